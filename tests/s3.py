@@ -64,10 +64,13 @@ class Door:
                 near, _ = listening.accept()
             except OSError:
                 return
-            far = socket.create_connection(self._server)  # the server itself goes on
-            self._open += [near, far]
-            for a, b in ((near, far), (far, near)):
-                threading.Thread(target=_pump, args=(a, b), daemon=True).start()
+            self._begin(near)
+
+    def _begin(self, near: socket.socket) -> None:
+        far = socket.create_connection(self._server)  # the server itself goes on
+        self._open += [near, far]
+        for a, b in ((near, far), (far, near)):
+            threading.Thread(target=_pump, args=(a, b), daemon=True).start()
 
     def shut(self) -> None:
         port = self._listening.getsockname()[1]
@@ -82,6 +85,33 @@ class Door:
 
     def reopen(self) -> None:
         self._listening = self._listen(int(self.address.split(":")[1]))
+
+
+class Faulty(Door):
+    """A door at which every third connection meets a fault: answered `503`, `slow` by a second, or `cut` off."""
+
+    def __init__(self, server: str, fault: str) -> None:
+        self.met, self._seen, self._fault = 0, 0, fault
+        super().__init__(server)
+
+    def _begin(self, near: socket.socket) -> None:
+        self._seen += 1
+        if self._seen % 3 != 1:
+            super()._begin(near)
+            return
+        self.met += 1
+        if self._fault == "slow":
+            timer = threading.Timer(1.0, super()._begin, args=(near,))
+            timer.daemon = True
+            timer.start()
+            return
+        near.recv(1 << 16)
+        if self._fault == "503":
+            body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+            head = f"HTTP/1.1 503 Slow Down\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            near.sendall(head.encode() + body)
+        near.shutdown(socket.SHUT_RDWR)
+        near.close()
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:

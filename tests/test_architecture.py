@@ -157,7 +157,7 @@ def packages_in(folder: str) -> list[str]:
 
 
 def test_rooms_of_data_point_one_way() -> None:
-    rooms = ["storage", "mapping", "source", "order", "stream", "tools"]
+    rooms = ["storage", "formats", "mapping", "source", "order", "stream", "tools"]
     assert sorted(rooms) == packages_in("rayrec/data")
     wrong = upward_imports("rayrec/data", ["errors", "strict", "options", *rooms])
     assert not wrong, "\n".join(wrong)

@@ -64,8 +64,8 @@ def convert(
     ray: Annotated[bool, typer.Option("--ray", help="Convert the files side by side, one Ray task each.")] = False,
 ) -> None:
     """Convert other formats to Parquet, which training reads; files may be of any size."""
-    from rayrec.data.tools.convert import convert as run_convert
-    from rayrec.data.tools.parquet_parts import Layout
+    from rayrec.data.formats.convert import convert as run_convert
+    from rayrec.data.formats.parquet_parts import Layout
     from rayrec.train.driver.terminal import visible
 
     pairs = [text.partition("=") for text in types or []]
@@ -123,7 +123,7 @@ def index(
 ) -> None:
     """Store the footers of all files, so that runs read only those of new and changed files."""
     from rayrec.data.source.footers import write_index
-    from rayrec.data.source.parallel import start_ray
+    from rayrec.data.storage.parallel import start_ray
 
     if ray:
         start_ray()
@@ -193,6 +193,9 @@ def fit(
 @app.command()
 def check(
     config: Config,
+    rows: Annotated[
+        int | None, typer.Option(help="Look at about so many rows, spread over the files; default: all.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""
@@ -203,7 +206,8 @@ def check(
 
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
-    report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), loaded.data.read.bad_rows)
+    bad = loaded.data.read.bad_rows
+    report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), bad, rows)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:

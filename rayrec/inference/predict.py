@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.data import DataError, Manifest
-from rayrec.data.source.parallel import in_tasks, start_ray
 from rayrec.data.source.slices import Columns, FileSlice, slices_of
 from rayrec.data.storage.opening import open_parquet
+from rayrec.data.storage.parallel import in_tasks, start_ray
 from rayrec.inference.model import Model
 from rayrec.inference.predict_part import Policy, Task, predict_in_worker, predict_part, prediction_columns
 from rayrec.inference.predictions import Output

@@ -14,6 +14,7 @@ from typing import Any
 from rayrec.checkpoint.launch import Launch, Lease
 from rayrec.container import cpus
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
+from rayrec.data.formats.converted import converting_into
 from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods
@@ -97,7 +98,7 @@ class Trainer:
         if self.fresh:
             self._set_aside()
         self.folder.create()
-        with self.folder.locked():
+        with self.folder.locked(), converting_into(self.folder.converted, self.display.say):
             self.mirror.pull()
             earlier = self.folder.read_config()
             self.config = with_id_types(with_versions(self.config, earlier), earlier)

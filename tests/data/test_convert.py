@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from rayrec.cli import run
 from rayrec.cli.app import app
-from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data import DataError, Manifest, Schema
+from rayrec.data.formats import text_files
+from rayrec.data.formats.convert import convert
+from rayrec.data.formats.parquet_parts import Layout, write_parts
 from rayrec.data.storage.files import find_files
-from rayrec.data.tools import text_files
-from rayrec.data.tools.convert import convert
-from rayrec.data.tools.parquet_parts import Layout, write_parts
 
 ROWS = [
     {"label": n % 2, "user": f"u{n}", "age": None if n % 5 == 0 else n / 2, "items": list(range(n % 4))}
@@ -111,7 +111,7 @@ def test_files_agree_on_types_and_partitions_stay(tmp_path: Path, running_ray: N
 def test_a_wrong_line_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: bytes, line: int | None, message: str
 ) -> None:
-    monkeypatch.setattr("rayrec.data.tools.text_files._BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr("rayrec.data.formats.text_files._BLOCK_BYTES", 1 << 16)
     (tmp_path / name).write_bytes(text)
     with pytest.raises(DataError, match=message) as caught:
         list(convert(str(tmp_path / name), tmp_path / "out"))
@@ -173,17 +173,6 @@ def test_a_folder_without_data_says_what_it_has(tmp_path: Path) -> None:
         find_files(str(tmp_path))
     with pytest.raises(DataError, match=r"no file that can be read \(\*.csv, \*.tsv, .*\); it has [ab].txt and 1 more"):
         list(convert(str(tmp_path), tmp_path / "out"))
-
-
-def test_training_says_what_to_do_with_other_formats(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"x.csv is CSV, and Parquet .* rayrec data convert x.csv FOLDER"):
-        DataSet.model_validate("x.csv")
-    (tmp_path / "x.jsonl").write_bytes(jsonl(ROWS))
-    schema = Schema.model_validate({"sparse": [{"name": "user", "mapping": {"kind": "hash"}}]})
-    with pytest.raises(DataError, match=r"no Parquet file .*; it has x.jsonl .* rayrec data convert"):
-        Manifest.read(str(tmp_path), schema)
-    with pytest.raises(DataError, match=r"not readable as Parquet: .* rayrec data convert"):
-        Manifest.read(str(tmp_path / "x.jsonl"), schema)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,56 @@ def test_rows_that_lists_of_positions_delete_are_not_read(plain: Any) -> None:
     wanted = as_pairs(plain.scan().to_arrow())
     assert len(wanted) == 36
     assert read(PLAIN, [(3, 1), (1, 2)]) == wanted
+    assert len(read(before, [])) == 80, "an earlier snapshot has them"
+
+
+def delete_by_puffin(table: Any, rows: dict[str, list[int]]) -> None:
+    """A snapshot with one Puffin file of a deletion vector for each file, by the formats' published layout."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+    where = f"{table.location()}/deletes-{len(table.snapshots())}.puffin"
+    local, written, blobs = Path(where.removeprefix("file://")), b"PFA1", list[dict[str, Any]]()
+    for path, positions in rows.items():
+        by_key: dict[int, list[int]] = {}
+        for position in positions:
+            by_key.setdefault(position >> 32, []).append(position & 0xFFFFFFFF)
+        bitmaps = [struct.pack("<I", key) + pyroaring.BitMap(low).serialize() for key, low in sorted(by_key.items())]
+        vector = b"\xd1\xd3\x39\x64" + struct.pack("<q", len(bitmaps)) + b"".join(bitmaps)
+        blob = struct.pack(">I", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))
+        facts = {"type": "deletion-vector-v1", "fields": [2147483546], "snapshot-id": -1, "sequence-number": -1}
+        known = {"referenced-data-file": path, "cardinality": str(len(positions))}
+        blobs.append({**facts, "offset": len(written), "length": len(blob), "properties": known})
+        written += blob
+    footer = json.dumps({"blobs": blobs, "properties": {}}).encode()
+    local.write_bytes(written + b"PFA1" + footer + struct.pack("<i", len(footer)) + bytes(4) + b"PFA1")
+    task = next(iter(table.scan().plan_files()))
+    file = DataFile.from_args(
+        file_path=where,
+        content=DataFileContent.POSITION_DELETES,
+        file_format=FileFormat.PUFFIN,
+        partition=task.file.partition,
+        file_size_in_bytes=local.stat().st_size,
+        record_count=sum(map(len, rows.values())),
+    )
+    file.spec_id = table.spec().spec_id
+    with table.transaction() as change:
+        snapshot = _FastAppendFiles(Operation.APPEND, change, table.io)
+        snapshot.append_data_file(file)
+        snapshot.commit()
+
+
+def test_rows_that_vectors_in_puffin_files_delete_are_not_read(plain: Any) -> None:
+    before = PLAIN.pinned()
+    files = [task.file.file_path for task in plain.scan().plan_files()]
+    (first,) = (path for path in files if pq.read_table(path.removeprefix("file://"))["id"][0].as_py() == 0)
+    (second,) = set(files) - {first}
+    delete_by_puffin(plain, {first: [0, 7, 39], second: list(range(1, 40))})
+    wanted = [(n / 2, n) for n in range(40) if n not in (0, 7, 39)] + [(0.0, 100)]
+    assert read(PLAIN, [(3, 1), (1, 2)]) == as_pairs(plain.scan().to_arrow()) == sorted(wanted)
+    delete_positions(plain, {first: [1]})
+    assert read(PLAIN, [(2, 1)]) == sorted({*wanted} - {(0.5, 1)}), "beside a list of positions"
     assert len(read(before, [])) == 80, "an earlier snapshot has them"
 
 

@@ -18,6 +18,8 @@ from rayrec.data import (
     MixedStream,
     ReadOptions,
 )
+from rayrec.data.formats.convert import convert
+from rayrec.data.formats.parquet_parts import Layout
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.rules import Hash, Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, SparseFeature, Task
@@ -30,10 +32,8 @@ from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
 from rayrec.data.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 from rayrec.data.stream.reading import read_window
-from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import Inspection
 from rayrec.data.tools.inspect import inspect as look_at
-from rayrec.data.tools.parquet_parts import Layout
 from rayrec.data.tools.vocabulary import count_column
 
 NAMED = {"name": "x"}

@@ -15,13 +15,12 @@ import pytest
 
 from rayrec.data.errors import DataError, DataUnavailable, FileChanged
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.source import parallel
 from rayrec.data.source.dataset import DataSet, WeightedDataSet, data_sets
 from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of, join, ranges, split
 from rayrec.data.source.footer_index import index_file
 from rayrec.data.source.footers import _like
 from rayrec.data.source.partitioned import partitions_of
-from rayrec.data.storage import opening, retries
+from rayrec.data.storage import opening, parallel, retries
 from rayrec.data.storage.files import format_of
 from rayrec.data.storage.locations import Location, Server, locate, plain_path
 from rayrec.data.storage.opening import Version, open_parquet, read_footer

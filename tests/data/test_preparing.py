@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 
 from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.data.errors import DataError
+from rayrec.data.formats.binary_files import _arrow
+from rayrec.data.formats.convert import _named_type
+from rayrec.data.formats.parquet_parts import Layout, write_parts
 from rayrec.data.mapping.arrow_types import UNITS, is_list
 from rayrec.data.mapping.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
@@ -23,11 +26,8 @@ from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
 from rayrec.data.order.epoch import draw
 from rayrec.data.tools import vocabulary
-from rayrec.data.tools.binary_files import _arrow
 from rayrec.data.tools.column_facts import column_facts, time_unit
-from rayrec.data.tools.convert import _named_type
 from rayrec.data.tools.inspect import _auc, inspect
-from rayrec.data.tools.parquet_parts import Layout, write_parts
 
 CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))
 

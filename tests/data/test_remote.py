@@ -24,9 +24,9 @@ from rayrec.data import (
     Manifest,
     ReadOptions,
 )
+from rayrec.data.formats.convert import convert
 from rayrec.data.storage.locations import locate, open_filesystem, plain_path
 from rayrec.data.stream import readers
-from rayrec.data.tools.convert import convert
 from rayrec.data.tools.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.train import Trainer

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, Manifest, Mapping, Schema
-from rayrec.data.source.parallel import one_by_one
-from rayrec.data.tools.parquet_parts import Layout
+from rayrec.data.formats.parquet_parts import Layout
+from rayrec.data.storage.parallel import one_by_one
 from rayrec.train import Trainer, load_config
 
 ROOT = Path(__file__).parents[2]

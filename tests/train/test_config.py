@@ -73,7 +73,6 @@ def problem(*overrides: str) -> str:
         ("data.train=[{path: a, weight: 3}, {path: b, weight: 0}]", ["data.train.1.weight: got 0", "greater than 0"]),
         ("data.train=[{path: a}, {path: b, wait: 3}]", ["data.train.1.wait: unknown field; did you mean 'weight'?"]),
         ("data.train=[{path: a}, {weight: 3}]", ["data.train.1.path: is missing"]),
-        ("data.train=[{path: a}, b.csv]", ["data.train.1: b.csv is CSV"]),
         ("data.eval=[{path: a}, {path: b}]", ["data.eval: ", "is not a path, a list of paths, or a section"]),
         ("tables=[]", ["tables: got []", "at least 1 item"]),
         ("tables.user.name=''", ["tables..name: got ''", "at least 1 character"]),

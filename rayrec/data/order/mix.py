@@ -22,9 +22,9 @@ from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.footers import FooterReading
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.parallel import each
 from rayrec.data.source.slices import Columns, FileSlice, passing, read_slices, slices_of
 from rayrec.data.source.windows import WINDOW_ROWS
+from rayrec.data.storage.parallel import each
 from rayrec.data.storage.retries import Patience
 
 _WINDOWS_PER_TASK, _WINDOWS_FOR_RAY = 8, 64

@@ -8,7 +8,6 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.lake import TableFiles, TableFormat, open_table
-from rayrec.data.storage.files import format_of, how_to_convert
 from rayrec.data.storage.locations import without_credentials, without_secrets
 from rayrec.data.strict import Strict
 
@@ -17,8 +16,9 @@ class DataSet(Strict):
     """Files and which of their rows are read; a path, or a list of paths, stands for all rows of those.
 
     Args:
-        path: Parquet file, folder or glob, or a list of them; paths relative to the folder the command runs in, or URIs
-            of `s3://`, `gs://`, `hdfs://`. Folders named `key=value` are columns of the files below them.
+        path: Parquet file, folder or glob, or a list of them; CSV, JSON lines, Avro and ORC are converted once.
+            Paths relative to the folder the command runs in, or URIs of `s3://`, `gs://`, `hdfs://`. Folders named
+            `key=value` are columns of the files below them.
         table: "delta" or "iceberg" where the path is a table: folder or URI of a Delta table, `….metadata.json` of an
             Iceberg table or `iceberg://CATALOG/NAMESPACE.TABLE`. Needs `rayrec[delta]` or `rayrec[iceberg]`.
         version: of such a table, which one is read: a Delta version, or an Iceberg snapshot's id; default the one that
@@ -67,10 +67,6 @@ class DataSet(Strict):
             return self
         if self.version is not None:
             raise ValueError(f"version={self.version} is of a table; also set table: delta or table: iceberg")
-        for path in [self.path] if isinstance(self.path, str) else self.path:
-            kind = format_of(path)
-            if kind is not None:
-                raise ValueError(f"{path} is {kind}, and Parquet is what training reads; {how_to_convert(path)}")
         return self
 
     def pinned(self) -> Self:

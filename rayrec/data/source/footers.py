@@ -16,13 +16,14 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
+from rayrec.data.formats.converted import find_parquet
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.source.filters import plain_type
 from rayrec.data.source.footer_index import FACTS, HIGH, LOW, FooterIndex, index_file
 from rayrec.data.source.lake import TableFormat, open_table
-from rayrec.data.source.parallel import each, in_threads
-from rayrec.data.storage.files import Found, find_files
+from rayrec.data.storage.files import Found
 from rayrec.data.storage.opening import Footer, read_footer, unreadable
+from rayrec.data.storage.parallel import each, in_threads
 from rayrec.data.storage.retries import Patience, with_patience
 
 Types = dict[str, pa.DataType]
@@ -235,7 +236,7 @@ def write_index(
     place = index_file(paths[0]) if out is None else out
     index = FooterIndex.open(place)
     opened = [] if table is None else [open_table(table, path) for path in paths]
-    found = [file for one in opened for file in one.files(one.newest()).files] or find_files(list(paths))
+    found = [file for one in opened for file in one.files(one.newest()).files] or find_parquet(list(paths))
     facts = read_footers(found, columns, FooterReading(index))
     if not index.save():
         raise DataError("the index cannot be written", file=place, fix="name a file that can be: --out FILE")

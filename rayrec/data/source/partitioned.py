@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
+from rayrec.data.formats.converted import find_parquet
 from rayrec.data.source.filters import Condition, only_passing
 from rayrec.data.source.lake import TableFiles
-from rayrec.data.storage.files import Found, find_files
+from rayrec.data.storage.files import Found
 from rayrec.data.storage.locations import plain_path
 from rayrec.data.storage.opening import Version, open_parquet
 
@@ -66,7 +67,7 @@ class Partitioned:
 def find_partitioned(
     paths: str | Sequence[str] | TableFiles, wanted: Collection[str], as_text: Collection[str] = ()
 ) -> Partitioned:
-    """The files of paths, or of a table's version, with the partitions in their names; raises as `find_files`.
+    """The files of paths, or of a table's version, with the partitions in their names; raises as `find_parquet`.
 
     Args:
         wanted, as_text: as in `partitions_of`.
@@ -74,7 +75,7 @@ def find_partitioned(
     if isinstance(paths, TableFiles):
         found = Partitioned.of(paths.files, wanted if paths.hive else (), as_text)
         return replace(found, field_ids=paths.field_ids, physical=paths.physical)
-    return Partitioned.of(find_files(paths), wanted, as_text)
+    return Partitioned.of(find_parquet(paths), wanted, as_text)
 
 
 def with_partition(batch: pa.RecordBatch, one: PartitionedFile, types: Types) -> pa.Table:

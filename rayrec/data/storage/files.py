@@ -54,7 +54,7 @@ def find_files(paths: str | Sequence[str], suffixes: Sequence[str] = PARQUET) ->
     file system and is no wildcard.
 
     Args:
-        suffixes: which files of a folder are taken.
+        suffixes: which files of a folder are taken; where it has no Parquet, those that can be converted.
 
     Raises:
         DataError: a path that does not exist, or one that holds no such file.
@@ -75,7 +75,10 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
         return _found(place, [info])
     if info.type == pafs.FileType.Directory:
         below = _below(place, place.path)
-        files = [f for f in _visible(below, place.path) if f.path.endswith(suffixes)]
+        seen = _visible(below, place.path)
+        files = [f for f in seen if f.path.endswith(suffixes)]
+        if not files and suffixes == PARQUET:
+            files = [f for f in seen if format_of(f.path)]
         if files and suffixes == PARQUET and (kind := _table_of(below)) is not None:
             raise DataError(
                 f"the folder holds a table of {kind}: files of all its versions lie in it",
@@ -105,11 +108,9 @@ def _none_of(place: Location, suffixes: tuple[str, ...]) -> DataError:
     wanted = "Parquet file (*.parquet)" if suffixes == PARQUET else f"file that can be read (*{', *'.join(plain)})"
     if not there:
         return DataError(f"the folder is empty: it holds no {wanted}", file=place.uri, fix="check the path")
-    others = [path for path in there if format_of(path)]
-    first, *more = (path[len(place.path) :].strip("/") for path in others or there)
+    first, *more = (path[len(place.path) :].strip("/") for path in there)
     seen = f"it has {first}{f' and {len(more):,} more' if more else ''}"
-    fix = how_to_convert(place.uri) if others and suffixes == PARQUET else "check the path"
-    return DataError(f"the folder holds no {wanted}; {seen}", file=place.uri, fix=fix)
+    return DataError(f"the folder holds no {wanted}; {seen}", file=place.uri, fix="check the path")
 
 
 def _found(place: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:
@@ -171,8 +172,3 @@ def format_of(path: str) -> str | None:
     """The format that can be converted to Parquet, by the file's name."""
     name = path.partition("?")[0].lower() if "://" in path else path.lower()
     return next((kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix)), None)
-
-
-def how_to_convert(path: str) -> str:
-    """What makes Parquet of it."""
-    return f"make Parquet of it: rayrec data convert {path} FOLDER; or begin with a whole config: rayrec init {path}"

@@ -12,7 +12,6 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from rayrec.data.errors import DataError, FileChanged, first_line
-from rayrec.data.storage.files import format_of, how_to_convert
 from rayrec.data.storage.locations import open_filesystem
 
 _TAIL_BYTES = 64 << 10  # holds nearly every footer: one request to object storage
@@ -142,5 +141,5 @@ def _etag(source: pa.NativeFile) -> int | None:
 
 def unreadable(uri: str, error: Exception) -> DataError:
     """The error of a file that is there but cannot be read."""
-    fix = "write the file again, or remove it" if format_of(uri) is None else how_to_convert(uri)
+    fix = "write the file again, or remove it"
     return DataError(f"the file is not readable as Parquet: {first_line(error)}", file=uri, fix=fix)

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from rayrec.data.errors import DataError
+from rayrec.data.formats.converted import find_parquet
 from rayrec.data.source.filters import only_passing, parse_all
 from rayrec.data.source.partitioned import Partitioned, nothing_left, tables_of
-from rayrec.data.storage.files import find_files
 from rayrec.data.storage.opening import Version, open_parquet
 from rayrec.data.tools.column_facts import ColumnFacts, column_facts
 from rayrec.data.tools.label_choice import LabelChoice, choose_label
@@ -60,7 +60,7 @@ def inspect(
         ValueError: a filter that is none.
     """
     conditions = parse_all(filters)
-    everything = Partitioned.of(find_files(paths))
+    everything = Partitioned.of(find_parquet(paths))
     found = everything.that_pass(conditions)
     tables: list[pa.Table] = []
     spans: dict[str, tuple[int, int] | None] = {}

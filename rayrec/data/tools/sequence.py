@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.errors import DataError
+from rayrec.data.formats.converted import find_parquet
+from rayrec.data.formats.parquet_parts import Layout, write_parts
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.lists import offsets_of
-from rayrec.data.storage.files import find_files
 from rayrec.data.storage.opening import open_parquet
-from rayrec.data.tools.parquet_parts import Layout, write_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def make_sequences(
 def _read(paths: Sequence[str], log: Log) -> pa.Table:
     """All rows, their columns as single arrays."""
     tables = []
-    for file in (found.uri for found in find_files(list(paths))):
+    for file in (found.uri for found in find_parquet(list(paths))):
         with open_parquet(file) as parquet:
             tables.append(parquet.read())
         for column in (log.user, log.time, *log.columns):

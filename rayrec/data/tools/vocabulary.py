@@ -27,10 +27,10 @@ from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.mapping.lists import ids_of
 from rayrec.data.mapping.vocabulary import Lookup, ids_in, load_vocabulary
 from rayrec.data.source.filters import Condition, parse_all
-from rayrec.data.source.parallel import one_by_one
 from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
 from rayrec.data.storage.locations import local_path
 from rayrec.data.storage.opening import open_parquet
+from rayrec.data.storage.parallel import one_by_one
 
 _PARTS = 64
 _SPILL_IDS = 4 << 20

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data import Manifest
+from rayrec.data.formats.converted import converting_into
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
@@ -86,7 +87,8 @@ def _job(
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
     chosen = choose(folder, checkpoint)
-    manifest = Manifest.of(config.data.eval, config.data_schema)
+    with converting_into(folder.converted, notice):
+        manifest = Manifest.of(config.data.eval, config.data_schema)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
     return Job(
         config=config,

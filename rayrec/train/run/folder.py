@@ -84,6 +84,7 @@ class RunFolder:
     plan = _File("plan.json")
     metrics = _File("metrics.jsonl")
     footers = _File("footers.arrow", "What the data's footers said, so that the same command again need not read all.")
+    converted = _File("converted", "Parquet of the data's files in other formats.")
     result = _File("result.json")
     exports = _File("exports.jsonl", "A line for each export that was made of the run.")
     report = _File("report.html")

@@ -1,10 +1,13 @@
-"""CSV, JSON lines, Avro and ORC to Parquet, which is all that training reads: its footers tell rows and row groups,
-without which no row could be found again after a stop. Files are converted side by side, each as a stream.
+"""CSV, JSON lines, Avro and ORC to Parquet, whose footers tell rows and row groups, without which no row could be
+found again after a stop: into a folder, or into the cache of a run that is given such files. Each file is a stream.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,12 +16,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.data.errors import DataError
-from rayrec.data.source.parallel import one_by_one
+from rayrec.data.formats.binary_files import Avro, Orc
+from rayrec.data.formats.parquet_parts import Layout, write_parts
+from rayrec.data.formats.text_files import Csv, JsonLines
 from rayrec.data.storage.files import SUFFIXES, Found, find_files, format_of
 from rayrec.data.storage.locations import local_path, plain_path
-from rayrec.data.tools.binary_files import Avro, Orc
-from rayrec.data.tools.parquet_parts import Layout, write_parts
-from rayrec.data.tools.text_files import Csv, JsonLines
+from rayrec.data.storage.parallel import in_threads, one_by_one
 
 Format = Csv | JsonLines | Avro | Orc
 FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": JsonLines(), "Avro": Avro(), "ORC": Orc()}
@@ -87,6 +90,39 @@ def convert(
         problem = f"the folder cannot be made: {error.strerror}"
         raise DataError(problem, file=str(folder), fix="name another one, on every node the same") from error
     yield from one_by_one(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
+
+
+def convert_once(found: Sequence[Found], folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """The folder that each file has become Parquet in, and a line to tell where that was done now.
+
+    A folder is named by the file (path, size, time of change) and the columns of all, and has its name when it is
+    whole: what a kill leaves is made again, of that file alone. Folders `key=value` above the file are kept.
+
+    Args:
+        folder: the cache; this process alone writes to it.
+
+    Raises:
+        DataError: as `convert`.
+    """
+    formats = {file.uri: _format(file.uri, None) for file in found}
+    notes, schema = _headers(formats), _common_schema(formats, {})
+
+    def one(file: Found) -> tuple[Path, str | None]:
+        name = hashlib.sha256(f"{file}{schema}".encode()).hexdigest()[:16]
+        whole, making = folder / name, folder / f"_{name}"
+        if whole.exists():
+            return whole, None
+        shutil.rmtree(making, ignore_errors=True)  # what a kill left
+        making.mkdir(parents=True)
+        began, (*above, last) = time.monotonic(), plain_path(file.uri).split("/")
+        below = making.joinpath(*(part for part in above if "=" in part))
+        note = notes.get(file.uri, "")
+        done = _convert(_Task(file.uri, below, last.split(".")[0], formats[file.uri], note), schema, Layout())
+        making.rename(whole)
+        seconds = time.monotonic() - began
+        return whole, f"{file.uri}: {done.rows:,} rows made Parquet in {seconds:.1f} s{note and f'; {note}'}"
+
+    return in_threads(one, found, os.cpu_count() or 1)
 
 
 def _format(uri: str, header: bool | None) -> Format:

@@ -1,0 +1,1 @@
+"""Files of other formats than Parquet, and what makes Parquet of them."""
