@@ -24,7 +24,6 @@ from rayrec.modules import EmbeddingBagConfig
 from rayrec.quant.embedding import EmbeddingCollection
 from rayrec.sparse import KeyedJaggedTensor
 
-FEATURE = "history"
 TOWER, EXAMPLES, TOLERANCE = "tower.pt", 32, 1e-5
 
 
@@ -63,23 +62,11 @@ class Tower:
     mapping: Mapping | None = None
 
     @classmethod
-    def build(cls, family: str, settings: dict[str, Any], num_items: int, dim: int) -> Tower:
-        """A model over histories, with its first weights.
-
-        Raises:
-            ExportError: no such family.
-        """
-        tables = {"item": (num_items, dim, [FEATURE])}
-        return cls.of(Made(name=family, settings={"history": FEATURE, **settings}, tables=tables))
-
-    @classmethod
     def of(cls, made: Made, state: Dict[str, torch.Tensor] | None = None, raw: Dict[str, Any] | None = None) -> Tower:
         """
         Args:
             state: of the model, its tables in `made.format`; None: its first weights.
         """
-        if made.name not in RETRIEVERS:
-            raise ExportError(f"there is no query tower {made.name!r}; there are {', '.join(RETRIEVERS)}")
         tables = [
             EmbeddingBagConfig(num_embeddings=rows, embedding_dim=dim, name=name, feature_names=list(features))
             for name, (rows, dim, features) in made.tables.items()
@@ -103,9 +90,9 @@ class Tower:
         return self.model.query(batch if isinstance(batch, Batch) else batch_of(self.model.item, batch))
 
     @torch.no_grad()
-    def item_vectors(self) -> torch.Tensor:
-        """`[I, D]`."""
-        return self.model.items(torch.arange(self.model.num_items))
+    def vectors(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[C, D]` of the items in these rows of their table."""
+        return torch.cat([self.model.items(part) for part in rows.split(1 << 16)])
 
     def write(self, folder: Path, seed: int = 0) -> None:
         """Weights, settings, and queries of drawn rows, by which `read` sees that it computes the same."""

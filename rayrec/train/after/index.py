@@ -57,8 +57,7 @@ def index_run(
         raise TrainError(f"tables: there is no format {tables!r}; there are {', '.join(LIMITS)}")
     tower = _tower(config, CheckpointWeights(found.path))
     table, rows = _items(config, tower, items, id_column)
-    with torch.no_grad():
-        vectors = torch.cat([tower.model.items(part) for part in rows.split(1 << 16)])
+    vectors = tower.vectors(rows)
     drawn = tower.drawn(1)
     trained = tower.queries(drawn)
     if tables != "fp32":
