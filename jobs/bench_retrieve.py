@@ -15,12 +15,15 @@ import multiprocessing
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from rayrec.inference.index import Search, write_index
+from rayrec.train.after.export import export_run
+from tests.inference.runs import train
 
 MEDIAN, P99 = 50, 99
 
@@ -41,7 +44,9 @@ def asked(port: int, clients: int, seconds: float, queries: list[list[float]], r
             head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
             writer.write(head + body)
             answer = await reader.readuntil(b"\r\n\r\n")
-            length = next(int(line.split(b":")[1]) for line in answer.lower().split(b"\r\n") if b"content-length" in line)
+            length = next(
+                int(line.split(b":")[1]) for line in answer.lower().split(b"\r\n") if b"content-length" in line
+            )
             await reader.readexactly(length)
             assert b" 200 " in answer.split(b"\r\n", 1)[0], answer
             found.append((time.perf_counter() - begin) * 1e3)
@@ -57,19 +62,19 @@ def asked(port: int, clients: int, seconds: float, queries: list[list[float]], r
     return asyncio.run(all_clients())
 
 
-def serve(folder: str, port_to: multiprocessing.connection.Connection, threads: int) -> None:
-    """An HTTP server of one index, until its process is ended."""
+def serve(folder: str, model: str, port_to: Any, threads: int) -> None:
+    """An HTTP server of one index, beside a small model, until its process is ended."""
     import socket
 
     import uvicorn
 
-    from rayrec.serve import Service
+    from rayrec.serve import ModelSpec, Service
     from rayrec.serve.http import App
     from rayrec.serve.retrieval import Retrieval
 
     torch.set_num_threads(threads)
     sock = socket.create_server(("127.0.0.1", 0))
-    app = App(Service([]), retrieval=Retrieval(Path(folder)))
+    app = App(Service([ModelSpec(name="small", path=Path(model))]), retrieval=Retrieval(Path(folder)))
     port_to.send(sock.getsockname()[1])
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run([sock])
 
@@ -80,7 +85,9 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=15)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.0], help="requests a second; 0: as fast as answered")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[0.0], help="requests a second; 0: as fast as answered"
+    )
     parser.add_argument("--search", nargs="+", default=["exact", "ivf"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--recall", type=float, default=0.98)
@@ -95,11 +102,12 @@ def main() -> None:
     for kind in given.search:
         with tempfile.TemporaryDirectory() as root:
             folder = Path(root) / "index"
+            model = export_run(train(Path(root)), Path(root) / "model").folder
             items = pa.table({"item": np.arange(given.items)})
             wanted = Search(kind=kind, recall=given.recall)
             report = write_index(folder, held, items, search=wanted, queries=queries[:256])
             ours, theirs = context.Pipe()
-            server = context.Process(target=serve, args=(str(folder), theirs, given.threads), daemon=True)
+            server = context.Process(target=serve, args=(str(folder), str(model), theirs, given.threads), daemon=True)
             server.start()
             try:
                 port = ours.recv()
