@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -94,22 +94,16 @@ class Tower:
         """`[C, D]` of the items in these rows of their table."""
         return torch.cat([self.model.items(part) for part in rows.split(1 << 16)])
 
-    def write(self, folder: Path, seed: int = 0) -> None:
+    def write(self, folder: Path) -> None:
         """Weights, settings, and queries of drawn rows, by which `read` sees that it computes the same."""
         if self.raw is not None:
             write_mapping(self.raw, folder)
-        drawn = self.drawn(seed)
-        saved = {
-            "made": [getattr(self.made, name) for name in Made.__slots__],
-            "state": self.model.state_dict(),
-            "queries": self.queries(drawn),
-            "seed": seed,
-        }
+        saved = {"made": asdict(self.made), "state": self.model.state_dict(), "queries": self.queries(self.drawn())}
         torch.save(saved, folder / TOWER)
 
-    def drawn(self, seed: int) -> Batch:
+    def drawn(self) -> Batch:
         """Rows to compare queries on: of each feature a few ids, of all lists as many."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         rows_of = {name: rows for rows, _, features in self.made.tables.values() for name in features}
         sizes = torch.randint(0, 60, (EXAMPLES,), generator=generator)
         total, features, lists = int(sizes.sum()), self.model.reads.features, self.model.reads.lists
@@ -128,9 +122,8 @@ class Tower:
         try:
             saved = torch.load(folder / TOWER, weights_only=True)
             raw = artifact.read_mapping(folder) if (folder / artifact.MAPPING).exists() else None
-            made = Made(**dict(zip(Made.__slots__, saved["made"], strict=True)))
-            tower = cls.of(made, saved["state"], raw)
-            apart = difference(tower.queries(tower.drawn(saved["seed"])), saved["queries"])
+            tower = cls.of(Made(**saved["made"]), saved["state"], raw)
+            apart = difference(tower.queries(tower.drawn()), saved["queries"])
         except (OSError, RuntimeError, KeyError, TypeError, ValueError, UnpicklingError) as error:
             raise ExportError(f"{folder / TOWER} cannot be read ({error}): make the index anew") from error
         if not apart <= TOLERANCE:

@@ -58,7 +58,7 @@ def index_run(
     tower = _tower(config, CheckpointWeights(found.path))
     table, rows = _items(config, tower, items, id_column)
     vectors = tower.vectors(rows)
-    drawn = tower.drawn(1)
+    drawn = tower.drawn()
     trained = tower.queries(drawn)
     if tables != "fp32":
         tower = tower.in_format(tables)
