@@ -7,27 +7,48 @@ from typing import Annotated
 
 import typer
 
-from rayrec.cli.options import path
+from rayrec.cli.options import WhichCheckpoint, path
 
 
 def index(
-    items: Annotated[str, typer.Argument(metavar="ITEMS", help="Parquet file, folder or glob: an item a row.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="RUN|ITEMS", help="A run of a retriever, or Parquet of item vectors, an item a row."),
+    ],
     out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder for the index; not there yet.")],
+    items: Annotated[
+        str | None, typer.Option(help="Of a RUN: Parquet of the items; default: all rows of its table.")
+    ] = None,
     id_column: Annotated[str, typer.Option("--id", help="Column of item ids, each once.")] = "item",
     vector: Annotated[str, typer.Option(help="List column of numbers: the item's vector.")] = "vector",
     search: Annotated[str, typer.Option(help="exact, ivf or hnsw; the last two need rayrec[index].")] = "exact",
     recall: Annotated[float, typer.Option(help="Of the exact best that ivf or hnsw must find.")] = 0.98,
     k: Annotated[int, typer.Option(min=1, help="Items a query at which recall is measured.")] = 100,
     queries: Annotated[str | None, typer.Option(help="Parquet with a vector column, to tune ivf or hnsw with.")] = None,
+    tables: Annotated[str, typer.Option(help="Of a RUN's query tower: fp32, fp16, int8 or int4.")] = "fp32",
+    extend: Annotated[
+        Path | None, typer.Option(parser=path, help="An index whose items, tower and search OUT has, too.")
+    ] = None,
+    checkpoint: WhichCheckpoint = "newest",
 ) -> None:
-    """Make an index over item vectors; other columns of ITEMS are attributes to filter by."""
-    from rayrec.inference.index import Search, write_index
+    """Make an index of a run, or over item vectors; other columns of the items are attributes to filter by."""
+    from rayrec.inference.index import Index, Search, write_index
     from rayrec.inference.retrieve import read_vectors
+    from rayrec.train.after.index import index_run
 
-    vectors, table = read_vectors(items, vector, id_column)
-    tuning = None if queries is None else read_vectors(queries, vector, None)[0]
-    report = write_index(out, vectors, table, search=Search(kind=search, recall=recall, k=k), queries=tuning)
+    wanted = Search(kind=search, recall=recall, k=k)
+    if (Path(source) / "config.yaml").exists():
+        report = index_run(source, out, items, id_column, search=wanted, tables=tables, checkpoint=checkpoint)
+    else:
+        vectors, table = read_vectors(source, vector, id_column)
+        if extend is not None:
+            report = Index(extend).extended(out, vectors, table)
+        else:
+            tuning = None if queries is None else read_vectors(queries, vector, None)[0]
+            report = write_index(out, vectors, table, search=wanted, queries=tuning)
     typer.echo(f"{out}: {report.items:,} items of {report.dim} numbers, {report.search} search, {report.version}")
+    if report.apart is not None:
+        typer.echo(f"parity: queries differ by at most {report.apart:.2g} from those of the model as it was trained")
     if report.recall is not None:
         typer.echo(
             f"recall@{report.k} {report.recall:.4f} of exact search, {report.speedup:.1f} times as fast, measured with "
@@ -47,7 +68,8 @@ def retrieve(
     exclude: Annotated[str | None, typer.Option(help="List column of ids that a row must not get.")] = None,
     keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Items of the history may come again.")] = False,
 ) -> None:
-    """Find the best items for each row: adds the columns `items` and `scores`."""
+    """Find the best items for each row: adds the columns `items` and `scores`. Without --history or --vector, rows have
+    the columns that the run was trained with."""
     from rayrec.inference.index import Index
     from rayrec.inference.retrieve import Wanted
     from rayrec.inference.retrieve import retrieve as run

@@ -189,5 +189,15 @@ def map_tables(path: Path) -> MappedTables:
     return MappedTables(torch.frombuffer(held, dtype=torch.uint8), held)
 
 
+def read_mapping(folder: Path) -> dict[str, Any]:
+    """`schema` and `tables` of the training config, vocabularies being those in the folder."""
+    raw: dict[str, Any] = json.loads((folder / MAPPING).read_text(encoding="utf-8"))
+    for feature in raw["schema"].get("sparse", []):
+        mapping = feature.get("mapping") or {}
+        if mapping.get("kind") == "vocabulary":
+            mapping["path"] = str(folder / mapping["path"])
+    return raw
+
+
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -95,7 +95,7 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
         with scratch_beside(out) as scratch:
             folder = scratch / "export"
             folder.mkdir()
-            _write_mapping(trained.mapping, folder)  # a vocabulary that cannot be read is found before tables are read
+            write_mapping(trained.mapping, folder)  # a vocabulary that cannot be read is found before tables are read
             made = _Exporting(trained, wanted, scratch).run(folder)
             folder.rename(out)
     except OSError as error:
@@ -290,7 +290,7 @@ def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:
     return {feature: table.name for feature, table in found.items()}
 
 
-def _write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
+def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
     """Schema and tables, with copies of the vocabularies: a folder that scores wherever it lies."""
     raw = json.loads(json.dumps(mapping))
     for feature in raw["schema"].get("sparse", []):

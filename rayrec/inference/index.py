@@ -5,7 +5,7 @@
 | `index.json` | version, sizes, search and its measured recall, size and checksum of every file; written last |
 | `vectors.bin` | float32 `[I, D]`, mapped into memory |
 | `items.parquet` | the id of each row, and attributes to filter by |
-| `tower.pt` | the query tower, with queries that prove it |
+| `tower.pt` | the query tower, with queries that prove it; `mapping.json` and `vocabularies/` of the rows it reads |
 | `approximate.faiss` | IVF or HNSW over the same vectors |
 
 One version names all of it, so that a query never meets vectors of another training.
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,9 @@ from rayrec.inference.artifact import ExportError
 from rayrec.inference.topk import top_k
 from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
+
+if TYPE_CHECKING:
+    from rayrec.data.mapping.tables import Tabular
 
 INDEX, VECTORS, ITEMS, APPROXIMATE = "index.json", "vectors.bin", "items.parquet", "approximate.faiss"
 TUNING_QUERIES = 256
@@ -50,6 +53,7 @@ class IndexReport:
         effort: lists probed (IVF) or nodes kept (HNSW).
         k, recall: of the approximate index against exact search, for `tuned_on`; None for exact search.
         speedup: exact search's time over its.
+        apart: queries of the tower, as it is served, from those of the model as it was trained (`tower.difference`).
         files: path → (bytes, CRC-32).
     """
 
@@ -63,6 +67,7 @@ class IndexReport:
     recall: float | None = None
     speedup: float | None = None
     tuned_on: str | None = None
+    apart: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,7 @@ def write_index(
     search: Search | None = None,
     tower: Tower | None = None,
     queries: torch.Tensor | None = None,
+    apart: float | None = None,
 ) -> IndexReport:
     """Writes an index; the folder appears when it is whole.
 
@@ -103,6 +109,7 @@ def write_index(
         items: ids in its first column, each once; others are attributes.
         tower: its item rows are those of `items`.
         queries: an approximate index is tuned with these; None: with vectors of drawn items.
+        apart: for the report.
 
     Raises:
         ExportError: the folder is there, vectors and ids do not fit, or a vector is not finite.
@@ -127,6 +134,7 @@ def write_index(
         dim=vectors.shape[1],
         search=search.kind,
         files=artifact.listed_files(scratch),
+        apart=apart,
         **found,
     )
     artifact.write_json(scratch / INDEX, asdict(report))
@@ -194,14 +202,68 @@ class Index:
         return [self._row_of[one] for one in ids if one in self._row_of]
 
     def queries(self, histories: Sequence[Sequence[Any]]) -> torch.Tensor:
-        """`[Q, D]` for histories of ids, oldest first.
+        """`[Q, D]` for histories of ids, oldest first; those that the model does not know are left out.
 
         Raises:
-            ValueError: the index has no query tower.
+            ValueError: the index has no query tower, or one that reads more.
         """
+        tower = self._tower()
+        if tower.mapping is None:
+            known = tower.model.num_items
+            return tower.queries([[row for row in self.rows_of(one) if row < known] for one in histories])
+        columns = tower.mapping.schema.feature_columns
+        if columns != [self.seen_column]:
+            raise ValueError(f"the model reads {columns}, not a history alone: send rows of these columns")
+        rows = {columns[0]: pa.array([[one for one in ids if one in self._row_of] for ids in histories], self._list)}
+        return self.queries_of(pa.table(rows))
+
+    def queries_of(self, rows: Tabular) -> torch.Tensor:
+        """`[Q, D]` for rows of the columns that training read.
+
+        Raises:
+            ValueError: the index is of no run, or a row cannot be mapped; names column, row and fix.
+        """
+        mapping = self._tower().mapping
+        if mapping is None:
+            raise ValueError(f"{self.folder} was not made from a run: send histories or vectors")
+        batch, errors = mapping.to_batch_and_errors(rows)
+        if errors:
+            raise ValueError(f"query {min(errors)}: {errors[min(errors)]}")
+        return self._tower().queries(batch)
+
+    @property
+    def seen_column(self) -> str | None:
+        """The column of items that a row has seen, where the tower reads rows that have one."""
+        if self.tower is None or self.tower.mapping is None or self.tower.model.reads.seen is None:
+            return None
+        of = {feature.name: feature.column for feature in self.tower.mapping.schema.sparse}
+        return of[self.tower.model.reads.seen]
+
+    @property
+    def _list(self) -> pa.DataType:
+        return pa.list_(self.items.column(0).type)
+
+    def _tower(self) -> Tower:
         if self.tower is None:
             raise ValueError(f"{self.folder} has no query tower: send vectors, or make the index from a model")
-        return self.tower.queries([self.rows_of(history) for history in histories])
+        return self.tower
+
+    def extended(self, folder: Path, vectors: torch.Tensor, items: pa.Table) -> IndexReport:
+        """Writes an index of these items and of `items`, with the same tower and search; nothing is trained.
+
+        Raises:
+            ExportError: an item is there already, or has another width or other columns.
+        """
+        if vectors.shape[1] != self.report.dim or items.column_names != self.items.column_names:
+            raise ExportError(
+                f"{self.folder} has vectors of {self.report.dim} numbers and columns {self.items.column_names}; those "
+                f"to append have {vectors.shape[1]} and {items.column_names}"
+            )
+        whole = pa.concat_tables([self.items, items.cast(self.items.schema)])
+        report = self.report
+        search = Search(kind=report.search, recall=report.recall or 1.0, k=report.k or 1)
+        both = torch.cat([self.vectors, vectors])
+        return write_index(folder, both, whole, search=search, tower=self.tower, apart=report.apart)
 
     def search(
         self,

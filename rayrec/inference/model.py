@@ -73,12 +73,7 @@ class Model:
 
     def mapping_config(self) -> dict[str, Any]:
         """`schema` and `tables` of the training config, vocabularies being those in the folder."""
-        raw: dict[str, Any] = json.loads((self.folder / artifact.MAPPING).read_text(encoding="utf-8"))
-        for feature in raw["schema"].get("sparse", []):
-            mapping = feature.get("mapping") or {}
-            if mapping.get("kind") == "vocabulary":
-                mapping["path"] = str(self.folder / mapping["path"])
-        return raw
+        return artifact.read_mapping(self.folder)
 
     def parity(self) -> Mapping[str, Any]:
         """What `parity.json` says."""

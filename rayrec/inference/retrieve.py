@@ -27,7 +27,7 @@ class Wanted:
     Args:
         k: items a row.
         history: list column of ids, oldest first, for the query tower; or
-        vector: list column of numbers, the query itself.
+        vector: list column of numbers, the query itself. With neither, a row has the columns that training read.
         keep_seen: items of the history may come again.
         exclude: list column of ids that a row must not get.
     """
@@ -39,8 +39,8 @@ class Wanted:
     exclude: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.history is None) == (self.vector is None):
-            raise ValueError("give the history column (--history) or the vector column (--vector)")
+        if self.history is not None and self.vector is not None:
+            raise ValueError("give the history column (--history) or the vector column (--vector), not both")
         if self.k < 1:
             raise ValueError(f"k={self.k} must be at least 1")
 
@@ -117,10 +117,12 @@ def _answered(index: Index, table: pa.Table, wanted: Wanted) -> pa.Table:
     if wanted.history is not None:
         histories = _lists(table, wanted.history)
         queries = index.queries(histories)
-        if not wanted.keep_seen:
-            exclude = [[*seen, *more] for seen, more in zip(histories, exclude, strict=True)]
+    elif wanted.vector is not None:
+        histories, queries = [], torch.tensor(_lists(table, wanted.vector), dtype=torch.float32)
     else:
-        queries = torch.tensor(_lists(table, wanted.vector), dtype=torch.float32)
+        queries, histories = index.queries_of(table), _lists(table, index.seen_column)
+    if histories and not wanted.keep_seen:
+        exclude = [[*seen, *more] for seen, more in zip(histories, exclude, strict=True)]
     scores, rows = index.search(queries, wanted.k, exclude)
     kept = [one[one > float("-inf")].tolist() for one in scores]
     table = table.append_column("items", pa.array(index.ids_of(rows), pa.list_(index.items.column(0).type)))

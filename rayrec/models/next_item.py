@@ -12,7 +12,7 @@ from torch import nn
 
 from rayrec.models.batch import Batch
 from rayrec.models.retrieval_loss import Pairs
-from rayrec.models.retriever import History, HistoryOf, ItemVectors, Question, Retriever, before_next, normalized
+from rayrec.models.retriever import History, HistoryOf, ItemVectors, Question, Reads, Retriever, before_next, normalized
 from rayrec.modules.attention import Layout
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
@@ -46,7 +46,9 @@ class NextItem(Retriever):
         normalize: bool = False,
         loss: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(item_vectors.num_items, loss)
+        item, times = item_vectors.feature, history.times if isinstance(history, HistoryOf) else None
+        reads = Reads((item,), () if times is None else (times,), seen=item)
+        super().__init__(item_vectors.num_items, item, reads, loss)
         self.item_vectors, self.encoder, self.positions = item_vectors, encoder, positions
         self.history, self.max_length, self.normalize = history, max_length, normalize
         self.dropout = nn.Dropout(dropout)

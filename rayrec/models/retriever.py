@@ -25,17 +25,30 @@ from rayrec.modules.lookup import as_collection_table
 from rayrec.sparse import KeyedJaggedTensor
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a query is made of, and so what a request must bring: sparse features, lists as `sequence.name`, whether the
+    dense numbers, and the feature of items that were seen, which answers leave out."""
+
+    features: tuple[str, ...]
+    lists: tuple[str, ...] = ()
+    dense: bool = False
+    seen: str | None = None
+
+
 class Retriever(nn.Module, ABC):
     """Vectors of queries and of items, whose dot product is the score.
 
     Args:
         loss: `RetrievalLoss`'s arguments but `num_items`.
         num_items: I; items are rows [0, I) of the item table.
+        item: the feature whose ids are items.
+        reads: what `query` reads of a batch.
     """
 
-    def __init__(self, num_items: int, loss: dict[str, Any] | None = None) -> None:
+    def __init__(self, num_items: int, item: str, reads: Reads, loss: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.num_items = num_items
+        self.num_items, self.item, self.reads = num_items, item, reads
         self.loss = RetrievalLoss(num_items, **(loss or {}))
         self.group: comm.Group = None
 

@@ -10,7 +10,7 @@ import torch
 from rayrec.models.batch import Batch
 from rayrec.models.loss import common_dim
 from rayrec.models.retrieval_loss import Pairs
-from rayrec.models.retriever import Question, Retriever, normalized, small_normal
+from rayrec.models.retriever import Question, Reads, Retriever, normalized, small_normal
 from rayrec.modules import MLP, EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.lookup import as_collection_table
@@ -49,10 +49,11 @@ class TwoTower(Retriever):
         own = [table for table in tables if item in table.feature_names]
         if len(own) != 1:
             raise ValueError(f"two_tower: item={item!r} is read by {len(own)} tables; exactly one must read it")
-        super().__init__(own[0].num_embeddings, {"kind": "in_batch", "temperature": 0.1, **(loss or {})})
+        features = [name for table in tables for name in table.feature_names]
+        reads = Reads(tuple(name for name in features if name != item), dense=num_dense > 0)
+        super().__init__(own[0].num_embeddings, item, reads, {"kind": "in_batch", "temperature": 0.1, **(loss or {})})
         dim = common_dim("two_tower", list(tables))  # type: ignore[arg-type]
-        self.item, self.normalize = item, normalize
-        self.features = [name for table in tables for name in table.feature_names]
+        self.features, self.normalize = features, normalize
         copies = [as_collection_table(table, table.feature_names, small_normal) for table in tables]
         self.embeddings = EmbeddingCollection(copies, device=tables_device, seed=seed)
         width = dim * (len(self.features) - 1) + num_dense
@@ -60,8 +61,10 @@ class TwoTower(Retriever):
         self.item_tower = MLP(dim, list(towers), activation_on_last=False, device=device)
 
     def _look_up(self, sparse: KeyedJaggedTensor | None, more: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Vectors of each feature's ids, the item's followed by those of the items `more`; one lookup."""
-        ids = [more.new_empty(0) if sparse is None else sparse[name].values() for name in self.features]
+        """Vectors of each feature's ids, the item's followed by those of the items `more`; one lookup. A batch may lack
+        the item, as requests do."""
+        there = () if sparse is None else sparse.keys()
+        ids = [sparse[name].values() if name in there else more.new_empty(0) for name in self.features]  # type: ignore[index]
         ids[self.features.index(self.item)] = torch.cat([ids[self.features.index(self.item)], more])
         lengths = torch.tensor([len(one) for one in ids], device=more.device)
         found = self.embeddings(KeyedJaggedTensor(self.features, torch.cat(ids), lengths=lengths))

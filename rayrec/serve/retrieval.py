@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import pyarrow as pa
 import torch
 from pydantic import Field, ValidationError, model_validator
 
@@ -17,6 +18,7 @@ from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 
 MOST_K = 1000
+_UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
 Ids = list[int | str]
 Number = Annotated[float, Field(gt=-1e30, lt=1e30, allow_inf_nan=False)]
 
@@ -26,13 +28,18 @@ class Query(Strict):
 
     history: Ids | None = None
     vector: list[Number] | None = None
+    row: dict[str, Any] | None = None
     exclude: Ids = Field([])
 
     @model_validator(mode="after")
     def _check(self) -> Query:
-        if (self.history is None) == (self.vector is None):
-            raise ValueError("give either history or vector")
+        if (self.history, self.vector, self.row).count(None) != 2:
+            raise ValueError("give either history or vector, or a row of the columns that training read")
         return self
+
+    @property
+    def kind(self) -> str:
+        return "row" if self.row is not None else "history" if self.vector is None else "vector"
 
 
 class Asked(Strict):
@@ -48,8 +55,8 @@ class Retrieval:
     """Answers requests from one index.
 
     A request is JSON: `{"queries": [{"history": [ids], "exclude": [ids]}], "k": 10, "filter": {"column": [values]},
-    "keep_seen": false}`; a query may have a `vector` in place of `history`. Items of a history are left out unless
-    `keep_seen`.
+    "keep_seen": false}`; a query may have a `vector` in place of `history`, or a `row`: an object of the columns that
+    the run's query tower reads. Items of a history are left out unless `keep_seen`.
 
     Raises:
         ExportError: no whole index.
@@ -65,37 +72,46 @@ class Retrieval:
         """
         asked = _parsed(body)
         self.limits.check_rows(len(asked.queries))
-        histories = [query.history or [] for query in asked.queries]
+        seen_column = self.index.seen_column
+        histories = [_history(query, seen_column) for query in asked.queries]
         seen = [[] if asked.keep_seen else history for history in histories]
         exclude = [[*history, *query.exclude] for history, query in zip(seen, asked.queries, strict=True)]
-        self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)))
+        lists = [value for query in asked.queries for value in (query.row or {}).values() if isinstance(value, list)]
+        self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)) + sum(map(len, lists)))
         try:
-            found = self._vectors(asked.queries)
-            queries = self.index.queries(histories) if found is None else found
+            queries = self._queries(asked.queries, histories)
             scores, rows = self.index.search(queries, asked.k, exclude, asked.filter)
-        except ValueError as error:
-            raise BadRequest(422, str(error)) from None
+        except _UNREADABLE as error:
+            raise BadRequest(422, str(error)[:300]) from None
         results = [
             {"ids": ids, "scores": [float(f"{score:.9g}") for score in of_query[: len(ids)]]}
             for ids, of_query in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
         ]
         return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
 
-    def _vectors(self, queries: Sequence[Query]) -> torch.Tensor | None:
-        """Those of the queries; None: they are histories.
-
+    def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> torch.Tensor:
+        """
         Raises:
-            ValueError: they are neither all histories nor all vectors of the index's length.
+            ValueError: they are neither all histories nor all rows nor all vectors of the index's length.
         """
         vectors, dim = [query.vector for query in queries if query.vector is not None], self.index.report.dim
+        rows = [query.row for query in queries if query.row is not None]
+        if len({query.kind for query in queries}) > 1:
+            raise ValueError("queries are all histories or all vectors, or all rows")
+        if rows:
+            return self.index.queries_of(rows)
         if not vectors:
-            return None
-        if len(vectors) < len(queries):
-            raise ValueError("queries are all histories or all vectors")
+            return self.index.queries(histories)
         for place, vector in enumerate(vectors):
             if len(vector) != dim:
                 raise ValueError(f"query {place}: vector must be {dim} finite numbers")
         return torch.tensor(vectors)
+
+
+def _history(query: Query, seen_column: str | None) -> Ids:
+    """The items that a query has seen."""
+    given = query.history if query.row is None or seen_column is None else query.row.get(seen_column)
+    return [one for one in given if isinstance(one, int | str)] if isinstance(given, list) else []
 
 
 def newest_index(path: Path) -> Path:

@@ -17,7 +17,7 @@ from rayrec.modules import EmbeddingConfig
 from rayrec.train import Trainer
 from rayrec.train.after.export import find_checkpoint, trained_of
 from rayrec.train.config.file import parse_config
-from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train import small
 from tests.train.small import Silent, make_job, raw_config, write_all
@@ -146,6 +146,17 @@ def train(root: Path, factory: Any = None, rows: int = 300, **changes: Any) -> P
 
 def trainer_scores(run: Path, factory: Any = None) -> list[tuple[Batch, torch.Tensor]]:
     """Every evaluation batch with the logits of the sharded model that the trainer evaluates with."""
+    learner, batches = _as_evaluated(run, factory)
+    return [(batch, learner.score(batch)) for batch in batches]
+
+
+def trained_batches(run: Path) -> tuple[nn.Module, list[Batch]]:
+    """The sharded model that the trainer evaluates with, and every evaluation batch."""
+    learner, batches = _as_evaluated(run)
+    return learner.model.module, batches
+
+
+def _as_evaluated(run: Path, factory: Any = None) -> tuple[Learner, list[Batch]]:
     from rayrec.checkpoint import CheckpointStore
 
     folder, checkpoint = find_checkpoint(run)
@@ -156,4 +167,4 @@ def trainer_scores(run: Path, factory: Any = None) -> list[tuple[Batch, torch.Te
     learner = make_learner(job, session_alone(Silent()))
     CheckpointStore(folder.checkpoints).load(checkpoint, learner.model)
     learner.model.eval()
-    return [(batch, learner.score(batch)) for batch in trained_of(folder, checkpoint, factory=factory).batches()]
+    return learner, list(trained_of(folder, checkpoint, factory=factory).batches())

@@ -18,6 +18,7 @@ from rayrec.inference.index import Index, Search, write_index
 from rayrec.inference.topk import top_k
 from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
+from tests.inference.towers import tower_of
 
 ITEMS, DIM = 3000, 8
 
@@ -78,26 +79,26 @@ def test_an_approximate_index_is_tuned_to_the_recall_that_was_asked_for(kind: st
 
 def tower(seed: int = 0) -> Tower:
     torch.manual_seed(seed)
-    made = Tower.build("sasrec", {"max_length": 6, "normalize": True, "loss": {"kind": "softmax"}}, 50, DIM)
+    made = tower_of("sasrec", {"max_length": 6, "normalize": True, "loss": {"kind": "softmax"}}, 50, DIM)
     return made
 
 
 @pytest.mark.parametrize("family", ["sasrec", "hstu"])
 def test_an_index_answers_as_the_model_that_it_was_made_from(family: str, tmp_path: Path) -> None:
-    made = Tower.build(family, {"max_length": 6}, 50, DIM)
-    write_index(tmp_path / "index", made.item_vectors(), corpus(50), tower=made)
+    made = tower_of(family, {"max_length": 6}, 50, DIM)
+    write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
     index = Index(tmp_path / "index")
     histories = [["i3", "i7"], [], ["i1", "unknown", "i2"], [f"i{row}" for row in range(20)]]
     found = index.queries(histories)
     assert torch.equal(found, made.queries([[3, 7], [], [1, 2], list(range(20))]))
     scores, rows = index.search(found, 5, histories)
     assert not set(rows[0].tolist()) & {3, 7}
-    torch.testing.assert_close(scores[0], made.item_vectors()[rows[0]] @ found[0])
+    torch.testing.assert_close(scores[0], made.vectors(torch.arange(50))[rows[0]] @ found[0])
 
 
 def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None:
     made = tower()
-    write_index(tmp_path / "index", made.item_vectors(), corpus(50), tower=made)
+    write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
     saved = torch.load(tmp_path / "index" / TOWER, weights_only=True)
     saved["queries"] += 0.01
     torch.save(saved, tmp_path / TOWER)
@@ -161,13 +162,15 @@ def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> No
         assert row["scores"] == pytest.approx((vectors[want] @ queries[row["user"]]).tolist(), rel=1e-5)
     with pytest.raises(ExportError, match="no column 'history'"):
         run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more", "--history", "history")
-    with pytest.raises(ValueError, match="give the history column"):
+    with pytest.raises(ValueError, match="has no query tower: send vectors"):
         run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more")
+    with pytest.raises(ValueError, match="not both"):
+        run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more", "--vector", "a", "--history", "b")
 
 
 def test_retrieval_by_history_leaves_out_what_was_seen(tmp_path: Path) -> None:
     made = tower()
-    write_index(tmp_path / "index", made.item_vectors(), corpus(50), tower=made)
+    write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
     pq.write_table(pa.table({"history": [["i1", "i2"], [], None]}), tmp_path / "asked.parquet")
     words = ["retrieve", tmp_path / "index", tmp_path / "asked.parquet"]
     run(*words, tmp_path / "out", "--history", "history", "--k", 50)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from rayrec.inference import ExportError
 from rayrec.inference.index import write_index
-from rayrec.inference.tower import Tower
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.retrieval import Retrieval, newest_index
 from rayrec.serve.service import Service
+from tests.inference.towers import tower_of
 from tests.serve.server import Server, clients_of
 
 ITEMS, DIM = 40, 4
@@ -28,12 +28,12 @@ ITEMS, DIM = 40, 4
 @pytest.fixture(scope="module")
 def retrieval(tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
     torch.manual_seed(0)
-    tower = Tower.build("sasrec", {"max_length": 5, "normalize": True}, ITEMS, DIM)
+    tower = tower_of("sasrec", {"max_length": 5, "normalize": True}, ITEMS, DIM)
     items = pa.table(
         {"item": [100 + row for row in range(ITEMS)], "shop": ["a" if row % 4 else "b" for row in range(ITEMS)]}
     )
     folder = tmp_path_factory.mktemp("retrieval") / "index"
-    write_index(folder, tower.item_vectors(), items, tower=tower)
+    write_index(folder, tower.vectors(torch.arange(ITEMS)), items, tower=tower)
     return Retrieval(folder, Limits(rows=8, ids=60))
 
 

@@ -1,0 +1,12 @@
+"""Query towers over histories of table rows, with their first weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayrec.inference.tower import Made, Tower
+
+
+def tower_of(family: str, settings: dict[str, Any], items: int, dim: int) -> Tower:
+    tables = {"item": (items, dim, ["history"])}
+    return Tower.of(Made(name=family, settings={"history": "history", **settings}, tables=tables))

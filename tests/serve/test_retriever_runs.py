@@ -1,0 +1,117 @@
+"""Retrievers from Parquet to a service: a run is trained, evaluated, indexed, and answers files and requests alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from rayrec.cli.app import app
+from rayrec.inference import ExportError
+from rayrec.inference.index import Index
+from rayrec.models import RETRIEVERS, Retriever
+from rayrec.serve import Service
+from rayrec.serve.http import App
+from rayrec.serve.retrieval import Retrieval
+from rayrec.train import Trainer
+from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train.after.index import index_run
+from rayrec.train.config.file import parse_config
+from rayrec.train.errors import TrainError
+from tests.inference.runs import trained_batches
+from tests.serve.server import Server
+from tests.train.test_retrieval_run import ITEMS, raw_config, write
+
+
+@pytest.fixture(scope="module", params=list(RETRIEVERS))
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp(request.param)
+    write(root / "train", 600, 0)
+    write(root / "eval", 61, 1)
+    pq.write_table(
+        pa.table({"sku": range(ITEMS - 1, -1, -1), "shop": [n % 3 for n in range(ITEMS)]}), root / "c.parquet"
+    )
+    raw = raw_config(root, request.param)
+    raw["trainer"]["epochs"] = 4
+    return Path(Trainer(parse_config(raw)).fit().folder)
+
+
+def command(*words: Any) -> str:
+    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def queries_as_trained(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the trainer's own model: queries of the evaluation rows, in the files' order, and vectors of all items."""
+    model, batches = trained_batches(trained)
+    assert isinstance(model, Retriever)
+    with torch.no_grad():
+        return torch.cat([model.query(batch) for batch in batches]), model.items(torch.arange(ITEMS))
+
+
+def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: Service, tmp_path: Path) -> None:
+    assert evaluate_run(trained)["recall@10"] > 0.4  # chance finds a sixth
+    queries, vectors = queries_as_trained(trained)
+    root, words = trained.parents[1], ["--items", trained.parents[1] / "c.parquet", "--id", "sku"]
+    assert "parity: queries differ by at most 0 " in command("index", trained, tmp_path / "index", *words)
+    index = Index(tmp_path / "index")
+    torch.testing.assert_close(index.vectors, vectors.flip(0), rtol=0, atol=1e-6)
+    command("retrieve", index.folder, root / "eval", tmp_path / "out", "--k", 5, "--keep-seen")
+    found = pq.read_table(tmp_path / "out")
+    want = (queries @ vectors.T).topk(5)
+    torch.testing.assert_close(torch.tensor(found["scores"].to_pylist()), want.values, rtol=1e-5, atol=1e-6)
+    rows = pq.read_table(root / "eval").drop_columns(["item", "label"]).to_pylist()
+    server = Server(App(service, retrieval=Retrieval(index.folder)))
+    try:
+        asked = {"queries": [{"row": row} for row in rows], "k": 5, "keep_seen": True}
+        status, answer = server.ask("POST", "/retrieve", asked)
+        assert status == 200, answer
+        assert [one["ids"] for one in answer["results"]] == found["items"].to_pylist()
+        asked |= {"keep_seen": False, "filter": {"shop": [1]}}
+        _, answer = server.ask("POST", "/retrieve", asked)
+        seen = [row["history"] if index.seen_column else [] for row in rows]
+        for history, one in zip(seen, answer["results"], strict=True):
+            assert len(one["ids"]) == 5 and not set(one["ids"]) & set(history)
+            assert all((ITEMS - 1 - sku) % 3 == 1 for sku in one["ids"])
+        for wrong, text in [({"row": {}}, "missing"), ({"row": {**rows[0], "history": [ITEMS]}}, "query 0")]:
+            status, answer = server.ask("POST", "/retrieve", {"queries": [wrong]})
+            assert status == 422 and text in str(answer), answer
+    finally:
+        server.close()
+
+
+def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path) -> None:
+    report = index_run(trained, tmp_path / "index", tables="int8")
+    assert report.apart is not None and 0 < report.apart < 0.1
+    queries, vectors = queries_as_trained(trained)
+    rows = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"])
+    found = Index(tmp_path / "index").queries_of(rows)
+    assert 0 < float((found - queries).abs().max()) < 0.1
+    best = [set(one.tolist()) for one in (queries @ vectors.T).topk(10).indices]
+    again = [set(one.tolist()) for one in (found @ vectors.T).topk(10).indices]
+    assert sum(len(a & b) for a, b in zip(best, again, strict=True)) / (10 * len(best)) > 0.9
+
+
+def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> None:
+    index_run(trained, tmp_path / "index")
+    vectors = torch.eye(Index(tmp_path / "index").report.dim)[:2] * 100
+    more = pa.table({"item": [1000, 1001], "vector": vectors.tolist()})
+    pq.write_table(more, tmp_path / "more.parquet")
+    words = ["index", tmp_path / "more.parquet", tmp_path / "longer", "--extend", tmp_path / "index"]
+    assert f"{ITEMS + 2} items" in command(*words)
+    old, new = Index(tmp_path / "index"), Index(tmp_path / "longer")
+    rows = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"])
+    assert torch.equal(old.queries_of(rows), new.queries_of(rows))
+    assert old.report.version != new.report.version
+    _, found = new.search(vectors[:1], 1)
+    assert new.ids_of(found) == [[1000]]
+    with pytest.raises(ExportError, match="comes twice"):
+        new.extended(tmp_path / "twice", vectors, more.select(["item"]))
+    with pytest.raises(TrainError, match="there is no format 'int3'"):
+        index_run(trained, tmp_path / "other", tables="int3")
