@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rayrec.cli.app import app
@@ -16,6 +20,7 @@ from rayrec.inference import ExportError
 from rayrec.inference.index import Index
 from rayrec.models import RETRIEVERS, Retriever
 from rayrec.serve import Service
+from rayrec.serve.errors import BadRequest
 from rayrec.serve.http import App
 from rayrec.serve.retrieval import Retrieval
 from rayrec.train import Trainer
@@ -25,6 +30,7 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.errors import TrainError
 from tests.inference.runs import trained_batches
 from tests.serve.server import Server
+from tests.serve.test_retrieval import values
 from tests.train.test_retrieval_run import ITEMS, raw_config, write
 
 
@@ -115,3 +121,31 @@ def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> N
         new.extended(tmp_path / "twice", vectors, more.select(["item"]))
     with pytest.raises(TrainError, match="there is no format 'int3'"):
         index_run(trained, tmp_path / "other", tables="int3")
+
+
+@pytest.fixture(scope="module")
+def answering(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
+    folder = tmp_path_factory.mktemp("fuzzed") / "index"
+    index_run(trained, folder)
+    return Retrieval(folder)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    changed=st.dictionaries(
+        st.integers(0, 9), values | st.integers(-(2**70), 2**70) | st.lists(st.integers(), max_size=3)
+    )
+)
+def test_whatever_row_is_sent_is_answered_or_refused(
+    answering: Retrieval, trained: Path, changed: dict[int, Any]
+) -> None:
+    row = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"]).slice(0, 1).to_pylist()[0]
+    names = list(row)
+    row |= {names[place % len(names)] if place < 8 else "other": value for place, value in changed.items()}
+    try:
+        answer = json.loads(answering.answer(json.dumps({"queries": [{"row": row}], "k": 3}).encode()))
+    except BadRequest as error:
+        assert 400 <= error.status < 500 and error.text
+    else:
+        (one,) = answer["results"]
+        assert len(one["ids"]) == len(one["scores"]) <= 3 and all(map(math.isfinite, one["scores"]))
