@@ -25,6 +25,7 @@ from rayrec.serve.http import App
 from rayrec.serve.retrieval import Retrieval
 from rayrec.train import Trainer
 from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train.after.export import export_run
 from rayrec.train.after.index import index_run
 from rayrec.train.config.file import parse_config
 from rayrec.train.errors import TrainError
@@ -63,6 +64,8 @@ def queries_as_trained(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: Service, tmp_path: Path) -> None:
     assert evaluate_run(trained)["recall@10"] > 0.4  # chance finds a sixth
+    with pytest.raises(TrainError, match="of a retriever, which scores no rows: `rayrec index"):
+        export_run(trained, tmp_path / "export")
     queries, vectors = queries_as_trained(trained)
     root, words = trained.parents[1], ["--items", trained.parents[1] / "c.parquet", "--id", "sku"]
     assert "parity: queries differ by at most 0 " in command("index", trained, tmp_path / "index", *words)

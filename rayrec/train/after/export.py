@@ -18,7 +18,7 @@ from rayrec.data import BatchStream, Manifest
 from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import FIGURES
-from rayrec.models import Batch
+from rayrec.models import RETRIEVERS, Batch
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.terminal import notice
@@ -67,6 +67,8 @@ def _export(
     factory: build.Factory | None,
     allow_code: bool,
 ) -> Export:
+    if config_of_run(folder, allow_code=True)["model"].get("name") in RETRIEVERS:
+        raise TrainError(f"{folder.path} is of a retriever, which scores no rows: `rayrec index {folder.path} OUT`")
     try:
         made = export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
     except DamagedCheckpointError as error:
