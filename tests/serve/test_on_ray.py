@@ -130,7 +130,8 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
         clients.close()
         gap, lost = time.monotonic() - killed, len(clients.failed)
         print(f"{front}: {lost} failed requests of {lost + len(clients.answered)}, answers after {gap:.1f} s")
-        assert lost > 0 and all(at >= killed for at in clients.failed), "requests failed before the kill"
+        # None need fail: HAProxy tries again, and a new replica may be there by then.
+        assert all(at >= killed for at in clients.failed), "requests failed before the kill"
         found = ask(back, "/score", {"rows": [GOOD]}, "s3cret")
         assert found["version"] == "v2"
         started = processes_under(service.pid)
