@@ -7,13 +7,13 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from rayrec._debug import debugging
 from rayrec._imports import quick_imports
 from rayrec.local_ray import init_local, quiet_unless_debug
+from rayrec.looking import beside
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.port import wait_until_silent
 
@@ -78,9 +78,7 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
     for name, value in environment(config).items():
         os.environ.setdefault(name, value)  # before Ray starts
-    beside = ThreadPoolExecutor(1)  # torch is imported and the models are looked at while Ray starts
-    checked = beside.submit(_check, config)
-    beside.shutdown(wait=False)
+    checked = beside(lambda: _check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
     with _ray(config) as shared:
         checked.result()
         from ray import serve

@@ -428,13 +428,13 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "the clock is far beyond either",
     ),
     (
-        "rayrec/train/looking.py",
+        "rayrec/looking.py",
         "end_s: float = 5.0",
         "end_s: float = 4.0",
         "the thread ends at once; it only bounds a hang",
     ),
     (
-        "rayrec/train/looking.py",
+        "rayrec/looking.py",
         "end_s: float = 5.0",
         "end_s: float = 6.0",
         "the thread ends at once; it only bounds a hang",

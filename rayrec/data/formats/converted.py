@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from rayrec.data.errors import DataError, first_line
 from rayrec.data.storage.files import Found, find_files, format_of
-from rayrec.data.storage.locations import without_secrets
+from rayrec.data.storage.locations import cache_folder, without_secrets
 
 Tell = Callable[[str], None]
 _INTO: ContextVar[tuple[Path, Tell] | None] = ContextVar("_INTO", default=None)
@@ -40,8 +39,10 @@ def find_parquet(paths: str | Sequence[str]) -> list[Found]:
         return found
     from rayrec.data.formats.convert import convert_once  # the readers of all formats
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayrec" / "converted"
-    folder, tell = _INTO.get() or (cache, lambda text: print(f"rayrec: {text}", file=sys.stderr, flush=True))
+    folder, tell = _INTO.get() or (
+        cache_folder("converted"),
+        lambda text: print(f"rayrec: {text}", file=sys.stderr, flush=True),
+    )
     made: dict[str, list[Found]] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from rayrec.data.mapping.arrow_types import decoded, is_text, without_views
 from rayrec.data.mapping.buffers import I64, U64
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.mapping.id_index import IdIndex, Twice
-from rayrec.data.storage.locations import open_filesystem
+from rayrec.data.storage.locations import cache_folder, open_filesystem
 from rayrec.data.storage.opening import open_parquet
 
 _FORMAT = 1  # of the files: another layout or hash, another number
@@ -194,7 +194,7 @@ def _shared(source: _Source) -> IdIndex:
 
 def _cache() -> Path:
     """A folder on this node that can be written to."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayrec" / "vocabularies"
+    cache = cache_folder("vocabularies")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.W_OK):

@@ -210,3 +210,8 @@ class Server:
 
 def _known(**values: str | None) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def cache_folder(kind: str) -> Path:
+    """Where this user's copies of a kind lie on this node; it need not be there, nor be writable."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayrec" / kind

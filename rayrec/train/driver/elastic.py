@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rayrec.looking import looking
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.preemption import Notices, draining_nodes
 from rayrec.train.driver.resources import Demand
-from rayrec.train.looking import looking
 from rayrec.train.run.log import Course
 
 NEVER_S = 1e9

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rayrec.looking import looking
 from rayrec.train.driver.cluster import Cluster
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import room_for
 from rayrec.train.driver.resources import Demand, Supply
-from rayrec.train.looking import looking
 from rayrec.train.run.log import ask
 
 LOOK_EVERY_S = 1.0

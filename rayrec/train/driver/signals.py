@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from rayrec.looking import beside
 from rayrec.stop_signals import STOP_SIGNALS
 from rayrec.train.errors import Interrupted
-from rayrec.train.looking import beside
 
 TICK_S = 0.1
 

@@ -43,25 +43,31 @@ def evaluations_table(evals: Sequence[Line]) -> Markup:
 
 def by_time_table(evals: Sequence[Line]) -> Markup:
     """The last evaluation's figures by stretches of time (UTC); nothing where rows have no times."""
-    lines, _ = history(evals)
-    stretches = lines[-1].get("by_time") if lines else None
-    lines = [line for line in stretches if isinstance(line, dict)] if isinstance(stretches, list) else []
+    lines = _lines(_of_last(evals, "by_time"))
     rows = [(name, [str(line.get("start"))], line) for name, of in _by_label(lines) for line in of]
     return _table(lines, ["from (UTC)"], rows)
 
 
 def by_value_table(evals: Sequence[Line]) -> Markup:
     """The last evaluation's figures by values of `trainer.slices`; nothing without slices."""
-    lines, _ = history(evals)
-    slices = lines[-1].get("by_value") if lines else None
-    found = {} if not isinstance(slices, dict) else slices
+    slices = _of_last(evals, "by_value")
     rows = [
         (label, [name, str(line.get("value"))], line)
-        for name, values in found.items()
-        for label, of in _by_label(values[:MOST_ROWS])
+        for name, values in (slices.items() if isinstance(slices, dict) else ())
+        for label, of in _by_label(_lines(values)[:MOST_ROWS])
         for line in of
     ]
     return _table([line for _, _, line in rows], ["feature", "value"], rows)
+
+
+def _of_last(evals: Sequence[Line], key: str) -> object:
+    """What the last evaluation that stands says under a key."""
+    lines, _ = history(evals)
+    return lines[-1].get(key) if lines else None
+
+
+def _lines(given: object) -> list[Line]:
+    return [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
 
 
 def _by_label(lines: Sequence[Line]) -> list[tuple[str, Sequence[Line]]]:

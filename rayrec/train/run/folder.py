@@ -18,6 +18,7 @@ import yaml
 from rayrec.checkpoint.errors import InUseError
 from rayrec.checkpoint.folder import LocalFolder, open_folder
 from rayrec.checkpoint.launch import Lease
+from rayrec.data.storage.locations import cache_folder
 from rayrec.train.config.difference import differing, same, value_at
 from rayrec.train.errors import RunInUseError, StorageError
 
@@ -66,8 +67,7 @@ class RunFolder:
             return cls(Path(storage) / name)
         place, mark, options = storage.partition("?")
         uri = f"{place.rstrip('/')}/{name}{mark}{options}"
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cls(cache / "rayrec" / "runs" / hashlib.sha256(uri.encode()).hexdigest()[:12] / name)
+        folder = cls(cache_folder("runs") / hashlib.sha256(uri.encode()).hexdigest()[:12] / name)
         folder.path.mkdir(parents=True, exist_ok=True)
         (folder.path / REMOTE).write_text(uri, encoding="utf-8")
         return folder

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from rayrec.looking import looking
 from rayrec.train.config.difference import flat
-from rayrec.train.looking import looking
 from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
