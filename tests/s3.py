@@ -15,6 +15,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_
 @contextmanager
 def s3_server() -> Iterator[str]:
     """host:port of a server, with keys for it in the environment."""
+    from moto.backends import get_backend
     from moto.server import ThreadedMotoServer
 
     before = {name: os.environ.get(name) for name in KEYS}
@@ -24,6 +25,9 @@ def s3_server() -> Iterator[str]:
     host, port = moto.get_host_and_port()
     yield f"{host}:{port}"
     moto.stop()
+    for account in get_backend("s3").values():  # all servers of a process share their buckets
+        for backend in account.values():
+            backend.reset()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
 

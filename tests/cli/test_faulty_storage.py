@@ -18,13 +18,13 @@ from tests.train import small
 @pytest.fixture(scope="module")
 def options() -> Iterator[str]:
     """Of URIs in a bucket with data to train on, and the same as CSV."""
-    with s3_bucket("clicks") as found:
-        filesystem, _ = pafs.FileSystem.from_uri(f"s3://clicks{found}")
+    with s3_bucket("faulty") as found:
+        filesystem, _ = pafs.FileSystem.from_uri(f"s3://faulty{found}")
         for part, rows in (("train", 300), ("eval", 120)):
             for number in range(2):
-                where = f"clicks/{part}/{number}.parquet"
+                where = f"faulty/{part}/{number}.parquet"
                 pq.write_table(small.table(rows, seed=number), where, filesystem=filesystem)
-        with filesystem.open_output_stream("clicks/csv/x.csv") as file:
+        with filesystem.open_output_stream("faulty/csv/x.csv") as file:
             file.write("".join(["label,user\n", *(f"{n % 2},{n % 23}\n" for n in range(200))]).encode())
         yield found
 
@@ -50,9 +50,9 @@ def test_a_command_outlasts_faults_of_storage(
     try:
         faulty = options.replace(server, door.address)
         raw = small.raw_config(tmp_path, trainer__epochs=1, name=f"{fault}")
-        raw["data"] |= {part: f"s3://clicks/{part}{faulty}" for part in ("train", "eval")}
+        raw["data"] |= {part: f"s3://faulty/{part}{faulty}" for part in ("train", "eval")}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
-        names = {"s3": "s3://clicks", "options": faulty, "tmp": tmp_path, "fault": fault}
+        names = {"s3": "s3://faulty", "options": faulty, "tmp": tmp_path, "fault": fault}
         assert run(COMMANDS[command].format(**names).split()) == 0
         assert door.met, "it met the fault"
     finally:
