@@ -92,7 +92,7 @@ class Door:
 
 
 class Faulty(Door):
-    """A door at which every third connection meets a fault: answered `503`, `slow` by a second, or `cut` off."""
+    """A door at which every third connection meets a fault: answered `503`, `slow` by half a second, or `cut` off."""
 
     def __init__(self, server: str, fault: str) -> None:
         self.met, self._seen, self._fault = 0, 0, fault
@@ -105,7 +105,7 @@ class Faulty(Door):
             return
         self.met += 1
         if self._fault == "slow":
-            timer = threading.Timer(1.0, super()._begin, args=(near,))
+            timer = threading.Timer(0.5, super()._begin, args=(near,))
             timer.daemon = True
             timer.start()
             return

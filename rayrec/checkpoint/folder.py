@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 Bytes = bytes | memoryview
+_WAITS_S = (0.1, 0.4, 1.6)  # before a range of a file is read again
 _BUCKETS = ("s3", "gcs", "abfs")  # no folders there, and an object appears when it is complete
 
 
@@ -255,7 +257,14 @@ class _ArrowSource:
         self._file = file
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        data = self._file.read_at(len(view), offset)
+        for wait_s in (*_WAITS_S, None):  # S3's client does not retry a 503 whose text is longer than the range
+            try:
+                data = self._file.read_at(len(view), offset)
+                break
+            except OSError:
+                if wait_s is None:
+                    raise
+                time.sleep(wait_s)
         view[: len(data)] = data
         return len(data)
 

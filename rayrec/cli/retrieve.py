@@ -32,13 +32,18 @@ def index(
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Make an index of a run, or over item vectors; other columns of the items are attributes to filter by."""
+    from rayrec.checkpoint.folder import open_folder
     from rayrec.inference.index import Index, Search, write_index
     from rayrec.inference.retrieve import read_vectors
     from rayrec.train.after.index import index_run
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.run.mirror import run_here
 
     wanted = Search(kind=search, recall=recall, k=k)
-    if (Path(source) / "config.yaml").exists():
-        report = index_run(source, out, items, id_column, search=wanted, tables=tables, checkpoint=checkpoint)
+    far = "://" in source and "config.yaml" in open_folder(source).names()
+    if far or (Path(source) / "config.yaml").exists():
+        with run_here(source, notice) as run:
+            report = index_run(run, out, items, id_column, search=wanted, tables=tables, checkpoint=checkpoint)
     else:
         vectors, table = read_vectors(source, vector, id_column)
         if extend is not None:

@@ -14,6 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from rayrec.data.formats.converted import find_parquet
+from rayrec.data.storage.locations import plain_path
+from rayrec.data.storage.opening import open_parquet
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.index import Index
 
@@ -65,13 +68,15 @@ def retrieve(index: Index, data: str | Path, out: str | Path, wanted: Wanted) ->
         ExportError: no such files or columns; names them.
     """
     begin, rows, written, folder = time.perf_counter(), 0, 0, Path(out)
+    targets = {path: folder / Path(plain_path(path)).name for path in files_of(str(data))}
+    if len(set(targets.values())) < len(targets):
+        raise ExportError(f"{data}: files of several folders have one name; retrieve for one folder at a time")
     folder.mkdir(parents=True, exist_ok=True)
-    for path in files_of(str(data)):
-        target = folder / path.name
+    for path, target in targets.items():
         if target.exists():
             continue
         scratch = target.with_name(f".{target.name}.partial")
-        source = pq.ParquetFile(path)
+        source = open_parquet(path)
         _check_columns(path, source.schema_arrow, wanted)
         writer: pq.ParquetWriter | None = None
         for batch in source.iter_batches(ROWS):
@@ -86,23 +91,25 @@ def retrieve(index: Index, data: str | Path, out: str | Path, wanted: Wanted) ->
     return Retrieved(rows, written, time.perf_counter() - begin)
 
 
-def files_of(data: str) -> list[Path]:
-    """The Parquet files that a file, folder or glob stands for.
+def files_of(data: str) -> list[str]:
+    """The Parquet files that a file, folder or glob stands for, which may be a URI.
 
     Raises:
         ExportError: there is none.
     """
+    if "://" in data:
+        return [file.uri for file in find_parquet(data)]
     path = Path(data)
     if path.is_file():
-        return [path]
+        return [data]
     named = path.glob("*.parquet") if path.is_dir() else map(Path, glob(data, recursive=True, include_hidden=True))
-    found = sorted(named)
+    found = sorted(map(str, named))
     if not found:
         raise ExportError(f"{data}: there is no Parquet file")
     return found
 
 
-def _check_columns(path: Path, schema: pa.Schema, wanted: Wanted) -> None:
+def _check_columns(path: str, schema: pa.Schema, wanted: Wanted) -> None:
     for column in (wanted.history, wanted.vector, wanted.exclude):
         if column is None:
             continue
@@ -143,7 +150,7 @@ def read_vectors(data: str, vector: str, id_column: str | None) -> tuple[torch.T
     """
     parts, tables = [], []
     for path in files_of(data):
-        table = pq.read_table(path)
+        table = open_parquet(path).read()
         for column in (vector, id_column):
             if column is not None and column not in table.column_names:
                 raise ExportError(f"{path} has no column {column!r}; it has {table.column_names}")

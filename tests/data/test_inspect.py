@@ -261,6 +261,20 @@ def test_check_counts_what_is_wrong(tmp_path: Path) -> None:
     assert report.to_dict()["features"][0]["name"] == "row"
 
 
+def test_check_looks_at_the_same_sample_each_time_and_says_of_how_many_rows(tmp_path: Path) -> None:
+    write(tmp_path, [400, 400, 400, 400])
+    data = Manifest.read(str(tmp_path), SCHEMA, window_rows=100)
+    some = [check(data, SCHEMA, ROWS_OF, sample_rows=200).to_dict() for _ in range(2)]
+    assert some[0] == some[1] and some[0]["rows"] == 200, "two windows of sixteen"
+    by_name = {one["name"]: one for one in some[0]["features"]}
+    assert by_name["row"]["used_rows"] == by_name["row"]["distinct_ids"] == 200, "each row once"
+    pq.write_table(table(400, 800, label=pa.array([5] * 400)), tmp_path / "part-002.parquet")
+    data = Manifest.read(str(tmp_path), SCHEMA, window_rows=100)
+    assert check(data, SCHEMA, ROWS_OF, sample_rows=200).bad_rows == 100, "the sample is spread over the files"
+    whole = check(data, SCHEMA, ROWS_OF, sample_rows=10**9)
+    assert (whole.rows, whole.bad_rows) == (1600, 400) and whole.to_dict() == check(data, SCHEMA, ROWS_OF).to_dict()
+
+
 def test_check_by_hand(tmp_path: Path) -> None:
     schema = Schema.model_validate(
         {

@@ -1,9 +1,12 @@
-"""FAULTS.md is true line by line: the tests that show each of its rows."""
+"""Pages about faults are true line by line: the tests that show each of their rows."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,15 +100,31 @@ SHOWN = {
 }
 
 
+def rows_of(page: str) -> list[list[str]]:
+    """The cells of the first table of a page, below its head."""
+    lines = re.findall(r"^\| (.+) \|$", (ROOT / page).read_text(encoding="utf-8"), flags=re.M)
+    return [line.split(" | ") for line in lines[1:]]
+
+
+def assert_there(tests: Iterable[str]) -> None:
+    """`file::test`, below tests/."""
+    for name in tests:
+        file, test = name.split("::")
+        assert re.search(rf"^def {test}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.M), name
+
+
 def test_each_row_of_the_page_is_shown_by_tests() -> None:
-    page = (ROOT / "rayrec" / "train" / "FAULTS.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+?) \|", page, flags=re.M)
-    happens = [re.sub(r" \(.*\)$", "", row) for row in rows if row != "what happens"]
+    happens = [re.sub(r" \(.*\)$", "", row[0]) for row in rows_of("rayrec/train/FAULTS.md")]
     assert happens == list(SHOWN)
-
-
-def test_the_tests_that_show_them_are_there() -> None:
     for names in SHOWN.values():
-        for name in names:
-            file, test = name.split("::")
-            assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
+        assert_there(names)
+
+
+@pytest.mark.parametrize("page", ["rayrec/data/SAFETY.md", "deploy/SAFETY.md"])
+def test_each_row_names_tests_that_are_there(page: str) -> None:
+    rows = rows_of(page)
+    assert len(rows) > 10
+    for what, _, tests in rows:
+        names = re.findall(r"`([^`]+)`", tests)
+        assert names, what
+        assert_there(names)
