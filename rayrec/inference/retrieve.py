@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +64,11 @@ def retrieve(index: Index, data: str | Path, out: str | Path, wanted: Wanted) ->
         data: Parquet file, folder or glob.
 
     Raises:
-        ExportError: no such files or columns; names them.
+        DataError: no such files.
+        ExportError: no such columns, or files of one name.
     """
     begin, rows, written, folder = time.perf_counter(), 0, 0, Path(out)
-    targets = {path: folder / Path(plain_path(path)).name for path in files_of(str(data))}
+    targets = {file.uri: folder / Path(plain_path(file.uri)).name for file in find_parquet(str(data))}
     if len(set(targets.values())) < len(targets):
         raise ExportError(f"{data}: files of several folders have one name; retrieve for one folder at a time")
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,24 +89,6 @@ def retrieve(index: Index, data: str | Path, out: str | Path, wanted: Wanted) ->
             scratch.rename(target)
             written += 1
     return Retrieved(rows, written, time.perf_counter() - begin)
-
-
-def files_of(data: str) -> list[str]:
-    """The Parquet files that a file, folder or glob stands for, which may be a URI.
-
-    Raises:
-        ExportError: there is none.
-    """
-    if "://" in data:
-        return [file.uri for file in find_parquet(data)]
-    path = Path(data)
-    if path.is_file():
-        return [data]
-    named = path.glob("*.parquet") if path.is_dir() else map(Path, glob(data, recursive=True, include_hidden=True))
-    found = sorted(map(str, named))
-    if not found:
-        raise ExportError(f"{data}: there is no Parquet file")
-    return found
 
 
 def _check_columns(path: str, schema: pa.Schema, wanted: Wanted) -> None:
@@ -149,7 +131,7 @@ def read_vectors(data: str, vector: str, id_column: str | None) -> tuple[torch.T
         ExportError: no such column, or lists of unlike lengths; names the file.
     """
     parts, tables = [], []
-    for path in files_of(data):
+    for path in (file.uri for file in find_parquet(data)):
         table = open_parquet(path).read()
         for column in (vector, id_column):
             if column is not None and column not in table.column_names:

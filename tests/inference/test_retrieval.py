@@ -162,6 +162,11 @@ def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> No
         assert row["scores"] == pytest.approx((vectors[want] @ queries[row["user"]]).tolist(), rel=1e-5)
     with pytest.raises(ExportError, match="no column 'history'"):
         run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more", "--history", "history")
+    for folder in "ab":
+        (tmp_path / "two" / folder).mkdir(parents=True)
+        pq.write_table(asked, tmp_path / "two" / folder / "0.parquet")
+    with pytest.raises(ExportError, match="have one name"):
+        run("retrieve", tmp_path / "index", tmp_path / "two", tmp_path / "none", "--vector", "vector")
     with pytest.raises(ValueError, match="has no query tower: send vectors"):
         run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more")
     with pytest.raises(ValueError, match="not both"):

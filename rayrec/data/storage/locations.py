@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import AfterValidator
 
-from rayrec.data.errors import DataError
+from rayrec.data.errors import DataError, first_line
 
 _BUCKETS = ("s3", "gs", "gcs")
 # A secret may hold slashes; digits and a slash after the colon are a port, as in hdfs://host:8020/a@b.
@@ -113,8 +113,7 @@ def locate(uri: str) -> Location:
     try:
         filesystem, base = _filesystem(root, options)
     except (pa.ArrowException, OSError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise DataError(f"cannot open this file system: {lines[0]}", file=uri, fix=_fix(scheme)) from error
+        raise DataError(f"cannot open this file system: {first_line(error)}", file=uri, fix=_fix(scheme)) from error
     path = f"{base.rstrip('/')}/{unquote(inner)}".rstrip("/")
     bucket = base.split("/")[0] if scheme in _BUCKETS else None
     return Location(uri, filesystem, path, root, base, options, bucket)

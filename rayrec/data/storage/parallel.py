@@ -43,8 +43,7 @@ def start_ray() -> None:
     """
     import ray
 
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    ray.init(address=address, ignore_reinit_error=True, logging_level=logging.ERROR)
+    ray.init(os.environ.get("RAY_ADDRESS") or "local", ignore_reinit_error=True, logging_level=logging.ERROR)
 
 
 def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:

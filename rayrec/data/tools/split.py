@@ -71,8 +71,7 @@ def _times(found: Partitioned, column: str) -> tuple[npt.NDArray[np.int64], pa.D
     kept: list[npt.NDArray[np.int64]] = []
     stride, kind = 1, pa.int64()
     for table in (table for one in found.files for table in tables_of(one, found.types, [column])):
-        array = table.column(column).combine_chunks()
-        array = decoded(array)
+        array = decoded(table.column(column).combine_chunks())
         kind, numbers = array.type, array.cast(pa.int32() if pat.is_date32(array.type) else pa.int64(), safe=False)
         kept.append(numbers.drop_null().to_numpy()[::stride].astype(np.int64))
         if sum(map(len, kept)) > _MOST_TIMES:

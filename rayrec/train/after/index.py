@@ -9,11 +9,11 @@ import torch
 
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import Mapping
+from rayrec.data.formats.converted import find_parquet
 from rayrec.data.mapping.rules import Identity
 from rayrec.data.storage.opening import open_parquet
 from rayrec.inference.graph import collections_in, configs_of, table_path
 from rayrec.inference.index import IndexReport, Search, write_index
-from rayrec.inference.retrieve import files_of
 from rayrec.inference.tower import Made, Tower, difference
 from rayrec.models import RETRIEVERS
 from rayrec.train.after.export import find_checkpoint
@@ -95,7 +95,7 @@ def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) ->
             raise TrainError(f"ids of {feature.name!r} are not rows of its table: give the items with --items")
         rows = torch.arange(tower.model.num_items)
         return pa.table({column: rows.numpy()}), rows
-    table = pa.concat_tables([open_parquet(path).read() for path in files_of(items)])
+    table = pa.concat_tables([open_parquet(file.uri).read() for file in find_parquet(items)])
     if column not in table.column_names:
         raise TrainError(f"{items} has no column {column!r}; it has {table.column_names}: name the ids' with --id")
     scalar = feature.model_copy(update={"kind": "id", "column": column, "max_length": None})
