@@ -5,7 +5,7 @@ scoring requests together gains, and a second core; gRPC and the C++ server besi
     git worktree add OLD COMMIT; python jobs/bench_serving.py --beside OLD
 
 The load comes from this machine: a request is one context and 100 candidates of 26 features, as JSON; as tensors over
-gRPC; mapped to rows for C++. With `--beside` the benchmark of another checkout runs next, and each figure of both is
+gRPC; C++ gets the same JSON. With `--beside` the benchmark of another checkout runs next, and each figure of both is
 divided by its.
 """
 
@@ -36,7 +36,6 @@ from bench_inference import DENSE, Weights, batch_of
 from rayrec.inference import Model, Trained, Wanted, export
 from rayrec.inference.artifact import checksum
 from rayrec.inference.graph import Inputs
-from rayrec.inference.wire import to_bytes
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.serve import ModelSpec, ServeConfig, Service
@@ -158,38 +157,13 @@ class GrpcLoad(Load):
                 self.mixed += not self._check(found)
 
 
-class CppLoad(Load):
-    """Rows that are mapped already, as the C++ server takes them."""
-
-    def _client(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
-        while not self._stop.is_set():
-            begin = time.perf_counter()
-            connection.request("POST", "/score", self._sent)
-            response = connection.getresponse()
-            scores = np.frombuffer(response.read(), "<f4").tolist()
-            self.times.append(time.perf_counter() - begin)
-            version = response.getheader("X-Version") or ""
-            self.failed += response.status != 200
-            self.mixed += response.status == 200 and not self._check({"version": version, "scores": {"label": scores}})
-
-
-def mapped(model: Path) -> bytes:
-    """The request's rows for the C++ server."""
-    raw = json.loads(body())
-    rows = {**{name: [value] * CANDIDATES for name, value in raw["context"].items()}, **raw["candidates"]}
-    request = Service([ModelSpec(name="ctr", path=model)]).read(json.dumps({"rows": rows}).encode(), "application/json")
-    batch, _ = request.loaded.reader.batch([request.query])
-    return to_bytes(batch, request.loaded.model.index.inputs)
-
-
 @contextmanager
 def cpp_server(model: Path, build: Path, port: int) -> Iterator[None]:
     sources = Path(__file__).parents[1] / "deploy" / "cpp"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     subprocess.run(["cmake", "-S", sources, "-B", build, f"-DPYTHON={sys.executable}"], **quiet)  # type: ignore[call-overload]
     subprocess.run(["cmake", "--build", build], **quiet)  # type: ignore[call-overload]
-    process = subprocess.Popen([build / "rayrec_server", model, "--port", str(port), "--threads", "1"])
+    process = subprocess.Popen([build / "rayrec_server", model, "--port", str(port)])
     try:
         yield
     finally:
@@ -207,10 +181,14 @@ def other_servers(
     }
     with ExitStack() as stack:
         if shutil.which("cmake") is not None:
-            sent = mapped(model)
             stack.enter_context(cpp_server(model, build, ports["cpp"]))
             until(lambda: http.client.HTTPConnection("127.0.0.1", ports["cpp"]).connect())
-            loads["cpp"] = lambda: CppLoad(ports["cpp"], 8, sound, sent)
+            loads["cpp"] = lambda: Load(ports["cpp"], 8, sound)
+            for count in (1, 10):
+                loads |= {
+                    f"json_{count}": lambda count=count: Load(ports["json"], 8, sent=body(count)),
+                    f"cpp_{count}": lambda count=count: Load(ports["cpp"], 8, sent=body(count)),
+                }
         checked: list[Load] = []
 
         def kept(make: Callable[[], Load]) -> Load:
@@ -220,9 +198,11 @@ def other_servers(
         found = in_turns({name: lambda make=make: kept(make) for name, make in loads.items()}, args.turns, args.seconds)  # type: ignore[misc]
     figures: dict[str, float] = {"other_wrong": sum(load.failed + load.mixed for load in checked)}
     for name in list(loads)[1:]:
+        base = f"json{name[3:]}" if name.startswith("cpp") else "json"
         for key in ("p50", "p99", "rps"):
             figures[f"{name}_{key}_8"] = statistics.median(turn[key] for turn in found[name])
-            figures[f"{name}_over_json_{key}_8"] = middle(found[name], found["json"], key)
+            if not name.startswith("json"):
+                figures[f"{name}_over_{base}_{key}_8"] = middle(found[name], found[base], key)
     return figures
 
 
