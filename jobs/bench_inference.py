@@ -107,7 +107,10 @@ def main() -> None:
         make_model=make,
         weights=Weights(source),  # type: ignore[arg-type]
         inputs=Inputs(tuple(keys), DENSE, None, False),
-        mapping={"schema": {}, "tables": []},
+        mapping={
+            "schema": {"dense": [{"name": f"d{i}"} for i in range(DENSE)], "sparse": [{"name": key} for key in keys]},
+            "tables": [{"rows": args.rows, "features": [key]} for key in keys],
+        },
         rows_of=dict.fromkeys(keys, args.rows),
         batches=lambda: [batch_of(keys, args.rows, 1000, 1, seed) for seed in range(4)],
     )

@@ -432,7 +432,7 @@ void Server::stop(tcp::acceptor& acceptor) {
 }
 
 int Server::run() {
-  scorer_.emplace(options_.threads, options_.limits, metrics_);
+  scorer_.emplace(options_.threads, options_.cores, options_.limits, metrics_);
   tcp::acceptor acceptor(io_);
   try {
     const tcp::endpoint address(net::ip::make_address(options_.host), options_.port);

@@ -13,7 +13,7 @@ struct Options {
   std::string name = "model", path, host = "127.0.0.1";
   unsigned short port = 8100;
   size_t threads = 1, connections = 1024;
-  int look_ms = 500;
+  int look_ms = 500, cores = 1;
   double idle_s = 60, stop_s = 30, requests_per_s = 0;
   std::vector<std::string> token_files;
   Limits limits;

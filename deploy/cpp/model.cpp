@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <nlohmann/json.hpp>
@@ -214,6 +215,8 @@ std::vector<float> Model::score(std::span<const Mapped* const> parts) const {
   const float* first = scores.data_ptr<float>();
   return {first, first + scores.numel()};
 }
+
+void use_cores(int count) { at::set_num_threads(count); }
 
 const std::string& Model::version() const { return state_->version; }
 const Mapping& Model::mapping() const { return state_->mapping; }

@@ -11,6 +11,9 @@
 
 namespace rayrec {
 
+// How many cores the calling thread computes on.
+void use_cores(int count);
+
 class Model {
  public:
   // Checks torch and processor, the size of every file and the checksum of all (`checksums`), reads the mapping, maps the

@@ -13,7 +13,8 @@ constexpr const char* kUsage =
     "rayrec_server [NAME=]PATH: scores raw rows over HTTP\n"
     "  --host 127.0.0.1      address; another than this machine's needs --token-file\n"
     "  --port 8100\n"
-    "  --threads 1           scoring threads\n"
+    "  --threads 1           requests, or batches of them, that are scored at a time\n"
+    "  --cores 1             that each of these computes on\n"
     "  --token-file FILE     a client's token; may be given several times\n"
     "  --requests-per-s 0    of each client; 0: any number\n"
     "  --rows 10000          of a request; --ids 2000000: of all its lists\n"
@@ -38,6 +39,7 @@ int main(int count, char** arguments) {
       {"--host", [&](const char* text) { options.host = text; }},
       {"--port", whole(options.port)},
       {"--threads", whole(options.threads)},
+      {"--cores", whole(options.cores)},
       {"--token-file", [&](const char* text) { options.token_files.emplace_back(text); }},
       {"--requests-per-s", real(options.requests_per_s)},
       {"--rows", whole(limits.rows)},
@@ -64,7 +66,7 @@ int main(int count, char** arguments) {
       options.path = equals == std::string::npos ? word : word.substr(equals + 1);
     }
   }
-  if (options.path.empty() || options.port < 1 || options.threads < 1 || options.look_ms < 1 || limits.queue < 1) {
+  if (options.path.empty() || options.port < 1 || options.threads < 1 || options.cores < 1 || options.look_ms < 1 || limits.queue < 1) {
     std::cerr << kUsage << std::endl;
     return 2;
   }

@@ -131,8 +131,12 @@ std::string Metrics::text(const std::string& model, const std::string& active) {
   return out.str();
 }
 
-Scorer::Scorer(size_t threads, const Limits& limits, Metrics& metrics) : limits_(limits), metrics_(metrics) {
-  for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+Scorer::Scorer(size_t threads, int cores, const Limits& limits, Metrics& metrics) : limits_(limits), metrics_(metrics) {
+  for (size_t i = 0; i < threads; ++i)
+    threads_.emplace_back([this, cores] {
+      use_cores(cores);
+      run();
+    });
 }
 
 Scorer::~Scorer() {

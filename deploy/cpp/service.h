@@ -81,7 +81,8 @@ struct Job {
 // worthwhile. A request never waits for others to come.
 class Scorer {
  public:
-  Scorer(size_t threads, const Limits& limits, Metrics& metrics);
+  // `cores` that each of `threads` computes on.
+  Scorer(size_t threads, int cores, const Limits& limits, Metrics& metrics);
   ~Scorer();  // after all that wait are answered
 
   // Throws Refused, 503, where too many wait or are scored.
