@@ -231,3 +231,34 @@ def assert_equal(found: dict[str, Any], batch: Batch, schema: Schema, where: str
         if bags["weights"]:
             theirs = np.array([float(one) for one in bags["weights"]], np.float32)
             np.testing.assert_array_equal(theirs, jagged.weights().numpy(), f"{where}: {name}")
+
+
+@needs_cpp
+def test_rows_of_nothing_but_nulls_and_empty_lists_are_mapped_alike(rayrec_map: Path, tmp_path: Path) -> None:
+    """Each row is a request: nothing says which types its columns have."""
+    hashed = {"mapping": {"kind": "hash"}}
+    schema = Schema(
+        dense=[{"name": "d", "default": 2.5}, {"name": "wide", "width": 2, "default": 1.5}],
+        sparse=[
+            {"name": "one", "id_type": "text", "default": "x", **hashed},
+            {"name": "list", "kind": "id_list", "default": 3, **hashed},
+            {"name": "pairs", "kind": "weighted_id_list", "on_null": "empty", **hashed},
+            {"name": "ids", "kind": "weighted_id_list", "weight_column": "weights", "on_null": "empty", **hashed},
+        ],
+    )
+    rows_of = {"one": 10, "list": 10, "pairs": 10, "ids": 10}
+    tables = [{"rows": 10, "features": list(rows_of)}]
+    write_mapping({"schema": schema.model_dump(mode="json"), "tables": tables}, tmp_path)
+    some: list[Any] = [None, [], [None]]
+    weights: list[Any] = [(None, None), ([], []), (None, []), ([None], [1])]
+    numbers: list[dict[str, Any]] = [{"d": None, "wide": None, "one": None}, {"d": 1, "wide": [None, 1], "one": "y"}]
+    rows = [
+        {**number, "list": ids, "pairs": pairs, "ids": weighted[0], "weights": weighted[1]}
+        for number in numbers
+        for ids in some
+        for pairs in some
+        for weighted in weights
+    ]
+    mapping = Mapping(schema, rows_of, labels=False)
+    for row, found in zip(rows, ask(rayrec_map, tmp_path, [{"rows": [row]} for row in rows]), strict=True):
+        assert_equal(found, mapping.to_batch([row]), schema, str(row))
