@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from rayrec.checkpoint.attempt import order_of
@@ -15,8 +15,6 @@ from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointE
 from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.store import CheckpointStore
-
-Tell = Callable[[str], object]
 
 
 def store_of(place: str) -> tuple[CheckpointStore, str | None]:
@@ -37,14 +35,11 @@ def store_of(place: str) -> tuple[CheckpointStore, str | None]:
     raise CheckpointError(f"{place} is neither a checkpoint (it has no {MANIFEST}) nor a run with checkpoints")
 
 
-def find(place: str, tell: Tell = lambda text: None) -> tuple[CheckpointStore, Checkpoint]:
+def find(place: str) -> tuple[CheckpointStore, Checkpoint]:
     """The checkpoint that a path or URI means; of a run the newest.
 
-    Args:
-        tell: called with each newer one whose manifest is damaged.
-
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or the newest one's manifest is damaged.
         OSError: it cannot be read.
     """
     store, name = store_of(place)
@@ -56,8 +51,8 @@ def find(place: str, tell: Tell = lambda text: None) -> tuple[CheckpointStore, C
         found = next(iter(whole), None)
     if found is None:
         raise CheckpointError(f"{place} has no complete checkpoint")
-    for error in newer_damaged(found, damaged):
-        tell(f"{error}; read instead: step {found.step}")
+    if newer := newer_damaged(found, damaged):
+        raise CheckpointError(f"{newer[-1]}; the newest with a whole manifest is {found.path}") from newer[-1]
     return store, found
 
 
@@ -77,9 +72,9 @@ def verify_place(place: str) -> Iterator[tuple[str, list[Damage]]]:
         raise CheckpointError(f"{place} has no complete checkpoint")
 
 
-def describe(place: str, tell: Tell = lambda text: None) -> list[str]:
-    """Lines that say what a checkpoint holds; `tell` as in `find`."""
-    store, checkpoint = find(place, tell)
+def describe(place: str) -> list[str]:
+    """Lines that say what a checkpoint holds."""
+    store, checkpoint = find(place)
     manifest = checkpoint.manifest
     with store.reader(checkpoint) as reader:
         tensors = reader.index.tensors
@@ -103,19 +98,14 @@ def describe(place: str, tell: Tell = lambda text: None) -> list[str]:
     return lines
 
 
-def convert_place(
-    place: str, out: Path, optimizer: bool, tell: Tell = lambda text: None
-) -> tuple[Checkpoint, int, int]:
+def convert_place(place: str, out: Path, optimizer: bool) -> tuple[Checkpoint, int, int]:
     """Write one file; returns the checkpoint that it is of, how many tensors it has, and its bytes.
-
-    Args:
-        tell: as in `find`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
         OSError: the file cannot be written.
     """
-    store, checkpoint = find(place, tell)
+    store, checkpoint = find(place)
     with store.reader(checkpoint) as reader:
         count = to_safetensors(reader, out, optimizer)
     return checkpoint, count, out.stat().st_size

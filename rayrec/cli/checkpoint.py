@@ -38,9 +38,8 @@ def verify(place: Place) -> None:
 def inspect(place: Place) -> None:
     """Show what a checkpoint holds: step, tables and layers with their sizes, and how ids are mapped."""
     from rayrec.checkpoint.tools import describe
-    from rayrec.train.driver.terminal import notice
 
-    typer.echo("\n".join(describe(place, notice)))
+    typer.echo("\n".join(describe(place)))
 
 
 @app.command()
@@ -51,8 +50,7 @@ def convert(
 ) -> None:
     """Write a checkpoint's weights, under the names of the unsharded model, to one safetensors file."""
     from rayrec.checkpoint.tools import convert_place
-    from rayrec.train.driver.terminal import notice
 
-    checkpoint, count, size = convert_place(place, out, optimizer, notice)
+    checkpoint, count, size = convert_place(place, out, optimizer)
     typer.echo(f"read the checkpoint of step {checkpoint.step}: {checkpoint.path}")
     typer.echo(f"{out}: {count} tensors, {size / 1e6:,.1f} MB")

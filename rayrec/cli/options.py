@@ -43,8 +43,9 @@ RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run folder: <s
 WhichCheckpoint = Annotated[
     str,
     typer.Option(
-        metavar="newest|best|STEP",
-        help="Which checkpoint of the run: the newest, the best by storage.keep_best, or that of a step.",
+        metavar="newest|whole|best|STEP",
+        help="Which checkpoint of the run: the newest, the newest without damage, the best by storage.keep_best, or a "
+        "step's.",
     ),
 ]
 

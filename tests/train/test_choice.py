@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,60 +63,75 @@ def cut(checkpoint: Path) -> None:
     manifest.write_bytes(manifest.read_bytes()[:-20])
 
 
-def test_evaluate_names_what_it_read_and_damage_of_a_newer_one(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    *_, older, old, new = checkpoints(copy)
-    assert run(["evaluate", str(copy)]) == 0
-    told = capsys.readouterr()
-    assert f"read the checkpoint of step 20: {new}" in told.out and told.err == ""
+READING: dict[str, Callable[[Path, Path], list[str]]] = {  # the command's words for a run folder and a new folder
+    "evaluate": lambda copy, out: ["evaluate", str(copy)],
+    "export": lambda copy, out: ["export", str(copy), str(out)],
+    "predict": lambda copy, out: ["predict", str(copy), str(data_of(copy) / "eval"), str(out)],
+    "inspect": lambda copy, out: ["checkpoint", "inspect", str(copy)],
+    "convert": lambda copy, out: ["checkpoint", "convert", str(copy), str(out)],
+    "init_from": lambda copy, out: [
+        *["train", str(data_of(copy) / "c.yaml"), "--name", "warm"],
+        *["--set", f"init_from={copy}", "--set", f"storage.path={out}"],
+    ],
+}
 
-    flip_a_bit(new)
-    cut(old)
-    assert run(["evaluate", str(copy)]) == 0
-    told = capsys.readouterr()
-    assert f"read the checkpoint of step 12: {older}" in told.out
-    for damaged in (old, new):
-        assert f"the checkpoint {damaged} is damaged: " in told.err
-    assert told.err.count("; read instead: step 12\n") == 2
-    assert json.loads((copy / "evaluation.json").read_text())["step"] == 12
 
-    for number, damaged in (("20", new), ("16", old)):  # no other is read where one is named
-        assert run(["evaluate", str(copy), "--checkpoint", number]) == 1
-        told = capsys.readouterr()
-        assert f"the checkpoint {damaged} is damaged: " in told.err and "fresh" not in told.err
-    assert run(["evaluate", str(copy), "--checkpoint", "8"]) == 0
-    assert "read the checkpoint of step 8: " in capsys.readouterr().out
+def data_of(run_folder: Path) -> Path:
+    """The folder of a run's data and config."""
+    return Path(RunFolder(run_folder).read_config()["data"]["eval"]["path"]).parent
 
 
 @pytest.mark.parametrize("harm", [flip_a_bit, cut])
-def test_export_and_predict_read_no_damaged_one_in_silence(
-    harm: object, copy: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", READING)
+def test_each_command_refuses_damage_unless_an_older_checkpoint_is_asked_for(
+    command: str, harm: Callable[[Path], None], copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    new = checkpoints(copy)[-1]
-    assert callable(harm)
+    *_, older, old, new = checkpoints(copy)
+    number = itertools.count()
+
+    def outcome(*more: str) -> tuple[int, str, str]:
+        """Exit status, what is said on stdout, and on stderr."""
+        shutil.rmtree(copy / "exports", ignore_errors=True)  # where predict keeps one
+        status = run([*READING[command](copy, tmp_path / f"out-{next(number)}"), *more])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    harm(old)
+    status, out, err = outcome()
+    assert status == 0 and new.name in out + err and old.name not in out + err
     harm(new)
-    status = 0 if harm is cut else 1  # damage of a manifest is seen before anything is exported
-    rows = str(trained.parent.parent / "eval")
-    for number, words in enumerate((["export", str(copy)], ["predict", str(copy), rows])):
-        assert run([*words, str(tmp_path / f"first-{number}")]) == status
-        told = capsys.readouterr()
-        assert f"the checkpoint {new} is damaged: " in told.err
-        if harm is cut:
-            assert "read instead: step 16" in told.err and "read the checkpoint of step 16: " in told.out
-        else:
-            assert "another may be whole: --checkpoint with its step (4, 8, 10, 12, 16)" in told.err
-        assert run([*words, str(tmp_path / f"second-{number}"), "--checkpoint", "12"]) == 0
-        told = capsys.readouterr()
-        assert "read the checkpoint of step 12: " in told.out and told.err == ""
+    status, out, err = outcome()
+    if command == "inspect" and harm is flip_a_bit:  # reads no tensors
+        assert status == 0 and new.name in out
+        return
+    assert status == 1 and f"the checkpoint {new} is damaged: " in err
+    if command not in ("evaluate", "export", "predict"):
+        return
+    assert "an older one is read with --checkpoint whole (the newest without damage) or its step" in err
+    for which in ("whole", "12"):
+        status, out, err = outcome("--checkpoint", which)
+        assert status == 0 and "read the checkpoint of step 12: " in out and older.name in out
+        named = [f"the checkpoint {damaged} is damaged: " in err for damaged in (old, new)]
+        assert named == [which == "whole"] * 2 and err.count("; read instead: step 12\n") == sum(named)
+    for which, damaged in (("20", new), ("16", old)):  # no other is read where one is named
+        status, out, err = outcome("--checkpoint", which)
+        assert status == 1 and f"the checkpoint {damaged} is damaged: " in err
 
 
-def test_tools_name_damage_of_a_newer_manifest(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    *_, old, new = checkpoints(copy)
-    cut(new)
-    for words in (["inspect", str(copy)], ["convert", str(copy), str(tmp_path / "all.safetensors")]):
-        assert run(["checkpoint", *words]) == 0
-        told = capsys.readouterr()
-        assert str(old) in told.out and "step 16" in told.out
-        assert f"the checkpoint {new} is damaged: " in told.err and "read instead: step 16" in told.err
+def test_training_alone_goes_on_from_an_older_one_and_says_so(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = checkpoints(copy)[-1]
+    flip_a_bit(new)
+    words = [
+        "train",
+        str(data_of(copy) / "c.yaml"),
+        "--set",
+        f"storage.path={copy.parent}",
+        "--set",
+        "trainer.epochs=3",
+    ]
+    assert run(words) == 0
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert f"{new.name} is damaged: " in told and "going on from step 16" in told
 
 
 def test_the_best_is_the_one_with_the_best_score(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,8 +152,8 @@ def test_what_cannot_be_chosen_is_refused(copy: Path, tmp_path: Path, capsys: py
     folder, there = RunFolder(copy), r"4, 8, 10, 12, 16, 20"
     for which, text in (
         ("7", rf"^--checkpoint 7: .*small has no checkpoint of that step; it has {there}$"),
-        ("last", "^--checkpoint last: give newest, best, or the number of a step$"),
-        ("-1", "^--checkpoint -1: give newest, best, or the number of a step$"),
+        ("last", "^--checkpoint last: give newest, whole, best, or the number of a step$"),
+        ("-1", "^--checkpoint -1: give newest, whole, best, or the number of a step$"),
     ):
         with pytest.raises(TrainError, match=text):
             choose(folder, which)

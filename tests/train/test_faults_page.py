@@ -84,8 +84,8 @@ SHOWN = {
         "checkpoint/test_saving.py::test_what_is_removed_while_it_is_read_is_not_damaged",
     ],
     "a checkpoint is damaged": [
-        "train/test_choice.py::test_evaluate_names_what_it_read_and_damage_of_a_newer_one",
-        "train/test_choice.py::test_export_and_predict_read_no_damaged_one_in_silence",
+        "train/test_choice.py::test_each_command_refuses_damage_unless_an_older_checkpoint_is_asked_for",
+        "train/test_choice.py::test_training_alone_goes_on_from_an_older_one_and_says_so",
     ],
     "metrics, plan or report cannot be written": [
         "train/test_driver.py::test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed",

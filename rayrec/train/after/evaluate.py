@@ -32,7 +32,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Load a checkpoint of a run, score it, print the figures and write them to `evaluation.json`.
 
-    Damage of a newer checkpoint than the one that is read is reported on stderr.
+    A damaged one is refused; with "whole", what is passed over is reported on stderr.
 
     Args:
         run_dir: a run folder.
@@ -40,7 +40,7 @@ def evaluate_run(
         num_workers: workers to spread the tables over, however many the run had; 0 scores in this process.
         factory: makes the model, for a run that was given one in Python.
         allow_code: whether a `model.factory` that the run folder names may be imported.
-        checkpoint: "newest" (that is whole), "best" by `storage.keep_best`, or a step.
+        checkpoint: as `choose` takes it.
 
     Returns:
         `auc`, `ne`, `logloss`, `calibration`, `samples` (also for each of several labels in `tasks`), `skipped`, with
@@ -57,7 +57,7 @@ def evaluate_run(
 
     def hear(record: Record) -> None:
         course.hear(record)
-        if record.get("event") in ("damaged", "storage"):
+        if record.get("event") == "storage":
             notice(record["message"])
 
     outcome = run_job(job, course, hear, display, attempts_before=0)
@@ -86,7 +86,7 @@ def _job(
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
-    chosen = choose(folder, checkpoint)
+    chosen = choose(folder, checkpoint, notice)
     with converting_into(folder.converted, notice):
         manifest = Manifest.of(config.data.eval, config.data_schema)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))

@@ -24,7 +24,7 @@ from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.report import write_report
-from rayrec.train.run.choice import NEWEST, Tell, choose
+from rayrec.train.run.choice import NEWEST, Tell, choose, refused
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.setup import build
@@ -42,14 +42,14 @@ def export_run(
 ) -> Export:
     """Export a checkpoint of a run, whatever plan and world it was saved under.
 
-    One with damaged tensors is refused; that a newer one has a damaged manifest is reported on stderr.
+    A damaged one is refused; with "whole", what is passed over is reported on stderr.
 
     Args:
         source: a run folder, or a checkpoint inside it.
         data: rows to compare scores on; default the run's `data.eval`.
         factory: makes the model, for a run that was given one in Python.
         allow_code: whether a `model.factory` that the run folder names may be imported.
-        checkpoint: of a run folder: "newest", "best" by `storage.keep_best`, or a step.
+        checkpoint: of a run folder, as `choose` takes it.
 
     Raises:
         ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
@@ -72,11 +72,7 @@ def _export(
     try:
         made = export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
     except DamagedCheckpointError as error:
-        others = [one.step for one in CheckpointStore(folder.checkpoints).all() if one.name != checkpoint.name]
-        if not others:
-            raise
-        steps = ", ".join(map(str, sorted(set(others))))
-        raise TrainError(f"{error}; another may be whole: --checkpoint with its step ({steps})") from error
+        raise refused(error) from error
     with suppress(OSError, StorageError):  # an export needs no run that can be written
         _note(folder, made)
     return made
@@ -86,7 +82,7 @@ def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NE
     """The fp32 export of a run's checkpoint in the run's own folder; made where it is not there yet.
 
     Args:
-        checkpoint: "newest", "best" by `storage.keep_best`, or a step.
+        checkpoint: as `choose` takes it.
         tell: called with which one it is.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run a command reads: the newest, the best, or the one of a step; and what it passes over."""
+"""Which checkpoint of a run a command reads: the newest, the newest that is whole, the best, or that of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayrec.train.config.trainer import lower_is_better
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.run.folder import RunFolder
 
-NEWEST, BEST = "newest", "best"
+NEWEST, WHOLE, BEST = "newest", "whole", "best"
 Tell = Callable[[str], object]
 
 
@@ -26,17 +26,17 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
     """The checkpoint of a run that `which` means.
 
     Args:
-        which: "newest", "best" by the run's `storage.keep_best`, or a step.
-        tell: called with each newer one whose manifest is damaged.
+        which: "newest", "whole" (the newest without damage: all of it is read to know), "best" by the run's
+            `storage.keep_best`, or a step.
+        tell: called with each newer one that "whole" passes over.
 
     Raises:
-        TrainError: there is none such, or no score; names those that there are.
-        DamagedCheckpointError: the manifest of the best one, or of the step's one, is damaged.
-        NoWholeCheckpointError: the manifests of all are damaged.
+        TrainError: there is none such, or no score (names those that there are); its manifest is damaged.
+        NoWholeCheckpointError: the manifests of all are damaged; with "whole", all are damaged somewhere.
         StorageError: the checkpoints cannot be read.
     """
-    if which not in (NEWEST, BEST) and not which.isdecimal():
-        raise TrainError(f"--checkpoint {which}: give newest, best, or the number of a step")
+    if which not in (NEWEST, WHOLE, BEST) and not which.isdecimal():
+        raise TrainError(f"--checkpoint {which}: give newest, whole, best, or the number of a step")
     store = CheckpointStore(folder.checkpoints)
     try:
         whole, damaged = store.listing()
@@ -44,17 +44,40 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
             raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
         if which == BEST:
             return _best(folder, store, whole, damaged)
+        if which == WHOLE:
+            return _undamaged(store, whole, damaged, tell)
+        if which != NEWEST:
+            return _of_step(folder, int(which), whole, damaged)
+        if not whole:
+            raise no_whole(store.root.path, damaged)
+        if newer := newer_damaged(whole[-1], damaged):
+            raise newer[-1]
+        return whole[-1]
+    except DamagedCheckpointError as error:
+        raise refused(error) from error
     except OSError as error:
         raise StorageError(
             f"{error.filename or folder.checkpoints} cannot be read: {error.strerror or error}"
         ) from error
-    if which == NEWEST:
-        if not whole:
-            raise no_whole(store.root.path, damaged)
-        for newer in newer_damaged(whole[-1], damaged):
-            tell(f"{newer}; read instead: step {whole[-1].step}")
-        return whole[-1]
-    return _of_step(folder, int(which), whole, damaged)
+
+
+def refused(error: DamagedCheckpointError) -> TrainError:
+    """What a command says that was to read a damaged checkpoint; only training goes on from an older one by itself."""
+    return TrainError(f"{error}; an older one is read with --checkpoint whole (the newest without damage) or its step")
+
+
+def _undamaged(
+    store: CheckpointStore, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError], tell: Tell
+) -> Checkpoint:
+    damaged = list(damaged)
+    for found in reversed(whole):
+        if damages := store.damages(found):
+            damaged.append(DamagedCheckpointError(found.path, damages))
+            continue
+        for newer in newer_damaged(found, damaged):
+            tell(f"{newer}; read instead: step {found.step}")
+        return found
+    raise no_whole(store.root.path, damaged)
 
 
 def _best(

@@ -14,7 +14,6 @@ from rayrec.checkpoint.warm_start import Names
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
 
 Fingerprint = Mapping[str, Any]
@@ -54,7 +53,7 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
     if init is None:
         return None
     try:
-        store, checkpoint = find(init.path, lambda text: notice(f"init_from: {text}"))
+        store, checkpoint = find(init.path)
         with store.reader(checkpoint) as reader:
             there = {key.rpartition(".")[2] for key in reader.index.tensors if key.startswith(f"{TABLE}/")}
     except OSError as error:

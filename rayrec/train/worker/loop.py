@@ -466,7 +466,6 @@ def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
         resumed = loop.saver.resumed
         if resumed is None:  # the driver has found one
             raise ValueError(f"{job.checkpoints}: the checkpoint was removed meanwhile; run the command again")
-        loop.saver.report_start()
         scores = evaluate(learner, streams.take("eval", EVAL_ROWS), job.config, session)
     at = {"step": resumed.step, "checkpoint": resumed.path, "data": str(job.config.data.eval)}
     return {**scores, **at}

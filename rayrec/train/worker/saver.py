@@ -29,7 +29,7 @@ from rayrec.data.mapping.fingerprint import as_before
 from rayrec.data.storage.retries import Patience
 from rayrec.distributed.comm import broadcast_object
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.run.choice import best_by
+from rayrec.train.run.choice import best_by, refused
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every
 from rayrec.train.worker.outage import Outages, is_of_storage, within
@@ -132,8 +132,8 @@ class Saver:
                     raise
             except DamagedCheckpointError as error:
                 self._damaged.append(error)
-                if self._job.checkpoint is not None:
-                    raise
+                if self._job.task != "fit":
+                    raise refused(error) from error
                 if len(self._candidates) == 1:
                     raise no_whole(self.store.root.path, self._damaged) from error
                 self._candidates.pop(0)
@@ -153,11 +153,10 @@ class Saver:
 
     def report_start(self) -> None:
         """Reports damaged checkpoints."""
-        if self.resumed is None or self._job.checkpoint is not None:
+        if self.resumed is None:
             return
-        then = "going on from" if self._job.task == "fit" else "read instead:"
         for error in newer_damaged(self.resumed, self._damaged):
-            self._report_first(self.resumed.step, "damaged", f"{error}; {then} step {self.resumed.step}")
+            self._report_first(self.resumed.step, "damaged", f"{error}; going on from step {self.resumed.step}")
 
     def save(
         self,
