@@ -376,3 +376,14 @@ def test_the_installed_package_is_whole(tmp_path: Path) -> None:
     own = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=own, capture_output=True, text=True)
     assert told.stdout.startswith(str(tmp_path / "there")) and "train" in told.stdout, told.stderr
+
+
+def test_the_cpp_image_has_the_pair_that_exports_are_compiled_with() -> None:
+    text = (DEPLOY / "cpp" / "Dockerfile").read_text()
+    given = re.search(r"^ARG TORCH=(\S+) FBGEMM=(\S+)$", text, re.MULTILINE)
+    lock = (DEPLOY / "requirements.lock").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    assert given is not None and f"\ntorch=={given[1]}\n" in lock and f"fbgemm-gpu-cpu=={given[2]}" in project
+    for source in re.findall(r"^COPY (deploy/\S+)", text, re.MULTILINE):
+        assert (ROOT / source).exists()
+    assert "python" not in text[text.rindex("\nFROM") :]
