@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import ray
 import yaml
@@ -387,3 +388,14 @@ def test_the_cpp_image_has_the_pair_that_exports_are_compiled_with() -> None:
     for source in re.findall(r"^COPY (deploy/\S+)", text, re.MULTILINE):
         assert (ROOT / source).exists()
     assert "python" not in text[text.rindex("\nFROM") :]
+
+
+def test_kubernetes_takes_the_manifest_of_the_cpp_server() -> None:
+    deployment, service = documents(DEPLOY / "cpp" / "kubernetes.yaml")
+    for document in (deployment, service):
+        kubernetes_validate.validate(document, kuberay.KUBERNETES, strict=True)
+    pod = deployment["spec"]["template"]
+    (server,) = pod["spec"]["containers"]
+    usage = (DEPLOY / "cpp" / "server.cpp").read_text()
+    assert all(f'"  {flag} ' in usage for flag in server["args"] if flag.startswith("--"))
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]

@@ -191,6 +191,7 @@ def test_requests_in_every_form_have_the_scores_of_the_rows(
         for binary in (False, True):
             answer = _infer(port, columns, context, kinds, binary)
             np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(_triton(port, columns, context, kinds), expected, rtol=0, atol=1e-6)
         results: list[float] = []
 
         def client(part: int) -> None:  # together with others
@@ -210,28 +211,50 @@ def test_requests_in_every_form_have_the_scores_of_the_rows(
         assert 'feature="city"' in unknown
 
 
+def _tensors(columns: dict[str, list[Any]], context: dict[str, Any]) -> dict[str, list[Any]]:
+    """Lists as values and lengths, the context as inputs of one row."""
+    found: dict[str, list[Any]] = {}
+    for name, given in columns.items():
+        values = [context[name]] if name in context else given
+        if isinstance(values[0], list):
+            found[f"{name}.lengths"] = [len(one) for one in values]
+            values = [one for value in values for one in value]
+        found[name] = values
+    return found
+
+
+def _triton(
+    port: int, columns: dict[str, list[Any]], context: dict[str, Any], kinds: dict[str, str]
+) -> np.ndarray[Any, Any]:
+    """By a client that is not ours."""
+    triton = pytest.importorskip("tritonclient.http")
+    client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+    assert client.is_server_ready() and client.is_model_ready("model")
+    inputs = []
+    for name, values in _tensors(columns, context).items():
+        dtypes: dict[str, Any] = {"INT64": np.int64, "FP64": np.float64, "FP32": np.float32, "BYTES": np.object_}
+        inputs.append(triton.InferInput(name, [len(values)], kinds[name]))
+        inputs[-1].set_data_from_numpy(np.array(values, dtypes[kinds[name]]))
+    found = client.infer("model", inputs)
+    scores = np.stack([found.as_numpy(label) for label in LABELS], 1)
+    client.close()
+    return scores
+
+
 def _infer(
     port: int, columns: dict[str, list[Any]], context: dict[str, Any], kinds: dict[str, str], binary: bool
 ) -> np.ndarray[Any, Any]:
     """In the open inference protocol, the context as inputs of one row."""
     inputs, rest = [], b""
-    for name, values in columns.items():
-        values = [context[name]] if name in context else values
-        tensors: dict[str, Any] = {name: values}
-        if isinstance(values[0], list):
-            tensors = {
-                name: [one for value in values for one in value],
-                f"{name}.lengths": [len(one) for one in values],
-            }
-        for tensor, flat in tensors.items():
-            entry: dict[str, Any] = {"name": tensor, "datatype": kinds[tensor], "shape": [len(flat)]}
-            if binary:
-                raw = _bytes_of(flat, kinds[tensor])
-                entry["parameters"] = {"binary_data_size": len(raw)}
-                rest += raw
-            else:
-                entry["data"] = flat
-            inputs.append(entry)
+    for tensor, flat in _tensors(columns, context).items():
+        entry: dict[str, Any] = {"name": tensor, "datatype": kinds[tensor], "shape": [len(flat)]}
+        if binary:
+            raw = _bytes_of(flat, kinds[tensor])
+            entry["parameters"] = {"binary_data_size": len(raw)}
+            rest += raw
+        else:
+            entry["data"] = flat
+        inputs.append(entry)
     head = json.dumps({"id": "mine", "inputs": inputs, "parameters": {"binary_data_output": binary}}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))} if binary else {}
     answer = ask(port, head + rest, "/v2/models/model/versions/v1/infer", **headers)
@@ -343,6 +366,8 @@ def test_sigterm_answers_what_is_there_and_ends(
         process.send_signal(signal.SIGTERM)
         np.testing.assert_array_equal(Answer(busy.getresponse()).scores(), expected)
         assert process.wait(20) == 0
+        idle.close()
+        busy.close()
         with pytest.raises(OSError):
             ask(port, path="/healthz")
 
@@ -413,13 +438,8 @@ def _mutated(draw: random.Random, body: bytes) -> bytes:
 
 
 def _v2_body(columns: dict[str, list[Any]], kinds: dict[str, str]) -> bytes:
-    inputs = []
-    for name, values in columns.items():
-        flat = [one for value in values for one in value] if isinstance(values[0], list) else values
-        inputs.append({"name": name, "datatype": kinds[name], "shape": [len(flat)], "data": flat})
-        if isinstance(values[0], list):
-            lengths = [len(value) for value in values]
-            inputs.append({"name": f"{name}.lengths", "datatype": "INT64", "shape": [len(lengths)], "data": lengths})
+    tensors = _tensors(columns, {}).items()
+    inputs = [{"name": name, "datatype": kinds[name], "shape": [len(data)], "data": data} for name, data in tensors]
     return json.dumps({"inputs": inputs}).encode()
 
 
