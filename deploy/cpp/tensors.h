@@ -23,7 +23,7 @@ struct InferRequest {
   bool binary = false;
 };
 
-// Throws Refused. `json_bytes`: where the binary tensors begin; empty: there are none.
+// Throws Refused. What is read points into `body`. `json_bytes`: where the binary tensors begin; empty: there are none.
 InferRequest read_tensors(const std::string& body, std::string_view json_bytes, const Mapping& mapping, const Limits& limits);
 
 // Name, datatype and shape of each input; -1 is any number.
