@@ -22,7 +22,7 @@ PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long gpu mutants lint types unit format reference docs docs-serve lock clean
+.PHONY: help setup data train test test-long cpp-packages gpu mutants lint types unit format reference docs docs-serve lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -49,6 +49,11 @@ unit: data  ## all tests but the long ones
 
 test-long: data  ## the long tests: chaos, several hosts, soak
 	$(PYTEST) -m long $(PYTEST_ARGS)
+
+cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests that need them skip by name without
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$(cat deploy/cpp/packages.txt) >/dev/null; \
+	else echo "install what deploy/cpp/packages.txt lists: apt-get needs root" >&2; exit 1; fi
 
 # make gpu RANKS="1 2 8"
 gpu: data  ## on a machine with GPUs: the tests that need one, then jobs/bench_gpu.py, which adds its table to jobs/RESULTS.md

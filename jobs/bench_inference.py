@@ -18,14 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rayrec import quant
 from rayrec.inference import Model, Trained, Wanted, export
 from rayrec.inference.graph import Inputs
-from rayrec.inference.wire import to_bytes
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.serve import ModelSpec, Service
 from rayrec.sparse import KeyedJaggedTensor
 
 DENSE = 13
@@ -106,7 +107,10 @@ def main() -> None:
         make_model=make,
         weights=Weights(source),  # type: ignore[arg-type]
         inputs=Inputs(tuple(keys), DENSE, None, False),
-        mapping={"schema": {}, "tables": []},
+        mapping={
+            "schema": {"dense": [{"name": f"d{i}"} for i in range(DENSE)], "sparse": [{"name": key} for key in keys]},
+            "tables": [{"rows": args.rows, "features": [key]} for key in keys],
+        },
         rows_of=dict.fromkeys(keys, args.rows),
         batches=lambda: [batch_of(keys, args.rows, 1000, 1, seed) for seed in range(4)],
     )
@@ -139,9 +143,8 @@ def main() -> None:
             figures[f"aoti_over_eager_{size}"] = found["aoti"] / found["eager"]
             figures[f"bf16_over_fp32_{size}"] = found["bf16"] / found["aoti"]
         if args.cpp is not None:
-            batch = batch_of(keys, args.rows, 100, 1)
             for name, model in (("fp32", fp32), ("bf16", bf16)):
-                figures[f"cpp_over_python_{name}_100"] = cpp_over_python(args.cpp, model, batch, args.repeats)
+                figures[f"cpp_over_python_{name}_100"] = cpp_over_python(args.cpp, model, 100, args.repeats)
     figures["cpu"] = torch.backends.cpu.get_cpu_capability()  # type: ignore[assignment]
     if args.json:
         print(json.dumps(figures))
@@ -150,14 +153,22 @@ def main() -> None:
             print(f"{name:32} {value if isinstance(value, str) else f'{value:,.4g}'}")
 
 
-def cpp_over_python(server: Path, model: Model, batch: Batch, repeats: int) -> float:
-    """Time from mapped rows to scores: in the server without Python, over that in this process; median of pairs."""
+def cpp_over_python(server: Path, model: Model, rows: int, repeats: int) -> float:
+    """Time from a body of raw rows to scores: in the server without Python, over that of a service in this process;
+    median of pairs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     started = subprocess.Popen([server, model.folder, "--port", str(port)], stderr=subprocess.DEVNULL)
     connection = http.client.HTTPConnection("127.0.0.1", port)
-    body, ratios = to_bytes(batch, model.index.inputs), []
+    service, ratios = Service([ModelSpec(name="ctr", path=model.folder)]), []
+    schema = service.schema()
+    drawn = np.random.default_rng(0)
+    columns: dict[str, list[float]] = {one["name"]: drawn.normal(size=rows).tolist() for one in schema["dense"]}
+    columns |= {
+        one["name"]: drawn.integers(model.index.rows_of[one["name"]], size=rows).tolist() for one in schema["sparse"]
+    }
+    body = json.dumps({"rows": columns}).encode()
     try:
         for _ in range(200):
             try:
@@ -166,12 +177,12 @@ def cpp_over_python(server: Path, model: Model, batch: Batch, repeats: int) -> f
             except OSError:
                 time.sleep(0.05)
         for turn in range(repeats + 3):
-            connection.request("POST", "/score", body)
+            connection.request("POST", "/score", body, {"content-type": "application/json"})
             response = connection.getresponse()
             response.read()
             theirs = float((response.getheader("Server-Timing") or "").partition("dur=")[2])
             begin = time.perf_counter()
-            torch.sigmoid(model.score(batch))
+            service.score(body, "application/json")
             if turn >= 3:
                 ratios.append(theirs / ((time.perf_counter() - begin) * 1e3))
     finally:

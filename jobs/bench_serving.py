@@ -5,7 +5,7 @@ scoring requests together gains, and a second core; gRPC and the C++ server besi
     git worktree add OLD COMMIT; python jobs/bench_serving.py --beside OLD
 
 The load comes from this machine: a request is one context and 100 candidates of 26 features, as JSON; as tensors over
-gRPC; mapped to rows for C++. With `--beside` the benchmark of another checkout runs next, and each figure of both is
+gRPC; C++ gets the same JSON. With `--beside` the benchmark of another checkout runs next, and each figure of both is
 divided by its.
 """
 
@@ -15,7 +15,9 @@ import argparse
 import http.client
 import json
 import os
+import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -36,7 +38,6 @@ from bench_inference import DENSE, Weights, batch_of
 from rayrec.inference import Model, Trained, Wanted, export
 from rayrec.inference.artifact import checksum
 from rayrec.inference.graph import Inputs
-from rayrec.inference.wire import to_bytes
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.serve import ModelSpec, ServeConfig, Service
@@ -129,6 +130,30 @@ class Load:
                 time.sleep(0.02)
 
 
+class LeanLoad(Load):
+    """Bytes that are made before, and answers of which one in 64 is parsed: the servers' cost, hardly the client's."""
+
+    def _client(self) -> None:
+        head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(self._sent)}"
+        sent, turn = head.encode() + b"\r\n\r\n" + self._sent, 0
+        with socket.create_connection(("127.0.0.1", self._port), timeout=30) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while not self._stop.is_set():
+                begin = time.perf_counter()
+                connection.sendall(sent)
+                found = connection.recv(1 << 20)
+                while (end := found.find(b"\r\n\r\n")) < 0:
+                    found += connection.recv(1 << 20)
+                length = int(re.search(rb"(?i)content-length: *(\d+)", found)[1])  # type: ignore[index]
+                while len(found) < end + 4 + length:
+                    found += connection.recv(1 << 20)
+                self.times.append(time.perf_counter() - begin)
+                self.failed += not found.startswith(b"HTTP/1.1 200")
+                turn += 1
+                if turn % 64 == 1:
+                    self.mixed += not self._check(json.loads(found[end + 4 :]))
+
+
 class GrpcLoad(Load):
     """As tensors of the open inference protocol."""
 
@@ -158,38 +183,13 @@ class GrpcLoad(Load):
                 self.mixed += not self._check(found)
 
 
-class CppLoad(Load):
-    """Rows that are mapped already, as the C++ server takes them."""
-
-    def _client(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
-        while not self._stop.is_set():
-            begin = time.perf_counter()
-            connection.request("POST", "/score", self._sent)
-            response = connection.getresponse()
-            scores = np.frombuffer(response.read(), "<f4").tolist()
-            self.times.append(time.perf_counter() - begin)
-            version = response.getheader("X-Version") or ""
-            self.failed += response.status != 200
-            self.mixed += response.status == 200 and not self._check({"version": version, "scores": {"label": scores}})
-
-
-def mapped(model: Path) -> bytes:
-    """The request's rows for the C++ server."""
-    raw = json.loads(body())
-    rows = {**{name: [value] * CANDIDATES for name, value in raw["context"].items()}, **raw["candidates"]}
-    request = Service([ModelSpec(name="ctr", path=model)]).read(json.dumps({"rows": rows}).encode(), "application/json")
-    batch, _ = request.loaded.reader.batch([request.query])
-    return to_bytes(batch, request.loaded.model.index.inputs)
-
-
 @contextmanager
-def cpp_server(model: Path, build: Path, port: int) -> Iterator[None]:
+def cpp_server(model: Path, build: Path, port: int, threads: int) -> Iterator[None]:
     sources = Path(__file__).parents[1] / "deploy" / "cpp"
     quiet = {"check": True, "stdout": subprocess.DEVNULL}
     subprocess.run(["cmake", "-S", sources, "-B", build, f"-DPYTHON={sys.executable}"], **quiet)  # type: ignore[call-overload]
     subprocess.run(["cmake", "--build", build], **quiet)  # type: ignore[call-overload]
-    process = subprocess.Popen([build / "rayrec_server", model, "--port", str(port), "--threads", "1"])
+    process = subprocess.Popen([build / "rayrec_server", model, "--port", str(port), "--threads", str(threads)])
     try:
         yield
     finally:
@@ -207,10 +207,16 @@ def other_servers(
     }
     with ExitStack() as stack:
         if shutil.which("cmake") is not None:
-            sent = mapped(model)
-            stack.enter_context(cpp_server(model, build, ports["cpp"]))
-            until(lambda: http.client.HTTPConnection("127.0.0.1", ports["cpp"]).connect())
-            loads["cpp"] = lambda: CppLoad(ports["cpp"], 8, sound, sent)
+            for threads in (1, 2):
+                port = ports["cpp"] + threads
+                stack.enter_context(cpp_server(model, build, port, threads))
+                until(lambda port=port: http.client.HTTPConnection("127.0.0.1", port).connect())  # type: ignore[misc]
+            for count in (1, CANDIDATES):
+                sent, check = body(count), sound if count == CANDIDATES else lambda _: True
+                for name, port in (("json", ports["json"]), ("cpp", ports["cpp"] + 1), ("cpp2", ports["cpp"] + 2)):
+                    loads[f"{name}_rows_{count}"] = lambda port=port, sent=sent, check=check: LeanLoad(
+                        port, 8, check, sent
+                    )  # type: ignore[misc]
         checked: list[Load] = []
 
         def kept(make: Callable[[], Load]) -> Load:
@@ -220,9 +226,11 @@ def other_servers(
         found = in_turns({name: lambda make=make: kept(make) for name, make in loads.items()}, args.turns, args.seconds)  # type: ignore[misc]
     figures: dict[str, float] = {"other_wrong": sum(load.failed + load.mixed for load in checked)}
     for name in list(loads)[1:]:
+        base = f"json{name[name.index('_') :]}" if name.startswith("cpp") else "json"
         for key in ("p50", "p99", "rps"):
             figures[f"{name}_{key}_8"] = statistics.median(turn[key] for turn in found[name])
-            figures[f"{name}_over_json_{key}_8"] = middle(found[name], found["json"], key)
+            if not name.startswith("json"):
+                figures[f"{name}_over_{base}_{key}_8"] = middle(found[name], found[base], key)
     return figures
 
 
@@ -357,6 +365,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--port", type=int, default=18200)
+    parser.add_argument("--servers", action="store_true", help="only gRPC and C++ beside the replica")
     parser.add_argument("--beside", type=Path, help="another checkout, whose benchmark is run as well")
     args = parser.parse_args()
     figures: dict[str, float] = {}
@@ -372,14 +381,16 @@ def main() -> None:
 
         servers = Servers(root / "v1", args.port + 50)
         try:
-            figures |= of_uvicorn(servers, args)
+            if not args.servers:
+                figures |= of_uvicorn(servers, args)
             spec = ModelSpec(name="ctr", path=root)
             ports = {"json": args.port, "grpc": args.port + 10, "cpp": args.port + 60}
             config = ServeConfig(
                 models=(spec,), port=args.port, grpc_port=ports["grpc"], direct=True, watch_s=0.1, cpus=1
             )
             with serving(config):
-                figures |= beside_uvicorn(args.port, servers.plain, sound, args)
+                if not args.servers:
+                    figures |= beside_uvicorn(args.port, servers.plain, sound, args)
                 figures |= other_servers(ports, root / "v1", Path(folder) / "build", sound, args)
                 steady = Load(args.port, 2, sound).run(args.seconds)
                 load = Load(args.port, 2, sound)

@@ -1,102 +1,46 @@
 #include "model.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <zlib.h>
 
-#include <array>
+#include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <numeric>
 #include <set>
 #include <sstream>
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
+#include <nlohmann/json.hpp>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/version.h>
 
-#include "json.h"
+#include "file.h"
 
 namespace rayrec {
 namespace {
 
+using nlohmann::json;
+
 constexpr int kOldest = 1, kNewest = 2;  // formats of export.json
 
-// A file's bytes, read only, shared by all processes that map it.
-class Mapped {
- public:
-  explicit Mapped(const std::string& path) {
-    int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    struct stat found;
-    if (file < 0 || ::fstat(file, &found) != 0) {
-      if (file >= 0) ::close(file);
-      throw ExportError(path + " cannot be opened");
-    }
-    size_ = static_cast<size_t>(found.st_size);
-    data_ = size_ ? ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0) : nullptr;
-    ::close(file);
-    if (data_ == MAP_FAILED) throw ExportError(path + " cannot be mapped");
-  }
-  ~Mapped() {
-    if (data_ != nullptr && data_ != MAP_FAILED) ::munmap(data_, size_);
-  }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-  void* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-uint32_t crc32(const unsigned char* data, size_t size) {
-  static const auto tables = [] {
-    std::array<std::array<uint32_t, 256>, 8> made{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      uint32_t crc = i;
-      for (int bit = 0; bit < 8; ++bit) crc = crc & 1 ? 0xEDB88320u ^ (crc >> 1) : crc >> 1;
-      made[0][i] = crc;
-    }
-    for (uint32_t i = 0; i < 256; ++i)
-      for (int k = 1; k < 8; ++k) made[k][i] = made[0][made[k - 1][i] & 0xFF] ^ (made[k - 1][i] >> 8);
-    return made;
-  }();
-  uint32_t crc = 0xFFFFFFFFu;
-  for (; size >= 8; size -= 8, data += 8) {  // eight bytes at a time
-    uint32_t low = crc ^ (data[0] | data[1] << 8 | data[2] << 16 | static_cast<uint32_t>(data[3]) << 24);
-    crc = tables[7][low & 0xFF] ^ tables[6][low >> 8 & 0xFF] ^ tables[5][low >> 16 & 0xFF] ^ tables[4][low >> 24] ^
-          tables[3][data[4]] ^ tables[2][data[5]] ^ tables[1][data[6]] ^ tables[0][data[7]];
-  }
-  for (; size; --size, ++data) crc = tables[0][(crc ^ *data) & 0xFF] ^ (crc >> 8);
-  return ~crc;
-}
-
-Json read_json(const std::string& path) {
+json read_json(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw ExportError(path + " cannot be opened: the folder holds no whole export");
-  std::stringstream text;
-  text << file.rdbuf();
   try {
-    return Json::parse(text.str());
-  } catch (const std::runtime_error& error) {
+    return json::parse(file);
+  } catch (const json::exception& error) {
     throw ExportError(path + ": " + error.what() + "; export the run anew");
   }
 }
 
-Json read_index(const std::string& folder) {
-  Json index = read_json(folder + "/export.json");
-  try {
-    const double format = index["format"].number();
-    if (format < kOldest || format > kNewest) throw std::runtime_error("another format than this build reads");
-    return index;
-  } catch (const std::runtime_error& error) {
-    throw ExportError(folder + "/export.json: " + error.what() + "; export the run anew");
-  }
+json read_index(const std::string& folder) {
+  json index = read_json(folder + "/export.json");
+  const auto format = index.is_object() ? index.find("format") : index.end();
+  if (format == index.end() || !format->is_number() || *format < kOldest || *format > kNewest)
+    throw ExportError(folder + "/export.json: another format than this build reads; export the run anew");
+  return index;
 }
 
 // The flags of this machine's processor.
@@ -111,135 +55,137 @@ std::set<std::string> flags_here() {
 }
 
 // That the compiled graph was made by this torch, for processors like this one: another one may end the process.
-void check_compiled(const std::string& folder, const Json& index) {
-  const std::string torch = index["versions"]["torch"].string();
+void check_compiled(const std::string& folder, const json& index) {
+  const std::string torch = index.at("versions").at("torch");
   if (torch.substr(0, torch.find('+')) != TORCH_VERSION)
     throw ExportError(folder + " was compiled with torch " + torch + ", this server with " TORCH_VERSION
                       ": export it with that torch, or build the server anew");
-  if (!index.members().contains("instructions")) return;  // an earlier export, which did not record them
+  if (!index.contains("instructions")) return;  // an earlier export, which did not record them
   const std::set<std::string> here = flags_here();
   std::string lacks;
-  for (const Json& flag : index["instructions"].array())
-    if (!here.contains(flag.string())) lacks += " " + flag.string();
+  for (const std::string flag : index["instructions"])
+    if (!here.contains(flag)) lacks += " " + flag;
   if (!lacks.empty())
-    throw ExportError(folder + " was compiled for " + index["march"].string() + " processors, this one lacks" + lacks +
+    throw ExportError(folder + " was compiled for " + index.value("march", json("other")).dump() + " processors, this one lacks" + lacks +
                       ": export it for this machine");
 }
+
+// One request's rows, or those of several, as the graph takes them.
+struct Joined {
+  std::vector<float> dense, weights;
+  std::vector<int64_t> offsets, ids;
+};
 
 }  // namespace
 
 std::string version_of(const std::string& folder) {
-  const Json index = read_index(folder);
-  try {
-    return index["version"].string();
-  } catch (const std::runtime_error& error) {
-    throw ExportError(folder + "/export.json: " + error.what() + "; export the run anew");
-  }
-}
-
-std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners) {
-  auto model = std::make_shared<const Model>(folder, runners);
-  const Json parity = read_json(folder + "/parity.json");
-  if (!parity.members().contains("within_limits") || !parity["within_limits"].boolean())
-    throw ExportError(folder + ": its scores are outside their limits, or nobody compared them; export it anew");
-  const auto features = static_cast<size_t>(model->num_features());
-  const std::vector<float> dense(static_cast<size_t>(model->num_dense())), weights(features, 1.0f);
-  std::vector<int64_t> offsets(features + 1);
-  const std::vector<int64_t> ids(features);
-  std::iota(offsets.begin(), offsets.end(), 0);
-  Rows row{1, dense, offsets, ids, {}};
-  if (model->weighted()) row.weights = weights;
-  for (float logit : model->score(row))
-    if (!std::isfinite(logit)) throw ExportError(folder + ": a row of zeros scores no number; look at its training");
-  return model;
+  const json index = read_index(folder);
+  const auto version = index.find("version");
+  if (version == index.end() || !version->is_string()) throw ExportError(folder + "/export.json: no version; export the run anew");
+  return *version;
 }
 
 struct Model::State {
+  explicit State(const std::string& folder) : mapping(folder) {}
+
+  Mapping mapping;
   std::string version;
-  std::vector<std::string> keys;
-  std::vector<int64_t> rows_of;  // of each key: every id lies below
-  int64_t num_dense = 0, num_labels = 1;
+  std::vector<std::string> labels;
+  std::vector<size_t> places;    // of each key of the graph among the mapping's features
+  std::vector<uint8_t> shared;   // which of them the graph takes once for all rows
+  std::vector<int64_t> rows_of;  // every id lies below
+  int64_t num_dense = 0;
   bool weighted = false;
   bool has_context = false;  // the graph takes a row of bags before the others, which belongs to all of them
-  std::unique_ptr<Mapped> tables;
+  std::unique_ptr<MappedFile> tables;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader;
 
-  void check(const Rows& rows) const {
-    const int64_t bags = static_cast<int64_t>(keys.size()) * rows.size, count = static_cast<int64_t>(rows.ids.size());
-    if (rows.size < 0 || static_cast<int64_t>(rows.dense.size()) != rows.size * num_dense ||
-        static_cast<int64_t>(rows.offsets.size()) != bags + 1 ||
-        (weighted && static_cast<int64_t>(rows.weights.size()) != count))
-      throw BadRows("sizes do not fit: dense is [B, " + std::to_string(num_dense) + "], offsets [" +
-                    std::to_string(keys.size()) + " * B + 1], weights as many as ids");
-    if (rows.offsets.front() != 0 || rows.offsets.back() != count)
-      throw BadRows("offsets must go from 0 to the number of ids, " + std::to_string(count));
-    for (int64_t bag = 0; bag < bags; ++bag)
-      if (rows.offsets[bag + 1] < rows.offsets[bag] || rows.offsets[bag + 1] > count)
-        throw BadRows(where(bag, rows.size) + ": its bag has a negative length");
-    for (size_t key = 0; key < keys.size(); ++key)
-      for (int64_t i = rows.offsets[key * rows.size]; i < rows.offsets[(key + 1) * rows.size]; ++i)
-        if (rows.ids[i] < 0 || rows.ids[i] >= rows_of[key])
-          throw BadRows("feature " + keys[key] + ": id " + std::to_string(rows.ids[i]) + " is outside the rows [0, " +
-                        std::to_string(rows_of[key]) + ") of its table");
-    for (size_t i = 0; i < rows.dense.size(); ++i)
-      if (!std::isfinite(rows.dense[i]))
-        throw BadRows("dense number " + std::to_string(i % num_dense) + " of row " + std::to_string(i / num_dense) +
-                      " is not finite");
-    for (float weight : rows.weights)
-      if (!std::isfinite(weight)) throw BadRows("a weight of an id is not finite");
+  void check(const std::string& folder) const {
+    if (num_dense != mapping.num_dense() || weighted != mapping.weighted() || places.size() != mapping.sparse().size())
+      throw ExportError(folder + ": mapping.json has other features than the graph; export the run anew");
   }
 
-  // As the graph takes them: before each feature's bags an empty one.
-  std::vector<int64_t> offsets(const Rows& rows) const {
-    std::vector<int64_t> made;
-    made.reserve(rows.offsets.size() + keys.size());
-    for (size_t key = 0; key < keys.size(); ++key) {
-      const auto first = rows.offsets.begin() + static_cast<std::ptrdiff_t>(key) * rows.size;
-      made.push_back(*first);
-      made.insert(made.end(), first, first + rows.size);
+  Joined join(std::span<const Mapped* const> parts) const {
+    int64_t rows = 0;
+    for (const Mapped* part : parts) rows += part->rows;
+    Joined made;
+    made.dense.resize(static_cast<size_t>(rows * num_dense));
+    float* to = made.dense.data();
+    for (const Mapped* part : parts)
+      for (int64_t row = 0; row < part->rows; ++row)
+        for (size_t i = 0; i < part->dense.size(); ++i) {
+          const size_t width = mapping.dense()[i].width;
+          const float* from = part->dense[i].values.data() + (part->dense[i].shared ? 0 : static_cast<size_t>(row) * width);
+          to = std::copy(from, from + width, to);
+        }
+    made.offsets.reserve(places.size() * static_cast<size_t>(rows + 1) + 1);
+    made.offsets.push_back(0);
+    auto add = [&](const Bags& bags, size_t bag) {
+      const auto first = bags.offsets[bag], last = bags.offsets[bag + 1];
+      made.ids.insert(made.ids.end(), bags.ids.begin() + first, bags.ids.begin() + last);
+      if (!weighted) return;
+      if (bags.weights.empty()) made.weights.resize(made.ids.size(), 1.0f);
+      else made.weights.insert(made.weights.end(), bags.weights.begin() + first, bags.weights.begin() + last);
+    };
+    auto close = [&] { made.offsets.push_back(static_cast<int64_t>(made.ids.size())); };
+    for (size_t key = 0; key < places.size(); ++key) {
+      const bool once = has_context && shared[key] && parts.size() == 1 && parts[0]->sparse[places[key]].shared;
+      if (has_context) {
+        if (once) add(parts[0]->sparse[places[key]], 0);
+        close();
+      }
+      for (const Mapped* part : parts) {
+        const Bags& bags = part->sparse[places[key]];
+        for (int64_t row = 0; row < part->rows; ++row) {
+          if (!once) add(bags, bags.shared ? 0 : static_cast<size_t>(row));
+          close();
+        }
+      }
+      for (auto id = made.ids.begin() + made.offsets[made.offsets.size() - 1 - static_cast<size_t>(rows) - has_context]; id != made.ids.end(); ++id)
+        if (*id < 0 || *id >= rows_of[key]) throw std::logic_error("an id is outside its table");  // or the kernel reads elsewhere
     }
-    made.push_back(rows.offsets.back());
     return made;
-  }
-
-  std::string where(int64_t bag, int64_t size) const {
-    return "feature " + keys[bag / size] + ", row " + std::to_string(bag % size);
   }
 };
 
-Model::Model(const std::string& folder, size_t runners, bool checksums) : state_(std::make_unique<State>()) {
-  Json index = read_index(folder);
+Model::Model(const std::string& folder, size_t runners, bool checksums) {
+  json index = read_index(folder);
   try {
-    state_->version = index["version"].string();
-    const Json& inputs = index["inputs"];
-    for (const Json& key : inputs["keys"].array()) {
-      state_->keys.push_back(key.string());
-      state_->rows_of.push_back(static_cast<int64_t>(index["rows_of"][key.string()].number()));
-    }
-    state_->num_dense = static_cast<int64_t>(inputs["num_dense"].number());
-    state_->num_labels = inputs["labels"].null() ? 1 : static_cast<int64_t>(inputs["labels"].array().size());
-    state_->weighted = inputs["weighted"].boolean();
-    state_->has_context = inputs.members().contains("context") && !inputs["context"].null();
-    bool compiled = false;
-    for (const Json& target : index["targets"].array()) compiled |= target.string() == "aoti";
-    if (!compiled) throw ExportError(folder + " holds no compiled graph: export with --target aoti");
     check_compiled(folder, index);
-    for (const auto& [name, file] : index["files"].members()) {
+    const auto& targets = index.at("targets");
+    if (std::find(targets.begin(), targets.end(), "aoti") == targets.end())
+      throw ExportError(folder + " holds no compiled graph: export with --target aoti");
+    for (const auto& [name, file] : index.at("files").items()) {
       if (name.find("..") != std::string::npos || name.starts_with("/"))
         throw ExportError(folder + "/export.json names a file outside the folder");
       const std::string path = folder + "/" + name;
-      Mapped data(path);
-      if (data.size() != static_cast<size_t>(file.array()[0].number()))
+      MappedFile data(path);
+      if (data.size() != file.at(0).get<size_t>())
         throw ExportError(path + " has another size than when it was exported: copy it again");
-      if (checksums && crc32(static_cast<unsigned char*>(data.data()), data.size()) != file.array()[1].number())
+      if (checksums && crc32_z(0, static_cast<const Bytef*>(data.data()), data.size()) != file.at(1).get<uint64_t>())
         throw ExportError(path + " is damaged, its checksum is another: copy it again");
     }
-  } catch (const ExportError&) {
-    throw;
-  } catch (const std::runtime_error& error) {
+    state_ = std::make_unique<State>(folder);
+    const json& inputs = index.at("inputs");
+    const std::vector<SparseFeature>& features = state_->mapping.sparse();
+    const json context = inputs.value("context", json());
+    state_->has_context = !context.is_null();
+    for (const std::string key : inputs.at("keys")) {
+      const auto found = std::find_if(features.begin(), features.end(), [&](const SparseFeature& one) { return one.name == key; });
+      if (found == features.end()) throw ExportError(folder + ": mapping.json lacks feature " + key + "; export the run anew");
+      state_->places.push_back(static_cast<size_t>(found - features.begin()));
+      state_->rows_of.push_back(index.at("rows_of").at(key).get<int64_t>());
+      state_->shared.push_back(state_->has_context && std::find(context.begin(), context.end(), key) != context.end());
+    }
+    state_->version = index.at("version");
+    state_->num_dense = inputs.at("num_dense").get<int64_t>();
+    state_->labels = inputs.at("labels").is_null() ? std::vector<std::string>{"label"} : inputs.at("labels").get<std::vector<std::string>>();
+    state_->weighted = inputs.at("weighted").get<bool>();
+    state_->check(folder);
+  } catch (const json::exception& error) {
     throw ExportError(folder + "/export.json: " + error.what() + "; export the run anew");
   }
-  state_->tables = std::make_unique<Mapped>(folder + "/tables.bin");
+  state_->tables = std::make_unique<MappedFile>(folder + "/tables.bin");
   try {
     state_->loader = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
         folder + "/aoti", "model", false, runners, static_cast<c10::DeviceIndex>(-1));
@@ -250,32 +196,46 @@ Model::Model(const std::string& folder, size_t runners, bool checksums) : state_
 
 Model::~Model() = default;
 
-std::vector<float> Model::score(const Rows& rows) const {
-  state_->check(rows);
-  if (rows.size == 0) return {};
+std::vector<float> Model::score(std::span<const Mapped* const> parts) const {
+  int64_t rows = 0;
+  for (const Mapped* part : parts) rows += part->rows;
+  if (rows == 0) return {};
+  Joined joined = state_->join(parts);
   c10::InferenceMode guard;
-  auto view = [](const auto& span, at::IntArrayRef shape, at::ScalarType kind) {
-    // torch reads inputs only; it has no tensor of constant data
-    return at::from_blob(const_cast<void*>(static_cast<const void*>(span.data())), shape, at::TensorOptions(kind));
-  };
-  const std::vector<int64_t> with_context = state_->has_context ? state_->offsets(rows) : std::vector<int64_t>();
-  const std::span<const int64_t> offsets = state_->has_context ? std::span(with_context) : rows.offsets;
+  auto view = [](auto& numbers, at::IntArrayRef shape, at::ScalarType kind) { return at::from_blob(numbers.data(), shape, at::TensorOptions(kind)); };
   std::vector<at::Tensor> inputs{
-      view(rows.dense, {rows.size, state_->num_dense}, at::kFloat),
-      view(rows.ids, {static_cast<int64_t>(rows.ids.size())}, at::kLong),
-      view(offsets, {static_cast<int64_t>(offsets.size())}, at::kLong),
+      view(joined.dense, {rows, state_->num_dense}, at::kFloat),
+      view(joined.ids, {static_cast<int64_t>(joined.ids.size())}, at::kLong),
+      view(joined.offsets, {static_cast<int64_t>(joined.offsets.size())}, at::kLong),
+      // torch reads inputs only; it has no tensor of constant data
       at::from_blob(state_->tables->data(), {static_cast<int64_t>(state_->tables->size())}, at::TensorOptions(at::kByte)),
   };
-  if (state_->weighted) inputs.push_back(view(rows.weights, {static_cast<int64_t>(rows.weights.size())}, at::kFloat));
-  at::Tensor logits = state_->loader->run(inputs)[0].contiguous();
-  const float* first = logits.data_ptr<float>();
-  return {first, first + logits.numel()};
+  if (state_->weighted) inputs.push_back(view(joined.weights, {static_cast<int64_t>(joined.weights.size())}, at::kFloat));
+  at::Tensor scores = state_->loader->run(inputs)[0].sigmoid().contiguous();
+  const float* first = scores.data_ptr<float>();
+  return {first, first + scores.numel()};
 }
 
+void use_cores(int count) { at::set_num_threads(count); }
+
 const std::string& Model::version() const { return state_->version; }
-int64_t Model::num_features() const { return static_cast<int64_t>(state_->keys.size()); }
-int64_t Model::num_dense() const { return state_->num_dense; }
-int64_t Model::num_labels() const { return state_->num_labels; }
-bool Model::weighted() const { return state_->weighted; }
+const Mapping& Model::mapping() const { return state_->mapping; }
+const std::vector<std::string>& Model::labels() const { return state_->labels; }
+
+std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners) {
+  auto model = std::make_shared<const Model>(folder, runners);
+  const json parity = read_json(folder + "/parity.json");
+  if (!parity.is_object() || parity.value("within_limits", json()) != json(true))
+    throw ExportError(folder + ": its scores are outside their limits, or nobody compared them; export it anew");
+  Mapped row;
+  row.rows = 1;
+  for (const DenseFeature& one : model->mapping().dense()) row.dense.push_back({false, std::vector<float>(one.width)});
+  for (const SparseFeature& one : model->mapping().sparse())
+    row.sparse.push_back({false, {0}, {0, 1}, one.kind == SparseFeature::Kind::Weighted ? std::vector<float>{1} : std::vector<float>()});
+  const Mapped* rows[] = {&row};
+  for (float score : model->score(rows))
+    if (!std::isfinite(score)) throw ExportError(folder + ": a row of zeros scores no number; look at its training");
+  return model;
+}
 
 }  // namespace rayrec

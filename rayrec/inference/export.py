@@ -15,6 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from rayrec.data.errors import first_line
+from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.data.storage.locations import local_path, open_filesystem, plain_path
 from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
@@ -296,11 +297,12 @@ def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
     for feature in raw["schema"].get("sparse", []):
         given = feature.get("mapping") or {}
         if given.get("kind") == "vocabulary":
-            number = len(list((folder / artifact.VOCABULARIES).glob("*")))
+            number = len(list((folder / artifact.VOCABULARIES).glob("*.index")))
             copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(given['path'])).suffix}"
             copy.parent.mkdir(exist_ok=True)
             with open(copy, "wb") as file:
                 file.writelines(_bytes_of(given["path"]))
+            load_vocabulary(given["path"]).write(copy.with_name(f"{copy.name}.index"))
             given["path"] = copy.relative_to(folder).as_posix()
     artifact.write_json(folder / artifact.MAPPING, raw)
 

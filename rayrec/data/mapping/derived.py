@@ -3,7 +3,7 @@
 A feature is source columns → a chain of small pure functions on Arrow arrays → ids (lists, weights) or numbers. Each
 link of the chain is one entry of `schema.derived`: it reads columns of the data, or derived columns listed above it,
 and gives a new column, which features name like any other. There is one implementation, called by
-`map_rows`, so that training, `evaluate`, `predict` and the service get equal values; C++ takes rows that are mapped.
+`map_rows`, so that training, `evaluate`, `predict` and the service get equal values. `deploy/cpp` repeats some of them.
 
 Statistics (boundaries of quantiles, means) are part of the schema. `rayrec data fit` computes those left out from the
 training data alone and writes them into the config; so they are in the run, the export and the fingerprint.

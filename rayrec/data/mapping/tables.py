@@ -43,7 +43,8 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
     if len(set(lengths.values())) > 1:
         raise DataError(f"the columns have unequal lengths: {lengths}", fix="give every column one value a row")
     features = {feature.column: feature for feature in schema.sparse}
-    numbers = {feature.column for feature in schema.dense}
+    numbers = {feature.column: feature.width > 1 for feature in schema.dense}
+    numbers |= {feature.weight_column: True for feature in schema.sparse if feature.weight_column}
     for name, array in found.items():
         kind = types.get(name)
         if kind is not None and pat.is_null(array.type):
@@ -51,7 +52,7 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
         elif name in features:
             found[name] = _ids(name, array, features[name])
         elif name in numbers:
-            found[name] = array.cast(_of_leaf(array.type, pa.float64())) if _leaf_is_null(array.type) else array
+            found[name] = _nulls(array, pa.float64(), numbers[name]) if _leaf_is_null(array.type) else array
     return pa.table(found)
 
 
@@ -107,7 +108,10 @@ def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array
 def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
     """Ids as integers or strings; what is neither is left to the check of types."""
     if _leaf_is_null(array.type):
-        return array.cast(_of_leaf(array.type, pa.string() if _wants_text(feature) else pa.int64()))
+        kind = pa.string() if _wants_text(feature) else pa.int64()
+        if feature.kind == "weighted_id_list" and feature.weight_column is None:
+            kind = pa.struct([("id", kind), ("weight", pa.float64())])
+        return _nulls(array, kind, feature.kind != "id")
     if not pat.is_floating(leaf_of(array.type)):
         return array
     try:  # pandas makes floats of integers beside a null, in lists as well
@@ -117,6 +121,10 @@ def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
         raise DataError(
             f"feature {feature.name!r}: an id must be a whole number: {error}", column=name, fix=fix
         ) from error
+
+
+def _nulls(array: Any, kind: pa.DataType, listed: bool) -> Any:
+    return array.cast(pa.list_(kind) if listed and pat.is_null(array.type) else _of_leaf(array.type, kind))
 
 
 def _nan_to_null(array: Any) -> Any:

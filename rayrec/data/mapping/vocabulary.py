@@ -57,6 +57,13 @@ class Lookup:
         """
         return self.index.find(_hashes(ids))
 
+    def write(self, path: Path) -> None:
+        """Writes it as one file, which `deploy/cpp/vocabulary.h` reads."""
+        with open(path, "wb") as file:
+            np.array([self.size, self.text, len(self.index.hashes)], "<u8").tofile(file)
+            self.index.hashes.tofile(file)
+            self.index.places.tofile(file)
+
 
 def _hashes(ids: I64 | pa.Array) -> U64:
     return hash_texts(ids) if isinstance(ids, pa.Array) else mix64_array(ids, 0)

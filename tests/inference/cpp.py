@@ -1,0 +1,39 @@
+"""Builds what lies in `deploy/cpp`, once a test process; tests skip by name where a tool or a header is missing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "deploy" / "cpp"
+HEADERS = ("nlohmann/json.hpp", "boost/beast.hpp", "blake2.h", "zlib.h")
+
+
+def _missing() -> list[str]:
+    tools = [tool for tool in ("cmake", "g++") if shutil.which(tool) is None]
+    if tools:
+        return tools
+    lines = "".join(f"#include <{name}>\n" for name in HEADERS)
+    found = subprocess.run(
+        ["g++", "-std=c++20", "-E", "-M", "-MG", "-x", "c++", "-"], input=lines, capture_output=True, text=True
+    )
+    words = found.stdout.split()
+    return [name for name in HEADERS if name in words]  # found ones come with their folders
+
+
+needs_cpp = pytest.mark.skipif(
+    bool(missing := _missing()), reason=f"deploy/cpp cannot be built, {missing} missing: make cpp-packages"
+)
+
+
+@cache
+def built(target: str, folder: Path) -> Path:
+    """The path of a program."""
+    subprocess.run(["cmake", "-S", SOURCES, "-B", folder, f"-DPYTHON={sys.executable}"], check=True, timeout=200)
+    subprocess.run(["cmake", "--build", folder, "--target", target, "-j2"], check=True, timeout=600)
+    return folder / target
