@@ -7,7 +7,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 from rayrec._debug import debugging
@@ -15,6 +15,7 @@ from rayrec._imports import quick_imports
 from rayrec.local_ray import init_local, quiet_unless_debug
 from rayrec.looking import beside
 from rayrec.serve.config import ServeConfig
+from rayrec.serve.haproxy import own_haproxy
 from rayrec.serve.port import wait_until_silent
 
 
@@ -149,14 +150,15 @@ def _ray(config: ServeConfig) -> Iterator[bool]:
         yield True
         return
     address = os.environ.get("RAY_ADDRESS")
-    if address:
-        ray.init(address=address, **quiet_unless_debug())
-    else:
-        init_local(config.replicas * config.cpus + 1)
-    try:
-        yield address is not None
-    finally:
-        ray.shutdown()
+    with own_haproxy() if address is None and not config.direct else nullcontext():
+        if address:
+            ray.init(address=address, **quiet_unless_debug())
+        else:
+            init_local(config.replicas * config.cpus + 1)
+        try:
+            yield address is not None
+        finally:
+            ray.shutdown()
 
 
 @contextmanager

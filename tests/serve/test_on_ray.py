@@ -145,6 +145,34 @@ def test_the_service_watches_for_versions_and_survives_the_loss_of_its_replica(t
     assert until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 60), "processes are left"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_service_whose_driver_was_killed_leaves_its_port_to_the_next(tmp_path: Path) -> None:
+    model = export_run(train(tmp_path / "run"), tmp_path / "export").folder
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    command = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={model}", "--port", str(port)]
+    environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    for signal_number in (signal.SIGKILL, signal.SIGINT):
+        with open(tmp_path / "told", "w") as told:
+            service = subprocess.Popen(command, env=environment, stdout=told, stderr=told, start_new_session=True)
+        try:
+            assert until(lambda: "serving ctr" in (tmp_path / "told").read_text(), 120), (tmp_path / "told").read_text()
+            assert "label" in ask(port, "/score", {"rows": [GOOD]})["scores"]
+            balancers = [pid for pid in processes_under(service.pid) if is_haproxy(pid)]
+            assert balancers
+        finally:
+            service.send_signal(signal_number)
+            service.wait(120)
+        assert until(lambda left=balancers: not any(map(is_haproxy, left)), 30), "HAProxy goes on"
+
+
+def is_haproxy(pid: int) -> bool:
+    """Whether it runs, and is one."""
+    return Path(f"/proc/{pid}/exe").resolve().name == "haproxy"
+
+
 SHARED = """
 import os, subprocess, sys, urllib.error, urllib.request
 import ray
