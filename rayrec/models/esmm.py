@@ -46,7 +46,7 @@ class ESMM(Ranker):
         )
 
     def outputs(self, batch: Batch) -> torch.Tensor:
-        click, given_click = self.towers(self.input(batch).expand(2, -1, -1)).squeeze(2)
+        click, given_click = self.towers([self.input(batch)] * 2).squeeze(2).unbind(1)
         return torch.stack([click, logit_of_both(click, given_click)], dim=1)
 
 

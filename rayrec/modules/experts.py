@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from rayrec.modules.linear import Linear, linear
 
 
 class ParallelMLPs(nn.Module):
@@ -44,14 +47,31 @@ class ParallelMLPs(nn.Module):
             nn.init.uniform_(bias, -bound, bound)
         self.logits, self.dropout = logits, dropout
 
-    def forward(self, inputs_EBD: torch.Tensor) -> torch.Tensor:
-        """`[E, B, in_size]` to `[E, B, H]`."""
-        last = len(self.weights) - 1
-        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            inputs_EBD = torch.baddbmm(bias, inputs_EBD, weight)
-            if place < last or not self.logits:
-                inputs_EBD = F.dropout(inputs_EBD.relu(), self.dropout, self.training)
-        return inputs_EBD
+    def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """`[B, E, H]` from `[B, in_size]` for each network; neighbours with one input share their first product."""
+        x_BEH = _products(inputs, self.weights[0], self.biases[0])
+        for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
+            x_BEH = self._active(x_BEH)
+            if x_BEH.device.type == "cpu":
+                x_BEH = _products(x_BEH.unbind(1), weight, bias)
+            else:  # one kernel for all
+                x_BEH = torch.baddbmm(bias, x_BEH.transpose(0, 1), weight).transpose(0, 1)
+        return x_BEH if self.logits else self._active(x_BEH)
+
+    def _active(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x.relu(), self.dropout, self.training)
+
+
+def _products(inputs: Sequence[torch.Tensor], weight_EIO: torch.Tensor, bias_E1O: torch.Tensor) -> torch.Tensor:
+    """`[B, E, O]`, each network's input times its weights; those of neighbours with one input by one product."""
+    places = [place for place, one in enumerate(inputs) if place == 0 or one is not inputs[place - 1]]
+    counts = [end - start for start, end in pairwise([*places, len(inputs)])]
+    weights, biases = weight_EIO.mT.split(counts), bias_E1O[:, 0].split(counts)
+    products = [
+        linear(inputs[place], weight.flatten(0, 1), bias.flatten()).unflatten(1, (count, -1))
+        for place, count, weight, bias in zip(places, counts, weights, biases, strict=True)
+    ]
+    return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +117,21 @@ class GatedExperts(nn.Module):
         self.num_experts = sizes.tasks * sizes.own + sizes.shared
         self.experts = ParallelMLPs(self.num_experts, in_size, sizes.layers, dropout=dropout, device=device)
         reach = [sizes.own + sizes.shared] * sizes.tasks + [self.num_experts] * hands_on
-        self.gates = nn.ModuleList(nn.Linear(in_size, count, bias=False, device=device) for count in reach)
+        self.gates = nn.ModuleList(Linear(in_size, count, bias=False, device=device) for count in reach)
 
-    def forward(self, inputs_IBD: torch.Tensor) -> torch.Tensor:
-        """`[T + 1, B, D]`, the tasks' inputs and the shared one, to `[T, B, H]`, or `[T + 1, B, H]` if handed on."""
+    def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tasks' inputs and the shared one, `[B, D]` each, to `[B, T, H]`, or `[B, T + 1, H]` if handed on."""
         sizes, own = self.sizes, self.sizes.tasks * self.sizes.own
-        of_tasks = inputs_IBD[:-1].repeat_interleave(sizes.own, dim=0) if own else inputs_IBD[:0]
-        of_shared = inputs_IBD[-1].expand(sizes.shared, -1, -1)
-        found_BEH = self.experts(torch.cat([of_tasks, of_shared])).transpose(0, 1)
-        mixes = []
-        for place, (gate, x_BD) in enumerate(zip(self.gates, inputs_IBD.unbind(0), strict=False)):
-            first = place * sizes.own
-            reached = torch.cat([found_BEH[:, first : first + sizes.own], found_BEH[:, own:]], 1) if own else found_BEH
-            if place == sizes.tasks:
-                reached = found_BEH
-            mixes.append(torch.bmm(gate(x_BD).softmax(1)[:, None], reached).squeeze(1))
-        return torch.stack(mixes)
+        of_experts = [one for one in inputs[:-1] for _ in range(sizes.own)] + [inputs[-1]] * sizes.shared
+        shares = []
+        for place, (gate, x_BD) in enumerate(zip(self.gates, inputs, strict=False)):
+            share_BE = gate(x_BD).softmax(1)
+            if place < sizes.tasks:  # other tasks' own experts have no share
+                before = place * sizes.own
+                of_own = F.pad(share_BE[:, : sizes.own], (before, own - before - sizes.own))
+                share_BE = torch.cat([of_own, share_BE[:, sizes.own :]], dim=1)
+            shares.append(share_BE)
+        return torch.bmm(torch.stack(shares, dim=1), self.experts(of_experts))
 
 
 class MultiTask(nn.Module):
@@ -144,8 +163,8 @@ class MultiTask(nn.Module):
 
     def forward(self, inputs_BD: torch.Tensor) -> torch.Tensor:
         """Logits `[B, T]`."""
-        mixed = inputs_BD.expand(self.tasks + 1, -1, -1)
+        inputs = [inputs_BD] * (self.tasks + 1)
         for level in self.levels:
-            mixed = level(mixed)
-        logits: torch.Tensor = self.towers(mixed).squeeze(2).T
+            inputs = list(level(inputs).unbind(1))
+        logits: torch.Tensor = self.towers(inputs).squeeze(2)
         return logits

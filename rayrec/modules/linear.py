@@ -19,24 +19,30 @@ class Linear(nn.Linear):
     """`nn.Linear`; what is not a training step on a CPU, in float32, without a tracer, is left to torch as it is."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if type(input) is torch.Tensor and self._in_training(input) and _mkl_is_slow():
-            result: torch.Tensor = _Linear.apply(input, self.weight, self.bias)
-            return result
-        return super().forward(input)
+        return linear(input, self.weight, self.bias)
 
-    def _in_training(self, given: torch.Tensor) -> bool:
-        return (
-            torch.is_grad_enabled()
-            and self.weight.requires_grad
-            and given.device.type == self.weight.device.type == "cpu"
-            and given.dtype == self.weight.dtype == torch.float32
-            and given.dim() == 2
-            and given.numel() * self.out_features >= MIN_PRODUCTS
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
-            and not torch.is_autocast_enabled("cpu")
-            and not torch._C._are_functorch_transforms_active()
-        )
+
+def linear(given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`F.linear`, by oneDNN where `Linear` is."""
+    if type(given) is torch.Tensor and _in_training(given, weight) and _mkl_is_slow():
+        result: torch.Tensor = _Linear.apply(given, weight, bias)
+        return result
+    return nn.functional.linear(given, weight, bias)
+
+
+def _in_training(given: torch.Tensor, weight: torch.Tensor) -> bool:
+    return (
+        torch.is_grad_enabled()
+        and weight.requires_grad
+        and given.device.type == weight.device.type == "cpu"
+        and given.dtype == weight.dtype == torch.float32
+        and given.dim() == 2
+        and given.numel() * weight.shape[0] >= MIN_PRODUCTS
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+    )
 
 
 class _Linear(torch.autograd.Function):
