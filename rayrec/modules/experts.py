@@ -64,14 +64,18 @@ class ParallelMLPs(nn.Module):
 
 def _products(inputs: Sequence[torch.Tensor], weight_EIO: torch.Tensor, bias_E1O: torch.Tensor) -> torch.Tensor:
     """`[B, E, O]`, each network's input times its weights; those of neighbours with one input by one product."""
-    places = [place for place, one in enumerate(inputs) if place == 0 or one is not inputs[place - 1]]
-    counts = [end - start for start, end in pairwise([*places, len(inputs)])]
-    weights, biases = weight_EIO.mT.split(counts), bias_E1O[:, 0].split(counts)
+    weights, biases = weight_EIO.mT, bias_E1O[:, 0]
     products = [
-        linear(inputs[place], weight.flatten(0, 1), bias.flatten()).unflatten(1, (count, -1))
-        for place, count, weight, bias in zip(places, counts, weights, biases, strict=True)
+        linear(one, weights[start:end].flatten(0, 1), biases[start:end].flatten()).unflatten(1, (end - start, -1))
+        for one, start, end in _neighbours(inputs)
     ]
     return products[0] if len(products) == 1 else torch.cat(products, dim=1)
+
+
+def _neighbours(inputs: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int, int]]:
+    """Each input once for its neighbours that are the same: with the first place, and the one after the last."""
+    places = [place for place, one in enumerate(inputs) if place == 0 or one is not inputs[place - 1]]
+    return [(inputs[start], start, end) for start, end in pairwise([*places, len(inputs)])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +127,14 @@ class GatedExperts(nn.Module):
         """The tasks' inputs and the shared one, `[B, D]` each, to `[B, T, H]`, or `[B, T + 1, H]` if handed on."""
         sizes, own = self.sizes, self.sizes.tasks * self.sizes.own
         of_experts = [one for one in inputs[:-1] for _ in range(sizes.own)] + [inputs[-1]] * sizes.shared
-        shares = []
-        for place, (gate, x_BD) in enumerate(zip(self.gates, inputs, strict=False)):
-            share_BE = gate(x_BD).softmax(1)
-            if place < sizes.tasks:  # other tasks' own experts have no share
+        gates: list[torch.Tensor] = list(self.gates.parameters())
+        logits, shares = list[torch.Tensor](), list[torch.Tensor]()
+        for x_BD, start, end in _neighbours(inputs[: len(gates)]):
+            wide = linear(x_BD, torch.cat(gates[start:end]), None)
+            logits += wide.split([len(gate) for gate in gates[start:end]], dim=1)
+        for place, logits_BE in enumerate(logits):
+            share_BE = logits_BE.softmax(1)
+            if own and place < sizes.tasks:  # other tasks' own experts have no share
                 before = place * sizes.own
                 of_own = F.pad(share_BE[:, : sizes.own], (before, own - before - sizes.own))
                 share_BE = torch.cat([of_own, share_BE[:, sizes.own :]], dim=1)

@@ -55,9 +55,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (inputs, weight), grad = ctx.saved_tensors, grads[0].contiguous()
         of_inputs, of_weight, of_bias = ctx.needs_input_grad
+        inputs = inputs.contiguous()
+        narrow = inputs.shape[1] < grad.shape[1]  # oneDNN copies the left one of two transposed factors: the smaller
         return (
             _times(grad, weight.t()) if of_inputs else None,
-            _times(grad.t(), inputs.contiguous().t()) if of_weight else None,
+            (_times(inputs.t(), grad.t()).t() if narrow else _times(grad.t(), inputs.t())) if of_weight else None,
             grad.sum(0) if of_bias else None,
         )
 
