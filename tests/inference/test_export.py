@@ -126,7 +126,7 @@ def test_raw_rows_are_mapped_as_in_training_with_the_folders_own_vocabulary(tmp_
 def _scores_with(run: Path, model: Path) -> list[tuple[Batch, torch.Tensor]]:
     """The trainer's, with the vocabulary that the export kept."""
     config = run / "config.yaml"
-    path = json.loads(json.dumps(str(next((model / "vocabularies").iterdir()))))
+    path = json.loads(json.dumps(str(next((model / "vocabularies").glob("*.parquet")))))
     config.write_text(config.read_text().replace(f"file://{run.parent.parent}/cities.parquet", path))
     return trainer_scores(run)
 
