@@ -5,7 +5,6 @@ from rayrec.inference.export import Export, Trained, export
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
 from rayrec.inference.quantize import quantize_inference_model, read_exported_tables
-from rayrec.inference.sharded import shard_quant_model
 from rayrec.inference.wanted import Wanted
 
 __all__ = [
@@ -18,5 +17,4 @@ __all__ = [
     "export",
     "quantize_inference_model",
     "read_exported_tables",
-    "shard_quant_model",
 ]

@@ -1,6 +1,7 @@
 """`torchrec.inference`."""
 
-from rayrec.inference import quantize_inference_model, shard_quant_model
+from rayrec.inference import quantize_inference_model
+from rayrec.torchrec.inference.sharded import shard_quant_model
 from rayrec.torchrec.not_offered import names_left_out
 
 __getattr__ = names_left_out(__name__)

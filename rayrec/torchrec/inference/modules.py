@@ -104,6 +104,6 @@ def quantize_inference_model(
 def shard_quant_model(*args: Any, **kwargs: Any) -> None:
     """Raises NotOffered: a process drives one device here."""
     raise NotOffered(
-        "shard_quant_model: use rayrec.inference.shard_quant_model(model, group) with a process for each device; "
+        "shard_quant_model: use rayrec.torchrec.inference.shard_quant_model(model, group), a process for each device; "
         "`rayrec serve` starts them"
     )

@@ -17,13 +17,13 @@ from rayrec.distributed.plan.cuts import by_rows, whole
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import Shard
 from rayrec.inference.graph import replaced
-from rayrec.inference.sharded_route import Ids, Route
-from rayrec.inference.sharded_tables import check_shards, own_part
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import check_features, feature_names, output_names
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
 from rayrec.quant.check import check_lookups
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rayrec.torchrec.inference.sharded_route import Ids, Route
+from rayrec.torchrec.inference.sharded_tables import check_shards, own_part
 
 TablePlan = Mapping[str, Sequence[Shard]]
 

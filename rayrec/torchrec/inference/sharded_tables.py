@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from rayrec.distributed.plan.shards import Shard, Span
-from rayrec.inference.sharded_route import Route, Stream
 from rayrec.modules import EmbeddingBagConfig, PoolingType
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TableFormat, TablePlace
 from rayrec.quant.layout import TABLE_ALIGNMENT
+from rayrec.torchrec.inference.sharded_route import Route, Stream
 
 
 def check_shards(place: TablePlace, shards: Sequence[Shard], ranks: int) -> None:
