@@ -13,7 +13,9 @@ from rayrec.cli.options import WhichCheckpoint, path
 def index(
     source: Annotated[
         str,
-        typer.Argument(metavar="RUN|ITEMS", help="A run of a retriever, or Parquet of item vectors, an item a row."),
+        typer.Argument(
+            metavar="RUN|ITEMS", help="A retriever's run or checkpoint, or Parquet with an item vector a row."
+        ),
     ],
     out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder for the index; not there yet.")],
     items: Annotated[
@@ -32,6 +34,8 @@ def index(
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Make an index of a run, or over item vectors; other columns of the items are attributes to filter by."""
+    of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--checkpoint": checkpoint != "newest"}
+    of_vectors: dict[str, object] = {"--queries": queries, "--extend": extend, "--vector": vector != "vector"}
     from rayrec.checkpoint.folder import open_folder
     from rayrec.inference.index import Index, Search, write_index
     from rayrec.inference.retrieve import read_vectors
@@ -40,11 +44,16 @@ def index(
     from rayrec.train.run.mirror import run_here
 
     wanted = Search(kind=search, recall=recall, k=k)
-    far = "://" in source and "config.yaml" in open_folder(source).names()
-    if far or (Path(source) / "config.yaml").exists():
+    marks = ("config.yaml", "manifest.json")  # of a run, and of a checkpoint of one
+    far = open_folder(source).names() if "://" in source else []
+    if any(mark in far or (Path(source) / mark).exists() for mark in marks):
+        _refuse(of_vectors, f"{source} is a run")
         with run_here(source, notice) as run:
             report = index_run(run, out, items, id_column, search=wanted, tables=tables, checkpoint=checkpoint)
     else:
+        _refuse(of_run, f"{source} is no run, but item vectors")
+        if extend is not None:
+            _refuse({"--queries": queries, "--search": search != "exact"}, f"the search is that of {extend}")
         vectors, table = read_vectors(source, vector, id_column)
         if extend is not None:
             report = Index(extend).extended(out, vectors, table)
@@ -61,6 +70,16 @@ def index(
         )
         if report.recall < recall:
             typer.echo(f"the wanted recall of {recall} was not reached; take --search exact")
+
+
+def _refuse(given: dict[str, object], why: str) -> None:
+    """
+    Raises:
+        ValueError: one of these options is given.
+    """
+    for option, value in given.items():
+        if value:
+            raise ValueError(f"{why}, which takes no {option}: leave it out")
 
 
 def retrieve(

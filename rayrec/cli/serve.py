@@ -73,8 +73,8 @@ def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
     from rayrec.data.storage.locations import local_path
     from rayrec.serve.config import ModelSpec, made_of
 
-    if not models:
-        raise ValueError("name a model (an export, or a folder of exports), or give --config")
+    if not models and flags["index"] is None:
+        raise ValueError("name a model (an export, or a folder of exports), or give --index or --config")
     for model in models:
         for place in (model, model.partition("=")[2]):
             local_path(place)
@@ -89,11 +89,12 @@ def _serve(settings: ServeConfig, detach: bool) -> None:
         from rayrec.serve.example import request
         from rayrec.serve.versions import newest
 
-        names = ", ".join(sorted({spec.name for spec in settings.models}))
+        names = ", ".join(sorted({spec.name for spec in settings.models})) or f"the index {settings.index}"
         token = Path(settings.clients[0].token_file) if settings.clients else None
         how = f"ends with `rayrec service stop {settings.name}`" if detach else "Ctrl-C ends it"
         typer.echo(f"serving {names} at {address} ({how})")
-        typer.echo(f"next: {request(newest(settings.models[0].folder), address, token)}")
+        if settings.models:
+            typer.echo(f"next: {request(newest(settings.models[0].folder), address, token)}")
         if detach:
             return
         for number in STOP_SIGNALS:

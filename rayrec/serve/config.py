@@ -129,7 +129,7 @@ class ServeConfig(Strict):
     """A service.
 
     Args:
-        models: what is served; the first is the default.
+        models: what scores; the first is the default. There may be none where there is an index.
         name: of the Serve application; a cluster may run several services.
         route: prefix of all paths, "/" or such as "/ctr".
         host: who may reach it; the machine itself by default.
@@ -146,7 +146,7 @@ class ServeConfig(Strict):
         index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
     """
 
-    models: Annotated[tuple[ModelSpec, ...], Field(min_length=1, strict=False)]
+    models: tuple[ModelSpec, ...] = Field((), strict=False)
     name: Annotated[str, Field(pattern=rf"^{_WORD}$")] = "rayrec"
     route: Annotated[str, Field(pattern=r"^(/|(/[A-Za-z0-9_.-]+)+)$")] = "/"
     host: str = "127.0.0.1"
@@ -166,6 +166,8 @@ class ServeConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
+        if not self.models and self.index is None:
+            raise ValueError("give models, or an index: there is nothing to serve")
         if self.host not in LOOPBACK and not self.clients:
             raise ValueError(f"host {self.host} lets others in: give clients with tokens, or keep to 127.0.0.1")
         if self.tls is not None and not self.direct:

@@ -30,7 +30,7 @@ class Service:
     """Scores requests, and swaps versions meanwhile.
 
     Args:
-        models: at least one.
+        models: the first is the default; without any, nothing is scored.
         watch_s: seconds between two looks for newer versions; 0: never.
         log: requests to keep; None: none.
 
@@ -55,7 +55,7 @@ class Service:
         self._behind: list[Shadows | FeatureLog] = [Shadows(self._shadows, self.measures)] if self._shadows else []
         if log is not None:
             self._behind.append(FeatureLog(log, self.measures))
-        self.default = models[0].name
+        self.default = models[0].name if models else ""
         self.log: list[tuple[str, str, str, str]] = []
         self._closing = threading.Event()
         if watch_s:
@@ -202,6 +202,8 @@ class Service:
         """
         name = target.model or self.default
         found = self._models.get(name)
+        if not self._models:
+            raise BadRequest(404, "this service has no model that scores; POST /retrieve asks its index")
         if found is None:
             raise BadRequest(404, f"there is no model {name!r}; there are {', '.join(self._models)}")
         if target.version is not None:

@@ -127,7 +127,7 @@ def test_a_file_says_all_of_a_service_and_flags_are_its_short_form(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("models: []", "models: Tuple should have at least 1 item"),
+        ("models: []", "give models, or an index: there is nothing to serve"),
         ("models: [{path: a}]\nrout: /x", "rout: unknown field; did you mean 'route'"),
         ("models: [{path: a}]\nroute: ctr", "route: .*not 'ctr'"),
         ("models: [{path: a}]\nport: 70000", "port: .*64000, not 70000"),

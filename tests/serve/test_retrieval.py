@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rayrec.inference import ExportError
 from rayrec.inference.index import write_index
+from rayrec.serve.config import made_of
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
@@ -133,6 +134,25 @@ def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service
     server = Server(App(service))
     try:
         assert server.ask("POST", "/retrieve", good)[0] == 404
+    finally:
+        server.close()
+
+
+def test_a_service_may_have_an_index_alone(retrieval: Retrieval) -> None:
+    config = made_of({"index": str(retrieval.index.folder)})
+    server = Server(App(Service(config.models), retrieval=retrieval))
+    try:
+        status, answer = server.ask("POST", "/retrieve", {"queries": [{"history": [101]}]})
+        assert status == 200 and len(answer["results"]) == 1
+        assert server.ask("GET", "/healthz")[1]["models"] == []
+        for method, path, body in (
+            ("POST", "/score", {"rows": []}),
+            ("GET", "/schema", None),
+            ("GET", "/v2/models/x", None),
+        ):
+            status, answer = server.ask(method, path, body)
+            assert status == 404 and "no model that scores; POST /retrieve" in str(answer), (path, answer)
+        assert server.ask("GET", "/metrics")[0] == 200
     finally:
         server.close()
 

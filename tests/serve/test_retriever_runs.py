@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from rayrec.cli import run
 from rayrec.cli.app import app
 from rayrec.inference import ExportError
 from rayrec.inference.index import Index
@@ -93,6 +94,26 @@ def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: 
             assert status == 422 and text in str(answer), answer
     finally:
         server.close()
+
+
+def test_a_checkpoint_is_indexed_as_its_run_and_options_of_the_other_form_are_refused(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = max((trained / "checkpoints").glob("step_*"))
+    command("index", checkpoint, tmp_path / "index", "--items", trained.parents[1] / "c.parquet", "--id", "sku")
+    index = Index(tmp_path / "index")
+    pq.write_table(pa.table({"item": [1], "vector": index.vectors[:1].tolist()}), tmp_path / "one.parquet")
+    one, out = str(tmp_path / "one.parquet"), str(tmp_path / "out")
+    for source, option, value, why in [
+        (str(trained), "--queries", one, "is a run, which takes no --queries"),
+        (str(checkpoint), "--extend", str(index.folder), "is a run, which takes no --extend"),
+        (one, "--items", one, "is no run, but item vectors, which takes no --items"),
+        (one, "--tables", "int8", "is no run, but item vectors, which takes no --tables"),
+    ]:
+        assert run(["index", source, out, option, value]) == 1
+        assert why in capsys.readouterr().err and not Path(out).exists()
+    assert run(["index", one, out, "--extend", str(index.folder), "--search", "hnsw"]) == 1
+    assert f"the search is that of {index.folder}, which takes no --search" in capsys.readouterr().err
 
 
 def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path) -> None:
