@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 from unittest.mock import Mock
@@ -25,6 +26,7 @@ from rayrec.data import (
     ReadOptions,
 )
 from rayrec.data.formats.convert import convert
+from rayrec.data.storage import files
 from rayrec.data.storage.locations import locate, open_filesystem, plain_path
 from rayrec.data.stream import readers
 from rayrec.data.tools.inspect import inspect
@@ -137,6 +139,34 @@ def outage(
                 threading.Timer(seconds, door.reopen).start()
         door.shut()
         return ids, batches.skipped.count
+
+
+def test_a_listing_is_tried_again_and_finds_files_however_deep_they_lie(uri: str, tmp_path: Path) -> None:
+    remote = locate(uri)
+    looks = iter([OSError("SlowDown"), OSError("SlowDown")])
+
+    class Busy:  # a file system that its storage refuses at first
+        def get_file_info(self, wanted: pafs.FileSelector) -> list[pafs.FileInfo]:
+            for error in looks:
+                raise error
+            found: list[pafs.FileInfo] = remote.filesystem.get_file_info(wanted)
+            return found
+
+    place = replace(remote, filesystem=Busy())  # type: ignore[arg-type]
+    assert [info.path for info in files._below(place, place.path)] == [
+        "clicks/train set/day=1/part-0.parquet",
+        "clicks/train set/day=1/part-1.parquet",
+        "clicks/train set/day=2/place=a%20b c/part-0.parquet",
+        "clicks/train set/day=2/place=a%20b c/part-1.parquet",
+    ]
+    assert next(looks, None) is None
+    wanted = []
+    for number in range(40):  # more folders of one level than are listed at once, and some alone
+        folder = tmp_path / ("narrow/" * (number % 5) + f"wide={number % 20}") / "x" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "a.parquet").touch()
+        wanted.append(str(folder / "a.parquet"))
+    assert [file.uri for file in files.find_files(str(tmp_path))] == sorted(wanted)
 
 
 @pytest.mark.parametrize("policy", ["error", "skip"])

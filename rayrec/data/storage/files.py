@@ -8,15 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow.fs as pafs
 
 from rayrec.data.errors import DataError, first_line
 from rayrec.data.storage.locations import Location, locate
+from rayrec.data.storage.parallel import in_threads
+from rayrec.data.storage.retries import Patience, with_patience
 
 PARQUET = (".parquet", ".parq", ".pq")
 NEVER = 0
+_AT_ONCE = 16
+_PATIENCE = Patience(outage_s=15.0)  # a launch waits, and not for long: its address may be wrong
 _FORMATS = {
     ".csv": "CSV",
     ".tsv": "TSV",
@@ -139,7 +144,19 @@ def _info(place: Location, wanted: str | pafs.FileSelector) -> Any:
 
 
 def _below(place: Location, base: str) -> list[pafs.FileInfo]:
-    return [i for i in _info(place, pafs.FileSelector(base, recursive=True)) if i.type == pafs.FileType.File]
+    """The files below a folder, by path. Folders are listed side by side, and again where their storage was busy."""
+
+    def listed(folder: str, deep: bool) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(folder, recursive=deep)
+        return list(with_patience(lambda: _info(place, selector), place.uri, _PATIENCE))
+
+    found, folders = list[pafs.FileInfo](), [base]
+    while folders:
+        deep = len(folders) >= _AT_ONCE  # else one level more, until there are enough to share
+        infos = [info for some in in_threads(partial(listed, deep=deep), folders, _AT_ONCE) for info in some]
+        found += [info for info in infos if info.type == pafs.FileType.File]
+        folders = [] if deep else [info.path for info in infos if info.type == pafs.FileType.Directory]
+    return sorted(found, key=lambda info: info.path)
 
 
 def _visible(files: Sequence[pafs.FileInfo], base: str) -> list[pafs.FileInfo]:
