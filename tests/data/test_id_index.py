@@ -188,3 +188,24 @@ def test_an_id_is_told_by_its_place_across_parts(tmp_path: Path, monkeypatch: py
         assert [source.id_at(place) for place in range(7)] == [str(one) for one in ids]
         with pytest.raises(IndexError):
             source.id_at(7)
+
+
+@pytest.mark.parametrize("ids", [[], [7], list(range(0, 9000, 3)), [""], [f"id {n}" for n in range(3000)]])
+def test_the_index_beside_an_exports_vocabulary_is_used_and_nothing_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int] | list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, copy = tmp_path / "v.parquet", tmp_path / "export" / "0.parquet"
+    copy.parent.mkdir()
+    kind = pa.string() if ids and isinstance(ids[0], str) else pa.int64()
+    for place in (path, copy):
+        pq.write_table(pa.table({"id": pa.array(ids, kind)}), place)
+    made = load_vocabulary(str(path))
+    made.write(copy.with_name("0.parquet.index"))
+    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 0)
+    found = load_vocabulary(str(copy))
+    assert (found.text, found.size) == (made.text, len(ids))
+    asked = pa.array([*ids, *(["x"] if found.text else [-5])], kind)
+    query = asked if found.text else asked.to_numpy()
+    assert found.find(query).tolist() == [*range(len(ids)), -1] and isinstance(found.index.hashes.base, np.memmap)
+    assert not (tmp_path / "cache").exists()

@@ -1,7 +1,7 @@
 """Vocabularies: which ids have a table row of their own. Read and looked up here; `tools/` counts them.
 
 One of more ids than `_IN_MEMORY` is looked up in files that are made once a node, in the user's cache, and shared by
-all of its processes.
+all of its processes; one of an export in the file beside it.
 """
 
 from __future__ import annotations
@@ -58,11 +58,19 @@ class Lookup:
         return self.index.find(_hashes(ids))
 
     def write(self, path: Path) -> None:
-        """Writes it as one file, which `deploy/cpp/vocabulary.h` reads."""
+        """Writes it as one file, which `open` and `deploy/cpp/vocabulary.h` read."""
         with open(path, "wb") as file:
             np.array([self.size, self.text, len(self.index.hashes)], "<u8").tofile(file)
             self.index.hashes.tofile(file)
             self.index.places.tofile(file)
+
+    @classmethod
+    def open(cls, path: Path) -> Lookup:
+        """That of a file that `write` made; its pages are shared with all processes that open it."""
+        size, text, cells = np.fromfile(path, "<u8", 3).tolist()
+        hashes = np.memmap(path, np.uint64, "r", 24, cells)
+        places = np.memmap(path, np.uint32, "r", 24 + hashes.nbytes, cells)
+        return cls(bool(text), IdIndex(size, np.asarray(hashes), np.asarray(places)))
 
 
 def _hashes(ids: I64 | pa.Array) -> U64:
@@ -78,8 +86,10 @@ def load_vocabulary(path: str) -> Lookup:
     Raises:
         DataError: the file is missing or of another form, or an id is there twice.
     """
-    source = _Source.of(path)
+    source, beside = _Source.of(path), Path(f"{path}.index")
     try:
+        if beside.exists():
+            return Lookup.open(beside)
         if source.size <= _IN_MEMORY:
             chunks = [_hashes(ids) for ids in source.ids()]
             return Lookup(source.text, IdIndex.of(np.concatenate([np.empty(0, np.uint64), *chunks])))
