@@ -24,7 +24,7 @@ from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable
 from rayrec.data.mapping.rows import from_columns
 from rayrec.data.order.epoch import row_order
 from rayrec.data.source.slices import slices_of
-from rayrec.data.storage import retries
+from rayrec.data.storage import opening, retries
 from rayrec.data.storage.retries import Patience
 from rayrec.data.stream import readers
 from rayrec.data.stream.reading import Piece, Recipe, read_piece
@@ -146,6 +146,22 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
     assert len(manifest.windows) > 2 and manifest.files.offsets[1] == 1
     with stream(manifest, Cursor.start(0), 0, 1) as batches:
         assert sorted(row_ids([b for b, _ in batches])) == list(range(1000))
+
+
+def test_a_footer_is_read_once_however_many_windows_a_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write(tmp_path / "set", [600, 600], row_group_size=50)
+    manifest = Manifest.read(str(files), SCHEMA, window_rows=50)
+    monkeypatch.setattr(opening, "_FOOTERS", kept := opening._Kept())
+    monkeypatch.setattr(opening, "_raw_footer", read := Mock(wraps=opening._raw_footer))
+    for epoch in range(2):
+        with stream(manifest, Cursor.start(epoch), 0, 1) as batches:
+            assert sorted(row_ids([b for b, _ in batches])) == list(range(1200))
+    assert len(manifest.windows) == 24 and read.call_count == 2
+    monkeypatch.setattr(opening, "_KEPT_BYTES", 3 * kept._bytes // 4)  # no room for both
+    for path in sorted(files.iterdir()) * 2:
+        os.utime(path)  # is another state of the file
+        opening.read_footer(str(path))
+    assert read.call_count == 6 and kept._bytes <= opening._KEPT_BYTES and len(kept._footers) == 1
 
 
 @pytest.mark.parametrize("head_rows", [1, 400, 10_000])

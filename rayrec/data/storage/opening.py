@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ import pyarrow.parquet as pq
 from rayrec.data.errors import DataError, FileChanged, first_line
 from rayrec.data.storage.locations import open_filesystem
 
+_KEPT_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10  # holds nearly every footer: one request to object storage
 
 
@@ -39,6 +42,27 @@ class Footer:
 
     metadata: pq.FileMetaData
     version: Version
+
+
+class _Kept:
+    """The footers that were read last, by all that tells a file's state: its windows come one after another."""
+
+    def __init__(self) -> None:
+        self._footers, self._bytes, self._turn = OrderedDict[object, Footer](), 0, threading.Lock()
+
+    def get(self, key: object) -> Footer | None:
+        return self._footers.get(key)
+
+    def put(self, key: object, footer: Footer) -> None:
+        with self._turn:
+            if key not in self._footers:
+                self._bytes += footer.metadata.serialized_size
+            self._footers[key] = footer
+            while self._bytes > _KEPT_BYTES:
+                self._bytes -= self._footers.popitem(last=False)[1].metadata.serialized_size
+
+
+_FOOTERS = _Kept()
 
 
 def read_footer(uri: str) -> Footer:
@@ -78,18 +102,26 @@ def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Foo
         size = source.size()
         if expected is not None and size != expected.size_bytes:
             raise _changed(uri, f"{size} bytes now, {expected.size_bytes} before")
-        raw = _raw_footer(source, size)
-        local = isinstance(filesystem, pafs.LocalFileSystem)
-        changed_ns = os.stat(path).st_mtime_ns if local else None
-        found = Version(size, changed_ns, _hash(raw), _etag(source))
+        stat = os.stat(path) if isinstance(filesystem, pafs.LocalFileSystem) else None
+        etag = _etag(source)
+        state = etag if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+        footer, raw = _FOOTERS.get((uri, size, state)), b""
+        if footer is not None:
+            found = footer.version
+        else:
+            raw = _raw_footer(source, size)
+            found = Version(size, stat and stat.st_mtime_ns, _hash(raw), etag)
         if expected is not None and (what := _difference(found, expected)) is not None:
             raise _changed(uri, f"{what} than before")
-        metadata = pq.read_metadata(pa.BufferReader(raw))
+        if footer is None:
+            footer = Footer(pq.read_metadata(pa.BufferReader(raw)), found)
+            if state is not None:
+                _FOOTERS.put((uri, size, state), footer)
     except FileNotFoundError as error:
         raise DataError("the file is gone", file=uri, fix="restore it, and check that every node sees it") from error
     except (pa.ArrowInvalid, OSError) as error:
         raise unreadable(uri, error) from error
-    return source, Footer(metadata, found)
+    return source, footer
 
 
 def _raw_footer(source: pa.NativeFile, size: int) -> bytes:
