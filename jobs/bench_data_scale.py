@@ -1,9 +1,12 @@
-"""`rayrec data check --rows` of a folder of 100 GB.
+"""Data at scale: a restart on other ranks of a data set of a million files, and `rayrec data check --rows` of 100 GB.
 
-    python jobs/bench_data_scale.py [--files 1000] [--rows 1000000] [--json]
+    python jobs/bench_data_scale.py [--files 1000] [--rows 1000000] [--ranks 1000] [--only check,restart] [--json]
 
-One file of about 100 MB, and so many hard links to it: the folder has that many files of that size by name, of which
-the disk, and its cache, hold one; reading from a disk is not in the figure.
+The restart: a million files of 1.5 windows each, read to a third by so many ranks and dealt anew to a tenth fewer; what
+the driver's process computes for all of them until each has its first pieces. Files are names here, none is read.
+
+The check: one file of about 100 MB, and so many hard links to it. The folder has that many files of that size by name,
+of which the disk, and its cache, hold one; reading from a disk is not in the figure.
 """
 
 from __future__ import annotations
@@ -16,11 +19,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+
+from rayrec.data import Cursor, Manifest
+from rayrec.data.order.rank_part import EpochPlanner, Ordering, RankPart
+from rayrec.data.source.file_table import COLUMNS, FileTable
+from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 
 ROWS = 2_600_000  # of five columns of 8 bytes that do not compress
 CONFIG = {
@@ -49,23 +58,66 @@ def make(folder: Path, files: int) -> int:
     return files * first.stat().st_size
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--files", type=int, default=1000)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--json", action="store_true", help="print one object")
-    given = parser.parse_args()
+def check(files: int, rows: int) -> dict[str, float]:
+    """Seconds of `rayrec data check --rows`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        size = make(folder / "data", given.files)
+        size = make(folder / "data", files)
         config = {**CONFIG, "data": {"train": str(folder / "data")}, "storage": {"path": str(folder / "runs")}}
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-c", "import sys; from rayrec.cli import run; sys.exit(run(sys.argv[1:]))"]
         began = time.perf_counter()
-        check = ["data", "check", str(folder / "config.yaml"), "--rows", str(given.rows), "--json"]
-        done = subprocess.run([*command, *check], check=True, capture_output=True, text=True)
+        words = ["data", "check", str(folder / "config.yaml"), "--rows", str(rows), "--json"]
+        done = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
         seconds = time.perf_counter() - began
-        found = {"gigabytes": size / 1e9, "files": given.files, "rows": json.loads(done.stdout)["rows"], "s": seconds}
+        return {"gigabytes": size / 1e9, "files": files, "rows": json.loads(done.stdout)["rows"], "s": seconds}
+
+
+def restart(ranks: int, files: int = 1_000_000) -> dict[str, float]:
+    """Seconds of the driver from a cursor of so many ranks to the first pieces of a tenth fewer."""
+    groups = np.arange(files) % 2 + 1
+    offsets = np.concatenate([[0], np.cumsum(groups)])
+    names = pa.array([f"part-{number:07}.parquet" for number in range(files)])
+    numbers = pa.array(np.full(files, 1 << 20))
+    columns = {"folder": pa.array(np.arange(files) % 1000, pa.int32()), "name": names, "size_bytes": numbers}
+    columns |= {"changed_ns": numbers, "footer": numbers, "etag": numbers}
+    columns |= {"row_bytes": pa.array(np.full(files, 8.0), pa.float32())}
+    columns |= {name: pa.nulls(files, COLUMNS.field(name).type) for name in ("deleted", "names")}
+    folders = tuple((f"s3://clicks/hour={number}/", (("hour", number),)) for number in range(1000))
+    rows = np.full(int(offsets[-1]), WINDOW_ROWS)
+    batch = pa.RecordBatch.from_pydict(columns, schema=COLUMNS)
+    table = FileTable(folders, batch, offsets, rows, np.zeros(len(rows), np.bool_))
+    manifest = Manifest(table, Windows.of(table, WINDOW_ROWS, WINDOW_BYTES), (("label", pa.int64()),))
+    fewer, order = ranks - ranks // 10, Ordering(seed=0)
+
+    def start(cursor: Cursor, world: int) -> tuple[float, list[RankPart]]:
+        began = time.perf_counter()
+        planner = EpochPlanner(manifest)
+        parts = [planner.open(cursor, order, rank, world) for rank in range(world)]
+        for part in parts:
+            planner.pieces(part, 0)
+        return time.perf_counter() - began, parts
+
+    first_s, parts = start(Cursor.start(0), ranks)
+    cursor = Cursor.merge(part.cursor(part.rows // 3) for part in parts)
+    same_s, _ = start(cursor, ranks)
+    fewer_s, _ = start(cursor, fewer)
+    return {"windows": len(manifest.windows), "first_s": first_s, "as_many_s": same_s, f"on_{fewer}_s": fewer_s}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--ranks", type=int, default=1000)
+    parser.add_argument("--only", default="check,restart")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    if "restart" in given.only:
+        found["restart"] = restart(given.ranks)
+    if "check" in given.only:
+        found["check"] = check(given.files, given.rows)
     print(json.dumps(found) if given.json else found)
 
 
