@@ -257,14 +257,14 @@ class _ArrowSource:
         self._file = file
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        for wait_s in (*_WAITS_S, None):  # S3's client does not retry a 503 whose text is longer than the range
-            try:
-                data = self._file.read_at(len(view), offset)
-                break
-            except OSError:
-                if wait_s is None:
-                    raise
-                time.sleep(wait_s)
+        for wait_s in _WAITS_S:  # S3's client does not retry a 503 whose text is longer than the range
+            with suppress(OSError):
+                return self._read_once(offset, view)
+            time.sleep(wait_s)
+        return self._read_once(offset, view)
+
+    def _read_once(self, offset: int, view: memoryview) -> int:
+        data = self._file.read_at(len(view), offset)
         view[: len(data)] = data
         return len(data)
 

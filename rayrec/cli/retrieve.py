@@ -34,9 +34,8 @@ def index(
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Make an index of a run, or over item vectors; other columns of the items are attributes to filter by."""
-    of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--checkpoint": checkpoint != "newest"}
-    of_vectors: dict[str, object] = {"--queries": queries, "--extend": extend, "--vector": vector != "vector"}
     from rayrec.checkpoint.folder import open_folder
+    from rayrec.checkpoint.manifest import MANIFEST
     from rayrec.inference.index import Index, Search, write_index
     from rayrec.inference.retrieve import read_vectors
     from rayrec.train.after.index import index_run
@@ -44,7 +43,9 @@ def index(
     from rayrec.train.run.mirror import run_here
 
     wanted = Search(kind=search, recall=recall, k=k)
-    marks = ("config.yaml", "manifest.json")  # of a run, and of a checkpoint of one
+    of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--checkpoint": checkpoint != "newest"}
+    of_vectors: dict[str, object] = {"--queries": queries, "--extend": extend, "--vector": vector != "vector"}
+    marks = ("config.yaml", MANIFEST)  # of a run, and of a checkpoint of one
     far = open_folder(source).names() if "://" in source else []
     if any(mark in far or (Path(source) / mark).exists() for mark in marks):
         _refuse(of_vectors, f"{source} is a run")

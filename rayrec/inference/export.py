@@ -294,16 +294,14 @@ def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:
 def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
     """Schema and tables, with copies of the vocabularies: a folder that scores wherever it lies."""
     raw = json.loads(json.dumps(mapping))
-    for feature in raw["schema"].get("sparse", []):
-        given = feature.get("mapping") or {}
-        if given.get("kind") == "vocabulary":
-            number = len(list((folder / artifact.VOCABULARIES).glob("*.index")))
-            copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(given['path'])).suffix}"
-            copy.parent.mkdir(exist_ok=True)
-            with open(copy, "wb") as file:
-                file.writelines(_bytes_of(given["path"]))
-            load_vocabulary(given["path"]).write(copy.with_name(f"{copy.name}.index"))
-            given["path"] = copy.relative_to(folder).as_posix()
+    mappings = [feature.get("mapping") or {} for feature in raw["schema"].get("sparse", [])]
+    for number, given in enumerate(one for one in mappings if one.get("kind") == "vocabulary"):
+        copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(given['path'])).suffix}"
+        copy.parent.mkdir(exist_ok=True)
+        with open(copy, "wb") as file:
+            file.writelines(_bytes_of(given["path"]))
+        load_vocabulary(given["path"]).write(copy.with_name(f"{copy.name}.index"))
+        given["path"] = copy.relative_to(folder).as_posix()
     artifact.write_json(folder / artifact.MAPPING, raw)
 
 

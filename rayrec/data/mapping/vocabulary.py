@@ -86,10 +86,11 @@ def load_vocabulary(path: str) -> Lookup:
     Raises:
         DataError: the file is missing or of another form, or an id is there twice.
     """
-    source, beside = _Source.of(path), Path(f"{path}.index")
+    beside = Path(f"{path}.index")
+    if beside.exists():
+        return Lookup.open(beside)
+    source = _Source.of(path)
     try:
-        if beside.exists():
-            return Lookup.open(beside)
         if source.size <= _IN_MEMORY:
             chunks = [_hashes(ids) for ids in source.ids()]
             return Lookup(source.text, IdIndex.of(np.concatenate([np.empty(0, np.uint64), *chunks])))

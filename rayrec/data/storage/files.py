@@ -153,7 +153,7 @@ def _below(place: Location, base: str) -> list[pafs.FileInfo]:
     found, folders = list[pafs.FileInfo](), [base]
     while folders:
         deep = len(folders) >= _AT_ONCE  # else one level more, until there are enough to share
-        infos = [info for some in in_threads(partial(listed, deep=deep), folders, _AT_ONCE) for info in some]
+        infos = [info for some in in_threads(partial(listed, deep=deep), folders) for info in some]
         found += [info for info in infos if info.type == pafs.FileType.File]
         folders = [] if deep else [info.path for info in infos if info.type == pafs.FileType.Directory]
     return sorted(found, key=lambda info: info.path)

@@ -98,11 +98,12 @@ def open_parquet(
 def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Footer]:
     filesystem, path = open_filesystem(uri)
     try:
+        # Before it is opened, so that no footer is kept for the state of a file that took its place meanwhile.
+        stat = os.stat(path) if isinstance(filesystem, pafs.LocalFileSystem) else None
         source = filesystem.open_input_file(path)
         size = source.size()
         if expected is not None and size != expected.size_bytes:
             raise _changed(uri, f"{size} bytes now, {expected.size_bytes} before")
-        stat = os.stat(path) if isinstance(filesystem, pafs.LocalFileSystem) else None
         etag = _etag(source)
         state = etag if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
         footer, raw = _FOOTERS.get((uri, size, state)), b""

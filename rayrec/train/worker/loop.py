@@ -459,7 +459,7 @@ def fit(job: Job, session: Session) -> dict[str, Any]:
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
-    """Figures of a checkpoint, the job's or the newest whole one, on the evaluation rows."""
+    """Figures of a checkpoint, the job's or the newest one, on the evaluation rows."""
     with Streams(job, session) as streams:
         loop = Loop(job, session, streams)
         learner = loop.load()
