@@ -50,10 +50,10 @@ from rayrec.data.mapping.rows import Rows
 from rayrec.data.order.epoch import row_order
 from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
-from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import pieces_of
 from rayrec.local_ray import LOCAL_SYSTEM
 from rayrec.models.batch import Batch
+from rayrec.storage.retries import Patience
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -25,13 +25,13 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore, Saving
-from rayrec.checkpoint.folder import LocalFolder
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan, comm
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage.folder import LocalFolder
 
 RANKS, TABLES, DIM, BATCH, BAG = 2, 4, 128, 2048, 10
 BLOCK = 4 << 20

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.parquet_parts import Layout, write_parts
-from rayrec.data.storage.parallel import one_by_one
+from rayrec.storage.errors import DataError
+from rayrec.storage.parallel import one_by_one
 
 NUMBERS = tuple(f"I{n}" for n in range(1, 14))
 CATEGORIES = tuple(f"C{n}" for n in range(1, 27))

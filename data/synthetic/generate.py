@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rayrec.data.storage.parallel import one_by_one
+from rayrec.storage.parallel import one_by_one
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

@@ -17,8 +17,8 @@ import uuid
 from dataclasses import dataclass
 
 from rayrec.checkpoint.errors import FencedError, TakenOverError
-from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.launch import FILE, Launch, holder
+from rayrec.storage.folder import Folder
 
 _FILE = "attempt.json"
 _NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?")

@@ -8,8 +8,8 @@ from typing import Any
 
 from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError
-from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
+from rayrec.storage.folder import Folder
 
 
 @dataclass(frozen=True)

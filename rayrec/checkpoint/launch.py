@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rayrec.checkpoint.errors import InUseError
-from rayrec.checkpoint.folder import Folder
+from rayrec.storage.folder import Folder
 
 FILE = "launch.json"
 BEAT_S = 15.0

@@ -12,10 +12,10 @@ import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
-from rayrec.checkpoint.folder import Folder, Source
 from rayrec.checkpoint.index import INDEX, Index, Piece
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
 from rayrec.checkpoint.rectangles import LoadPlanner
+from rayrec.storage.folder import Folder, Source
 
 _MISMATCH = "the bytes do not match their checksum"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rayrec.checkpoint.attempt import order_of
-from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.scores import Best, best_of
+from rayrec.storage.folder import Folder
 
 
 def checkpoint_names(root: Folder) -> list[str]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from torch.distributed.checkpoint.planner import SavePlan
 
 from rayrec.checkpoint.errors import DamagedScoresError
-from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.index import INDEX, Index, part_file
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
 from rayrec.checkpoint.memory import copy_bytes
@@ -25,6 +24,7 @@ from rayrec.checkpoint.polling import pauses
 from rayrec.checkpoint.rectangles import Rectangles, SavePlanner
 from rayrec.checkpoint.writer import Item, snapshot, write
 from rayrec.distributed import comm
+from rayrec.storage.folder import Folder
 
 NICE = 10  # of the thread that writes beside training
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayrec.checkpoint.errors import DamagedScoresError
-from rayrec.checkpoint.folder import Folder
+from rayrec.storage.folder import Folder
 
 _FILE = "scores.json"
 

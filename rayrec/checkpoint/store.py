@@ -17,7 +17,6 @@ from rayrec.checkpoint.attempt import Attempt, folder_name
 from rayrec.checkpoint.background import Outcome, Underway
 from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
-from rayrec.checkpoint.folder import Folder, open_folder
 from rayrec.checkpoint.launch import Launch
 from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.mapping import MAPPING, check_mapping
@@ -31,6 +30,7 @@ from rayrec.checkpoint.saving import Save, plan_save
 from rayrec.checkpoint.scores import Best, note_scores
 from rayrec.checkpoint.update_counts import set_update_counts, update_counts
 from rayrec.distributed import DistributedModelParallel, comm
+from rayrec.storage.folder import Folder, open_folder
 
 TENSOR = "tensor"
 

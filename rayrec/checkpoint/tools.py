@@ -12,9 +12,9 @@ from rayrec.checkpoint.committed import Checkpoint, newer_damaged, read_checkpoi
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import to_safetensors
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
-from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.manifest import MANIFEST
 from rayrec.checkpoint.store import CheckpointStore
+from rayrec.storage.folder import open_folder
 
 
 def store_of(place: str) -> tuple[CheckpointStore, str | None]:

@@ -9,8 +9,8 @@ import torch
 from rayrec.checkpoint.committed import read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.errors import CheckpointError
-from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.reader import Reader
+from rayrec.storage.folder import open_folder
 
 
 class CheckpointWeights:

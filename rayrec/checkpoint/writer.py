@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from rayrec.checkpoint.container import header, host_bytes
-from rayrec.checkpoint.folder import Folder
 from rayrec.checkpoint.index import BLOCK_BYTES, VERSION, DataFile, Index, Piece, SavedTensor, data_file
 from rayrec.checkpoint.pace import Pace
+from rayrec.storage.folder import Folder
 
 
 @dataclass(frozen=True, slots=True)

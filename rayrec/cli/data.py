@@ -123,7 +123,7 @@ def index(
 ) -> None:
     """Store the footers of all files, so that runs read only those of new and changed files."""
     from rayrec.data.source.footers import write_index
-    from rayrec.data.storage.parallel import start_ray
+    from rayrec.storage.parallel import start_ray
 
     if ray:
         start_ray()

@@ -68,7 +68,7 @@ def _tell(text: str, style: str | None = None) -> None:
 
 def _report(error: Exception) -> int:
     from rayrec._debug import debugging
-    from rayrec.data.storage.locations import without_secrets
+    from rayrec.storage.locations import without_secrets
     from rayrec.train.driver.terminal import plain
     from rayrec.train.errors import Interrupted
 

@@ -14,7 +14,7 @@ def path(given: str | Path) -> Path:
     """A path of this machine, as a parser of options; a URI is refused before the command begins."""
     if isinstance(given, Path) or "://" not in given:
         return Path(given)
-    from rayrec.data.storage.locations import local_path
+    from rayrec.storage.locations import local_path
 
     try:
         return local_path(given)

@@ -34,10 +34,10 @@ def index(
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Make an index of a run, or over item vectors; other columns of the items are attributes to filter by."""
-    from rayrec.checkpoint.folder import open_folder
     from rayrec.checkpoint.manifest import MANIFEST
     from rayrec.inference.index import Index, Search, write_index
     from rayrec.inference.retrieve import read_vectors
+    from rayrec.storage.folder import open_folder
     from rayrec.train.after.index import index_run
     from rayrec.train.driver.terminal import notice
     from rayrec.train.run.mirror import run_here

@@ -70,8 +70,8 @@ def serve(
 
 
 def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
-    from rayrec.data.storage.locations import local_path
     from rayrec.serve.config import ModelSpec, made_of
+    from rayrec.storage.locations import local_path
 
     if not models and flags["index"] is None:
         raise ValueError("name a model (an export, or a folder of exports), or give --index or --config")

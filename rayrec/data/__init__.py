@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayrec._imports import lazy_names
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 
 if TYPE_CHECKING:
-    from rayrec.data.errors import DataError, DataUnavailable, FileChanged
     from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.mapping import Mapping, to_batch
     from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "errors": "DataError DataUnavailable FileChanged",
         "mapping.collate": "empty_batch",
         "mapping.rules": "Hash Identity Vocabulary",
         "mapping.mapping": "Mapping to_batch",

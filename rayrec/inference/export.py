@@ -14,9 +14,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from rayrec.data.errors import first_line
 from rayrec.data.mapping.vocabulary import load_vocabulary
-from rayrec.data.storage.locations import local_path, open_filesystem, plain_path
 from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
@@ -31,6 +29,8 @@ from rayrec.inference.wanted import AUTO, Wanted
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace
 from rayrec.quant.layout import TableConfig
+from rayrec.storage.errors import first_line
+from rayrec.storage.locations import local_path, open_filesystem, plain_path
 
 if TYPE_CHECKING:
     from rayrec.checkpoint.weights import CheckpointWeights

@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from rayrec.data import DataError, Manifest
 from rayrec.data.source.slices import Columns, FileSlice, slices_of
-from rayrec.data.storage.opening import open_parquet
-from rayrec.data.storage.parallel import in_tasks, start_ray
 from rayrec.inference.model import Model
 from rayrec.inference.predict_part import Policy, Task, predict_in_worker, predict_part, prediction_columns
 from rayrec.inference.predictions import Output
 from rayrec.inference.scorer import Scorer, features_only
+from rayrec.storage.parallel import in_tasks, start_ray
+from rayrec.storage.parquet import open_parquet
 
 PLAN, DONE = "_predict.json", "_done.json"
 ROWS_PER_FILE = 1 << 18

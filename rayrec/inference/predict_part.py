@@ -14,11 +14,11 @@ import torch
 
 from rayrec.data import DataError
 from rayrec.data.source.slices import Columns, FileSlice, Origin, read_slices
-from rayrec.data.storage.opening import open_parquet
-from rayrec.data.storage.retries import Patience
 from rayrec.inference.model import Model
 from rayrec.inference.predictions import Output
 from rayrec.inference.scorer import Scorer, features_only
+from rayrec.storage.parquet import open_parquet
+from rayrec.storage.retries import Patience
 
 Policy = Literal["error", "skip"]
 

@@ -13,9 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.checkpoint.folder import open_folder
-from rayrec.data.errors import first_line
-from rayrec.data.storage.locations import locate
+from rayrec.storage.errors import first_line
+from rayrec.storage.folder import open_folder
 
 _PART = re.compile(r"part-(\d{6,})\.parquet")
 
@@ -32,7 +31,6 @@ class Output:
     """
 
     def __init__(self, place: str | Path) -> None:
-        locate(str(place))
         self._local = Path(place).absolute() if "://" not in str(place) else None
         self._folder = open_folder(self._local or str(place))
 

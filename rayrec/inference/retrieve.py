@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import torch
 
 from rayrec.data.formats.converted import find_parquet
-from rayrec.data.storage.locations import plain_path
-from rayrec.data.storage.opening import open_parquet
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.index import Index
+from rayrec.storage.locations import plain_path
+from rayrec.storage.parquet import open_parquet
 
 ROWS = 4096  # of a batch
 

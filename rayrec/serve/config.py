@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from rayrec.data.errors import suggestion
-from rayrec.data.storage.locations import without_secrets
 from rayrec.data.strict import Strict
 from rayrec.serve.limits import Count, Limits, Positive
+from rayrec.storage.errors import suggestion
+from rayrec.storage.locations import without_secrets
 
 LOOPBACK = ("127.0.0.1", "localhost")
 LAST_PORT = 64_000

@@ -16,7 +16,6 @@ import pyarrow as pa
 import torch
 
 from rayrec.data import DataError, Mapping, Schema
-from rayrec.data.errors import first_line
 from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
@@ -24,6 +23,7 @@ from rayrec.serve.context import Layout, split, with_contexts
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage.errors import first_line
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from rayrec.data.errors import DataUnavailable
+from rayrec.storage.errors import DataUnavailable
 
 
 class TrainError(ValueError):

@@ -18,7 +18,7 @@ from rayrec.data.formats.converted import converting_into
 from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods
-from rayrec.data.storage.retries import Patience
+from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver import warnings
 from rayrec.train.driver.callbacks import Callback, Callbacks, RunInfo

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from rayrec.checkpoint import convert, writer
 from rayrec.checkpoint.container import DTYPES, header
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, named
-from rayrec.checkpoint.folder import LocalFolder
 from rayrec.checkpoint.index import INDEX, DataFile, Index, Piece, SavedTensor
 from rayrec.checkpoint.manifest import Manifest, sha256
 from rayrec.checkpoint.pace import Pace, StoppedError
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.checkpoint.writer import Item, snapshot, write
+from rayrec.storage.folder import LocalFolder
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3)
 KINDS = st.sampled_from([torch.float32, torch.float64, torch.int8, torch.float16])

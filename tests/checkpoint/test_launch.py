@@ -18,8 +18,8 @@ from rayrec.checkpoint import FencedError, TakenOverError
 from rayrec.checkpoint import launch as launches
 from rayrec.checkpoint.attempt import Attempt
 from rayrec.checkpoint.errors import InUseError
-from rayrec.checkpoint.folder import LocalFolder, open_folder
 from rayrec.checkpoint.launch import FILE, Launch, Lease, holder
+from rayrec.storage.folder import LocalFolder, open_folder
 
 
 @pytest.fixture

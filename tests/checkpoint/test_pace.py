@@ -10,9 +10,9 @@ from threading import Event, Thread, get_native_id
 
 import pytest
 
-from rayrec.checkpoint.folder import LocalFolder
 from rayrec.checkpoint.pace import FREE_S, SHARE, Pace, StoppedError
 from rayrec.checkpoint.saving import Job
+from rayrec.storage.folder import LocalFolder
 from tests.checkpoint.test_parts import save_of
 
 

@@ -26,13 +26,13 @@ from rayrec.checkpoint import (
     Saving,
 )
 from rayrec.checkpoint import writer as writer_module
-from rayrec.checkpoint.folder import LocalFolder
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.kernel.choice import updating
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage.folder import LocalFolder
 from tests.checkpoint.test_store import build, tables, train
 from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt

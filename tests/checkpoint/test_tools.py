@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
-from rayrec.checkpoint.folder import LocalFolder
 from rayrec.checkpoint.pace import Pace
 from rayrec.checkpoint.saving import Work
 from rayrec.checkpoint.tools import describe, find, verify_place
@@ -22,6 +21,7 @@ from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.storage.folder import LocalFolder
 from tests.checkpoint.test_parts import save_of
 from tests.checkpoint.test_store import build, tables, train
 from tests.ranks import on_ranks

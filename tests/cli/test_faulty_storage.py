@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from rayrec.cli import run
-from rayrec.data.storage.locations import _filesystem
+from rayrec.storage.locations import _filesystem
 from tests.s3 import Faulty, s3_bucket
 from tests.train import small, test_retrieval_run
 

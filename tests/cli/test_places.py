@@ -13,7 +13,7 @@ from rayrec.cli import run
 from rayrec.cli.app import app
 from rayrec.cli.options import path
 from rayrec.data import DataError
-from rayrec.data.storage.locations import local_path
+from rayrec.storage.locations import local_path
 
 URI = "s3://bucket/v1"
 

@@ -22,7 +22,7 @@ from rayrec.data import DataError, Manifest, Schema
 from rayrec.data.formats import text_files
 from rayrec.data.formats.convert import convert
 from rayrec.data.formats.parquet_parts import Layout, write_parts
-from rayrec.data.storage.files import find_files
+from rayrec.storage.files import find_files
 
 ROWS = [
     {"label": n % 2, "user": f"u{n}", "age": None if n % 5 == 0 else n / 2, "items": list(range(n % 4))}

@@ -32,12 +32,12 @@ from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
 from rayrec.data.source.partitioned import Partitioned
 from rayrec.data.source.slices import slices_of
-from rayrec.data.storage.files import Found
-from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import Recipe, pieces_of, read_piece
 from rayrec.data.tools.check import check
 from rayrec.data.tools.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
+from rayrec.storage.files import Found
+from rayrec.storage.retries import Patience
 from tests.data.sets import ROWS_OF, SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
 

@@ -16,8 +16,8 @@ from rayrec.data import FooterIndex, FooterReading, Manifest
 from rayrec.data.source import footers
 from rayrec.data.source.footers import read_footers
 from rayrec.data.source.lake import TableFiles
-from rayrec.data.storage.files import NEVER, Found, find_files
-from rayrec.data.storage.opening import Footer
+from rayrec.storage.files import NEVER, Found, find_files
+from rayrec.storage.parquet import Footer
 from tests.data.sets import SCHEMA, table, write
 
 Read = Callable[[], Manifest]

@@ -9,7 +9,7 @@ import pytest
 
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.lake import uri_of
-from rayrec.data.storage.locations import Server, open_filesystem
+from rayrec.storage.locations import Server, open_filesystem
 from tests.data.test_lake import ids_of, rows
 
 deltalake = pytest.importorskip("deltalake")

@@ -33,9 +33,9 @@ from rayrec.data.source import footers
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footer_index import INDEX_NAME
 from rayrec.data.source.footers import write_index
-from rayrec.data.storage.opening import Footer
-from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.shared_manifest import shared
+from rayrec.storage.parquet import Footer
+from rayrec.storage.retries import Patience
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 from tests.data.test_stream import LOCAL, row_ids, same
 
@@ -241,7 +241,7 @@ def test_footers_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return first(uri)
 
     monkeypatch.setattr(footers, "read_footer", read)
-    monkeypatch.setattr("rayrec.data.storage.retries._answers", lambda uri: away.is_set())
+    monkeypatch.setattr("rayrec.storage.retries._answers", lambda uri: away.is_set())
     patient = FooterReading(patience=Patience(0, 20))
     assert Manifest.read(str(folder), SCHEMA, reading=patient).rows == 30
     away.clear()

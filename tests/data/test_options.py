@@ -30,11 +30,11 @@ from rayrec.data.order.epoch import EpochOrder, draw
 from rayrec.data.order.rank_part import Ordering
 from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
-from rayrec.data.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 from rayrec.data.stream.reading import read_window
 from rayrec.data.tools.inspect import Inspection
 from rayrec.data.tools.inspect import inspect as look_at
 from rayrec.data.tools.vocabulary import count_column
+from rayrec.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 
 NAMED = {"name": "x"}
 DEFAULTS: list[tuple[Any, dict[str, Any]]] = [

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import Manifest
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.hashing import mix64, seed_of
 from rayrec.data.order import rank_part
 from rayrec.data.order.cursor import Cursor, Progress
@@ -25,6 +24,7 @@ from rayrec.data.order.epoch import dealt as dealt_rows
 from rayrec.data.order.intervals import Interval, Spans, between, count, cut, inside, spans, union
 from rayrec.data.order.rank_part import EpochPlanner, Ordering, RankPart
 from rayrec.data.stream.reading import pieces_of
+from rayrec.storage.errors import DataError
 from tests.data.sets import SCHEMA, write
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data.errors import FileChanged
 from rayrec.data.source import slices
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.slices import FileSlice, Origin, RowGroupStreams, read_slices, within
-from rayrec.data.storage.opening import Version
-from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.reading import Piece
+from rayrec.storage.errors import FileChanged
+from rayrec.storage.parquet import Version
+from rayrec.storage.retries import Patience
 
 GROUPS, ROWS = 4, 100
 COLUMNS = (("n", pa.int64()),)

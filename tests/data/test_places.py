@@ -13,18 +13,18 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data.errors import DataError, DataUnavailable, FileChanged
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.source.dataset import DataSet, WeightedDataSet, data_sets
 from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of, join, ranges, split
 from rayrec.data.source.footer_index import index_file
 from rayrec.data.source.footers import _like
 from rayrec.data.source.partitioned import partitions_of
-from rayrec.data.storage import opening, parallel, retries
-from rayrec.data.storage.files import format_of
-from rayrec.data.storage.locations import Location, Server, locate, plain_path
-from rayrec.data.storage.opening import Version, open_parquet, read_footer
-from rayrec.data.storage.retries import Patience, with_patience
+from rayrec.storage import parallel, parquet, retries
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
+from rayrec.storage.files import format_of
+from rayrec.storage.locations import Location, Server, locate, plain_path
+from rayrec.storage.parquet import Version, open_parquet, read_footer
+from rayrec.storage.retries import Patience, with_patience
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_a_file_is_told_from_one_that_was_written_over_it(tmp_path: Path, monkey
         with pytest.raises(FileChanged, match=what):
             open_parquet(path, dataclasses.replace(version, **change))
     open_parquet(path, dataclasses.replace(version, etag=5)).close()  # a disk has none
-    monkeypatch.setattr(opening, "_TAIL_BYTES", 10)  # the footer is longer
+    monkeypatch.setattr(parquet, "_TAIL_BYTES", 10)  # the footer is longer
     assert read_footer(path).version == version
     needed = read_footer(path).metadata.serialized_size + 8
     for size in (needed - 1, needed, needed + 1):
-        monkeypatch.setattr(opening, "_TAIL_BYTES", size)
+        monkeypatch.setattr(parquet, "_TAIL_BYTES", size)
         assert read_footer(path).metadata.num_rows == 3
     for wrong in (b"", b"PAR1", b"\x00" * 9 + b"PAR1", (10**6).to_bytes(4, "little") + b"PAR1"):
         (tmp_path / "wrong").write_bytes(wrong)
@@ -199,10 +199,10 @@ def test_a_file_is_told_from_one_that_was_written_over_it(tmp_path: Path, monkey
 )
 def test_times_of_change_may_be_seen_in_seconds(one: int, other: int, same: bool) -> None:
     found, expected = Version(1, one, 7, 8), Version(1, other, 7, 8)
-    assert (opening._difference(found, expected) is None) is same
-    assert opening._difference(found, dataclasses.replace(expected, changed_ns=None)) is None
-    assert opening._difference(found, Version(1, one, 7, 9)) == "another ETag"
-    assert opening._difference(found, Version(1, one, 7, None)) is None
+    assert (parquet._difference(found, expected) is None) is same
+    assert parquet._difference(found, dataclasses.replace(expected, changed_ns=None)) is None
+    assert parquet._difference(found, Version(1, one, 7, 9)) == "another ETag"
+    assert parquet._difference(found, Version(1, one, 7, None)) is None
 
 
 class Storage:

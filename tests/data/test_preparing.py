@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.synthetic.clicks import SyntheticSpec, write_files
-from rayrec.data.errors import DataError
 from rayrec.data.formats.binary_files import _arrow
 from rayrec.data.formats.convert import _named_type
 from rayrec.data.formats.parquet_parts import Layout, write_parts
@@ -28,6 +27,7 @@ from rayrec.data.order.epoch import draw
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.column_facts import column_facts, time_unit
 from rayrec.data.tools.inspect import _auc, inspect
+from rayrec.storage.errors import DataError
 
 CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))
 

@@ -26,11 +26,11 @@ from rayrec.data import (
     ReadOptions,
 )
 from rayrec.data.formats.convert import convert
-from rayrec.data.storage import files
-from rayrec.data.storage.locations import locate, open_filesystem, plain_path
 from rayrec.data.stream import readers
 from rayrec.data.tools.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
+from rayrec.storage import files
+from rayrec.storage.locations import locate, open_filesystem, plain_path
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display

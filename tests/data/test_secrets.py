@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from rayrec.data import DataError, DataSet, Manifest, Schema, Vocabulary
-from rayrec.data.storage.locations import locate, secret_in, without_secrets
+from rayrec.storage.locations import locate, secret_in, without_secrets
 from rayrec.train import TrainConfig, Trainer
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.console import Display

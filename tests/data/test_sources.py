@@ -14,7 +14,7 @@ import pytest
 
 from rayrec.data import DataError, Manifest, Mapping, Schema
 from rayrec.data.formats.parquet_parts import Layout
-from rayrec.data.storage.parallel import one_by_one
+from rayrec.storage.parallel import one_by_one
 from rayrec.train import Trainer, load_config
 
 ROOT = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ from rayrec.data import DataError, DataSet, Manifest, Schema
 from rayrec.data.formats.parquet_parts import Layout
 from rayrec.data.source import partitioned
 from rayrec.data.source.partitioned import Partitioned
-from rayrec.data.storage.files import find_files
 from rayrec.data.tools import split
 from rayrec.data.tools.check import check
 from rayrec.data.tools.split import by_hash, from_time, last_by_time, write_split
 from rayrec.data.tools.starter import Machine, _training, removed_on_failure, start
+from rayrec.storage.files import find_files
 
 ROWS = 400
 ONE = Machine(cores=2)

@@ -24,11 +24,11 @@ from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable
 from rayrec.data.mapping.rows import from_columns
 from rayrec.data.order.epoch import row_order
 from rayrec.data.source.slices import slices_of
-from rayrec.data.storage import opening, retries
-from rayrec.data.storage.retries import Patience
 from rayrec.data.stream import readers
 from rayrec.data.stream.reading import Piece, Recipe, read_piece
 from rayrec.models.batch import Batch
+from rayrec.storage import parquet, retries
+from rayrec.storage.retries import Patience
 from rayrec.train.errors import is_retryable
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
@@ -151,17 +151,17 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
 def test_a_footer_is_read_once_however_many_windows_a_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write(tmp_path / "set", [600, 600], row_group_size=50)
     manifest = Manifest.read(str(files), SCHEMA, window_rows=50)
-    monkeypatch.setattr(opening, "_FOOTERS", kept := opening._Kept())
-    monkeypatch.setattr(opening, "_raw_footer", read := Mock(wraps=opening._raw_footer))
+    monkeypatch.setattr(parquet, "_FOOTERS", kept := parquet._Kept())
+    monkeypatch.setattr(parquet, "_raw_footer", read := Mock(wraps=parquet._raw_footer))
     for epoch in range(2):
         with stream(manifest, Cursor.start(epoch), 0, 1) as batches:
             assert sorted(row_ids([b for b, _ in batches])) == list(range(1200))
     assert len(manifest.windows) == 24 and read.call_count == 2
-    monkeypatch.setattr(opening, "_KEPT_BYTES", 3 * kept._bytes // 4)  # no room for both
+    monkeypatch.setattr(parquet, "_KEPT_BYTES", 3 * kept._bytes // 4)  # no room for both
     for path in sorted(files.iterdir()) * 2:
         os.utime(path)  # is another state of the file
-        opening.read_footer(str(path))
-    assert read.call_count == 6 and kept._bytes <= opening._KEPT_BYTES and len(kept._footers) == 1
+        parquet.read_footer(str(path))
+    assert read.call_count == 6 and kept._bytes <= parquet._KEPT_BYTES and len(kept._footers) == 1
 
 
 @pytest.mark.parametrize("head_rows", [1, 400, 10_000])
@@ -458,7 +458,7 @@ def test_reads_that_fail_for_a_moment_are_tried_again(tmp_path: Path, monkeypatc
                 raise failures.pop()
             return super().open_input_file(path)
 
-    monkeypatch.setattr("rayrec.data.storage.opening.open_filesystem", lambda uri: (Flaky(), uri))
+    monkeypatch.setattr("rayrec.storage.parquet.open_filesystem", lambda uri: (Flaky(), uri))
     with stream(manifest, Cursor.start(0), 0, 1, options=ReadOptions(reader="local", retries=2)) as batches:
         assert sorted(row_ids([b for b, _ in batches])) == list(range(100))
     failures += [OSError("connection reset")] * 3
@@ -485,8 +485,8 @@ def test_patience_ends_with_an_error_that_another_attempt_may_mend(
             asked.append(path)
             raise OSError("connection refused")
 
-    for module in ("opening", "retries"):
-        monkeypatch.setattr(f"rayrec.data.storage.{module}.open_filesystem", lambda uri: (Away(), uri))
+    for module in ("parquet", "retries"):
+        monkeypatch.setattr(f"rayrec.storage.{module}.open_filesystem", lambda uri: (Away(), uri))
     options = ReadOptions(reader="local", retries=0, patience_s=0.2, bad_rows=BadRows(policy=policy))
     with stream(manifest, Cursor.start(0), 0, 1, options=options) as batches:
         with pytest.raises(DataUnavailable, match=r"has not answered for 0.2 s: .*connection refused") as caught:

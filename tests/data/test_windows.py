@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.errors import DataError
 from rayrec.data.source import decoded_size, windows
 from rayrec.data.source.decoded_size import check_size
 from rayrec.data.source.file_table import COLUMNS, FileTable
 from rayrec.data.source.windows import Windows
-from rayrec.data.storage.opening import open_parquet
+from rayrec.storage.errors import DataError
+from rayrec.storage.parquet import open_parquet
 
 
 class Slice(NamedTuple):

@@ -17,7 +17,7 @@ OF_ANY_LENGTH = (  # zips of what a caller or a file says: their check is tested
     "rayrec/torchrec/distributed/sharding_plan.py",
 )
 AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or waited for at a time
-    "rayrec/checkpoint/folder.py": ("_FOLIO", "_BEHIND"),
+    "rayrec/storage/folder.py": ("_FOLIO", "_BEHIND"),
     "rayrec/checkpoint/index.py": ("BLOCK_BYTES",),
     "rayrec/checkpoint/background.py": ("REMOVAL_S",),
     "rayrec/checkpoint/launch.py": ("BEAT_S", "DEAD_S", "RELEASE_S", "LONG_AGO_S"),
@@ -34,9 +34,9 @@ AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or 
     "rayrec/data/source/decoded_size.py": ("_CHUNK_BYTES",),
     "rayrec/data/source/footers.py": ("FILES_PER_TASK", "FILES_FOR_RAY"),
     "rayrec/data/source/partitioned.py": ("READ_ROWS",),
-    "rayrec/data/storage/parallel.py": ("_THREADS", "_CPUS"),
+    "rayrec/storage/parallel.py": ("_THREADS", "_CPUS"),
     "rayrec/data/source/windows.py": ("_AT_ONCE",),
-    "rayrec/data/storage/opening.py": ("_TAIL_BYTES",),
+    "rayrec/storage/parquet.py": ("_TAIL_BYTES",),
     "rayrec/data/stream/prefetch.py": ("_CLOSE_STALLED_S", "_CLOSE_TIMEOUT_S", "_TICK_S"),
     "rayrec/data/stream/ray_reader.py": ("_PIECES_PER_DATASET", "_PIECES_PER_TASK", "_BLOCK_BYTES", "_STORE_BYTES"),
     "rayrec/data/stream/shared_manifest.py": ("SENT_WHOLE_BYTES",),
@@ -165,8 +165,8 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("rayrec/data/source/footer_index.py", "@dataclass(slots=True)", "@dataclass(slots=False)", "slots save memory"),
     ("rayrec/data/source/slices.py", "use_threads=False", "use_threads=True", "threads change no value"),
     ("rayrec/data/source/slices.py", "parts[0]", "parts[-1]", "the parts are of one file"),
-    ("rayrec/data/storage/locations.py", "@lru_cache(maxsize=64)", "@lru_cache(maxsize=63)", "size of a cache"),
-    ("rayrec/data/storage/locations.py", "@lru_cache(maxsize=64)", "@lru_cache(maxsize=65)", "size of a cache"),
+    ("rayrec/storage/locations.py", "@lru_cache(maxsize=64)", "@lru_cache(maxsize=63)", "size of a cache"),
+    ("rayrec/storage/locations.py", "@lru_cache(maxsize=64)", "@lru_cache(maxsize=65)", "size of a cache"),
     (
         "rayrec/data/stream/batch_stream.py",
         "cursor.parts[0].rows",

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.checkpoint.folder import LocalFolder
 from rayrec.models import DLRM, Batch
+from rayrec.storage.folder import LocalFolder
 from rayrec.train import TrainError
 from rayrec.train.errors import StorageError
 from rayrec.train.worker.loop import fit

@@ -17,7 +17,7 @@ from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import ControllerError
 from rich.console import Console
 
-from rayrec.data.storage.retries import Patience
+from rayrec.storage.retries import Patience
 from rayrec.train.config.sections import StorageConfig
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display

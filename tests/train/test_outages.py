@@ -13,10 +13,10 @@ import pytest
 
 from rayrec.checkpoint import FencedError, TakenOverError
 from rayrec.checkpoint.attempt import Attempt
-from rayrec.checkpoint.folder import LocalFolder
 from rayrec.checkpoint.launch import FILE, Launch, Lease
-from rayrec.data.storage.retries import Patience
 from rayrec.models import DLRM, Batch
+from rayrec.storage.folder import LocalFolder
+from rayrec.storage.retries import Patience
 from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.errors import is_retryable
 from rayrec.train.worker import outage

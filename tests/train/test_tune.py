@@ -19,7 +19,7 @@ import yaml
 from ray import tune as ray_tune
 from rich.console import Console
 
-from rayrec.checkpoint.folder import open_folder
+from rayrec.storage.folder import open_folder
 from rayrec.train.config.file import ConfigError, load_config, parse_config, read_yaml
 from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.tune.search import Search, Trial, _trials, _when_free, _write, check_metric, folder_of, tune

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.orc as paorc
 
-from rayrec.data.errors import DataError, first_line
-from rayrec.data.storage.locations import open_filesystem
+from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.locations import open_filesystem
 
 _ROWS = 8192
 _PLAIN = {

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_parts import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
-from rayrec.data.storage.files import SUFFIXES, Found, find_files, format_of
-from rayrec.data.storage.locations import local_path, plain_path
-from rayrec.data.storage.parallel import in_threads, one_by_one
+from rayrec.storage.errors import DataError
+from rayrec.storage.files import SUFFIXES, Found, find_files, format_of
+from rayrec.storage.locations import local_path, plain_path
+from rayrec.storage.parallel import in_threads, one_by_one
 
 Format = Csv | JsonLines | Avro | Orc
 FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": JsonLines(), "Avro": Avro(), "ORC": Orc()}

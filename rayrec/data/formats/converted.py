@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from rayrec.data.errors import DataError, first_line
-from rayrec.data.storage.files import Found, find_files, format_of
-from rayrec.data.storage.locations import cache_folder, without_secrets
+from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.files import Found, find_files, format_of
+from rayrec.storage.locations import cache_folder, without_secrets
 
 Tell = Callable[[str], None]
 _INTO: ContextVar[tuple[Path, Tell] | None] = ContextVar("_INTO", default=None)

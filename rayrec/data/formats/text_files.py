@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
-from rayrec.data.errors import DataError, first_line
-from rayrec.data.storage.locations import open_filesystem
+from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.locations import open_filesystem
 
 NULLS = ["", "NULL", "null", "\\N"]  # not NA: a country
 _BLOCK_BYTES = 8 << 20

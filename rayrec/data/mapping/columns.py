@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError, suggestion
 from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, without_views
 from rayrec.data.mapping.derive import derived_types, unfitted
 from rayrec.data.mapping.derived import sources
@@ -20,6 +19,7 @@ from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeatu
 from rayrec.data.mapping.sequences import check_value_type
 from rayrec.data.mapping.transforms import Fitted
 from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.storage.errors import DataError, suggestion
 
 _IDS = {"text": "texts", "integer": "integers"}
 

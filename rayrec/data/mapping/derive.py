@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError, first_line
 from rayrec.data.mapping.arrow_types import decoded, floats_of, is_list, is_text, nulls_of, plain_numbers
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.derived import (
@@ -39,6 +38,7 @@ from rayrec.data.mapping.expressions import compute
 from rayrec.data.mapping.list_columns import cross, lookup, overlap, pairs, relisted, tokens
 from rayrec.data.mapping.lists import row_of, unnest
 from rayrec.data.mapping.problems import Problems
+from rayrec.storage.errors import DataError, first_line
 
 _DAY_US = 86_400_000_000
 _PARTS: dict[str, Callable[[I64], I64]] = {  # of microseconds of local time since 1970

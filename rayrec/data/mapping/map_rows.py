@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import from_list_view, without_views
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.dense import map_dense
@@ -25,6 +24,7 @@ from rayrec.data.mapping.sequences import check_lengths, in_order, map_values
 from rayrec.data.mapping.sparse import map_sparse
 from rayrec.data.mapping.targets import map_targets, unknown_targets
 from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.storage.errors import DataError
 
 
 def map_rows(

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.columns import check_types
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.tables import to_table
+from rayrec.storage.errors import DataError
 
 if TYPE_CHECKING:
     from rayrec.data.mapping.tables import Tabular

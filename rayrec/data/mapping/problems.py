@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import nulls_of
+from rayrec.storage.errors import DataError
 
 REDACTED = "(redacted)"
 

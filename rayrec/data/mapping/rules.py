@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayrec.data.storage.locations import Place
 from rayrec.data.strict import Strict
+from rayrec.storage.locations import Place
 
 
 class Identity(Strict):

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError, first_line
 from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.storage.errors import DataError, first_line
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]

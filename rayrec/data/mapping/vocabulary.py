@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import decoded, is_text, without_views
 from rayrec.data.mapping.buffers import I64, U64
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
 from rayrec.data.mapping.id_index import IdIndex, Twice
-from rayrec.data.storage.locations import cache_folder, open_filesystem
-from rayrec.data.storage.opening import open_parquet
+from rayrec.storage.errors import DataError
+from rayrec.storage.locations import cache_folder, open_filesystem
+from rayrec.storage.parquet import open_parquet
 
 _FORMAT = 1  # of the files: another layout or hash, another number
 _IN_MEMORY = 65_536

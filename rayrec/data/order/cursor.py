@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rayrec.data.errors import DataError
 from rayrec.data.order.intervals import Intervals, count
 from rayrec.data.source.periods import Only
+from rayrec.storage.errors import DataError
 
 CURSOR_VERSION = 3  # the order of rows is part of what it means
 

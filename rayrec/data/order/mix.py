@@ -14,7 +14,6 @@ from math import ceil, lcm
 
 import numpy as np
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.epoch import dealt
@@ -24,8 +23,9 @@ from rayrec.data.source.footers import FooterReading
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.slices import Columns, FileSlice, passing, read_slices, slices_of
 from rayrec.data.source.windows import WINDOW_ROWS
-from rayrec.data.storage.parallel import each
-from rayrec.data.storage.retries import Patience
+from rayrec.storage.errors import DataError
+from rayrec.storage.parallel import each
+from rayrec.storage.retries import Patience
 
 _WINDOWS_PER_TASK, _WINDOWS_FOR_RAY = 8, 64
 

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.order.cursor import Cursor, Progress
 from rayrec.data.order.deal import deal, deal_steps
@@ -26,6 +25,7 @@ from rayrec.data.source.file_table import FileNames, ranges
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.periods import Only
 from rayrec.data.source.windows import Slices
+from rayrec.storage.errors import DataError
 
 T = TypeVar("T")
 

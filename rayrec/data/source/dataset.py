@@ -8,8 +8,8 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.lake import TableFiles, TableFormat, open_table
-from rayrec.data.storage.locations import without_credentials, without_secrets
 from rayrec.data.strict import Strict
+from rayrec.storage.locations import without_credentials, without_secrets
 
 
 class DataSet(Strict):

@@ -8,10 +8,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.types import is_dictionary
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_list
 from rayrec.data.mapping.lists import unnest
-from rayrec.data.storage.opening import open_parquet
+from rayrec.storage.errors import DataError
+from rayrec.storage.parquet import open_parquet
 
 MOST_BYTES = 1 << 30  # that one read may decode
 _CHUNK_BYTES = 128 << 20

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.data.mapping.buffers import I64, Mask
-from rayrec.data.storage.opening import Version
+from rayrec.storage.parquet import Version
 
 Partition = tuple[tuple[str, int | str | None], ...]
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text, without_views
 from rayrec.data.mapping.buffers import Mask
 from rayrec.data.mapping.columns import column_missing
+from rayrec.storage.errors import DataError
 
 Value = bool | int | float | str
 

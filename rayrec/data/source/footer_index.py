@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.source.file_table import split
-from rayrec.data.storage.files import Found
-from rayrec.data.storage.locations import open_filesystem
+from rayrec.storage.errors import DataError
+from rayrec.storage.files import Found
+from rayrec.storage.locations import open_filesystem
 
 INDEX_NAME = "_rayrec_index.arrow"
 LOW, HIGH = "low ", "high "

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.converted import find_parquet
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.source.filters import plain_type
 from rayrec.data.source.footer_index import FACTS, HIGH, LOW, FooterIndex, index_file
 from rayrec.data.source.lake import TableFormat, open_table
-from rayrec.data.storage.files import Found
-from rayrec.data.storage.opening import Footer, read_footer, unreadable
-from rayrec.data.storage.parallel import each, in_threads
-from rayrec.data.storage.retries import Patience, with_patience
+from rayrec.storage.errors import DataError
+from rayrec.storage.files import Found
+from rayrec.storage.parallel import each, in_threads
+from rayrec.storage.parquet import Footer, read_footer, unreadable
+from rayrec.storage.retries import Patience, with_patience
 
 Types = dict[str, pa.DataType]
 

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.errors import DataError, first_line
-from rayrec.data.storage.files import NEVER, Found
-from rayrec.data.storage.locations import Server, escaped, locate, open_filesystem, plain_path, without_secrets
-from rayrec.data.storage.opening import open_parquet
+from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.files import NEVER, Found
+from rayrec.storage.locations import Server, escaped, locate, open_filesystem, plain_path, without_secrets
+from rayrec.storage.parquet import open_parquet
 
 TableFormat = Literal["delta", "iceberg"]
 

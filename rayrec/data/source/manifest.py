@@ -27,7 +27,7 @@ from rayrec.data.source.footers import FooterReading, read_footers
 from rayrec.data.source.lake import TableFiles
 from rayrec.data.source.partitioned import find_partitioned, nothing_left
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
-from rayrec.data.storage.files import find_files
+from rayrec.storage.files import find_files
 
 
 @dataclass(frozen=True, eq=False)

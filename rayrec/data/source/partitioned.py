@@ -10,13 +10,13 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.converted import find_parquet
 from rayrec.data.source.filters import Condition, only_passing
 from rayrec.data.source.lake import TableFiles
-from rayrec.data.storage.files import Found
-from rayrec.data.storage.locations import plain_path
-from rayrec.data.storage.opening import Version, open_parquet
+from rayrec.storage.errors import DataError
+from rayrec.storage.files import Found
+from rayrec.storage.locations import plain_path
+from rayrec.storage.parquet import Version, open_parquet
 
 READ_ROWS = 65_536
 NULL = "__HIVE_DEFAULT_PARTITION__"

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.partitioned import find_partitioned
+from rayrec.storage.errors import DataError
 
 Value = int | str
 Only = tuple[str, Value]

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError, DataUnavailable, FileChanged
 from rayrec.data.mapping.arrow_types import without_views
 from rayrec.data.mapping.buffers import I64, Mask
 from rayrec.data.source.decoded_size import check_size
@@ -26,8 +25,9 @@ from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, rows_that_pass
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.windows import Slices
-from rayrec.data.storage.opening import open_parquet, unreadable
-from rayrec.data.storage.retries import Patience, with_patience
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
+from rayrec.storage.parquet import open_parquet, unreadable
+from rayrec.storage.retries import Patience, with_patience
 
 Columns = tuple[tuple[str, pa.DataType], ...]
 

@@ -18,13 +18,13 @@ from rayrec.data.order.cursor import Cursor
 from rayrec.data.order.epoch import dealt, steps_of
 from rayrec.data.order.rank_part import Ordering
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.batching import Skipped, make_batches, make_steps
 from rayrec.data.stream.prefetch import Activity, Prefetcher
 from rayrec.data.stream.readers import choose
 from rayrec.data.stream.reading import Recipe, pieces_of
 from rayrec.data.stream.shared_manifest import SharedManifest, planner_of
 from rayrec.models.batch import Batch
+from rayrec.storage.retries import Patience
 
 Item = tuple[Batch, Cursor]
 

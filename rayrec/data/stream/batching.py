@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.rows import Part, Rows, from_columns
@@ -23,6 +22,7 @@ from rayrec.data.order.rank_part import RankPart
 from rayrec.data.stream.reading import END
 from rayrec.data.stream.records import PROBLEM, from_array
 from rayrec.models.batch import Batch
+from rayrec.storage.errors import DataError
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rayrec.data.errors import DataError
+from rayrec.storage.errors import DataError
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from itertools import chain
 
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
 from rayrec.data.options import ReadOptions
 from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.prefetch import Prefetcher
 from rayrec.data.stream.reading import Piece, Recipe, read_piece
+from rayrec.storage.errors import DataError
 
 # Read here while Ray Data starts, which takes it a second or more: about one window.
 HEAD_ROWS = 65_536

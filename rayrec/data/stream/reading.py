@@ -36,9 +36,9 @@ from rayrec.data.source.slices import (
     slices_of,
     within,
 )
-from rayrec.data.storage.retries import Patience
 from rayrec.data.stream.records import PROBLEM, no_problems, to_array
 from rayrec.data.stream.shared_manifest import Planner
+from rayrec.storage.retries import Patience
 
 END = "end"
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.errors import DataError, DataUnavailable, FileChanged
+from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 
 PROBLEM = "problem"
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from rayrec.data.errors import DataError, DataUnavailable
 from rayrec.data.order.cursor import Cursor
 from rayrec.data.order.mix import Mix
 from rayrec.data.order.rank_part import EpochPlanner, Ordering, PieceColumns, RankPart
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
+from rayrec.storage.errors import DataError, DataUnavailable
 
 SENT_WHOLE_BYTES = 256 << 10  # less than this is sent to every worker: an actor is a process
 _PATIENCE_S = 120.0

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_list
 from rayrec.data.mapping.derive import derive
 from rayrec.data.mapping.lists import ids_of, unnest
@@ -24,6 +23,7 @@ from rayrec.data.options import BadRows
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.stream.reading import read_window
+from rayrec.storage.errors import DataError
 
 MAX_IDS = 20_000_000
 LONGEST_SHOWN = 100

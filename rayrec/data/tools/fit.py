@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import floats_of, is_list
 from rayrec.data.mapping.buffers import Floats
 from rayrec.data.mapping.columns import check_types
@@ -28,6 +27,7 @@ from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.stream.reading import read_window
 from rayrec.data.tools.column_facts import bucket_edges, quantiles
+from rayrec.storage.errors import DataError
 
 SAMPLE_ROWS = 1_000_000
 _DIGITS = 9  # significant digits of what is written: float32 has 7

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.converted import find_parquet
 from rayrec.data.source.filters import only_passing, parse_all
 from rayrec.data.source.partitioned import Partitioned, nothing_left, tables_of
-from rayrec.data.storage.opening import Version, open_parquet
 from rayrec.data.tools.column_facts import ColumnFacts, column_facts
 from rayrec.data.tools.label_choice import LabelChoice, choose_label
 from rayrec.data.tools.proposal import propose
+from rayrec.storage.errors import DataError
+from rayrec.storage.parquet import Version, open_parquet
 
 SAMPLE_ROWS = 500_000
 _TELLING = 0.995  # a column that predicts the label so well was derived from it

@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.tools.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.label_choice import suggested_labels
+from rayrec.storage.errors import DataError
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
 _SPARE_BUCKETS = BUCKETS  # statistics of other rows may give more boundaries

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.converted import find_parquet
 from rayrec.data.formats.parquet_parts import Layout, write_parts
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.lists import offsets_of
-from rayrec.data.storage.opening import open_parquet
+from rayrec.storage.errors import DataError
+from rayrec.storage.parquet import open_parquet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.parquet_parts import Layout, write_parts
 from rayrec.data.mapping.arrow_types import UNITS, decoded
 from rayrec.data.mapping.buffers import Mask
 from rayrec.data.mapping.hashing import mix64_array, seed_of
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.partitioned import Partitioned, tables_of
+from rayrec.storage.errors import DataError
 
 Held = Callable[[pa.Table, int], Mask]
 """Which rows of a table, whose first one has this number in the data set, are held out."""

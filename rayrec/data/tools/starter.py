@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayrec.data.errors import DataError
 from rayrec.data.formats.convert import convert
 from rayrec.data.formats.parquet_parts import Layout
 from rayrec.data.source.partitioned import Partitioned
-from rayrec.data.storage.files import PARQUET, SUFFIXES, find_files
 from rayrec.data.tools.inspect import Inspection, inspect
 from rayrec.data.tools.split import by_hash, from_time, last_by_time, write_split
+from rayrec.storage.errors import DataError
+from rayrec.storage.files import PARQUET, SUFFIXES, find_files
 
 SHARE = 0.1  # of the rows, to evaluate on
 _STEPS = 200  # of an epoch, about

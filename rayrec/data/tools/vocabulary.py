@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
@@ -28,9 +27,10 @@ from rayrec.data.mapping.lists import ids_of
 from rayrec.data.mapping.vocabulary import Lookup, ids_in, load_vocabulary
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
-from rayrec.data.storage.locations import local_path
-from rayrec.data.storage.opening import open_parquet
-from rayrec.data.storage.parallel import one_by_one
+from rayrec.storage.errors import DataError
+from rayrec.storage.locations import local_path
+from rayrec.storage.parallel import one_by_one
+from rayrec.storage.parquet import open_parquet
 
 _PARTS = 64
 _SPILL_IDS = 4 << 20

@@ -12,13 +12,13 @@ from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
 from rayrec.checkpoint.committed import read_checkpoint
-from rayrec.checkpoint.folder import open_folder
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import FIGURES
 from rayrec.models import RETRIEVERS, Batch
+from rayrec.storage.folder import open_folder
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.terminal import notice

@@ -11,11 +11,11 @@ from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import Mapping
 from rayrec.data.formats.converted import find_parquet
 from rayrec.data.mapping.rules import Identity
-from rayrec.data.storage.opening import open_parquet
 from rayrec.inference.graph import collections_in, configs_of, table_path
 from rayrec.inference.index import IndexReport, Search, write_index
 from rayrec.inference.tower import Made, Tower, difference
 from rayrec.models import RETRIEVERS
+from rayrec.storage.parquet import open_parquet
 from rayrec.train.after.export import find_checkpoint
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from rayrec.data.errors import suggestion
-from rayrec.data.storage.locations import without_secrets
+from rayrec.storage.errors import suggestion
+from rayrec.storage.locations import without_secrets
 from rayrec.train.config.reference import fields_at, type_at
 from rayrec.train.config.train_config import TrainConfig
 

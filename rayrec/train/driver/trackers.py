@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.data.errors import suggestion
+from rayrec.storage.errors import suggestion
 from rayrec.train.config.difference import flat
 from rayrec.train.driver.callbacks import Callback, RunInfo
 from rayrec.train.errors import TrainError

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rayrec.checkpoint.errors import InUseError
-from rayrec.checkpoint.folder import LocalFolder, open_folder
 from rayrec.checkpoint.launch import Lease
-from rayrec.data.storage.locations import cache_folder
+from rayrec.storage.folder import LocalFolder, open_folder
+from rayrec.storage.locations import cache_folder
 from rayrec.train.config.difference import differing, same, value_at
 from rayrec.train.errors import RunInUseError, StorageError
 

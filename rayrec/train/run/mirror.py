@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rayrec.checkpoint.folder import Folder, open_folder
+from rayrec.storage.folder import Folder, open_folder
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.run.folder import RunFolder, write_atomically
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.data.errors import suggestion
 from rayrec.data.mapping.mapping import rows_of_tables
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
@@ -31,6 +30,7 @@ from rayrec.models import BUILT_IN
 from rayrec.models.loss import BCE, Head, Loss
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from rayrec.storage.errors import suggestion
 from rayrec.train.config.file import text_of
 from rayrec.train.config.optimizers import SparseOptimizerConfig
 from rayrec.train.config.sections import ConstraintConfig

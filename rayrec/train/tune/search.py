@@ -17,9 +17,9 @@ from typing import Any, get_args
 import yaml
 from rich.console import Console
 
-from rayrec.checkpoint.folder import open_folder
-from rayrec.data.errors import suggestion
-from rayrec.data.storage.locations import open_filesystem
+from rayrec.storage.errors import suggestion
+from rayrec.storage.folder import open_folder
+from rayrec.storage.locations import open_filesystem
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig

@@ -8,8 +8,8 @@ from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
-from rayrec.data.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 from rayrec.looking import beside, looking
+from rayrec.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 from rayrec.train.errors import is_lost_peer
 from rayrec.train.worker.lockstep import Control
 

@@ -26,8 +26,8 @@ from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.scores import read_scores
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.data.mapping.fingerprint import as_before
-from rayrec.data.storage.retries import Patience
 from rayrec.distributed.comm import broadcast_object
+from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.choice import best_by, refused
 from rayrec.train.worker.learner import Learner

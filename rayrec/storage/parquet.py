@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from rayrec.data.errors import DataError, FileChanged, first_line
-from rayrec.data.storage.locations import open_filesystem
+from rayrec.storage.errors import DataError, FileChanged, first_line
+from rayrec.storage.locations import open_filesystem
 
 _KEPT_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10  # holds nearly every footer: one request to object storage

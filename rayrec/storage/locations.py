@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import AfterValidator
 
-from rayrec.data.errors import DataError, first_line
+from rayrec.storage.errors import DataError, first_line
 
 _BUCKETS = ("s3", "gs", "gcs")
 # A secret may hold slashes; digits and a slash after the colon are a port, as in hdfs://host:8020/a@b.

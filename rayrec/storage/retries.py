@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rayrec.data.errors import DataError, DataUnavailable
-from rayrec.data.storage.locations import open_filesystem
+from rayrec.storage.errors import DataError, DataUnavailable
+from rayrec.storage.locations import open_filesystem
 
 T = TypeVar("T")
 
@@ -39,16 +39,16 @@ def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
         uri: of the file that is read.
 
     Raises:
-        DataUnavailable: the storage did not answer for `patience.outage_s`.
-        DataError: what the last try raised.
+        DataUnavailable: the storage did not answer for `patience.outage_s`, and `work` raises `DataError`.
+        DataError, OSError: what the last try raised.
     """
     failures, wait_s = 0, FIRST_WAIT_S
     away_since: float | None = None
     while True:
         try:
             return work()
-        except DataError as error:
-            cause = error.__cause__
+        except (DataError, OSError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
             if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
                 raise
             if _answers(uri):
@@ -58,6 +58,8 @@ def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
             else:
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since >= patience.outage_s:
+                    if isinstance(error, OSError):
+                        raise
                     raise _unavailable(error, uri, patience) from error
         time.sleep(wait_s * random.uniform(0.5, 1.0))  # ranks that failed together should not come back together
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)

@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from rayrec.data.errors import DataError, first_line
-from rayrec.data.storage.locations import Location, locate
-from rayrec.data.storage.parallel import in_threads
-from rayrec.data.storage.retries import Patience, with_patience
+from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.locations import Location, locate
+from rayrec.storage.parallel import in_threads
+from rayrec.storage.retries import Patience, with_patience
 
 PARQUET = (".parquet", ".parq", ".pq")
 NEVER = 0

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
+from rayrec.storage.locations import locate
+from rayrec.storage.retries import Patience, with_patience
+
 Bytes = bytes | memoryview
-_WAITS_S = (0.1, 0.4, 1.6)  # before a range of a file is read again
+_PATIENCE = Patience(outage_s=2.0)  # of a range of a file: whoever reads a checkpoint waits for longer outages itself
 _BUCKETS = ("s3", "gcs", "abfs")  # no folders there, and an object appears when it is complete
 
 
@@ -27,19 +28,15 @@ def open_folder(place: str | Path | Folder) -> Folder:
     """The folder that a path or URI means; it need not exist.
 
     Raises:
-        ValueError: a URI that pyarrow has no file system for.
+        DataError: a URI that pyarrow has no file system for.
     """
     if not isinstance(place, str | Path):
         return place
     if "://" not in str(place):
         return LocalFolder(Path(place))
-    try:
-        filesystem, path = pafs.FileSystem.from_uri(str(place))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise ValueError(f"{place}: cannot open this file system: {str(error).splitlines()[0]}") from error
-    if isinstance(filesystem, pafs.LocalFileSystem):
-        return LocalFolder(Path(path))
-    return ArrowFolder(filesystem, path, str(place))
+    found = locate(str(place))
+    local = isinstance(found.filesystem, pafs.LocalFileSystem)
+    return LocalFolder(Path(found.path)) if local else ArrowFolder(found.filesystem, found.path, found.uri)
 
 
 class LocalFolder:
@@ -238,7 +235,7 @@ class ArrowFolder:
     @contextmanager
     def open(self, name: str) -> Iterator[Source]:
         with self._files.open_input_file(self._at(name)) as file:
-            yield _ArrowSource(file)
+            yield _ArrowSource(file, self.sub(name).path)
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
@@ -253,18 +250,12 @@ class ArrowFolder:
 
 
 class _ArrowSource:
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, file: Any, uri: str) -> None:
+        self._file, self._uri = file, uri
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        for wait_s in _WAITS_S:  # S3's client does not retry a 503 whose text is longer than the range
-            with suppress(OSError):
-                return self._read_once(offset, view)
-            time.sleep(wait_s)
-        return self._read_once(offset, view)
-
-    def _read_once(self, offset: int, view: memoryview) -> int:
-        data = self._file.read_at(len(view), offset)
+        # S3's client does not retry a 503 whose text is longer than the range.
+        data = with_patience(lambda: self._file.read_at(len(view), offset), self._uri, _PATIENCE)
         view[: len(data)] = data
         return len(data)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from rayrec.data.errors import DataError
+from rayrec.storage.errors import DataError
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -1,1 +1,0 @@
-"""Where files lie: URIs, file systems, finding and opening files. Knows nothing of schemas."""
