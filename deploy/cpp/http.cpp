@@ -87,7 +87,7 @@ class Server {
  public:
   explicit Server(const Options& options)
       : options_(options), clients_(options.token_files, options.requests_per_s),
-        versions_(options.path, options.threads, std::chrono::milliseconds(options.look_ms)) {}
+        versions_(options.path, options.threads, options.cores, std::chrono::milliseconds(options.look_ms)) {}
 
   int run();
 

@@ -3,6 +3,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -222,8 +223,9 @@ const std::string& Model::version() const { return state_->version; }
 const Mapping& Model::mapping() const { return state_->mapping; }
 const std::vector<std::string>& Model::labels() const { return state_->labels; }
 
-std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners) {
-  auto model = std::make_shared<const Model>(folder, runners);
+std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners, int cores) {
+  use_cores(cores);  // of this thread
+  auto model = std::make_shared<Model>(folder, runners);
   const json parity = read_json(folder + "/parity.json");
   if (!parity.is_object() || parity.value("within_limits", json()) != json(true))
     throw ExportError(folder + ": its scores are outside their limits, or nobody compared them; export it anew");
@@ -235,6 +237,19 @@ std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t run
   const Mapped* rows[] = {&row};
   for (float score : model->score(rows))
     if (!std::isfinite(score)) throw ExportError(folder + ": a row of zeros scores no number; look at its training");
+  constexpr int many = 100;
+  const auto least_ms = [&](std::span<const Mapped* const> parts) {
+    double least = INFINITY;
+    for (int i = 0; i < 5; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      model->score(parts);
+      least = std::min(least, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return least;
+  };
+  const double one_ms = least_ms(rows);
+  model->pace.row_ms = std::max(1e-6, (least_ms(std::vector<const Mapped*>(many, &row)) - one_ms) / (many - 1));
+  model->pace.call_ms = std::max(0.0, one_ms - model->pace.row_ms);
   return model;
 }
 

@@ -11,6 +11,11 @@
 
 namespace rayrec {
 
+// Milliseconds of a call of the graph, and of each of its rows.
+struct Pace {
+  double call_ms = 0, row_ms = 0.05;
+};
+
 // How many cores the calling thread computes on.
 void use_cores(int count);
 
@@ -30,13 +35,16 @@ class Model {
   const Mapping& mapping() const;
   const std::vector<std::string>& labels() const;
 
+  Pace pace;  // as measured before it serves
+
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-// A model as a service takes it: its parity is within limits, and a row of zeros gives a number. Throws ExportError.
-std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners);
+// A model as a service takes it: its parity is within limits, and a row of zeros gives a number;
+// its pace on so many cores is measured. Throws ExportError.
+std::shared_ptr<const Model> load_to_serve(const std::string& folder, size_t runners, int cores);
 
 // The version that a folder holds, without loading it. Throws ExportError.
 std::string version_of(const std::string& folder);

@@ -13,6 +13,7 @@ namespace {
 
 const std::vector<double> kSeconds{0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0};
 const std::vector<double> kTogether{1, 2, 4, 8, 16, 32, 64};
+constexpr double kEnough = 0.1;  // a call's own cost below this share of a batch's is not worth a larger batch
 
 // How long it takes says nothing of where two texts differ.
 bool equal(std::string_view one, std::string_view other) {
@@ -173,7 +174,12 @@ void Scorer::run() {
   }
 }
 
-// Those that wait, of one version, as many as are scored in the planned time; at least one.
+double Scorer::most_rows(const Pace& pace) const {
+  const double worth = pace.call_ms * (1 - kEnough) / (kEnough * pace.row_ms);
+  return std::min(worth, limits_.batch_ms / pace.row_ms);
+}
+
+// Those that wait, of one version, as many as are worth it and are scored in the planned time; at least one.
 std::vector<Job> Scorer::next() {
   std::unique_lock lock(turn_);
   changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
@@ -183,8 +189,7 @@ std::vector<Job> Scorer::next() {
   while (!waiting_.empty()) {
     Job& one = waiting_.front();
     rows += static_cast<double>(one.mapped.rows), ids += one.mapped.ids;
-    const bool fits = one.model == (jobs.empty() ? one.model : jobs[0].model) && rows * ms_per_row_ <= limits_.batch_ms && ids <= limits_.ids;
-    if (!jobs.empty() && !fits) break;
+    if (!jobs.empty() && (one.model != jobs[0].model || rows > most_rows(one.model->pace) || ids > limits_.ids)) break;
     jobs.push_back(std::move(one));
     waiting_.pop_front();
   }
@@ -193,7 +198,6 @@ std::vector<Job> Scorer::next() {
 }
 
 void Scorer::score(std::vector<Job>& jobs) {
-  const auto begin = Clock::now();
   const auto late = [](const Job& job) { return job.deadline && Clock::now() > *job.deadline; };
   const auto refuse = [](Job& job) {
     job.done({}, std::make_exception_ptr(Refused(504, "not scored within the X-Deadline-Ms of the request; it was given up")));
@@ -207,13 +211,8 @@ void Scorer::score(std::vector<Job>& jobs) {
   if (parts.empty()) return;
   std::vector<float> scores;
   std::exception_ptr failed;
-  int64_t rows = 0;
-  for (const Mapped* part : parts) rows += part->rows;
   try {
     scores = jobs[0].model->score(parts);
-    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-    const std::lock_guard lock(turn_);
-    ms_per_row_ += 0.1 * (ms / static_cast<double>(rows) - ms_per_row_);
   } catch (const std::exception& error) {
     std::cerr << "scoring failed: " << error.what() << std::endl;
     failed = std::current_exception();

@@ -77,8 +77,8 @@ struct Job {
   std::function<void(std::vector<float> scores, std::exception_ptr error)> done;
 };
 
-// Requests that wait while others are scored are scored together: as many rows as the measured cost of a row makes
-// worthwhile. A request never waits for others to come.
+// Requests that wait while others are scored are scored together, until a call's own cost is a small share: more rows
+// would only make the first wait for the last. A request never waits for others to come.
 class Scorer {
  public:
   // `cores` that each of `threads` computes on.
@@ -91,6 +91,7 @@ class Scorer {
 
  private:
   void run();
+  double most_rows(const Pace& pace) const;
   std::vector<Job> next();
   void score(std::vector<Job>& jobs);
 
@@ -100,7 +101,6 @@ class Scorer {
   std::condition_variable changed_;
   std::deque<Job> waiting_;
   size_t inside_ = 0;  // waiting or being scored
-  double ms_per_row_ = 0.05;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -64,8 +64,8 @@ std::string newest(const std::string& given) {
   return fs::canonical(last);
 }
 
-Versions::Versions(std::string path, size_t runners, std::chrono::milliseconds pause)
-    : path_(std::move(path)), runners_(runners), pause_(pause), model_(load_to_serve(newest(path_), runners)),
+Versions::Versions(std::string path, size_t runners, int cores, std::chrono::milliseconds pause)
+    : path_(std::move(path)), runners_(runners), cores_(cores), pause_(pause), model_(load_to_serve(newest(path_), runners, cores)),
       refused_(std::make_shared<const std::string>()) {}
 
 std::string Versions::refused() const { return *refused_.load(); }
@@ -83,7 +83,7 @@ void Versions::watch(const std::atomic<bool>& stop, const std::function<void(boo
       }
       files = files_of(folder);
       if (files == refused) continue;  // reading all of it again would find the same
-      model_.store(load_to_serve(folder, runners_));
+      model_.store(load_to_serve(folder, runners_, cores_));
       refused_.store(std::make_shared<const std::string>());
       std::cerr << "serving " << take()->version() << std::endl;
       changed(true);

@@ -18,7 +18,7 @@ std::string newest(const std::string& path);
 class Versions {
  public:
   // Loads the newest. Throws ExportError.
-  Versions(std::string path, size_t runners, std::chrono::milliseconds pause);
+  Versions(std::string path, size_t runners, int cores, std::chrono::milliseconds pause);
 
   // The version that answers now, kept for one request.
   std::shared_ptr<const Model> take() const { return model_.load(); }
@@ -33,6 +33,7 @@ class Versions {
  private:
   const std::string path_;
   const size_t runners_;
+  const int cores_;
   const std::chrono::milliseconds pause_;
   std::atomic<std::shared_ptr<const Model>> model_;
   std::atomic<std::shared_ptr<const std::string>> refused_;

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.processor import NATIVE, vector_bits
+from rayrec.inference.products import without_slow_products
 
 Run = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
@@ -60,12 +61,14 @@ def check_compiler() -> None:
 
 
 def compile_graph(program: ExportedProgram, folder: Path, march: str) -> None:
-    """Compiles for processors with the instructions of `march`, for whatever number of threads it is run with.
+    """Compiles for processors with the instructions of `march`, for whatever number of threads it is run with; the
+    program cannot be saved afterwards.
 
     Raises:
         ExportError: there is no C++ compiler, or it fails.
     """
     check_compiler()
+    without_slow_products(program)
     options: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": False}
     if march != NATIVE:
         options |= {"cpp.march": march, "cpp.simdlen": vector_bits(march)}
