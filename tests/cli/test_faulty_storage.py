@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,13 @@ import pytest
 import yaml
 
 from rayrec.cli import run
+from rayrec.serve import ModelSpec, ServeConfig, Service
+from rayrec.serve.check import check
+from rayrec.serve.http import App
+from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import _filesystem
 from tests.s3 import Faulty, s3_bucket
+from tests.serve.server import Server
 from tests.train import small, test_retrieval_run
 
 BUCKET = "s3://faulty"
@@ -84,6 +91,7 @@ COMMANDS = {
     "sequence": "data sequence {s3}/train --user user --time at --column item --out {tmp}/histories",
     "init": "init {s3}/train --name first",
     "train": "train {tmp}/new.yaml --name new-{fault}",
+    "tune": "tune {tmp}/new.yaml --param trainer.seed=[1,2] --trials 2 --set name=new-{fault}",
     "evaluate": "evaluate {run}",
     "evaluate other data": "evaluate {run} --data {s3}/train",
     "predict": "predict {run} {s3}/eval {s3}/scores-{fault}",
@@ -118,3 +126,35 @@ def test_a_command_outlasts_faults_of_storage(
         assert door.met, "it met the fault"
     finally:
         door.shut()
+    if command == "tune":
+        go_through(server, monkeypatch, tmp_path)
+        trials = json.loads(open_folder(f"{BUCKET}/runs/new-{fault}-tune").read("trials.json"))["trials"]
+        assert [(one["error"], one["score"] is not None, one["evaluations"]) for one in trials] == [(None, True, 1)] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["503", "slow", "cut"])
+def test_a_service_of_a_run_needs_its_storage_only_to_be_exported(
+    fault: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its vocabulary too lies in the bucket, which is away when the service starts. A URI itself is refused by name."""
+    door = Faulty(server, fault)
+    try:
+        go_through(door.address, monkeypatch, tmp_path)
+        assert run(["export", RUN, str(tmp_path / "export")]) == 0 and door.met
+    finally:
+        door.shut()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = ServeConfig(models=(ModelSpec(name="ctr", path=tmp_path / "export"),), port=port)
+    check(config)
+    answering = Server(App(Service(config.models)))
+    try:
+        rows = [{"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": city} for city in ("city 1", "city 8")]
+        status, answer = answering.ask("POST", "/score", {"rows": rows})
+        assert status == 200 and len({round(score, 6) for score in answer["scores"]["label"]}) == 2
+    finally:
+        answering.close()
+    capsys.readouterr()
+    assert run(["serve", RUN]) == 1 and f"{RUN} is a URI, and only a local path" in capsys.readouterr().err
