@@ -71,6 +71,8 @@ def predict(
         ValueError: `out` holds predictions of other data or another model, or cannot be written.
     """
     begin, place = time.perf_counter(), Output(out)
+    if workers:
+        start_ray()
     scorer = Scorer(Model(model))
     manifest = Manifest.read(data, features_only(scorer.schema), window_rows=rows_per_file)
     task = Task(
@@ -127,7 +129,6 @@ def _work(
     if workers == 0 or not left:
         yield from (predict_part(task, scorer, number, parts[number]) for number in left)
         return
-    start_ray()
     yield from in_tasks(partial(predict_in_worker, task), ((n, parts[n]) for n in left), cpus=1.0, at_once=workers)
 
 

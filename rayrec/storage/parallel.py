@@ -46,6 +46,15 @@ def start_ray() -> None:
     ray.init(os.environ.get("RAY_ADDRESS") or "local", ignore_reinit_error=True, logging_level=logging.ERROR)
 
 
+def several_nodes() -> bool:
+    """Whether a Ray is connected whose tasks may run on other machines."""
+    if "ray" not in sys.modules:
+        return False
+    import ray
+
+    return bool(ray.is_initialized()) and sum(node["Alive"] for node in ray.nodes()) > 1
+
+
 def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _THREADS) -> Iterator[T]:
     """As `each`, in threads of this process."""
     with ThreadPoolExecutor(threads) as pool:

@@ -45,6 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pafs.copy_files(str(folder / "towers"), "faulty/towers", destination_filesystem=filesystem)
         with filesystem.open_output_stream("faulty/csv/x.csv") as file:
             file.write("".join(["label,user\n", *(f"{n % 2},{n % 23}\n" for n in range(200))]).encode())
+        with filesystem.open_output_stream("faulty/lines/x.jsonl") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in small.table(300).to_pylist()).encode())
         found = options.removeprefix("?endpoint_override=").partition("&")[0]
         go_through(found, patch, folder)
         towers = test_retrieval_run.raw_config(Path("towers"), "two_tower")
@@ -91,6 +93,7 @@ COMMANDS = {
     "sequence": "data sequence {s3}/train --user user --time at --column item --out {tmp}/histories",
     "init": "init {s3}/train --name first",
     "train": "train {tmp}/new.yaml --name new-{fault}",
+    "train of JSON lines": "train {tmp}/new.yaml --name lines-{fault} --set data.train={s3}/lines",
     "tune": "tune {tmp}/new.yaml --param trainer.seed=[1,2] --trials 2 --set name=new-{fault}",
     "evaluate": "evaluate {run}",
     "evaluate other data": "evaluate {run} --data {s3}/train",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
@@ -24,13 +25,17 @@ from rayrec.data.formats.converted import converting_into, find_parquet
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.tools.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
+from rayrec.storage.files import find_files
+from rayrec.storage.locations import open_filesystem
 from rayrec.train import Trainer
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
+from rayrec.train.run.mirror import run_here
 from tests.data.sets import table as clicks
 from tests.data.test_convert import avro, csv, jsonl
 from tests.data.test_kills import run
+from tests.s3 import s3_bucket
 from tests.train import small
 
 
@@ -58,9 +63,10 @@ SCHEMA = {
 }
 
 
-def trained(folder: Path, path: Path, name: str) -> tuple[Any, str]:
+def trained(folder: Path, path: Path, name: str, storage: str | None = None, epochs: int = 2) -> tuple[Any, str]:
     """A run on this file, evaluated on it as well, and what the console says."""
-    raw = small.raw_config(folder, name=name, trainer__epochs=2, schema=SCHEMA)
+    where = {} if storage is None else {"storage__path": storage}
+    raw = small.raw_config(folder, name=name, trainer__epochs=epochs, schema=SCHEMA, **where)
     raw["data"] |= {"train": str(path), "eval": str(path)}
     raw["tables"] = [{"name": "user", "rows": 100, "dim": 8, "features": ["user"]}]
     told = io.StringIO()
@@ -81,6 +87,37 @@ def test_a_run_learns_from_other_formats_what_it_learns_from_parquet(tmp_path: P
     assert evaluate_run(result.folder, str(path), display=Display(Console(file=io.StringIO())))["samples"] == 240
 
 
+def test_a_run_in_object_storage_keeps_there_what_it_makes_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that ranks on other nodes see it, and another machine makes nothing anew, but for what a kill has left."""
+    (tmp_path / "day=1").mkdir()
+    for name in ("x.csv", "y.csv", "day=1/z.csv"):
+        (tmp_path / name).write_bytes(csv(ROWS if name != "y.csv" else []))
+    with s3_bucket("made") as options:
+        storage = f"s3://made/runs{options}"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+        result, told = trained(tmp_path, tmp_path / "*.csv", "a", storage)
+        assert told.count("made Parquet") == 2 and result.train["samples"] == 480
+        assert not list((tmp_path / "first").rglob("*.parquet")), "nothing is left on the node"
+        there = [Path(file.uri).name for file in find_files(f"s3://made/runs/a/converted{options}")]
+        assert len(there) == 1
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+        again, told = trained(tmp_path, tmp_path / "*.csv", "a", storage, epochs=3)
+        assert "made Parquet" not in told and again.train["samples"] == 720
+        with run_here(f"s3://made/runs/a{options}", pytest.fail) as here:
+            found = evaluate_run(here, str(tmp_path / "x.csv"), display=Display(Console(file=io.StringIO())))
+        assert found["samples"] == 240 and len(find_files(f"s3://made/runs/a/converted{options}")) == 1
+        filesystem, path = open_filesystem(f"s3://made/runs/a/converted{options}")
+        marks = [info.path for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True))]
+        marks = [one for one in marks if one.endswith("_whole")]
+        assert len(marks) == 2
+        for mark in marks:
+            filesystem.delete_file(mark)
+        _, told = trained(tmp_path, tmp_path / "*.csv", "a", storage, epochs=4)
+        assert told.count("made Parquet") == 2, "what was not whole is made anew"
+
+
 def test_files_that_change_or_come_are_converted_and_no_others(tmp_path: Path) -> None:
     days = tmp_path / "logs"
     for day in (1, 2):
@@ -89,7 +126,7 @@ def test_files_that_change_or_come_are_converted_and_no_others(tmp_path: Path) -
     told: list[str] = []
 
     def found() -> dict[str, int]:
-        with converting_into(tmp_path / "cache", told.append):
+        with converting_into(str(tmp_path / "cache"), told.append):
             return {file.uri: file.changed_ns or 0 for file in find_parquet(str(days))}
 
     first = found()
@@ -102,7 +139,7 @@ def test_files_that_change_or_come_are_converted_and_no_others(tmp_path: Path) -
     second = found()
     assert [text.split(": ")[1].split(" made")[0] for text in told[2:]] == ["25 rows", "30 rows"]
     assert set(first) & set(second) == {next(iter(first))} and len(second) == 3
-    with converting_into(tmp_path / "cache", told.append):
+    with converting_into(str(tmp_path / "cache"), told.append):
         data = DataSet(path=str(days), filters=[["day", "=", 3]])
         from rayrec.data import Schema
 
@@ -111,9 +148,8 @@ def test_files_that_change_or_come_are_converted_and_no_others(tmp_path: Path) -
 
 KILLED = """
 import sys
-from pathlib import Path
 from rayrec.data.formats.converted import converting_into, find_parquet
-with converting_into(Path(sys.argv[2]), lambda text: print(text, flush=True)):
+with converting_into(sys.argv[2], lambda text: print(text, flush=True)):
     find_parquet(sys.argv[1])
 """
 
@@ -141,7 +177,7 @@ def test_a_kill_costs_the_files_that_were_not_done(tmp_path: Path) -> None:
     (done,) = (path for path in cache.iterdir() if not path.name.startswith("_"))
     before = os.stat(next(done.glob("*.parquet"))).st_ino
     told: list[str] = []
-    with converting_into(cache, told.append):
+    with converting_into(str(cache), told.append):
         files = [file.uri for file in find_parquet(str(logs))]
     assert len(told) == 1 and "b.csv: 3,000,001 rows" in told[0]
     assert os.stat(files[0]).st_ino == before and not [p for p in cache.glob("_*") if p.is_dir()]

@@ -4,6 +4,7 @@ found again after a stop: into a folder, or into the cache of a run that is give
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -14,13 +15,14 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_parts import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import SUFFIXES, Found, find_files, format_of
-from rayrec.storage.locations import local_path, plain_path
+from rayrec.storage.locations import cache_folder, local_path, locate, plain_path
 from rayrec.storage.parallel import in_threads, one_by_one
 
 Format = Csv | JsonLines | Avro | Orc
@@ -92,37 +94,51 @@ def convert(
     yield from one_by_one(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
 
 
-def convert_once(found: Sequence[Found], folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """The folder that each file has become Parquet in, and a line to tell where that was done now.
+def convert_once(found: Sequence[Found], place: str) -> Iterator[tuple[list[Found], str | None]]:
+    """The Parquet files that each file has become, and a line to tell where that was done now.
 
-    A folder is named by the file (path, size, time of change) and the columns of all, and has its name when it is
-    whole: what a kill leaves is made again, of that file alone. Folders `key=value` above the file are kept.
+    They lie in a folder that is named by the file (path, size, time of change) and the columns of all; what a kill
+    leaves is made again, of that file alone. Folders `key=value` above the file are kept.
 
     Args:
-        folder: the cache; this process alone writes to it.
+        place: path or URI of the cache; on a path one process at a time writes.
 
     Raises:
         DataError: as `convert`.
+        OSError: the cache cannot be written.
     """
     formats = {file.uri: _format(file.uri, None) for file in found}
     notes, schema = _headers(formats), _common_schema(formats, {})
+    cache = locate(place)
+    folder = cache_folder("converting") if cache.root else Path(cache.path)  # objects cannot be renamed
 
-    def one(file: Found) -> tuple[Path, str | None]:
+    def one(file: Found) -> tuple[list[Found], str | None]:
         name = hashlib.sha256(f"{file}{schema}".encode()).hexdigest()[:16]
-        whole, making = folder / name, folder / f"_{name}"
-        if whole.exists():
-            return whole, None
-        shutil.rmtree(making, ignore_errors=True)  # what a kill left
-        making.mkdir(parents=True)
-        began, (*above, last) = time.monotonic(), plain_path(file.uri).split("/")
-        below = making.joinpath(*(part for part in above if "=" in part))
-        note = notes.get(file.uri, "")
-        done = _convert(_Task(file.uri, below, last.split(".")[0], formats[file.uri], note), schema, Layout())
-        making.rename(whole)
-        seconds = time.monotonic() - began
-        return whole, f"{file.uri}: {done.rows:,} rows made Parquet in {seconds:.1f} s{note and f'; {note}'}"
+        whole, making, told = f"{cache.path}/{name}", folder / f"_{name}", None
+        mark = f"{whole}/_whole" if cache.root else whole
+        if cache.filesystem.get_file_info(mark).type == pafs.FileType.NotFound:
+            shutil.rmtree(making, ignore_errors=True)  # what a kill left
+            making.mkdir(parents=True)
+            began, (*above, last) = time.monotonic(), plain_path(file.uri).split("/")
+            below = making.joinpath(*(part for part in above if "=" in part))
+            note = notes.get(file.uri, "")
+            done = _convert(_Task(file.uri, below, last.split(".")[0], formats[file.uri], note), schema, Layout())
+            if cache.root:
+                pafs.copy_files(str(making), whole, destination_filesystem=cache.filesystem)
+                cache.filesystem.open_output_stream(mark).close()
+                shutil.rmtree(making)
+            else:
+                making.rename(whole)
+            seconds = time.monotonic() - began
+            told = f"{file.uri}: {done.rows:,} rows made Parquet in {seconds:.1f} s{note and f'; {note}'}"
+        there = cache.filesystem.get_file_info(pafs.FileSelector(whole, recursive=True))
+        parts = sorted((part for part in there if part.path.endswith(".parquet")), key=lambda part: part.path)
+        return [Found(cache.uri_of(part.path), part.size, part.mtime_ns) for part in parts], told
 
-    return in_threads(one, found, os.cpu_count() or 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "_lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield from in_threads(one, found, os.cpu_count() or 1)
 
 
 def _format(uri: str, header: bool | None) -> Format:

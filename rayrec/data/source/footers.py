@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from rayrec.data.formats.converted import find_parquet
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.source.filters import plain_type
 from rayrec.data.source.footer_index import FACTS, HIGH, LOW, FooterIndex, index_file
 from rayrec.data.source.lake import TableFormat, open_table
 from rayrec.storage.errors import DataError
-from rayrec.storage.files import Found
+from rayrec.storage.files import Found, find_files, format_of
 from rayrec.storage.parallel import each, in_threads
 from rayrec.storage.parquet import Footer, read_footer, unreadable
 from rayrec.storage.retries import Patience, with_patience
@@ -228,7 +227,7 @@ def write_index(
         columns: whose smallest and largest values are kept, for filters; default: all that have some.
 
     Raises:
-        DataError: files that cannot be read, or an index that cannot be written.
+        DataError: files that cannot be read or are no Parquet, or an index that cannot be written.
     """
     if out is None and (len(paths) > 1 or table is not None):
         what = "a table has no folder of its own" if table is not None else "several paths have no folder of their own"
@@ -236,7 +235,11 @@ def write_index(
     place = index_file(paths[0]) if out is None else out
     index = FooterIndex.open(place)
     opened = [] if table is None else [open_table(table, path) for path in paths]
-    found = [file for one in opened for file in one.files(one.newest()).files] or find_parquet(list(paths))
+    found = [file for one in opened for file in one.files(one.newest()).files] or find_files(paths)
+    for file in found:
+        if kind := format_of(file.uri):
+            fix = "convert it first: rayrec data convert; a run that is given such files keeps what it made of them"
+            raise DataError(f"an index is of Parquet files, and this is {kind}", file=file.uri, fix=fix)
     facts = read_footers(found, columns, FooterReading(index))
     if not index.save():
         raise DataError("the index cannot be written", file=place, fix="name a file that can be: --out FILE")

@@ -82,7 +82,7 @@ def _job(
     # a plan belongs to the number of workers it was made for, a calibration to the cluster
     raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
     if data is not None:
-        raw["data"]["eval"] = data
+        raw["data"] |= {"eval": data, "progressive": None}
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")

@@ -158,7 +158,7 @@ def trained_of(
     """
     raw = config_of_run(folder, allow_code=allow_code or factory is not None)
     if data is not None:
-        raw["data"]["eval"] = data
+        raw["data"] |= {"eval": data, "progressive": None}
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")

@@ -49,7 +49,7 @@ def importance_of_run(
     folder = RunFolder(Path(run_dir).absolute())
     raw = config_of_run(folder, allow_code=allow_code)
     if data is not None:
-        raw["data"]["eval"] = data
+        raw["data"] |= {"eval": data, "progressive": None}
     config = parse_config(raw)
     model = Model(exported_run(run_dir, allow_code, checkpoint))
     found = _importance(model, config)

@@ -103,6 +103,29 @@ def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Disp
         _wait(cluster, need, wait_s, display)
 
 
+def refuse_unseen(folder: str, use_gpu: bool) -> None:
+    """
+    Args:
+        folder: that workers will read, a path of this machine.
+        use_gpu: whether workers come only to nodes that have one.
+
+    Raises:
+        TrainError: a node that workers may come to does not see it; names the node.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0)(lambda: os.path.isdir(folder))
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU" if use_gpu else "CPU")]
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    seen = ray.get([look.options(scheduling_strategy=one).remote() for one in there])
+    if blind := [node["NodeManagerAddress"] for node, sees in zip(nodes, seen, strict=True) if not sees]:
+        raise TrainError(
+            f"storage.path: {', '.join(blind)} of the Ray cluster cannot read {folder}, where files of data.train or "
+            f"data.eval became Parquet; set it to a folder that every node sees or to a URI, or convert the files "
+            f"first: rayrec data convert"
+        )
+
+
 @contextlib.contextmanager
 def asking_for(need: Demand) -> Iterator[None]:
     """The cluster's autoscaler, where it has one, makes room for a run while the body runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayrec.data.stream.shared_manifest import shared
-from rayrec.train.driver.cluster import Cluster, await_resources, connected
+from rayrec.train.driver.cluster import Cluster, await_resources, connected, refuse_unseen
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, note_request, reading_unreserved, release_request, resizing
 from rayrec.train.driver.exported import ExportedMetrics
@@ -107,6 +108,8 @@ def _run_on_ray(
         trainer = job.config.trainer
     need = demand_of(job.config, cluster.total())
     await_resources(cluster, need, trainer.wait_for_resources_s, display)
+    if not cluster.local and os.path.isdir(job.files.converted):
+        refuse_unseen(job.files.converted, need.use_gpu)
     each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     number = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"starting {number} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")

@@ -84,7 +84,6 @@ class RunFolder:
     plan = _File("plan.json")
     metrics = _File("metrics.jsonl")
     footers = _File("footers.arrow", "What the data's footers said, so that the same command again need not read all.")
-    converted = _File("converted", "Parquet of the data's files in other formats.")
     result = _File("result.json")
     exports = _File("exports.jsonl", "A line for each export that was made of the run.")
     report = _File("report.html")
@@ -94,11 +93,19 @@ class RunFolder:
     @property
     def checkpoints(self) -> str:
         """Path or URI of the folder of checkpoints."""
+        return self._in_storage("checkpoints")
+
+    @property
+    def converted(self) -> str:
+        """Path or URI of Parquet of the data's files in other formats."""
+        return self._in_storage("converted")
+
+    def _in_storage(self, name: str) -> str:
         remote = self.remote
         if remote is None:
-            return str(self.path / "checkpoints")
+            return str(self.path / name)
         place, mark, options = remote.partition("?")
-        return f"{place}/checkpoints{mark}{options}"
+        return f"{place}/{name}{mark}{options}"
 
     def create(self) -> None:
         """Make the folder and prove that it can be written.
