@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import yaml
 
 from tests.hosts.ray_hosts import DASHBOARD, RAY, ROOT, RayHosts, ray_hosts
 from tests.ranks import on_ranks
-from tests.train.small import fit_on_rank, raw_config, write_all
+from tests.train.small import fit_on_rank, raw_config, table, write_all
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 CUTS = {
@@ -79,6 +80,26 @@ def test_a_run_on_two_hosts_is_the_run_on_one(cluster: RayHosts, tmp_path: Path)
         assert result["eval"][figure] == pytest.approx(alone["eval"][figure], abs=1e-5), figure
     assert result["train"]["loss"] == pytest.approx(alone["train"]["loss"], abs=1e-5)
     assert (result["steps"], result["train"]["samples"]) == (alone["steps"], 2000)
+
+
+def test_what_became_parquet_must_be_seen_by_all_hosts(cluster: RayHosts, tmp_path: Path) -> None:
+    """A folder for temporary files is each host's own: refused by name before a worker starts."""
+    (tmp_path / "lines").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in table(1000).to_pylist())
+    (tmp_path / "lines" / "x.jsonl").write_text(lines)
+    path, _ = config_file(tmp_path, name="lines", trainer__epochs=1)
+    words = ["jobs/train.py", "--config", str(path), "--set", f"data.train={tmp_path / 'lines'}", "--set"]
+    words += [f"data.eval={tmp_path / 'lines'}"]
+    own = cluster.lab.folder / "tmp" / "runs"
+    done = cluster.on_head(*cluster.submission(*words, "--set", f"storage.path={own}"), timeout_s=600)
+    told = " ".join((done.stdout + done.stderr).split())
+    hosts = ", ".join(sorted(host.address for host in cluster.lab.hosts[1:]))
+    found = re.search(rf"storage.path: ([\d., ]+) of the Ray cluster cannot read {own}/lines/converted", told)
+    assert done.returncode and found and ", ".join(sorted(found[1].split(", "))) == hosts, told
+    assert "rayrec data convert" in told and "starting 4 workers" not in told
+    done = cluster.on_head(*cluster.submission(*words), timeout_s=600)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.lab.logs()
+    assert json.loads((tmp_path / "runs" / "lines" / "result.json").read_text())["train"]["samples"] == 1000
 
 
 def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp_path: Path) -> None:
