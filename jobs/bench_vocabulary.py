@@ -4,7 +4,8 @@
     python jobs/bench_vocabulary.py --ids 1000000 --json
 
 Ids that are looked up are drawn evenly, so that hardly one is in a processor's cache: the slowest case. One core,
-median of five. `count` goes over as many rows as there are ids, drawn from a Zipf distribution.
+median of five. `count` goes over as many rows as there are ids, drawn from a Zipf distribution, in four files, and over
+1,000 rows in each of `--files`.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ def write(path: Path, ids: int, text: bool) -> None:
             writer.write_table(pa.table({"id": ids_at(range(first, min(ids, first + _CHUNK)), text)}))
 
 
-def count(folder: Path, rows: int) -> dict[str, float]:
-    """Counts a column of rows in four files."""
-    data, rng = folder / "rows", np.random.default_rng(0)
+def count(folder: Path, rows: int, files: int = 4) -> dict[str, float]:
+    """Counts a column of rows in some files."""
+    data, rng = folder / f"rows-{files}", np.random.default_rng(0)
     data.mkdir()
-    for number in range(4):
+    for number in range(files):
         with pq.ParquetWriter(data / f"{number}.parquet", pa.schema([("x", pa.int64())])) as writer:
-            for first in range(0, rows // 4, _CHUNK):
-                size = min(rows // 4 - first, _CHUNK)
+            for first in range(0, rows // files, _CHUNK):
+                size = min(rows // files - first, _CHUNK)
                 writer.write_table(pa.table({"x": rng.zipf(1.1, size).astype(np.int64)}))
     begin = time.perf_counter()
     found = count_column(str(data), "x", folder / "counted.parquet")
-    return {"count_s": time.perf_counter() - begin, "counted_rows": rows // 4 * 4, "counted_ids": found.seen}
+    return {"count_s": time.perf_counter() - begin, "counted_rows": rows // files * files, "counted_ids": found.seen}
 
 
 def look_up(path: Path, ids: int, text: bool) -> dict[str, float]:
@@ -82,7 +83,7 @@ def look_up(path: Path, ids: int, text: bool) -> dict[str, float]:
     return {"build_s": build_s, "bytes": lookup.index.size_bytes, "peak_rss_bytes": peak} | rates
 
 
-def measure(folder: Path, ids: int, text_ids: int) -> dict[str, Any]:
+def measure(folder: Path, ids: int, text_ids: int, files: int) -> dict[str, Any]:
     """Every measurement; the index is kept in `folder`."""
     found: dict[str, Any] = {}
     for name, size, text in (("integers", ids, False), ("strings", text_ids, True)):
@@ -93,7 +94,7 @@ def measure(folder: Path, ids: int, text_ids: int) -> dict[str, Any]:
         out = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
         again = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
         found[name] = {"ids": size} | json.loads(out) | {"open_s": json.loads(again)["build_s"]}
-    return found | count(folder, ids)
+    return found | count(folder, ids) | {"files": {"files": files} | count(folder, 1000 * files, files)}
 
 
 def show(found: dict[str, Any]) -> str:
@@ -106,7 +107,9 @@ def show(found: dict[str, Any]) -> str:
         lines.append(f"  made in {one['build_s']:.1f} s with {peak:,.0f} MiB, opened again in {one['open_s']:.3f} s")
         rates = f"{one['known_per_s'] / 1e6:.1f}M known, {one['unknown_per_s'] / 1e6:.1f}M unknown"
         lines.append(f"  lookups a second of one core: {rates}")
-    lines.append(f"{found['counted_ids']:,} ids of {found['counted_rows']:,} rows counted in {found['count_s']:.1f} s")
+    for one, files in ((found, 4), (found["files"], found["files"]["files"])):
+        what = f"{one['counted_ids']:,} ids of {one['counted_rows']:,} rows in {files:,} files"
+        lines.append(f"{what} counted in {one['count_s']:.1f} s")
     return "\n".join(lines)
 
 
@@ -115,6 +118,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", type=int, default=100_000_000)
     parser.add_argument("--text-ids", type=int, default=10_000_000)
+    parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--folder", type=Path, help="where the files go, on a disk with 5 GB; default a temporary one")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--look-up", type=Path, help=argparse.SUPPRESS)
@@ -124,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(look_up(args.look_up, args.ids, args.text)))
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
-        found = measure(Path(temporary), args.ids, args.text_ids)
+        found = measure(Path(temporary), args.ids, args.text_ids, args.files)
     print(show(found))
     if args.json:
         print(json.dumps(found))

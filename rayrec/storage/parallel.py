@@ -43,7 +43,8 @@ def start_ray() -> None:
     """
     import ray
 
-    ray.init(os.environ.get("RAY_ADDRESS") or "local", ignore_reinit_error=True, logging_level=logging.ERROR)
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    ray.init(address=address, ignore_reinit_error=True, logging_level=logging.ERROR)
 
 
 def several_nodes() -> bool:

@@ -118,13 +118,15 @@ def test_processes_of_a_node_share_one_copy(tmp_path: Path, monkeypatch: pytest.
             reader.communicate()
     assert found[0] == found[1]
     assert found[0][0] == f"{wanted}\n"
-    (folder,) = (tmp_path / "cache" / "rayrec" / "vocabularies").glob("*-*")
+    (link,) = (tmp_path / "cache" / "rayrec" / "vocabularies").glob("*-*")
+    folder = link.resolve()
     inodes = [(f"{folder.name}/{name}", str((folder / name).stat().st_ino)) for name in ("hashes", "places")]
     assert found[0][1] == f"{inodes}\n"
 
 
 def test_files_of_an_index_follow_their_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "0")
     monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
     monkeypatch.setattr("rayrec.data.mapping.sparse._FEW", 3)
     path = tmp_path / "v.parquet"
@@ -145,6 +147,84 @@ def test_files_of_an_index_follow_their_vocabulary(tmp_path: Path, monkeypatch: 
         load_vocabulary(str(path))
     assert caught.value.value == "1"
     assert [one.suffix for one in (tmp_path / "cache" / "rayrec" / "vocabularies").iterdir() if one.is_file()]
+
+
+def indexes_in(cache: Path) -> set[str]:
+    return {one.name for one in cache.iterdir() if one.is_dir() and not one.is_symlink()}
+
+
+def links_in(cache: Path) -> list[str]:
+    return [one.resolve(strict=True).name for one in cache.iterdir() if one.is_symlink()]
+
+
+HOLDER = """
+import sys
+import numpy as np
+import rayrec.data.mapping.vocabulary as vocabulary
+vocabulary._IN_MEMORY = 100
+lookup = vocabulary.load_vocabulary(sys.argv[1])
+print("open", flush=True)
+sys.stdin.readline()
+print(lookup.find(np.arange(3)).tolist(), flush=True)
+"""
+
+
+def test_the_cache_has_a_limit_and_what_is_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently opened ones go, of the test's process too, once it has given them back."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 100)
+    cache, paths = tmp_path / "rayrec" / "vocabularies", [tmp_path / f"{number}.parquet" for number in range(6)]
+    for number, path in enumerate(paths):
+        pq.write_table(pa.table({"id": range(number, 1000 + number)}), path)
+
+    def opened(number: int) -> str:
+        load_vocabulary.cache_clear()
+        assert load_vocabulary(str(paths[number])).find(np.arange(number, number + 3)).tolist() == [0, 1, 2]
+        return max((cache / name for name in indexes_in(cache)), key=lambda one: one.stat().st_mtime_ns).name
+
+    holder = [sys.executable, "-c", HOLDER, str(paths[0])]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "open\n"
+        (held,) = indexes_in(cache)
+        each = sum(file.stat().st_size for file in (cache / held).iterdir())
+        monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", str(3 * each + 100))
+        one, two = opened(1), opened(2)
+        assert indexes_in(cache) == {held, one, two} and opened(1) == one
+        three = opened(3)
+        assert indexes_in(cache) == {held, one, three}, "two was opened before one, and another process has the first"
+        mine = load_vocabulary(str(paths[3]))
+        monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "1")
+        four = opened(4)
+        assert indexes_in(cache) == {held, three, four} == set(links_in(cache)), "whatever the limit"
+        assert mine.find(np.arange(3, 6)).tolist() == [0, 1, 2]
+        del mine
+        assert other.communicate("\n")[0] == "[0, 1, 2]\n"
+    five = opened(5)
+    assert indexes_in(cache) == {five} and links_in(cache) == [five], "all that are not in use any more"
+    monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "20 GB")
+    with pytest.raises(DataError, match="RAYREC_VOCABULARY_BYTES=20 GB is no number of bytes"):
+        opened(0)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_copies_of_a_vocabulary_share_an_index_and_others_of_alike_footers_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
+    cache = tmp_path / "rayrec" / "vocabularies"
+    (cache / "making").mkdir(parents=True)
+    (cache / "making" / "hashes").write_bytes(b"what a kill left")
+    for name, places in (("a", [0, 1, 2, 3]), ("b", [0, 1, 2, 3]), ("c", [0, 2, 1, 3])):
+        ids = [f"id {place}" if text else place for place in places]
+        kind = pa.string() if text else pa.int64()
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.table({"id": pa.array(ids, kind)}), path, compression="none", use_dictionary=False)
+        found = load_vocabulary(str(path)).find(pa.array(sorted(ids)) if text else np.arange(4)).tolist()
+        assert found == [places.index(place) for place in range(4)]
+    assert (tmp_path / "a.parquet").stat().st_size == (tmp_path / "c.parquet").stat().st_size
+    links = links_in(cache)
+    assert len(indexes_in(cache)) == 2 == len(set(links)) and len(links) == 3
 
 
 def test_a_checksum_is_of_the_first_ids_however_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

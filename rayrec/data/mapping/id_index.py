@@ -7,7 +7,9 @@ where the files lie, is `vocabulary.py`'s matter.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -69,7 +71,9 @@ class IdIndex:
     def open(cls, folder: Path) -> IdIndex:
         """That of a folder that `write` made; its pages are shared with all processes that open it."""
         facts = json.loads((folder / _FACTS).read_text())
-        hashes = np.memmap(folder / _HASHES, dtype=np.uint64, mode="r")
+        with open(folder / _HASHES, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # until the pages are given back, as these keep the file open
+            hashes = np.memmap(file, dtype=np.uint64, mode="r")
         return cls(facts["size"], np.asarray(hashes), np.asarray(np.memmap(folder / _PLACES, np.uint32, "r")))
 
     @staticmethod
@@ -118,6 +122,17 @@ class IdIndex:
             before = before[now < hashes[before]]
         places = self.places.take(at)
         return np.where((there == hashes) & (places != _NO_PLACE), places, np.int64(-1))
+
+
+def remove_unused(folder: Path) -> bool:
+    """Removes an index that `IdIndex.write` made, unless a process has it open; returns whether it is gone."""
+    try:
+        with open(folder / _HASHES, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _cells(size: int) -> int:

@@ -1,7 +1,7 @@
 """Vocabularies: which ids have a table row of their own. Read and looked up here; `tools/` counts them.
 
 One of more ids than `_IN_MEMORY` is looked up in files that are made once a node, in the user's cache, and shared by
-all of its processes; one of an export in the file beside it.
+all of its processes and by all copies of the vocabulary; one of an export in the file beside it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ import pyarrow.fs as pafs
 from rayrec.data.mapping.arrow_types import decoded, is_text, without_views
 from rayrec.data.mapping.buffers import I64, U64
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
-from rayrec.data.mapping.id_index import IdIndex, Twice
+from rayrec.data.mapping.id_index import IdIndex, Twice, remove_unused
 from rayrec.storage.errors import DataError
 from rayrec.storage.locations import cache_folder, open_filesystem
 from rayrec.storage.parquet import open_parquet
@@ -31,6 +32,7 @@ from rayrec.storage.parquet import open_parquet
 _FORMAT = 1  # of the files: another layout or hash, another number
 _IN_MEMORY = 65_536
 _READ_IDS = 1 << 20
+_LIMIT, _BYTES = "RAYREC_VOCABULARY_BYTES", 32 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,23 +193,53 @@ def _twice(source: _Source, places: tuple[int, int]) -> DataError:
 
 
 def _shared(source: _Source) -> IdIndex:
-    """The files of the vocabulary's index on this node, made by whoever comes first."""
+    """The files of the vocabulary's index on this node, made by whoever comes first.
+
+    They lie in a folder that is named by the ids, to which a link leads that is named by a file and its version.
+    """
     folder = _cache()
-    mine = _digest(source.path)
-    wanted = folder / f"{mine}-{source.version}"
-    with open(folder / f"{mine}.lock", "w") as lock:
+    link, making = folder / f"{_digest(source.path)}-{source.version}", folder / "making"
+    with open(folder / "cache.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not wanted.exists():
-            making = Path(tempfile.mkdtemp(dir=folder, prefix=f"{mine}."))
+        if fresh := not link.exists():
+            shutil.rmtree(making, ignore_errors=True)  # what a kill left
+            making.mkdir()
+            digest = hashlib.sha256(f"{_FORMAT} {source.text}".encode())
             try:
-                IdIndex.write(map(_hashes, source.ids()), source.size, making)
-                making.rename(wanted)
+                IdIndex.write(_digested(map(_hashes, source.ids()), digest), source.size, making)
+                whole = folder / digest.hexdigest()[:32]
+                if not whole.exists():
+                    making.rename(whole)
             finally:
                 shutil.rmtree(making, ignore_errors=True)
-            for old in folder.glob(f"{mine}-*"):  # who has them open keeps them
-                if old != wanted:
-                    shutil.rmtree(old, ignore_errors=True)
-        return IdIndex.open(wanted)  # before another process, with another version of the file, may remove it
+            link.unlink(missing_ok=True)
+            link.symlink_to(whole.name)
+        os.utime(link)
+        index = IdIndex.open(link)
+        if fresh:
+            _make_room(folder)
+        return index
+
+
+def _digested(chunks: Iterable[U64], digest: Any) -> Iterator[U64]:
+    for chunk in chunks:
+        digest.update(chunk.tobytes())
+        yield chunk
+
+
+def _make_room(folder: Path) -> None:
+    """Removes the indexes that were opened longest ago while all take more than the limit, but none in use."""
+    limit = os.environ.get(_LIMIT, str(_BYTES))
+    if not limit.isdigit():
+        raise DataError(f"{_LIMIT}={limit} is no number of bytes", fix=f"write one, e.g. {_LIMIT}={_BYTES}")
+    indexes = [one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()]
+    sizes = {one: sum(file.stat().st_size for file in one.iterdir()) for one in indexes}
+    for one in sorted(indexes, key=lambda one: one.stat().st_mtime_ns):
+        if sum(sizes.values()) > int(limit) and remove_unused(one):
+            del sizes[one]
+    for link in folder.iterdir():
+        if link.is_symlink() and not link.exists():
+            link.unlink()
 
 
 def _cache() -> Path:

@@ -1,7 +1,7 @@
 """Counts the ids of one column of any number of files into a vocabulary, exactly, in bounded memory.
 
-Each file's counts are written in parts by a hash of the id; a part of all files is added up at a time. What is in
-memory is a part, or the ids of one count. Vocabularies are read by `mapping/vocabulary.py`.
+What many files' counts come to is written in parts by a hash of the id, and then a part is added up at a time. What is
+in memory is a part, or the ids of one count. Vocabularies are read by `mapping/vocabulary.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,12 @@ from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
 from rayrec.storage.errors import DataError
 from rayrec.storage.locations import local_path
-from rayrec.storage.parallel import one_by_one
+from rayrec.storage.parallel import one_by_one, start_ray
 from rayrec.storage.parquet import open_parquet
 
 _PARTS = 64
 _SPILL_IDS = 4 << 20
+_SPILL_TABLES = 4096
 _RANGE_IDS = 4 << 20
 
 
@@ -81,14 +83,15 @@ def count_column(
         problem = f"the vocabulary cannot be written: {error.strerror}"
         raise DataError(problem, file=str(out), fix="name a file that can be: --out FILE") from error
     try:
+        if on_ray:
+            start_ray()
         conditions = parse_all(filters)
         found = find_partitioned(paths, {column, *(condition.column for condition in conditions)})
-        work = partial(_count_file, column=column, conditions=conditions, types=found.types, folder=folder)
-        files = enumerate(found.that_pass(conditions).files)
-        spills = [spill for some in one_by_one(work, files, on_ray=on_ray) for spill in some]
-        _check_one_kind(spills, column)
+        count = partial(_counts_in, column=column, conditions=conditions, types=found.types)
+        files = found.that_pass(conditions).files
+        counts = _spilled(count, files, folder) if on_ray else (one for file in files for one in count(file))
         old = None if extend is None else load_vocabulary(extend)
-        parts = [_merge(part, spills, folder, min_count, old) for part in range(_PARTS)]
+        parts = [_merge(path, min_count, old) for path in _by_hash(_of_one_kind(counts, column), folder)]
         sizes = sum((sizes for _, sizes, _ in parts), Counter[int]())
         if not sizes and extend is None:
             problem = f"no id comes {min_count} times" if min_count > 1 else "the column holds no ids at all"
@@ -101,28 +104,38 @@ def count_column(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _count_file(
-    numbered: tuple[int, PartitionedFile], column: str, conditions: Sequence[Condition], types: Types, folder: Path
-) -> list[Path]:
-    """Files of the counts of one file's ids, a row group for each part."""
-    number, one = numbered
+def _counts_in(one: PartitionedFile, column: str, conditions: Sequence[Condition], types: Types) -> Iterator[pa.Table]:
+    """How often each id of a file comes, in tables of `id` and `count` that may share ids."""
     uri = one.file.uri
-    spills: list[Path] = []
-    waiting: list[pa.Table] = []
     with open_parquet(uri) as parquet:
         arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in one.values})
     if column not in arrow.names:
         raise column_missing(column, arrow, uri, "correct the column's name")
     names = dict.fromkeys((column, *(condition.column for condition in conditions)))
     for table in tables_of(one, types, [*names], conditions):
-        waiting += [_counts(_plain(ids_of(chunk), uri, column)) for chunk in table.column(column).chunks]
-        if sum(map(len, waiting)) > _SPILL_IDS:
-            waiting = [_add_up(pa.concat_tables(waiting))]
-            if len(waiting[0]) > _SPILL_IDS // 2:
-                spills.append(_spill(waiting.pop(), folder / f"{number}-{len(spills)}"))
-    if waiting:
-        spills.append(_spill(_add_up(pa.concat_tables(waiting)), folder / f"{number}-{len(spills)}"))
-    return spills
+        for chunk in table.column(column).chunks:
+            found = _plain(ids_of(chunk), uri, column).value_counts()
+            yield pa.table({"id": found.field("values"), "count": found.field("counts")})
+
+
+Count = Callable[[PartitionedFile], Iterable[pa.Table]]
+
+
+def _spilled(count: Count, files: Iterable[PartitionedFile], folder: Path) -> Iterator[pa.Table]:
+    """The counts of all files, each of which a Ray task writes into the folder."""
+    for paths in one_by_one(partial(_spill, count=count, folder=folder), enumerate(files), on_ray=True):
+        for path in paths:
+            yield pq.read_table(path)
+            path.unlink()
+
+
+def _spill(numbered: tuple[int, PartitionedFile], count: Count, folder: Path) -> list[Path]:
+    number, file = numbered
+    paths = list[Path]()
+    for table in _added_up(count(file)):
+        paths.append(folder / f"{number}-{len(paths)}")
+        pq.write_table(table, paths[-1], use_dictionary=False)
+    return paths
 
 
 def _plain(ids: pa.Array, uri: str, column: str) -> pa.Array:
@@ -134,42 +147,66 @@ def _plain(ids: pa.Array, uri: str, column: str) -> pa.Array:
     return ids.cast(pa.int64(), safe=False)
 
 
-def _counts(ids: pa.Array) -> pa.Table:
-    """How often each comes: `id` and `count`."""
-    found = ids.value_counts()
-    return pa.table({"id": found.field("values"), "count": found.field("counts")})
-
-
 def _add_up(table: pa.Table) -> pa.Table:
     """Each id once, with the sum of its counts."""
     return table.group_by("id").aggregate([("count", "sum")]).rename_columns(["id", "count"])
 
 
-def _spill(table: pa.Table, path: Path) -> Path:
-    ids = table["id"].combine_chunks()
-    keys = hash_texts(ids) if is_text(ids.type) else mix64_array(ids.to_numpy(), 0)
-    part = (keys % np.uint64(_PARTS)).astype(np.int64)
-    table = table.take(pa.array(np.argsort(part, kind="stable")))
-    ends = np.cumsum(np.bincount(part, minlength=_PARTS))
-    with pq.ParquetWriter(path, table.schema) as writer:
-        for first, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            writer.write_table(table.slice(first, stop - first), row_group_size=max(1, stop - first))
-    return path
+def _added_up(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Fewer and larger tables of the same counts, each of which has an id once."""
+    waiting, rows = list[pa.Table](), 0
+    for table in tables:
+        waiting.append(table)
+        rows += len(table)
+        if rows > _SPILL_IDS or len(waiting) > _SPILL_TABLES:
+            waiting = [_add_up(pa.concat_tables(waiting))]
+            rows = len(waiting[0])
+            if rows > _SPILL_IDS // 2:
+                yield waiting.pop()
+                rows = 0
+    if waiting:
+        yield _add_up(pa.concat_tables(waiting))
 
 
-def _check_one_kind(spills: Sequence[Path], column: str) -> None:
-    kinds = {pq.read_schema(spill).field("id").type for spill in spills}
-    if len(kinds) != 1:
-        problem = "texts in some files and numbers in others" if kinds else "no ids at all"
+def _of_one_kind(tables: Iterable[pa.Table], column: str) -> Iterator[pa.Table]:
+    """
+    Raises:
+        DataError: ids of two types, or none.
+    """
+    first, problem = None, "no ids at all"
+    for table in tables:
+        first = first or table.schema
+        problem = "" if table.schema == first else "texts in some files and numbers in others"
+        if problem:
+            break
+        yield table
+    if problem:
         raise DataError(f"the column holds {problem}", column=column, fix="write ids of one type")
 
 
-def _merge(
-    part: int, spills: Sequence[Path], folder: Path, min_count: int, old: Lookup | None
-) -> tuple[Path, Counter[int], int]:
+def _by_hash(counts: Iterable[pa.Table], folder: Path) -> list[Path]:
+    """Files of the counts, each of the ids of some hashes."""
+    paths = [folder / f"part-{number}" for number in range(_PARTS)]
+    with ExitStack() as stack:
+        files: list[pq.ParquetWriter] = []
+        for table in _added_up(counts):
+            files = files or [
+                stack.enter_context(pq.ParquetWriter(path, table.schema, use_dictionary=False)) for path in paths
+            ]
+            ids = table["id"].combine_chunks()
+            keys = hash_texts(ids) if is_text(ids.type) else mix64_array(ids.to_numpy(), 0)
+            part = (keys % np.uint64(_PARTS)).astype(np.int64)
+            table = table.take(pa.array(np.argsort(part, kind="stable")))
+            ends = np.cumsum(np.bincount(part, minlength=_PARTS)).tolist()
+            for file, first, stop in zip(files, [0, *ends[:-1]], ends, strict=True):
+                file.write_table(table.slice(first, stop - first))
+    return paths
+
+
+def _merge(path: Path, min_count: int, old: Lookup | None) -> tuple[Path, Counter[int], int]:
     """A file of one part's ids that come often enough and are new, how many have each count, and how many ids there
     are."""
-    table = _add_up(pa.concat_tables(pq.ParquetFile(spill).read_row_group(part) for spill in spills))
+    table = _add_up(pq.read_table(path))
     if old is not None:
         ids = table["id"].combine_chunks()
         if old.text != is_text(ids.type):
@@ -177,7 +214,6 @@ def _merge(
             raise DataError(f"the vocabulary to extend holds {held}, and the column does not", fix="name another one")
         table = table.filter(pa.array(old.find(ids if old.text else ids.to_numpy()) < 0))
     kept = table.filter(pc.greater_equal(table["count"], min_count))
-    path = folder / f"part-{part}"
     pq.write_table(kept, path)
     values, times = np.unique(kept["count"].to_numpy(), return_counts=True)
     return path, Counter(dict(zip(values.tolist(), times.tolist(), strict=True))), len(table)
