@@ -167,7 +167,9 @@ class _Iceberg:
                 raise _refused(self._path, version, f"holds {file.file_format.name} files, as {file.file_path}")
             gone = _positions(np.concatenate(rows)) if rows else None
             found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER, gone))
-        field_ids = {column.name: column.field_id for column in scan.projection().fields}
+        # A snapshot has the schema that it was written with, and the newest one that of changes since.
+        schema = self._table.schema() if version == self.newest() else scan.projection()
+        field_ids = {column.name: column.field_id for column in schema.fields}
         return replace(_not_empty(found, self._path, hive=False), field_ids=field_ids)
 
     def _deleted(self, file: Any) -> dict[str, npt.NDArray[np.int64]]:
