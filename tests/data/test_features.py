@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -18,6 +19,7 @@ from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
 from rayrec.data.mapping.sparse import map_sparse
 from rayrec.data.mapping.tables import to_table
 from rayrec.data.mapping.targets import map_targets
+from rayrec.storage.errors import DataError
 
 Bad = dict[int, tuple[str | None, str]]  # by row: the value, and the column
 
@@ -246,3 +248,19 @@ def test_the_type_of_ids_is_that_of_the_innermost_values(kind: pa.DataType, want
 def test_nothing_but_nulls_becomes_ids_of_the_type_that_is_known(id_type: str | None, kind: pa.DataType) -> None:
     schema = Schema.model_validate({"sparse": [{"name": "a", "id_type": id_type, "mapping": {"kind": "hash"}}]})
     assert to_table({"a": [None, None]}, schema, ["a"]).schema.field("a").type == kind
+
+
+@pytest.mark.parametrize("values", [[1.5, 2.0], [2, 1.5], pd.Series([1.5, None])], ids=["floats", "mixed", "pandas"])
+def test_a_fraction_is_no_integer_of_a_derived_column(values: Any) -> None:
+    """pyarrow makes 1 of 1.5 where it is given the type."""
+    derived = [{"name": "b", "kind": "buckets", "column": "n", "edges": [1.2, 9.0]}]
+    raw = {"derived": derived, "sparse": [{"name": "b"}], "column_types": {"n": "integer"}}
+    schema = Schema.model_validate(raw)
+    with pytest.raises(DataError, match="the values cannot be read as integer: .*1.5.* truncated") as caught:
+        to_table({"n": values}, schema, ["n"])
+    assert caught.value.column == "n"
+    for whole in ([1.0, None], [1, None], pd.Series([1.0, None])):
+        assert to_table({"n": whole}, schema, ["n"])["n"].to_pylist() == [1, None]
+    lists = schema.model_copy(update={"column_types": {"n": "list<integer>"}})
+    with pytest.raises(DataError, match="truncated"):
+        to_table({"n": [[1.0], [1.5]]}, lists, ["n"])

@@ -94,8 +94,15 @@ def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array
     """Dicts as maps, texts as times (ISO 8601; UTC where they name no zone), numbers as the type that is wanted."""
     if pat.is_map(kind):
         values = [list(one.items()) if isinstance(one, Mapping) else one for one in values]
-    found = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf_of(kind)) else None
-    if found is None or (not is_text(leaf_of(found.type)) and not pat.is_integer(leaf_of(found.type))):
+    leaf = leaf_of(kind)
+    found = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf) or pat.is_integer(leaf) else None
+    if found is not None and pat.is_integer(leaf) and pat.is_floating(leaf_of(found.type)):
+        return found.cast(kind)  # refuses 1.5, of which pyarrow makes 1 where it is given the type
+    if (
+        found is None
+        or pat.is_integer(leaf)
+        or (not is_text(leaf_of(found.type)) and not pat.is_integer(leaf_of(found.type)))
+    ):
         return pa.array(values, kind, from_pandas=from_pandas)
     if pat.is_integer(leaf_of(found.type)):
         raise TypeError("an integer is no time: give ISO 8601 texts or timestamps")
