@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -336,3 +338,45 @@ def test_positives_are_those_of_the_first_label(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, 0, 0, 0], "b": [1, 1, 1, 0], "x": [0, 1, 2, 9]}), tmp_path / "x.parquet")
     report = check(Manifest.read(str(tmp_path), schema), schema, {"x": 3})
     assert (report.rows, report.bad_rows, report.positives) == (4, 1, 1)
+
+
+def test_lists_of_one_length_beside_each_other_are_a_sequence(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    lengths = random.integers(0, 6, 300)
+
+    def lists(draw: Callable[[int], npt.NDArray[np.generic]], kind: pa.DataType, sizes: Sequence[int]) -> pa.Array:
+        return pa.array([draw(n).tolist() for n in sizes], pa.list_(kind))
+
+    def ids(n: int) -> npt.NDArray[np.generic]:
+        return random.integers(0, 40, n)
+
+    at = lists(lambda n: 1_700_000_000_000 + random.integers(0, 10**9, n), pa.int64(), lengths)
+    columns = {
+        "item": random.integers(0, 40, 300),
+        "seen_item": lists(ids, pa.int64(), lengths),
+        "seen_shop": lists(lambda n: random.choice(["a", "b", "c"], n), pa.string(), lengths),
+        "seen_price": lists(random.random, pa.float32(), lengths),
+        "seen_at": at,
+        "when": at.cast(pa.list_(pa.timestamp("ms"))),
+        "tags": lists(ids, pa.int64(), random.integers(0, 6, 300)),
+        "pair": lists(ids, pa.int64(), [2] * 300),
+        "other_pair": lists(ids, pa.int64(), [2] * 300),
+        "holes": pa.array([None if n == 3 else [1] * n for n in lengths.tolist()], pa.list_(pa.int64())),
+        "label": random.integers(0, 2, 300),
+    }
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table(columns), tmp_path / "data" / "x.parquet")
+    schema, _ = proposed(tmp_path / "data")
+    (sequence,) = schema.sequences
+    assert sequence.ids == ["seen_item", "seen_shop"]
+    assert [(one.name, one.kind, one.unit) for one in sequence.values] == [
+        ("seen_price", "number", "s"),
+        ("seen_at", "time", "ms"),
+        ("when", "time", "s"),
+    ]
+    assert {f.name for f in schema.sparse} >= {"item", "tags", "pair", "other_pair", "holes"}
+    longer = lists(lambda n: random.choice(["a", "b"], n), pa.string(), lengths + 1)
+    (tmp_path / "uneven" / "data").mkdir(parents=True)
+    pq.write_table(pa.table({**columns, "seen_shop": longer}), tmp_path / "uneven" / "data" / "x.parquet")
+    schema, _ = proposed(tmp_path / "uneven" / "data")
+    assert schema.sequences == [], "the odd one out parts them: on one side one list, on the other none of ids"

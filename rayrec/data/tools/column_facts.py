@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.mapping.arrow_types import UNITS, decoded, floats_of, is_list, is_text, seconds_of, without_views
+from rayrec.data.mapping.buffers import I64
 from rayrec.data.mapping.lists import unnest
 from rayrec.data.mapping.targets import LATEST_S
 
@@ -37,7 +38,8 @@ class ColumnFacts:
 
     Args:
         kind: its Arrow type.
-        role: "label", "dense", "id", "id_list", "weighted_id_list", "timestamp", "sample_weight", "group" or "unused".
+        role: "label", "dense", "id", "id_list", "weighted_id_list", "timestamp", "sample_weight", "group", "unused"; of
+            lists in a sequence also "time_list" and "number_list".
         nulls: null rows.
         values: values, those of lists counted one by one.
         distinct: different ids among them; 0 for columns that are not ids.
@@ -50,6 +52,8 @@ class ColumnFacts:
         edges: of numbers, boundaries of about `BUCKETS` buckets of equal frequency.
         values_seen: the ids themselves where there are few (`FEW_IDS`) and the whole data set seems to have no more.
         note: why it is not used, or what to look at.
+        lengths: of each row's list; None where a list is null, or a value in one null or no finite number.
+        sequence: the sequence that the lists belong to.
     """
 
     name: str
@@ -69,6 +73,8 @@ class ColumnFacts:
     deviation: float | None = None
     edges: tuple[float, ...] = ()
     values_seen: pa.Array | None = field(default=None, compare=False)
+    lengths: I64 | None = field(default=None, compare=False)
+    sequence: str = ""
 
     @property
     def dense_range(self) -> bool:
@@ -91,10 +97,11 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         span: smallest and largest value of all rows by the files' statistics, if they have any.
     """
     array = pa.concat_arrays([c.cast(without_views(column.type)) for c in column.chunks])
-    leaf, longest, width = array, None, 1
+    leaf, longest, width, whole = array, None, 1, None
     if is_list(column.type):
         lists = unnest(array)
         leaf, lengths = lists.leaf, np.diff(lists.offsets)
+        whole = None if array.null_count or leaf.null_count or _not_numbers(leaf) else lengths
         longest = int(lengths.max(initial=0))
         width = longest if longest and (lengths == longest).all() and not array.null_count else 0
     role, note = _role(name, column.type, leaf, width)
@@ -115,9 +122,13 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         if is_text(leaf.type) and len(leaf) >= _ROWS_OF_TEXTS and distinct > 0.9 * (len(leaf) - leaf.null_count):
             role, note, seen = "unused", "hardly a text comes twice: a key, or free text?", None
         return ColumnFacts(
-            name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note, values_seen=seen
+            *(name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note),
+            values_seen=seen,
+            lengths=whole,
         )
-    facts = ColumnFacts(name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width))
+    facts = ColumnFacts(
+        name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width), lengths=whole
+    )
     return _numbers(facts, leaf) if role == "dense" else facts
 
 

@@ -20,6 +20,7 @@ from rayrec.data.source.partitioned import Partitioned, nothing_left, tables_of
 from rayrec.data.tools.column_facts import ColumnFacts, column_facts
 from rayrec.data.tools.label_choice import LabelChoice, choose_label
 from rayrec.data.tools.proposal import propose
+from rayrec.data.tools.sequence_columns import in_sequences
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import Version, open_parquet
 
@@ -86,6 +87,7 @@ def inspect(
     columns = [column_facts(name, table.column(name), share, spans.get(name)) for name in table.column_names]
     for role in ("timestamp", "sample_weight", "group"):
         columns = _only_one(columns, role)
+    columns = in_sequences(columns)
     chosen = choose_label(table, [c.name for c in columns if c.role == "label"], label)
     if chosen is not None:
         columns = _that_do_not_tell(_one_label(columns, chosen), table, chosen)

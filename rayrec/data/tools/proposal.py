@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.tools.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.label_choice import suggested_labels
+from rayrec.data.tools.sequence_columns import proposed_sequences
 from rayrec.storage.errors import DataError
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
@@ -54,6 +55,8 @@ def propose(
         schema["group"] = {"column": group}
     schema["dense"] = [_dense(c) for c in dense]
     schema["sparse"] = [_sparse(c, paths.get(c.name)) for c in sparse]
+    if sequences := proposed_sequences(columns):
+        schema["sequences"] = sequences
     sizes = {c.name: len(c.values_seen or ()) + 1 if c.name in paths else c.table_rows for c in sparse}
     tables = [{"name": name, "rows": rows, "dim": dim, "features": [name]} for name, rows in sizes.items()]
     names = {c.name for c in columns}
