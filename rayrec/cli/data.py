@@ -145,13 +145,25 @@ def sequence(
         typer.Option(help="A row of the log with the history before it, or a row a user with all of it."),
     ] = "impressions",
     length: Annotated[int, typer.Option(help="Longest history of an impression, the newest rows.", min=1)] = 50,
+    split: Annotated[
+        Literal["position", "time"] | None,
+        typer.Option(help="Divide into train, validation and test: a user's two newest rows, or by --test-from."),
+    ] = None,
+    test_from: Annotated[
+        str | None, typer.Option(help="With --split time: the moment from which on rows are for the test.")
+    ] = None,
+    validation_from: Annotated[str | None, typer.Option(help="An earlier one, for validation until the test.")] = None,
 ) -> None:
     """Make rows with histories of an interaction log; no row sees itself, its own moment, or the future."""
-    from rayrec.data.tools.sequence import Log, make_sequences
+    from rayrec.data.tools.sequence import Log, by_position, by_time, make_sequences
 
+    if (test_from is None) == (split == "time") or (validation_from and not test_from):
+        raise typer.BadParameter("--split time and --test-from belong together, and --validation-from to both")
+    moments = [None if text is None else int(text) if text.isdigit() else text for text in (test_from, validation_from)]
+    divide = by_position if split == "position" else None if moments[0] is None else by_time(moments[0], moments[1])
     log = Log(user=user, time=time, columns=tuple(columns))
-    made = make_sequences(paths, out, log, rows=rows, length=length)
-    typer.echo(f"{made:,} rows in {out}")
+    for folder, made in make_sequences(paths, out, log, rows=rows, length=length, divide=divide).items():
+        typer.echo(f"{made:,} rows in {folder}")
 
 
 @app.command()

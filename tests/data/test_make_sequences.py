@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from rayrec.cli.main import app
 from rayrec.data import DataError
-from rayrec.data.tools.sequence import Log, make_sequences
+from rayrec.data.tools.sequence import Log, by_time, make_sequences
 
 LOG = Log(user="user", time="at", columns=("item", "stars"))
 
@@ -41,7 +42,7 @@ def read(folder: Path) -> pa.Table:
 
 def test_an_impression_has_what_came_strictly_before_it(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log").to_pylist()
-    assert make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, length=4) == 200
+    assert make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, length=4) == {tmp_path / "out": 200}
     made = read(tmp_path / "out").to_pylist()
     assert [row["at"] for row in made] == sorted(row["at"] for row in log)
     assert sorted(row["row"] for row in made) == list(range(200))
@@ -66,6 +67,83 @@ def test_a_user_has_one_row_with_all_of_its_log(tmp_path: Path) -> None:
     for row in made:
         own = sorted((one for one in log if one["user"] == row["user"]), key=lambda one: (one["at"], one["row"]))
         assert row["item"] == [one["item"] for one in own] and row["at"] == [one["at"] for one in own]
+
+
+PARTS = ("train", "validation", "test")
+DIVIDED = {"position": ["--split", "position"]}
+DIVIDED["time"] = ["--split", "time", "--validation-from", "15", "--test-from", "20"]
+
+
+def part_of(one: dict[str, Any], log: list[dict[str, Any]], by: str) -> str:
+    """Written anew, a row at a time."""
+    if by == "time":
+        return "train" if one["at"] < 15 else "validation" if one["at"] < 20 else "test"
+    own = sorted((row for row in log if row["user"] == one["user"]), key=lambda row: (row["at"], row["row"]))
+    return {1: "test", 2: "validation"}.get(len(own) - own.index(one), "train") if len(own) > 2 else "train"
+
+
+@pytest.mark.parametrize("by", DIVIDED)
+@pytest.mark.parametrize("rows", ["impressions", "users"])
+def test_divided_by_time_or_position_no_part_sees_what_is_later(tmp_path: Path, by: str, rows: str) -> None:
+    table = write_log(tmp_path / "log")
+    few = pa.table(
+        {"user": ["few"] * 2, "item": [1, 2], "at": [3, 4], "stars": pa.array([1, 2], pa.float32()), "row": [200, 201]}
+    )
+    pq.write_table(few, tmp_path / "log" / "c.parquet")
+    log = [*table.to_pylist(), *few.to_pylist()]
+    arguments = [
+        "data",
+        "sequence",
+        str(tmp_path / "log"),
+        "--out",
+        str(tmp_path / "out"),
+        "--user",
+        "user",
+        "--time",
+        "at",
+    ]
+    answer = CliRunner().invoke(app, [*arguments, "--column", "item", "--column", "row", "--rows", rows, *DIVIDED[by]])
+    assert answer.exit_code == 0, answer.output
+    parts = {name: [one for one in log if part_of(one, log, by) == name] for name in PARTS}
+    for name in PARTS:
+        made = read(tmp_path / "out" / name).to_pylist()
+        assert f"{len(made):,} rows in {tmp_path / 'out' / name}" in answer.output.replace("\n", "")
+        if rows == "impressions":
+            assert sorted(row["row"] for row in made) == sorted(one["row"] for one in parts[name])
+            continue
+        expected = {}
+        for user in {one["user"] for one in parts[name]}:
+            own = sorted((one for one in log if one["user"] == user), key=lambda one: (one["at"], one["row"]))
+            places = [place for place, one in enumerate(own) if one in parts[name]]
+            expected[user] = [one["row"] for one in own[: (places[-1] if name == "train" else places[0]) + 1]]
+        assert {row["user"]: row["row"] for row in made} == expected
+        newest = {row["user"]: row["at"][-1] for row in made}
+        assert all(newest[row["user"]] == max(row["at"]) for row in made)
+    everyone = {one["user"] for one in log}
+    assert {one["user"] for one in parts["test"]} == everyone - {"few"}
+
+
+def test_a_part_without_rows_and_moments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write_log(tmp_path / "log")
+    with pytest.raises(DataError, match="'test' is empty"):
+        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, divide=by_time(10_000))
+    with pytest.raises(DataError, match="does not fit the column's type"):
+        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, divide=by_time("yesterday"))
+    assert not (tmp_path / "out").exists()
+    arguments = [
+        "data",
+        "sequence",
+        str(tmp_path / "log"),
+        "--out",
+        str(tmp_path / "out"),
+        "--user",
+        "user",
+        "--time",
+        "at",
+    ]
+    for options in (["--split", "time"], ["--test-from", "3"], ["--split", "position", "--test-from", "3"]):
+        answer = CliRunner().invoke(app, [*arguments, "--column", "item", *options])
+        assert answer.exit_code == 2 and "belong together" in answer.output
 
 
 def test_what_cannot_be_a_history_is_refused(tmp_path: Path) -> None:
