@@ -98,6 +98,14 @@ class RankingMetrics:
 
 
 def popularity_ranks(counts_I: torch.Tensor, targets_B: torch.Tensor, seen: Jagged | None = None) -> torch.Tensor:
-    """The ranks of a model that scores each item by its count: what a trained model must be better than."""
-    items_I1 = counts_I.float()[:, None]
-    return target_ranks(items_I1.new_ones(len(targets_B), 1), items_I1, targets_B, seen)
+    """The ranks of a model that scores each item by its count, as `target_ranks` counts them: what a trained model must
+    be better than."""
+    own_B = counts_I[targets_B]
+    ranks = len(counts_I) - torch.searchsorted(counts_I.sort().values, own_B) - 1
+    if seen is None:
+        return ranks
+    rows, ids = seen.rows(0, len(targets_B))
+    once = (rows * len(counts_I) + ids).unique()
+    rows, ids = once // len(counts_I), once % len(counts_I)
+    before = (counts_I[ids] >= own_B[rows]) & (ids != targets_B[rows])
+    return ranks.index_add(0, rows, -before.long())

@@ -68,6 +68,10 @@ class Retriever(nn.Module, ABC):
     def question(self, batch: Batch) -> Question:
         """For evaluation over the whole corpus; rows without a target ask nothing."""
 
+    def positives(self, batch: Batch) -> torch.Tensor:
+        """Ids of the items that the batch's rows chose."""
+        return batch.sparse[self.item].values()
+
     def on_sharded(self, group: comm.Group) -> None:
         """Called when the tables are sharded over `group`."""
         self.group = group

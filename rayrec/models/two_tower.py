@@ -101,7 +101,10 @@ class TwoTower(Retriever):
     def items(self, ids: torch.Tensor) -> torch.Tensor:
         return normalized(self.item_tower(self._look_up(None, ids)[self.item]), self.normalize)
 
+    def positives(self, batch: Batch) -> torch.Tensor:
+        return batch.sparse[self.item].values()[batch.label > 0]
+
     def question(self, batch: Batch) -> Question:
         """Each pair, with no item left out."""
         chosen = batch.label > 0
-        return Question(self.query(batch)[chosen], batch.sparse[self.item].values()[chosen])
+        return Question(self.query(batch)[chosen], self.positives(batch))

@@ -18,6 +18,7 @@ from rayrec.data.formats.converted import converting_into
 from rayrec.data.mapping.columns import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.source.periods import Periods
+from rayrec.models import Retriever
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver import warnings
@@ -169,7 +170,7 @@ class Trainer:
             made_metric(metric)
         footers.save()
         config = self.config  # with the types of ids
-        build.model(config, "meta", self.factory)
+        model = build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)
         self._report_data(train, evaluation)
         evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
@@ -188,6 +189,7 @@ class Trainer:
             warm_start=warm_start(config, mapping),
             periods=self._periods,
             sets=sets,
+            popular=isinstance(model, Retriever) and self._periods is None,
             period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
 

@@ -84,6 +84,17 @@ def test_popularity_is_the_order_of_counts() -> None:
     assert popularity_ranks(counts, torch.tensor([0]), jagged([[1, 3]])).tolist() == [0]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_popularity_is_ranked_as_a_model_of_counts_would_be(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, 4, (30,), generator=draw)  # many ties
+    targets = torch.randint(30, (50,), generator=draw)
+    rows = [torch.randint(30, (n,), generator=draw).tolist() for n in torch.randint(9, (50,), generator=draw)]
+    for seen in (None, jagged([*rows[:-1], [int(targets[-1])] * 2])):  # items that come twice, the target among them
+        expected = target_ranks(torch.ones(50, 1), counts.float()[:, None], targets, seen)
+        assert popularity_ranks(counts, targets, seen).tolist() == expected.tolist()
+
+
 def part_of_rank(group: dist.ProcessGroup) -> dict[str, float]:
     queries, items, targets, seen = drawn()
     cuts = [0, 0, 11, ROWS]  # the first rank has none

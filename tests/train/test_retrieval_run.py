@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch.distributed as dist
 
 from rayrec.models import RETRIEVERS
-from rayrec.train import load_config
+from rayrec.train import Trainer, load_config
+from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.console import evaluation_lines
+from rayrec.train.worker.loop import fit
 from tests.ranks import on_ranks
-from tests.train.small import RAW, fit_on_rank
+from tests.train.small import RAW, fit_on_rank, make_job, rank_session
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEMS = 60
@@ -86,6 +91,52 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
     assert ("hr@10/unseen" in found) == filtered and found["samples"] > 150
     (line,) = evaluation_lines("evaluation", found)
     assert f"HR@10 {found['recall@10']:.4f}" in line and ("seen items left out" in line) == filtered
+
+
+def hits_of_popular_items(data: Path, name: str) -> float:
+    """The part of the evaluation's targets among the ten items that training rows have most, row by row."""
+    trained, asked = (pq.read_table(data / part).to_pylist() for part in ("train", "eval"))
+    if name == "two_tower":
+        counts = Counter(row["item"] for row in trained if row["label"])
+        questions = [(row["item"], set()) for row in asked if row["label"]]
+    else:
+        counts = Counter(item for row in trained for item in row["history"])
+        questions = [(row["history"][-1], set(row["history"][:-1])) for row in asked if row["history"]]
+    ranks = [
+        sum(counts[item] >= counts[target] for item in range(ITEMS) if item not in seen - {target}) - 1
+        for target, seen in questions
+    ]
+    return sum(rank < 10 for rank in ranks) / len(ranks)
+
+
+def fit_beside_popularity(group: dist.ProcessGroup, raw: dict[str, Any]) -> dict[str, Any]:
+    return fit(replace(make_job(raw), popular=True), rank_session(group))
+
+
+@pytest.mark.parametrize("name", ["sasrec", "two_tower"])
+def test_popularity_stands_beside_the_figures(
+    name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = raw_config(data, name)
+    raw["trainer"] |= {"epochs": 3, "num_workers": 0}
+    raw["storage"]["path"] = str(tmp_path)
+    done = Trainer(parse_config(raw)).fit()
+    assert done.eval is not None
+    popular, expected = done.eval["popularity"], hits_of_popular_items(data, name)
+    assert popular["recall@10"] == pytest.approx(expected) and 0 < expected < done.eval["recall@10"]
+    assert popular["samples"] == done.eval["samples"]
+    assert f"popularity {expected:.4f}" in evaluation_lines("evaluation", done.eval)[0]
+    assert f"evaluation HR@10    {done.eval['recall@10']:.4f}" in capsys.readouterr().out
+    page = (done.folder / "report.html").read_text()
+    assert "Beside popularity" in page and f"{expected:.4f}" in page
+    assert evaluate_run(done.folder)["popularity"] == popular
+    both = on_ranks(2, fit_beside_popularity, {**raw, "name": "two-ranks"}, timeout_s=120)
+    assert both[0]["eval"]["popularity"] == both[1]["eval"]["popularity"] == pytest.approx(popular)
+    (data / "train").rename(data / "elsewhere")
+    try:
+        assert "popularity" not in evaluate_run(done.folder)
+    finally:
+        (data / "elsewhere").rename(data / "train")
 
 
 def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:

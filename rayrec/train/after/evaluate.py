@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rayrec.data import Manifest
+from rayrec.data import Manifest, manifest_of
 from rayrec.data.formats.converted import converting_into
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
+from rayrec.models import Retriever
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
 from rayrec.train.driver.launch import run_job
@@ -89,15 +91,20 @@ def _job(
     chosen = choose(folder, checkpoint, notice)
     with converting_into(folder.converted, notice):
         manifest = Manifest.of(config.data.eval, config.data_schema)
+    trained = None
+    if isinstance(build.model(config, "meta", factory), Retriever):
+        with suppress(ValueError):  # the training rows may be gone
+            trained = manifest_of(config.data.train, config.data_schema.for_training)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
     return Job(
         config=config,
-        train=manifest,
+        train=trained or manifest,
         eval=manifest,
         folder=folder.path,
         checkpoints=folder.checkpoints,
         factory=factory,
         mapping=mapping,
         task="evaluate",
+        popular=trained is not None,
         checkpoint=None if checkpoint == NEWEST else chosen.name,
     )

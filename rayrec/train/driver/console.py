@@ -17,7 +17,15 @@ from rayrec.train.tolerance import Tolerance, lenient, tolerated
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
-TITLES = {"auc": "AUC", "ne": "NE", "rmse": "RMSE", "r2": "R²"}
+TITLES = {
+    "auc": "AUC",
+    "ne": "NE",
+    "rmse": "RMSE",
+    "r2": "R²",
+    "mrr": "MRR",
+    "recall@10": "HR@10",
+    "ndcg@10": "NDCG@10",
+}
 
 
 def figure(value: float | None, digits: int = 4) -> str:
@@ -121,7 +129,7 @@ class Display:
         named = evaluation.get("tasks", {})
         tasks = {f", {name}": scores for name, scores in named.items()} or {"": evaluation}
         rows = [
-            *_scores(tasks, "auc", "ne"),
+            *(_scores(tasks, "mrr", "recall@10", "ndcg@10") or _scores(tasks, "auc", "ne")),
             *_scores(tasks, "rmse", "r2"),
             ("epochs, steps", f"{result['epochs']}, {result['steps']:,}"),
             ("workers", str(result["world_size"])),
@@ -173,7 +181,8 @@ def _quality(scores: Mapping[str, Any]) -> str:
         return f"RMSE {figure(scores['rmse'])}  MAE {figure(scores['mae'])}  R² {figure(scores['r2'])}"
     if "mrr" in scores:
         seen = ", seen items left out" if "mrr/unseen" in scores else ""
-        return f"HR@10 {figure(scores['recall@10'])}  NDCG@10 {figure(scores['ndcg@10'])} of all items{seen}"
+        popular = f"; popularity {figure(scores['popularity']['recall@10'])}" if "popularity" in scores else ""
+        return f"HR@10 {figure(scores['recall@10'])}{popular}  NDCG@10 {figure(scores['ndcg@10'])} of all items{seen}"
     grouped = f"GAUC {figure(scores['gauc'])}  " if "gauc" in scores else ""
     return (
         f"AUC {figure(scores['auc'])}  {grouped}NE {figure(scores['ne'])}  logloss {figure(scores['logloss'])}  "

@@ -19,6 +19,8 @@ FIGURES = {
     "accuracy": "accuracy",
     "ndcg@10": "NDCG@10",
     "recall@10": "recall@10",
+    "recall@50": "recall@50",
+    "mrr": "MRR",
     "rmse": "RMSE",
     "r2": "R²",
 }
@@ -27,7 +29,7 @@ ALWAYS = ("auc", "ne", "logloss", "calibration")  # of a label that is 0 or 1
 
 
 def evaluations_table(evals: Sequence[Line]) -> Markup:
-    """A row for each evaluation that stands, and each of several labels; the best AUC, or RMSE, is marked."""
+    """A row for each evaluation that stands, and each of several labels; the best AUC, RMSE or NDCG@10 is marked."""
     lines, _ = history(evals)
     rows, marked = list[tuple[str, Sequence[str], Line]](), set[int]()
     for name, of in _by_label(lines):
@@ -39,6 +41,15 @@ def evaluations_table(evals: Sequence[Line]) -> Markup:
                 rows.append((name, [epoch_text(line), count_text(line, "step")], line))
     note = f"<p class='note'>the last {MOST_ROWS} evaluations, and the best of those that are drawn</p>"
     return _table(lines, ["epoch", "step"], rows, marked) + Markup(note if len(lines) > MOST_ROWS else "")
+
+
+def popularity_table(evals: Sequence[Line]) -> Markup:
+    """The last evaluation of a retriever beside that of the most frequent training items; nothing of other models."""
+    popular = _of_last(evals, "popularity")
+    if not isinstance(popular, dict):
+        return Markup("")
+    lines = [history(evals)[0][-1], popular]
+    return _table([popular], ["ranked by"], list(zip(("", ""), (["the model"], ["popularity"]), lines, strict=True)))
 
 
 def by_time_table(evals: Sequence[Line]) -> Markup:
@@ -78,13 +89,15 @@ def _by_label(lines: Sequence[Line]) -> list[tuple[str, Sequence[Line]]]:
 
 
 def _goodness(line: Line) -> float:
-    return -(number(line, "rmse") or 0.0) if "rmse" in line else number(line, "auc") or 0.0
+    if "rmse" in line:
+        return -(number(line, "rmse") or 0.0)
+    return number(line, "ndcg@10" if "mrr" in line else "auc") or 0.0
 
 
 def _shown(lines: Sequence[Line]) -> dict[str, str]:
     """The figures that some line has, of any of several labels."""
     every = [line for _, of in _by_label(lines) for line in of] or lines
-    always = () if all("rmse" in line for line in every) else ALWAYS
+    always = () if all("rmse" in line or "mrr" in line for line in every) else ALWAYS
     return {key: title for key, title in FIGURES.items() if key in always or any(key in line for line in every)}
 
 

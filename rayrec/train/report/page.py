@@ -16,6 +16,7 @@ from rayrec.train.report.evaluations import (
     epoch_text,
     evaluations_table,
     figure_text,
+    popularity_table,
 )
 from rayrec.train.report.exports import exports_table
 from rayrec.train.report.importance import importance_table
@@ -37,6 +38,7 @@ def page(run: RunRecord, now: float) -> str:
     charts, keys = _charts(run)
     sections = {
         "Evaluations": evaluations_table(run.evals),
+        "Beside popularity": popularity_table(run.evals),
         "Last evaluation by time": by_time_table(run.evals),
         "Last evaluation by value": by_value_table(run.evals),
         "Permutation importance": importance_table(run.importance),

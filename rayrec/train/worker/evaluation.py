@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from rayrec.data import Schema, empty_batch
+from rayrec.distributed import comm
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
-from rayrec.metrics.ranking import Jagged, RankingMetrics, target_ranks
+from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
 from rayrec.models import Batch, Retriever
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import MetricConfig
@@ -22,6 +23,7 @@ from rayrec.train.worker.slices import Slices
 from rayrec.train.worker.streams import Stream
 
 BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
+POPULAR_ROWS = 1 << 20  # training rows, from anywhere, whose items are counted
 MONDAY_S = 4 * 86_400  # 1970 began on a Thursday
 
 
@@ -93,40 +95,76 @@ class Ranking:
     """Of a retriever: every row's target ranked among all items. Items' vectors are made once, on every rank.
 
     A collective, as each call of `add`.
+
+    Args:
+        counts_I: of each item in the training rows, for the figures of a model that goes by them.
     """
 
-    def __init__(self, retriever: Retriever, session: Session) -> None:
-        self._retriever, self._group = retriever, session.group
+    def __init__(self, retriever: Retriever, session: Session, counts_I: torch.Tensor | None) -> None:
+        self._retriever, self._group, self._counts_I = retriever, session.group, counts_I
         with torch.no_grad():
             self._items_ID = retriever.items(torch.arange(retriever.num_items, device=session.device))
-        self._sums: RankingMetrics | None = None
+        self._sums: dict[str, RankingMetrics] = {}
 
     @torch.no_grad()
     def add(self, batch: Batch) -> None:
         """One batch of this rank."""
         asked = self._retriever.question(batch)
         seen = None if asked.seen is None else Jagged(*asked.seen)
-        ranks = target_ranks(asked.query, self._items_ID, asked.target, seen)
-        more = RankingMetrics.of(ranks, filtered=seen is not None)
-        self._sums = more if self._sums is None else self._sums + more
+        ranks = {"": target_ranks(asked.query, self._items_ID, asked.target, seen)}
+        if self._counts_I is not None:
+            ranks["popularity"] = popularity_ranks(self._counts_I, asked.target, seen)
+        for name, of in ranks.items():
+            more = RankingMetrics.of(of, filtered=seen is not None)
+            self._sums[name] = self._sums[name] + more if name in self._sums else more
 
-    def figures(self) -> dict[str, float]:
-        """Of all ranks; `recall@10` and `ndcg@10` also by these names, for `trainer.early_stopping`. A collective."""
-        if self._sums is None:
-            return {}
-        total = self._sums.over(self._group)
-        figures = total.figures()
-        short = {name.removesuffix("/unseen").replace("hr@", "recall@"): value for name, value in figures.items()}
-        return {**figures, **short, "samples": int(total.sums[-1])}
+    def figures(self) -> dict[str, Any]:
+        """Of all ranks; `recall@10` and `ndcg@10` also by these names, for `trainer.early_stopping`; `popularity`, the
+        same of the most frequent items. A collective."""
+        found = {}
+        for name, sums in self._sums.items():
+            total = sums.over(self._group)
+            figures = total.figures()
+            short = {key.removesuffix("/unseen").replace("hr@", "recall@"): value for key, value in figures.items()}
+            found[name] = {**figures, **short, "samples": int(total.sums[-1])}
+        return {**found.pop("", {}), **found}
+
+
+@torch.no_grad()
+def item_counts(retriever: Retriever, stream: Stream, empty: Batch, session: Session) -> torch.Tensor:
+    """`[I]`: how often each item comes in the rows of the stream, or in `POPULAR_ROWS` of very many; a collective.
+
+    Raises:
+        RankError: rows that cannot be read, on any rank.
+        StopRequested: the run is to stop.
+    """
+    counts_I = torch.zeros(retriever.num_items, dtype=torch.int64, device=session.device)
+    rows = 0
+    with stream:
+        for given in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
+            if given.stop:
+                raise StopRequested
+            ids = retriever.positives(given.on(session.device).batch)
+            counts_I += torch.bincount(ids, minlength=retriever.num_items)
+            rows += given.rows
+            if rows >= POPULAR_ROWS:
+                break
+    return comm.all_reduce(counts_I, session.group)
 
 
 def evaluate(
-    learner: Learner, stream: Stream, config: TrainConfig, session: Session, most_rows: int | None = None
+    learner: Learner,
+    stream: Stream,
+    config: TrainConfig,
+    session: Session,
+    most_rows: int | None = None,
+    counts_I: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """What `Scores` measures, over the rows of all ranks, and how many rows were `skipped`; a collective.
 
     Args:
         most_rows: no batch is read after so many rows of all ranks together.
+        counts_I: of `item_counts`, for a retriever.
 
     Raises:
         RankError: rows that cannot be read, on any rank.
@@ -141,7 +179,7 @@ def evaluate(
         with stream, learner.dense.averaged():
             seen, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
             found = model.module
-            ranking = Ranking(found, session) if isinstance(found, Retriever) else None
+            ranking = Ranking(found, session, counts_I) if isinstance(found, Retriever) else None
             for given in in_step(stream, empty, session.control, purpose=purpose):
                 if given.stop:
                     raise StopRequested

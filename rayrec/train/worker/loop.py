@@ -16,10 +16,11 @@ from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
+from rayrec.models import Retriever
 from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
 from rayrec.train.setup.schedule import factor
-from rayrec.train.worker.evaluation import evaluate
+from rayrec.train.worker.evaluation import evaluate, item_counts
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepInput, StopRequested, in_step
@@ -66,6 +67,7 @@ class Loop:
         self.guards = Guards(self.config.trainer.guards)
         self.scores: dict[str, Any] | None = None
         self.test: dict[str, Any] | None = None
+        self._counts_I: torch.Tensor | None = None
         self.scored_step: int | None = None  # of the last evaluation of all rows
         self.ended: str | None = None
         trainer = self.config.trainer
@@ -283,7 +285,7 @@ class Loop:
             self._watched(stream, "evaluation"),
             self._stalls.measured(),
         ):
-            scores = evaluate(self.learner, stream, self.config, self.session, most_rows)
+            scores = evaluate(self.learner, stream, self.config, self.session, most_rows, self.item_counts())
             if self.config.data.eval_sets and most_rows is None:
                 scores["sets"] = {name: self._score_set(name) for name in self.config.data.eval_sets}
         self._report("eval", position, **scores, **({} if most_rows is None else {"partial": True}))
@@ -308,7 +310,15 @@ class Loop:
         """
         stream = self.streams.take(name, EVAL_ROWS)
         with self._watched(stream, "evaluation"):
-            return evaluate(self.learner, stream, self.config, self.session)
+            return evaluate(self.learner, stream, self.config, self.session, counts_I=self.item_counts())
+
+    def item_counts(self) -> torch.Tensor | None:
+        """Of a retriever's items in the training rows, read once."""
+        retriever = self.learner.model.module
+        if self._counts_I is None and self.job.popular and isinstance(retriever, Retriever):
+            stream = self.streams.take("popular", EVAL_ROWS)
+            self._counts_I = item_counts(retriever, stream, self.empty, self.session)
+        return self._counts_I
 
     def _test(self, position: Position) -> None:
         """The evaluation of the trained model on `data.test`."""
@@ -462,10 +472,11 @@ def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
     """Figures of a checkpoint, the job's or the newest one, on the evaluation rows."""
     with Streams(job, session) as streams:
         loop = Loop(job, session, streams)
-        learner = loop.load()
+        learner = loop.learner = loop.load()
         resumed = loop.saver.resumed
         if resumed is None:  # the driver has found one
             raise ValueError(f"{job.checkpoints}: the checkpoint was removed meanwhile; run the command again")
-        scores = evaluate(learner, streams.take("eval", EVAL_ROWS), job.config, session)
+        counts_I, stream = loop.item_counts(), streams.take("eval", EVAL_ROWS)
+        scores = evaluate(learner, stream, job.config, session, counts_I=counts_I)
     at = {"step": resumed.step, "checkpoint": resumed.path, "data": str(job.config.data.eval)}
     return {**scores, **at}

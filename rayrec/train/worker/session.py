@@ -43,6 +43,7 @@ class Job:
         evaluated_steps: steps whose evaluation an earlier launch has already written down.
         mapping: what maps an id to a row, by feature; checkpoints of another mapping are refused.
         warm_start: weights that a run without a checkpoint begins with.
+        popular: evaluations are also made of how often each item comes in `train`; for a `Retriever`.
         task: train to the end, or only score a checkpoint on the evaluation rows.
         checkpoint: name of the only one to load; None: the newest whole one.
         calibration: measured speeds for the planner.
@@ -62,6 +63,7 @@ class Job:
     warm_start: WarmStart | None = None
     task: Literal["fit", "evaluate"] = "fit"
     checkpoint: str | None = None
+    popular: bool = False
     calibration: Calibration | None = None
     periods: Periods | None = None
     sets: dict[str, Manifest] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.train.setup import build
 from rayrec.train.worker.session import Job, Session
 
-Use = str  # "train", "eval", or one of the job's `sets`
+Use = str  # "train", "popular" (its items are counted), "eval", or one of the job's `sets`
 Stream = BatchStream | MixedStream
 
 
@@ -53,7 +53,7 @@ class Streams:
 
     def _open(self, use: Use, cursor: Cursor) -> Stream:
         job = self._job
-        manifest = job.train if use == "train" else job.eval if use == "eval" else job.sets[use]
+        manifest = job.train if use in ("train", "popular") else job.eval if use == "eval" else job.sets[use]
         assert manifest is not None
         if isinstance(manifest, Mix):
             return self._open_mix(manifest, cursor)
@@ -61,7 +61,7 @@ class Streams:
 
     def _open_one(self, manifest: Manifest | SharedManifest, use: Use, cursor: Cursor) -> BatchStream:
         config, session = self._job.config, self._session
-        shuffle = config.data.shuffle if use == "train" else None
+        shuffle = config.data.shuffle if use in ("train", "popular") else None
         return BatchStream(
             manifest,
             config.data_schema.for_training if use == "train" else config.data_schema,
