@@ -1,16 +1,19 @@
 """Speed of the models of histories, tasks and retrieval: full evaluation, search, an epoch of SASRec, ranker steps.
 
-    python jobs/bench_models.py [--sequences beauty.txt] [--threads 2] [--only evaluation,search,epoch] [--peers DIR]
+    python jobs/bench_models.py [--sequences beauty.txt] [--threads 2] [--only evaluation,search,epoch]
+    python jobs/bench_models.py --peers DIR --only steps,recbole [--users 3000]
 
 Without a file, sequences are drawn with Beauty's lengths (8.9 items a user on average). SASRec's peer is the padded
 form in plain torch: every user padded to 50 positions, one negative a position drawn in Python, binary cross-entropy.
-With `--peers` (see `peers.py`) also steps of DIN and MMoE beside FuxiCTR's: forward, backward, Adam on all parameters,
-the same sizes and ids; a history of DIN has 50 ids at most, 10 on average.
+With `--peers` (see `peers.py`) `steps` are those of DIN and MMoE beside FuxiCTR's: forward, backward, Adam on all
+parameters, the same sizes and ids; a history of DIN has 50 ids at most, 10 on average. `recbole` is an epoch beside
+RecBole's.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +173,34 @@ def epoch(data: Sequences) -> None:
     print(f"epoch of SASRec: {own_s:.1f} s, of the padded peer {peer_s:.1f} s: {own_s / peer_s:.2f}")
 
 
+def recbole(data: Sequences) -> None:
+    """An epoch of SASRec and of RecBole's: equal sizes, dropout, leave one out; RecBole makes a row of each prefix of
+    a history, padded to `LENGTH`. Its two losses, BPR with one negative and the full softmax, beside ours."""
+    from jobs.peers import recbole_epoch
+
+    sizes = {"MAX_ITEM_LIST_LENGTH": LENGTH, "hidden_size": DIM, "inner_size": DIM, "n_layers": 2, "n_heads": 1}
+    sizes |= {"hidden_dropout_prob": 0.2, "attn_dropout_prob": 0.2, "train_batch_size": 2048}
+    for own_loss, loss in (({"kind": "bpr", "negatives": 128}, "BPR"), ({"kind": "softmax"}, "CE")):
+        model = model_of(data, loss=own_loss)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def own_epoch(model: nn.Module = model, adam: torch.optim.Adam = adam) -> None:
+            for rows in data.epoch(np.random.default_rng(0), BATCH):
+                adam.zero_grad(set_to_none=True)
+                model(rows)[0].backward()
+                adam.step()
+
+        negatives = {"distribution": "uniform", "sample_num": 1} if loss == "BPR" else None
+        with tempfile.TemporaryDirectory() as folder:
+            rows = (row.tolist() for row in data.rows)
+            given = {**sizes, "loss_type": loss, "train_neg_sample_args": negatives}
+            peer_s = seconds(recbole_epoch(rows, Path(folder), given), 1)
+        own_s = seconds(own_epoch, 2)
+        print(
+            f"epoch of SASRec, {own_loss['kind']}: {own_s:.2f} s, RecBole's {loss} {peer_s:.1f} s: {own_s / peer_s:.3f}"
+        )
+
+
 def in_turns(own: Callable[[], None], peer: Callable[[], None], steps: int = 40) -> str:
     """Median milliseconds of both, a step of one after a step of the other."""
     took: dict[str, list[float]] = {"own": [], "peer": []}
@@ -240,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=Path)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="evaluation,search,epoch")
+    parser.add_argument("--only", default="evaluation,search,epoch", help="also steps and recbole, with --peers")
     parser.add_argument("--cpu", action="store_true", help="seconds of CPU, where other work shares the machine")
     parser.add_argument("--peers", type=Path, help="folder with FuxiCTR; see peers.py")
     parser.add_argument("--users", type=int, help="of the epoch; default: all")
@@ -250,16 +281,17 @@ def main() -> None:
         CLOCK = time.process_time
     torch.set_num_threads(args.threads)
     data = drawn_sequences() if args.sequences is None else Sequences.read(args.sequences)
-    if args.peers is not None:
-        use(args.peers)
-        rankers()
+    use(args.peers)
     for name in filter(None, args.only.split(",")):
         if name == "search":
             search()
         elif name == "evaluation":
             evaluation(data)
+        elif name == "steps":
+            rankers()
         else:
-            epoch(data if args.users is None else Sequences(data.rows[: args.users]))
+            act = recbole if name == "recbole" else epoch
+            act(data if args.users is None else Sequences(data.rows[: args.users]))
 
 
 if __name__ == "__main__":

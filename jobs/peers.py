@@ -1,6 +1,6 @@
-"""FuxiCTR's models, made of its own layers, for comparisons in one run; not needed by anything else.
+"""FuxiCTR's models, made of its own layers, and RecBole's SASRec, for comparisons in one run; nothing else needs them.
 
-    pip install --target DIR --no-deps fuxictr
+    pip install --target DIR --no-deps fuxictr recbole colorlog==4.7.2 colorama texttable thop tabulate plotly narwhals
     pip install --target DIR polars scikit-learn keras_preprocessing h5py pandas PyYAML tqdm
 
 and give DIR as `--peers`. FuxiCTR's package holds its layers and DIN; its MMoE and PLE, which are in its repository
@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -86,3 +87,43 @@ class FuxiDIN(nn.Module):
         target, history = self.items(item_B), self.items(history_BN)
         pooled = self.attention(target, history, history_BN > 0)
         return self.over(torch.cat([target, pooled], dim=1)).squeeze(1)
+
+
+def recbole_epoch(users: Iterable[Sequence[int]], folder: Path, settings: Mapping[str, Any]) -> Callable[[], float]:
+    """Trains RecBole's SASRec for an epoch, leave one out, with its own loader and trainer; returns its loss.
+
+    Args:
+        users: items of each, oldest first.
+        folder: empty; takes RecBole's files.
+        settings: over RecBole's own.
+    """
+    # RecBole 1.2.1 asks for names that numpy 2 no longer has
+    for gone, name in (("float_", "float64"), ("complex_", "complex128"), ("unicode_", "str_")):
+        setattr(np, gone, getattr(np, name))
+    from recbole.config import Config
+    from recbole.data import create_dataset, data_preparation
+    from recbole.model.sequential_recommender import SASRec
+    from recbole.trainer import Trainer
+
+    (folder / "log").mkdir()
+    rows = [f"{u}\t{item}\t{place}\n" for u, items in enumerate(users) for place, item in enumerate(items)]
+    head = "user_id:token\titem_id:token\ttimestamp:float\n"
+    (folder / "log" / "log.inter").write_text(head + "".join(rows), encoding="utf-8")
+    given = {
+        "data_path": str(folder),
+        "checkpoint_dir": str(folder / "saved"),
+        "use_gpu": False,
+        "state": "ERROR",
+        "show_progress": False,
+        "load_col": {"inter": ["user_id", "item_id", "timestamp"]},
+        "eval_args": {"split": {"LS": "valid_and_test"}, "order": "TO", "mode": "full"},
+        **settings,
+    }
+    words, sys.argv = sys.argv, sys.argv[:1]  # RecBole reads them
+    try:
+        config = Config(model="SASRec", dataset="log", config_dict=given)
+    finally:
+        sys.argv = words
+    loader, _, _ = data_preparation(config, create_dataset(config))
+    trainer = Trainer(config, SASRec(config, loader.dataset).to(config["device"]))
+    return lambda: float(trainer._train_epoch(loader, 0, show_progress=False))
