@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,13 +52,14 @@ class HistoryInputs(ModelInputs):
 
     Args:
         attention: histories that are weighed by their likeness to the candidate, each `{history: [features], target:
-            [features]}`; other lists are pooled.
+            [features]}`; a target is null where the candidate has no such feature, as the stars that an item got. Other
+            lists are pooled.
         attention_hidden: layer widths of each attention's network, without the last one of 1.
         softmax: the weights of a history add up to 1; DIN leaves them as they are.
         dropout: in all layers but those of the attention.
     """
 
-    attention: Sequence[dict[str, list[str]]] = ()
+    attention: Sequence[dict[str, list[Any]]] = ()
     attention_hidden: Sequence[int] = (64, 16)
     softmax: bool = False
     dropout: float = 0.0
@@ -122,20 +124,26 @@ class RankerInput(nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """`[B, width]`."""
-        vectors = self.lookup(batch.sparse)
+        vectors, widths = self.lookup(batch.sparse), self.lookup.widths
         parts = [batch.dense, *vectors.pooled.values()]
         for (history, target), attention in zip(self.attended, self.attention, strict=True):
             jagged = [vectors.by_id[feature] for feature in history]
-            query_BD = torch.cat([vectors.pooled[feature] for feature in target], dim=1)
+            query = [
+                batch.dense.new_zeros(batch.rows, widths[item]) if feature is None else vectors.pooled[feature]
+                for item, feature in zip(history, target, strict=True)
+            ]
+            query_BD = torch.cat(query, dim=1)
             keys_TD = torch.cat([feature.values() for feature in jagged], dim=1)
             parts.append(attention(query_BD, keys_TD, jagged[0].lengths()))
         return torch.cat(parts, dim=1)
 
 
-def _check(histories: list[str], targets: list[str], lookup: Lookup) -> None:
-    if len(histories) != len(targets) or not histories:
-        raise ValueError(f"attention: history={histories} and target={targets} must be of one length, at least 1")
+def _check(histories: list[str], targets: list[str | None], lookup: Lookup) -> None:
+    if len(histories) != len(targets) or not any(targets):
+        raise ValueError(f"attention: history={histories} and target={targets} must be of one length, with a target")
     for history, target in zip(histories, targets, strict=True):
+        if target is None:
+            continue
         if target not in lookup.pooled_names or history not in lookup.widths:
             raise ValueError(f"attention: target {target!r} must be a feature that is read as a bag, not a history")
         if lookup.widths[history] != lookup.widths[target]:

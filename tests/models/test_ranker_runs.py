@@ -31,7 +31,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "bst": {"attention": ATTENTION, "over_arch": [16, 2], "max_length": 5, "heads": 2},
     "mmoe": {"experts": 2, "expert": [16], "tower": [8], "attention": ATTENTION, "attention_hidden": [8]},
     "ple": {"expert": [16], "tower": [8], "dropout": 0.1},
-    "esmm": {"tower": [16], "attention": ATTENTION, "attention_hidden": [8]},
+    "esmm": {"tower": [16], "attention": [{**ATTENTION[0], "target": ["item", None]}], "attention_hidden": [8]},
 }
 
 

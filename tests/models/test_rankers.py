@@ -35,10 +35,11 @@ from tests.ranks import on_ranks
 
 ADAM = {"optimizer": EmbOptimType.ADAM, "learning_rate": 0.01, "eps": 0.01}
 ATTENTION = [{"history": ["seen", "seen_genre"], "target": ["item", "genre"]}]
+ALONE = [{"history": ["seen", "seen_genre"], "target": ["item", None]}]  # the candidate has no genre
 ARGS: dict[str, dict[str, Any]] = {
     "din": {"attention": ATTENTION, "over_arch": [6, 2], "attention_hidden": [5]},
     "bst": {"attention": ATTENTION, "over_arch": [6, 2], "heads": 2, "blocks": 2, "hidden": 9},
-    "mmoe": {"experts": 3, "expert": [6], "tower": [4], "attention": ATTENTION, "attention_hidden": [5, 3]},
+    "mmoe": {"experts": 3, "expert": [6], "tower": [4], "attention": ALONE, "attention_hidden": [5, 3]},
     "ple": {"own": 2, "shared": 1, "expert": [6], "tower": [4]},
     "esmm": {"tower": [5], "attention": ATTENTION, "softmax": True, "attention_hidden": [5]},
 }
@@ -174,9 +175,21 @@ def test_histories_and_targets_that_do_not_fit_are_refused() -> None:
         (["seen"], ["seen"], "must be a feature that is read as a bag"),
         (["seen"], ["genre"], "let one table read both"),
         (["sen"], ["item"], "no table reads 'sen'"),
+        (["seen"], [None], "with a target"),
     ):
         with pytest.raises(ValueError, match=words):
             RankerInput(tables(), 2, HistoryInputs(attention=[{"history": history, "target": target}]))
+
+
+def test_a_target_that_the_candidate_lacks_is_zeros() -> None:
+    torch.manual_seed(0)
+    settings = HistoryInputs(attention=ALONE, attention_hidden=[5], tables_device="cpu", seed=1)
+    inputs, rows = RankerInput(tables(), 2, settings), batch(20)
+    vectors = inputs.lookup(rows.sparse)
+    query = torch.cat([vectors.pooled["item"], torch.zeros(20, 12)], dim=1)
+    keys = [vectors.by_id[name] for name in ("seen", "seen_genre")]
+    weighed = inputs.attention[0](query, torch.cat([one.values() for one in keys], dim=1), keys[0].lengths())
+    assert inputs(rows)[:, -36:].equal(weighed) and weighed.any()
 
 
 # -- models

@@ -104,7 +104,8 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
         if most is not None and any(length is None or length > most for length in longest):
             raise _refuse("model.args.max_length", f"{most} is less than {history} may have: {longest}; cut them to it")
         read = {column_of.get(name, name) for name in history}
-        targets = {column_of.get(name, name) for name in one["target"]} | {task.column for task in schema.tasks}
+        targets = {column_of.get(name, name) for name in one["target"] if name is not None}
+        targets |= {task.column for task in schema.tasks}
         if both := sorted(read & targets):
             raise _refuse(
                 path, f"column {both[0]!r} is the target inside its own history; give the history a column of its own"
