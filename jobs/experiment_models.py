@@ -1,9 +1,10 @@
 """Quality of rankers with histories and several tasks, on real data: `python jobs/experiment_models.py --help`.
 
 `--only movielens` compares target attention (DIN) with the same model over the pooled history, on MovieLens-100K by
-time (first: `python data/movielens/prepare.py`); `--only census` compares MMoE, PLE and a shared bottom with models of
-one task each, on Census-Income (census_income_test.csv.gz of UCI's KDD set); with `--peers` (see `peers.py`) each
-beside the same of FuxiCTR's layers. Each seed is a run in this process; the epoch is chosen on validation rows.
+time: item, genre and stars of a user's earlier ratings; settings are chosen by `--folds`, and the test part is read
+once. `--only census` compares MMoE, PLE and a shared bottom with models of one task each, on Census-Income
+(census_income_test.csv.gz of UCI's KDD set); with `--peers` (see `peers.py`) each beside the same of FuxiCTR's layers,
+the epoch chosen on validation rows. Each seed is a run in this process.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
+import importlib
 import io
 import json
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -30,12 +33,24 @@ import yaml
 from torchmetrics.functional.classification import binary_auroc
 
 from jobs.peers import use
+from rayrec.models import DIN, Batch
+from rayrec.modules import EmbeddingBagConfig, PoolingType
+from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 
 # Columns of Census-Income by number; 24 is the survey's own weight of a row, 41 and 7 are predicted.
 NUMBERS = (0, 5, 16, 17, 18, 30, 39)
 LEFT_OUT = (7, 24, 41)
+HISTORY, ITEM_ROWS = 30, 1683
+# Those that were best on `FOLDS`, DIN's and the pooled model's each by themselves: of 26 settings of both, seed 0.
+SETTINGS: dict[str, Any] = {"dim": 16, "stars": 16, "hidden": [32, 16], "softmax": False, "dropout": 0.5}
+SETTINGS |= {"over": [64, 32], "lr": 1e-3, "sparse_lr": 1e-4}
+EPOCHS_OF = {"history pooled": 6, "DIN": 4}
+RATINGS = 100_000
+TRAINED = range(RATINGS * 4 // 5)
+TEST = range(RATINGS * 4 // 5, RATINGS)
+FOLDS = [(range(48_000), range(48_000, 64_000)), (range(64_000), range(64_000, 80_000))]
 TASKS = ("income", "never_married")
 # Of every model of Census-Income, FuxiCTR's as well.
 DIM, EXPERT, TOWER, BATCH, EPOCHS, LR = 8, [64], [32], 512, 8, 0.001
@@ -46,20 +61,123 @@ EXPERTS: dict[str, dict[str, int]] = {
 }
 
 
-def movielens(folder: Path, runs: Path, seed: int, attention: bool) -> float:
-    """AUC on the last fifth in time."""
-    raw: dict[str, Any] = yaml.safe_load((folder / "train.yaml").read_text())
-    raw["data"] = {part: str(folder / "parquet" / part) for part in ("train", "eval")} | {"read": {"reader": "local"}}
-    for table in raw["tables"]:
-        if table["name"] == "item":
-            table["features"] += ["liked", "disliked"]
-            table["pooling"] = "mean"
-    raw["tables"] = [table for table in raw["tables"] if table["name"] not in ("liked", "disliked")]
-    histories = [{"history": [name], "target": ["item"]} for name in ("liked", "disliked")]
-    args = {"over_arch": [64, 32, 1], "attention_hidden": [32, 16], "softmax": True}
-    raw["model"] = {"name": "din", "args": {**args, "attention": histories if attention else []}}
-    raw["sharding"] = {}
-    return float(json.loads((_run(raw, runs, seed) / "result.json").read_text())["eval"]["auc"])
+@dataclass(frozen=True, slots=True)
+class Ratings:
+    """MovieLens-100K in order of time; of each rating its user's `HISTORY` ratings before it, item, genre and stars.
+
+    Args:
+        lists: of each feature its values, and where each rating's begin.
+    """
+
+    dense: torch.Tensor
+    label: torch.Tensor
+    lists: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Ratings:
+        """
+        Args:
+            folder: of `prepare.py`, whose `ratings.py` and `history.py` are used, and of the published files.
+        """
+        sys.path.append(str(Path(__file__).resolve().parents[1] / "data" / "movielens"))
+        history, prepare, ratings = (importlib.import_module(name) for name in ("history", "prepare", "ratings"))
+        data = ratings.read(folder)
+        table, past = prepare.examples(data), history.earlier(data.user_R, data.time_R)
+        genre = np.zeros(ITEM_ROWS, dtype=np.int64)
+        for item, about in data.items.items():
+            genre[item] = (about.genres or (0,))[0]
+        every = np.ones(table.num_rows, dtype=bool)
+        seen = {"seen": data.item_R, "seen_genre": genre[data.item_R], "seen_stars": data.rating_R}
+        earlier = {name: history.last_items(past, of, every, HISTORY) for name, of in seen.items()}
+        lists = {name: (of.values, of.offsets) for name, of in earlier.items()}
+        single = {"item": data.item_R, "genre": genre[data.item_R]}
+        single |= {name: table[name].to_numpy() for name in ("gender", "occupation")}
+        lists |= {name: (of, np.arange(len(of) + 1)) for name, of in single.items()}
+        genres = table["genres"].combine_chunks()
+        lists["genres"] = (genres.values.to_numpy(), genres.offsets.to_numpy())
+        numbers = yaml.safe_load((Path(prepare.__file__).parent / "train.yaml").read_text())["schema"]["dense"]
+        dense = []
+        for one in numbers:
+            of = table[one["name"]].to_numpy().astype(np.float64)
+            steps = {step["kind"]: step for step in one["transforms"]}
+            of = np.log1p(of) if "log1p" in steps else of
+            dense.append((of - steps["standardize"]["mean"]) / steps["standardize"]["std"])
+        return cls(
+            torch.from_numpy(np.stack(dense, axis=1)).float(),
+            torch.from_numpy(data.rating_R >= prepare.LIKED_FROM).float(),
+            {name: (torch.tensor(of).long(), torch.tensor(at).long()) for name, (of, at) in lists.items()},
+        )
+
+    def batch(self, rows: torch.Tensor) -> Batch:
+        values, lengths = [], []
+        for of, offsets in self.lists.values():
+            begin, sizes = offsets[rows], offsets[rows + 1] - offsets[rows]
+            ends = sizes.cumsum(0)
+            values.append(of[(begin - ends + sizes).repeat_interleave(sizes) + torch.arange(int(ends[-1]))])
+            lengths.append(sizes)
+        kjt = KeyedJaggedTensor(list(self.lists), torch.cat(values), lengths=torch.cat(lengths))
+        return Batch(self.dense[rows], kjt, self.label[rows])
+
+
+def small_normal(rows: torch.Tensor) -> None:
+    rows.normal_(std=0.1)
+
+
+def movielens(
+    data: Ratings, parts: tuple[range, range], seed: int, attention: bool, settings: dict[str, Any]
+) -> list[float]:
+    """AUC on the second part after each epoch of training on the first."""
+    torch.manual_seed(seed)
+    dim, stars = settings["dim"], settings["stars"]
+    tables = [
+        EmbeddingBagConfig(
+            name=name,
+            num_embeddings=rows,
+            embedding_dim=dim_of,
+            feature_names=features,
+            pooling=PoolingType.MEAN,
+            init_fn=small_normal,
+        )
+        for name, rows, dim_of, features in (
+            ("item", ITEM_ROWS, dim, ["item", "seen"]),
+            ("genre", 19, dim, ["genre", "genres", "seen_genre"]),
+            ("stars", 6, stars, ["seen_stars"]),
+            ("gender", 2, 4, ["gender"]),
+            ("occupation", 21, 4, ["occupation"]),
+        )
+    ]
+    histories = [{"history": ["seen", "seen_genre", "seen_stars"], "target": ["item", "genre", None]}]
+    model = DIN(
+        tables,
+        data.dense.shape[1],
+        [*settings["over"], 1],
+        attention=histories if attention else [],
+        attention_hidden=settings["hidden"],
+        softmax=settings["softmax"],
+        dropout=settings["dropout"],
+        tables_device="cpu",
+        seed=seed,
+    )
+    in_tables = {id(weight) for weight in model.input.lookup.parameters()}
+    adam = torch.optim.Adam(
+        [
+            {"params": [w for w in model.parameters() if id(w) in in_tables], "lr": settings["sparse_lr"]},
+            {"params": [w for w in model.parameters() if id(w) not in in_tables], "lr": settings["lr"]},
+        ]
+    )
+    trained, held = (torch.arange(part.start, part.stop) for part in parts)
+    aucs = []
+    for _ in range(settings["epochs"]):
+        model.train()
+        for rows in trained[torch.randperm(len(trained))].split(512):
+            adam.zero_grad(set_to_none=True)
+            model(data.batch(rows))[0].backward()
+            adam.step()
+        model.eval()
+        with torch.no_grad():
+            logits = torch.cat([model(data.batch(rows))[1] for rows in held.split(8192)])
+        aucs.append(float(binary_auroc(logits, data.label[held].long())))
+    return aucs
 
 
 def census(data: Census, runs: Path, seed: int, model: str, tasks: tuple[str, ...]) -> list[float]:
@@ -203,7 +321,9 @@ def _tasks_row(name: str, of_seeds: list[list[float]], seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("movielens", "census"))
-    parser.add_argument("--movielens", type=Path, default=Path("data/movielens"), help="folder of train.yaml")
+    parser.add_argument("--movielens", type=Path, help="folder of the published MovieLens-100K files")
+    parser.add_argument("--folds", action="store_true", help="of MovieLens: the parts that settings are chosen by")
+    parser.add_argument("--set", default="{}", help="of MovieLens: JSON over the settings")
     parser.add_argument("--census", type=Path, help="census_income_test.csv.gz")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--peers", type=Path, help="folder with FuxiCTR, trained on the same rows; see peers.py")
@@ -214,10 +334,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if args.only != "census":
-            for name, attention in (("MovieLens, history pooled", False), ("MovieLens, DIN", True)):
-                start = time.monotonic()
-                found = [movielens(args.movielens, root / "runs", seed, attention) for seed in range(args.seeds)]
-                _row(name, found, time.monotonic() - start)
+            if args.movielens is None:
+                parser.error("--movielens is needed: the folder of the published files")
+            data = Ratings.read(args.movielens)
+            for name, epochs in EPOCHS_OF.items():
+                start, settings = time.monotonic(), {**SETTINGS, "epochs": epochs, **json.loads(args.set)}
+                for what, parts in (("on later training days", FOLDS), ("test", [(TRAINED, TEST)])):
+                    if args.folds == (what == "test"):
+                        continue
+                    found = [
+                        mean(movielens(data, part, seed, name == "DIN", settings)[-1] for part in parts)
+                        for seed in range(args.seeds)
+                    ]
+                    _row(f"MovieLens, {name}, {what}", found, time.monotonic() - start)
         if args.only != "movielens":
             if args.census is None:
                 parser.error("--census is needed: the file census_income_test.csv.gz")

@@ -230,7 +230,8 @@ class _Exporting:
         slots = graph.read_given_tables(model, places)
         if dense == "bf16":
             graph.with_bfloat16_layers(model)
-        return graph.Scoring(model, slots, inputs, self.trained.logit_shift)
+        sequences = {one["name"]: tuple(one["ids"]) for one in self.trained.mapping["schema"].get("sequences", ())}
+        return graph.Scoring(model, slots, inputs, self.trained.logit_shift, sequences)
 
     def _formats(self, candidates: Candidates, reference: Score) -> dict[str, TableFormat]:
         if self.wanted.tables != AUTO:

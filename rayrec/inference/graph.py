@@ -139,11 +139,19 @@ class Scoring(nn.Module):
         model: takes a `Batch` and returns (loss, logits).
         slots: where the collections' bytes are given.
         logit_shift: added to every logit; corrects for negatives that training left out.
+        sequences: the ids of `Batch.sequences`, by name; times and numbers are no inputs of the function.
     """
 
-    def __init__(self, model: nn.Module, slots: Sequence[TableBytes], inputs: Inputs, logit_shift: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        slots: Sequence[TableBytes],
+        inputs: Inputs,
+        logit_shift: float,
+        sequences: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> None:
         super().__init__()
-        self.model, self.inputs, self.logit_shift = model, inputs, logit_shift
+        self.model, self.inputs, self.logit_shift, self.sequences = model, inputs, logit_shift, sequences or {}
         self._slots = tuple(slots)
         if inputs.context is not None:
             for module in model.modules():
@@ -170,7 +178,7 @@ class Scoring(nn.Module):
         try:
             for slot in self._slots:
                 slot.instead = tables
-            _, logits = self.model(Batch(dense=dense, sparse=sparse, label=label))
+            _, logits = self.model(Batch(dense=dense, sparse=sparse, label=label, layout=self.sequences))
         finally:
             for slot in self._slots:
                 slot.instead = None

@@ -10,10 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import nn
 
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
 from rayrec.inference.predictions import parts_in
+from rayrec.models import Batch, mean_loss
+from rayrec.modules import EmbeddingBagConfig, EmbeddingCollection
+from rayrec.modules.lookup import as_collection_table
+from rayrec.modules.pooling import pool_sum
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
 from rayrec.train import Trainer
@@ -129,6 +134,33 @@ def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, 
     for column, label in enumerate(("click", "buy")):
         np.testing.assert_allclose(found[f"prediction_{label}"].to_numpy(), expected[:, column], rtol=0, atol=2e-6)
         np.testing.assert_allclose(answer["scores"][label], expected[:, column], rtol=0, atol=2e-6)
+
+
+class OfSequences(nn.Module):
+    """A model of one's own that reads its history from `Batch.sequences`."""
+
+    def __init__(self, tables: list[EmbeddingBagConfig], num_dense: int, device: Any = None, **_: Any) -> None:
+        super().__init__()
+        made = [as_collection_table(table, table.feature_names) for table in tables]
+        self.rows = nn.ModuleList(EmbeddingCollection([table]) for table in made)  # of different widths
+        self.score = nn.Linear(12, 2, device=device)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        history = batch.sequences["history"]
+        found = {name: of for rows in self.rows for name, of in rows(batch.sparse).items()}
+        parts = [pool_sum(found[name].values(), history.lengths) for name in history.ids]
+        logits = self.score(torch.cat(parts, dim=1))
+        return mean_loss(logits, batch), logits
+
+
+def test_a_model_of_ones_own_reads_its_sequences_in_an_export_too(data: Path, tmp_path: Path) -> None:
+    raw = config(data, "din", trainer__epochs=1, storage__path=str(tmp_path / "runs"))
+    raw["model"] = {"factory": f"{__name__}:OfSequences"}
+    run = Trainer(parse_config(raw)).fit().folder
+    model = Model(export_run(run, tmp_path / "model", allow_code=True).folder)
+    for batch, logits in trainer_scores(run):
+        assert batch.sequences["history"].lengths.any()
+        torch.testing.assert_close(model.score(batch), logits, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["din", "ple"])

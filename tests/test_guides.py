@@ -1,0 +1,72 @@
+"""The guides' commands, Python and configs run as they stand, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rayrec.cli.app import app
+from rayrec.inference.predictions import parts_in
+from rayrec.train.run.folder import RunFolder
+from tests.test_readme import ROOT, blocks
+
+GUIDES = {"histories": {"": 0.85}, "several-tasks": {"click": 0.75, "buy": 0.7}}  # the least AUC of each label
+OTHERS = {
+    "histories": [
+        {"name": "bst", "args": {"over_arch": [64, 32, 1], "max_length": 30, "heads": 2}},
+        {"name": "din", "args": {"over_arch": [64, 32, 1], "attention": []}},
+    ],
+    "several-tasks": [
+        {"name": "ple", "args": {"own": 1, "shared": 2, "levels": 1}},
+        {"name": "mmoe", "args": {"experts": 1}},
+        {"name": "esmm", "args": {"tower": [64, 32]}},
+    ],
+}
+
+
+def run(line: str) -> None:
+    answer = CliRunner().invoke(app, shlex.split(line)[1:])
+    assert answer.exit_code == 0, f"{line}: {answer.output}"
+
+
+def aucs(run_name: str) -> dict[str, float]:
+    """Of each label, at the best evaluation of the run."""
+    evaluation = RunFolder(Path("runs") / run_name).read_metrics()
+    best = max((record for record in evaluation if record["kind"] == "eval"), key=lambda record: record["auc"])
+    tasks = best.get("tasks", {"": best})
+    return {name: of["auc"] for name, of in tasks.items()}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_guide_works_as_it_stands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "guides" / f"{name}.md"
+    (source,), (config,), (shell,) = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    exec(compile(source, page.name, "exec"), {})
+    lines = shell.splitlines()
+    (file,) = re.findall(r"^rayrec train (\S+)$", shell, re.MULTILINE)
+    Path(file).write_text(config)
+    for line in lines:
+        run(line)
+    raw = yaml.safe_load(config)
+    found = aucs(raw["name"])
+    assert all(found[label] > least for label, least in GUIDES[name].items()), found
+    (test,) = re.findall(r"--data (\S+)", shell)
+    rows = sum(pq.read_metadata(path).num_rows for path in Path(test).glob("*.parquet"))
+    assert sum(pq.read_metadata(path).num_rows for path in parts_in(Path("scores"))) == rows
+    for other in OTHERS[name]:
+        args = {key: value for key, value in raw["model"]["args"].items() if key in ("attention", "expert", "tower")}
+        args = args if other["name"] != "esmm" else {}
+        changed = {**raw, "name": f"{other['name']}-2", "model": {**other, "args": {**args, **other["args"]}}}
+        changed["trainer"] = {**raw["trainer"], "epochs": 1}
+        if other["name"] == "esmm":
+            changed["schema"] = {**raw["schema"], "labels": [{"name": "click"}, {"name": "buy"}]}
+        Path("other.yaml").write_text(yaml.safe_dump(changed))
+        run("rayrec train other.yaml --fresh")
+        assert min(aucs(changed["name"]).values()) > 0.5
