@@ -1,6 +1,6 @@
 """The sparse features of a batch, all keys in one flat tensor, key-major: the input of every embedding collection.
 
-`keyed_jagged` stores and reads it, `joining` and `reshaping` make new ones of it, `messages` exchanges it.
+`keyed_jagged` stores and reads it, `joining` and `reshaping` make new ones of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rayrec.sparse import joining, messages, reshaping
+from rayrec.sparse import joining, reshaping
 from rayrec.sparse.jagged import JaggedTensor
 from rayrec.sparse.keyed_jagged import HostCopy, InverseIndices, KeyedJagged, Strides
 from rayrec.sparse.text import keyed_text
@@ -143,10 +143,6 @@ class KeyedJaggedTensor(KeyedJagged):
         """
         return KeyedJaggedTensor(**reshaping.permute(self, indices, indices_tensor))
 
-    def flatten_lengths(self) -> KeyedJaggedTensor:
-        """The same with lengths `[F * B]`, where they were given as `[F, B]`."""
-        return self._map(lambda t: t, lengths=self.lengths().view(-1))
-
     def expanded(self) -> KeyedJaggedTensor:
         """With a batch size that varies by key, the lists of all B examples, repeated as the inverse indices say; a
         tensor of one batch size is returned as it is.
@@ -200,9 +196,7 @@ class KeyedJaggedTensor(KeyedJagged):
     def pin_memory(self) -> KeyedJaggedTensor:
         return self._map(lambda t: t.pin_memory())
 
-    def _map(
-        self, fn: Callable[[torch.Tensor], torch.Tensor], lengths: torch.Tensor | None = None
-    ) -> KeyedJaggedTensor:
+    def _map(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> KeyedJaggedTensor:
         def apply(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else fn(tensor)
 
@@ -211,7 +205,7 @@ class KeyedJaggedTensor(KeyedJagged):
             self._keys,
             fn(self._values),
             apply(self._weights),
-            lengths if lengths is not None else apply(self._lengths),
+            apply(self._lengths),
             apply(self._offsets),
             stride=self._stride,
             stride_per_key_per_rank=self._strides,
@@ -232,51 +226,7 @@ class KeyedJaggedTensor(KeyedJagged):
         self._remember(other)
         return self
 
-    def clear_storage(self) -> None:
-        """Frees the memory of every tensor; nothing can be read afterwards."""
-        for tensor in self._tensors():
-            tensor.untyped_storage().resize_(0)
-
-    # -- exchange and printing
-
-    def dist_labels(self) -> list[str]:
-        """Names of `dist_tensors`."""
-        return list(messages.parts(self))
-
-    def dist_tensors(self) -> list[torch.Tensor]:
-        """The tensors that an exchange between ranks sends."""
-        return list(messages.parts(self).values())
-
-    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
-        """For consecutive groups of keys, the split sizes of each of `dist_tensors`."""
-        return messages.splits(self, key_splits)
-
-    @staticmethod
-    def dist_init(
-        keys: Sequence[str],
-        tensors: Sequence[torch.Tensor],
-        variable_stride_per_key: bool,
-        num_workers: int,
-        recat: torch.Tensor | None,
-        stride_per_rank: Sequence[int] | None,
-        stagger: int = 1,
-    ) -> KeyedJaggedTensor:
-        """From every rank's `dist_tensors`, rank after rank.
-
-        Args:
-            keys: of this rank.
-            tensors: each of the parts, joined over ranks.
-            variable_stride_per_key: the last part holds the batch sizes.
-            num_workers: ranks.
-            recat: int32, the order that puts rank-major parts key-major; None where they are in order.
-            stride_per_rank: each rank's batch size, unless it varies by key.
-            stagger: ranks come in strides of this many.
-        """
-        received = messages.Received(tuple(keys), tuple(tensors), num_workers, recat, stagger)
-        made = (
-            messages.joined_varying(received) if variable_stride_per_key else messages.joined(received, stride_per_rank)
-        )
-        return KeyedJaggedTensor(**made).sync()
+    # -- printing
 
     def __str__(self) -> str:
         return keyed_text([(key, (jt := self[key]).to_dense(), jt.to_dense_weights()) for key in self.keys()])

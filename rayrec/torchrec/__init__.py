@@ -18,9 +18,9 @@ not_offered.install()
 _left_out = not_offered.names_left_out(__name__)
 
 _HOMES = {
-    "JaggedTensor": "rayrec.sparse",
-    "KeyedJaggedTensor": "rayrec.sparse",
-    "KeyedTensor": "rayrec.sparse",
+    "JaggedTensor": "rayrec.torchrec.sparse",
+    "KeyedJaggedTensor": "rayrec.torchrec.sparse",
+    "KeyedTensor": "rayrec.torchrec.sparse",
     "DataType": "rayrec.modules",
     "EmbeddingBagCollection": "rayrec.modules",
     "EmbeddingBagCollectionInterface": "rayrec.modules",

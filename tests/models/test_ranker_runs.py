@@ -158,7 +158,7 @@ def test_a_model_of_ones_own_reads_its_sequences_in_an_export_too(data: Path, tm
     raw["model"] = {"factory": f"{__name__}:OfSequences"}
     run = Trainer(parse_config(raw)).fit().folder
     model = Model(export_run(run, tmp_path / "model", allow_code=True).folder)
-    for batch, logits in trainer_scores(run):
+    for batch, logits in trainer_scores(run, OfSequences):
         assert batch.sequences["history"].lengths.any()
         torch.testing.assert_close(model.score(batch), logits, rtol=1e-6, atol=1e-6)
 

@@ -1,4 +1,5 @@
-"""What an exchange of KeyedJaggedTensors between ranks sends, and the tensor made from what is received.
+"""What an exchange of KeyedJaggedTensors between ranks sends, and the tensor made from what is received: methods that
+the class has once `rayrec.torchrec.sparse` is imported, `METHODS`.
 
 For users who write an exchange themselves; rayrec's collections exchange ids in another layout (`distributed/ids`).
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rayrec.sparse import ops
+from rayrec.sparse import KeyedJaggedTensor, ops
 from rayrec.sparse.keyed_jagged import KeyedJagged
 
 
@@ -83,3 +84,63 @@ def joined_varying(received: Received) -> dict[str, Any]:
         "lengths": lengths,
         "stride_per_key_per_rank": by_rank.t().tolist(),
     }
+
+
+def dist_labels(kjt: KeyedJaggedTensor) -> list[str]:
+    """Names of `dist_tensors`."""
+    return list(parts(kjt))
+
+
+def dist_tensors(kjt: KeyedJaggedTensor) -> list[torch.Tensor]:
+    """The tensors that an exchange between ranks sends."""
+    return list(parts(kjt).values())
+
+
+def dist_init(
+    keys: Sequence[str],
+    tensors: Sequence[torch.Tensor],
+    variable_stride_per_key: bool,
+    num_workers: int,
+    recat: torch.Tensor | None,
+    stride_per_rank: Sequence[int] | None,
+    stagger: int = 1,
+) -> KeyedJaggedTensor:
+    """From every rank's `dist_tensors`, rank after rank.
+
+    Args:
+        keys: of this rank.
+        tensors: each of the parts, joined over ranks.
+        variable_stride_per_key: the last part holds the batch sizes.
+        num_workers: ranks.
+        recat: int32, the order that puts rank-major parts key-major; None where they are in order.
+        stride_per_rank: each rank's batch size, unless it varies by key.
+        stagger: ranks come in strides of this many.
+    """
+    received = Received(tuple(keys), tuple(tensors), num_workers, recat, stagger)
+    made = joined_varying(received) if variable_stride_per_key else joined(received, stride_per_rank)
+    return KeyedJaggedTensor(**made).sync()
+
+
+def flatten_lengths(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same with lengths `[F * B]`, where they were given as `[F, B]`."""
+    out = kjt.with_weights(kjt.weights_or_none())
+    out._lengths = kjt.lengths().view(-1)
+    return out
+
+
+def clear_storage(kjt: KeyedJaggedTensor) -> None:
+    """Frees the memory of every tensor; nothing can be read afterwards."""
+    for tensor in kjt._tensors():
+        tensor.untyped_storage().resize_(0)
+
+
+METHODS = {
+    "clear_storage": clear_storage,
+    "dist_init": staticmethod(dist_init),
+    "dist_labels": dist_labels,
+    "dist_splits": splits,
+    "dist_tensors": dist_tensors,
+    "flatten_lengths": flatten_lengths,
+}
+for name, method in METHODS.items():
+    setattr(KeyedJaggedTensor, name, method)
