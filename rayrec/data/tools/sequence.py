@@ -100,9 +100,9 @@ def make_sequences(
     else:
         part = divide(table[log.time].combine_chunks().take(pa.array(at.row)), at.first)
         parts = {out / name: np.flatnonzero(part == number) for number, name in enumerate(PARTS)}
-        for folder, places in parts.items():
-            if not len(places) and folder.name != "validation":
-                raise DataError(f"the part {folder.name!r} is empty", fix="divide elsewhere, or give more rows")
+        parts = {folder: places for folder, places in parts.items() if len(places) or folder.name != "validation"}
+        if empty := [folder.name for folder, places in parts.items() if not len(places)]:
+            raise DataError(f"the part {empty[0]!r} is empty", fix="divide elsewhere, or give more rows")
     table = _impressions(table, listed, at, length) if rows == "impressions" else table
     written = {}
     for folder, places in parts.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +89,12 @@ def _job(
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
     chosen = choose(folder, checkpoint, notice)
     with converting_into(folder.converted, notice):
-        manifest = Manifest.of(config.data.eval, config.data_schema)
-    trained = None
-    if isinstance(build.model(config, "meta", factory), Retriever):
-        with suppress(ValueError):  # the training rows may be gone
-            trained = manifest_of(config.data.train, config.data_schema.for_training)
+        manifest, trained = Manifest.of(config.data.eval, config.data_schema), None
+        if isinstance(build.model(config, "meta", factory), Retriever):
+            try:
+                trained = manifest_of(config.data.train, config.data_schema.for_training)
+            except ValueError as error:
+                notice(f"without figures of popular items, for the training rows cannot be read: {error}")
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
     return Job(
         config=config,

@@ -61,10 +61,11 @@ class Streams:
 
     def _open_one(self, manifest: Manifest | SharedManifest, use: Use, cursor: Cursor) -> BatchStream:
         config, session = self._job.config, self._session
-        shuffle = config.data.shuffle if use in ("train", "popular") else None
+        for_training = use in ("train", "popular")
+        shuffle = config.data.shuffle if for_training else None
         return BatchStream(
             manifest,
-            config.data_schema.for_training if use == "train" else config.data_schema,
+            config.data_schema.for_training if for_training else config.data_schema,
             build.rows_of(config),
             batch_rows=dealt(config.trainer.batch_size, session.rank, session.world_size),
             rank=session.rank,
