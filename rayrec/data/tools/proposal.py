@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.tools.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.label_choice import suggested_labels
-from rayrec.data.tools.sequence_columns import proposed_sequences
+from rayrec.data.tools.sequence_columns import VALUES
 from rayrec.storage.errors import DataError
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
@@ -55,7 +56,7 @@ def propose(
         schema["group"] = {"column": group}
     schema["dense"] = [_dense(c) for c in dense]
     schema["sparse"] = [_sparse(c, paths.get(c.name)) for c in sparse]
-    if sequences := proposed_sequences(columns):
+    if sequences := _sequences(columns):
         schema["sequences"] = sequences
     sizes = {c.name: len(c.values_seen or ()) + 1 if c.name in paths else c.table_rows for c in sparse}
     tables = [{"name": name, "rows": rows, "dim": dim, "features": [name]} for name, rows in sizes.items()]
@@ -89,6 +90,17 @@ def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], d
             name = f"{facts.name}_{part}"
             spec = {"name": name, "kind": "time_part", "column": facts.name, "part": part}
             yield spec | _unit(facts), {"name": name, "kind": "id"}, rows
+
+
+def _sequences(columns: Sequence[ColumnFacts]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for name, group in groupby((c for c in columns if c.sequence), key=lambda c: c.sequence):
+        members = list(group)
+        made.append({"name": name, "ids": [c.name for c in members if c.role == "id_list"]})
+        values = [(c, {"name": c.name, "kind": VALUES[c.role]}) for c in members if c.role in VALUES]
+        if values:
+            made[-1]["values"] = [of | (_unit(c) if c.role == "time_list" else {}) for c, of in values]
+    return made
 
 
 def _group(columns: Sequence[ColumnFacts]) -> str | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -31,23 +29,6 @@ def in_sequences(columns: Sequence[ColumnFacts]) -> list[ColumnFacts]:
         note = f"of {name!r}: as long as its neighbours in every row"
         found += [replace(column, role=_role(column) or "", sequence=name, note=note) for column in run]
     return found
-
-
-def proposed_sequences(columns: Sequence[ColumnFacts]) -> list[dict[str, Any]]:
-    """`schema.sequences`."""
-    sequences: list[dict[str, Any]] = []
-    for name, group in groupby((c for c in columns if c.sequence), key=lambda c: c.sequence):
-        members = list(group)
-        sequences.append({"name": name, "ids": [c.name for c in members if c.role == "id_list"]})
-        if values := [_values(c) for c in members if c.role in VALUES]:
-            sequences[-1]["values"] = values
-    return sequences
-
-
-def _values(column: ColumnFacts) -> dict[str, Any]:
-    unit = None if column.low is None or column.high is None else time_unit(column.low, column.high)
-    units = {"unit": unit} if column.role == "time_list" and unit not in (None, "s") else {}
-    return {"name": column.name, "kind": VALUES[column.role], **units}
 
 
 def _role(column: ColumnFacts) -> str | None:
