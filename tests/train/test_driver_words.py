@@ -294,7 +294,7 @@ def test_a_mirror_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: py
     near.push(said.append)
     assert len(said) == 1, "a folder needs no copy"
     (here.path / ".storage").write_text("xyz://somewhere/a")
-    with pytest.raises(StorageError, match=r"storage\.path: xyz://somewhere/a: cannot open"):
+    with pytest.raises(StorageError, match=r"storage\.path: cannot open .*xyz://somewhere/a"):
         Mirror(here)
 
 
