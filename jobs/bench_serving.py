@@ -72,7 +72,7 @@ def make_export(folder: Path) -> Path:
         inputs=Inputs(tuple(keys), DENSE, None, False),
         mapping={"schema": schema, "tables": [{"rows": ROWS, "features": [key]} for key in keys]},
         rows_of=dict.fromkeys(keys, ROWS),
-        batches=lambda: [batch_of(keys, ROWS, 500, 1, seed) for seed in range(2)],
+        batches=lambda rows=None: [batch_of(keys, ROWS, 500, 1, seed) for seed in range(2)],
     )
     return export(trained, folder, Wanted(tables="int8", target="aoti", force=True)).folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,10 @@ from rayrec.inference.auto import choose_formats
 from rayrec.inference.graph import Inputs
 from rayrec.inference.graph_check import same_with_context
 from rayrec.inference.model import Model
-from rayrec.inference.parity import Limits, Parity, Score, compare
+from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page
 from rayrec.inference.scratch import scratch_beside
-from rayrec.inference.tables import Candidates, write_candidates, write_chosen
+from rayrec.inference.tables import TrainedRows, write_tables
 from rayrec.inference.wanted import AUTO, Wanted
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rayrec.checkpoint.weights import CheckpointWeights
 
 _CHUNK_BYTES = 16 << 20
+_SAMPLE_BYTES = 512 << 20  # of the rows that a sample reads of tables; equal ones count each time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Trained:
         inputs: what the model reads.
         mapping: `schema` and `tables` of the training config, plain values.
         rows_of: feature → rows that its ids map to.
-        batches: iterates over the evaluation rows; called several times.
+        batches: iterates over the evaluation rows; given a number, over about so many of them, drawn from all.
         recorded: the figures that the trainer recorded for this checkpoint and these rows, or None.
         logit_shift: added to logits; corrects for negatives that training left out.
         origin: run, checkpoint and step, written to the index.
@@ -59,7 +60,7 @@ class Trained:
     inputs: Inputs
     mapping: Mapping[str, Any]
     rows_of: Mapping[str, int]
-    batches: Callable[[], Iterable[Batch]]
+    batches: Callable[[int | None], Iterable[Batch]]
     recorded: Mapping[str, Any] | None = None
     logit_shift: float = 0.0
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -77,7 +78,8 @@ class Export:
 def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
     """Writes the folder; it is there whole or not at all.
 
-    Tables are read in blocks of rows and mapped from files: memory does not grow with them.
+    Tables are read once (to choose formats: twice), in blocks of rows: memory does not grow with them, and the disk
+    holds nothing beside the export, but their float32 rows where scores are compared on all rows in another format.
 
     Args:
         out: must not exist.
@@ -102,8 +104,8 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
     except OSError as error:
         place = error.filename or out.parent
         raise ExportError(
-            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (an export needs "
-            "that of the fp32 tables beside its own), or choose another folder"
+            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (--parity all needs "
+            "that of the fp32 tables as well), or choose another folder"
         ) from error
     return Export(out, made.index, made.parity)
 
@@ -130,11 +132,20 @@ class _Exporting:
         self.dense = trained.weights.dense()
 
     def run(self, folder: Path) -> Export:
-        wanted = {table.name: self.wanted.formats_of(table.embedding_dim) for table in self.tables}
-        candidates = write_candidates(self.scratch / "candidates", self.tables, self._read, wanted)
-        reference = self.float_score(candidates)
-        formats = self._formats(candidates, reference)
-        places = write_chosen(folder / artifact.TABLES, candidates, self.tables, formats)
+        all_rows, auto = self.wanted.parity is None, self.wanted.tables == AUTO
+        sample, sampled = ([], False) if all_rows and not auto else self._sample()
+        trained = TrainedRows(self.tables)
+        if auto:
+            self._note(trained, sample)
+            trained.read(self.tables, self._read)
+            formats = self._choose(trained, sample)
+        else:
+            formats = {table.name: self.wanted.format_of(table.embedding_dim) for table in self.tables}
+            self._note(trained, [] if all_rows else sample)
+        if all_rows:
+            trained = TrainedRows(self.tables, self.scratch / "trained")
+        fill = None if auto and not all_rows else trained.fill
+        places, crc = write_tables(folder / artifact.TABLES, self.tables, formats, self._read, fill)
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compiled.save_graph(program, folder / artifact.GRAPH)
         march = self.wanted.march
@@ -156,10 +167,11 @@ class _Exporting:
             instructions=[] if march is None else processor.instructions_of(march),
         )
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
-        parity = self._parity(folder, reference, formats)
+        batches = self.trained.batches(None) if all_rows else sample
+        parity = self._parity(folder, self.float_score(trained.weights, trained.release), formats, batches, sampled)
         artifact.write_json(folder / artifact.PARITY, parity.to_dict())
         (folder / artifact.PARITY_PAGE).write_text(parity_page(parity, index.to_dict()), encoding="utf-8")
-        index.files.update(artifact.listed_files(folder))
+        index.files.update(artifact.listed_files(folder, {artifact.TABLES: crc}))
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
         return Export(folder, index, parity)
 
@@ -192,17 +204,37 @@ class _Exporting:
             tensor.copy_(self.dense[name])
         return model.eval()
 
-    def float_score(self, candidates: Candidates) -> Score:
-        """The model as it was trained, its tables mapped as float32: torch's own lookups, none of an export's."""
+    def _sample(self) -> tuple[list[Batch], bool]:
+        """Rows to compare scores on, as many as may be held in memory with the rows of tables that they read; and
+        whether they are not all there are."""
+        most = self.wanted.parity or SAMPLE_ROWS
+        dims = {feature: table.embedding_dim for table in self.tables for feature in table.feature_names}
+        sample, rows, nbytes = list[Batch](), 0, 0
+        for batch in self.trained.batches(most):
+            if rows >= most or nbytes >= _SAMPLE_BYTES:
+                return sample, True
+            sample.append(batch)
+            rows += batch.rows
+            nbytes += sum(4 * dims.get(key, 0) * len(batch.sparse[key].values()) for key in batch.sparse.keys())
+        return sample, False
+
+    def _note(self, trained: TrainedRows, sample: Iterable[Batch]) -> None:
+        """Notes which rows the sample reads, whatever the model does with its ids."""
+        score = self.float_score(trained.weights)
+        for batch in sample:
+            score(batch)
+
+    def float_score(self, weights: Mapping[str, nn.Parameter], after: Callable[[], None] | None = None) -> Score:
+        """The model with these tables, by torch's own lookups: none of an export's. `after` is called after each."""
         model = self._model()
         for table, path in self.paths.items():
-            weight = nn.Parameter(candidates.floats(table), requires_grad=False)
-            model.get_submodule(path).register_parameter("weight", weight)
+            model.get_submodule(path).register_parameter("weight", weights[table])
 
         def score(batch: Batch) -> torch.Tensor:
             with torch.no_grad():
                 _, logits = model(batch)
-            candidates.mapped.release()
+            if after is not None:
+                after()
             shifted: torch.Tensor = logits + self.trained.logit_shift
             return shifted
 
@@ -232,26 +264,20 @@ class _Exporting:
             graph.with_bfloat16_layers(model)
         return graph.Scoring(model, slots, inputs, self.trained.logit_shift)
 
-    def _formats(self, candidates: Candidates, reference: Score) -> dict[str, TableFormat]:
-        if self.wanted.tables != AUTO:
-            return {table.name: self.wanted.formats_of(table.embedding_dim)[0] for table in self.tables}
-
+    def _choose(self, trained: TrainedRows, sample: Sequence[Batch]) -> dict[str, TableFormat]:
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
-            scoring = self.scoring(candidates.chosen(formats), "fp32", self.trained.inputs)
+            return self.float_score({name: trained.quantized(name, format) for name, format in formats.items()})
 
-            def score(batch: Batch) -> torch.Tensor:
-                with torch.no_grad():
-                    logits: torch.Tensor = scoring(*graph.arguments(batch, self.trained.inputs, candidates.mapped.data))
-                candidates.mapped.release()
-                return logits
+        return choose_formats(self.tables, score_with, sample, self.trained.inputs.labels, self.wanted.budget)
 
-            return score
-
-        return choose_formats(
-            candidates, self.tables, score_with, self.trained.batches, self.trained.inputs.labels, self.wanted.budget
-        )
-
-    def _parity(self, folder: Path, reference: Score, formats: Mapping[str, TableFormat]) -> Parity:
+    def _parity(
+        self,
+        folder: Path,
+        reference: Score,
+        formats: Mapping[str, TableFormat],
+        batches: Iterable[Batch],
+        sampled: bool,
+    ) -> Parity:
         model = Model(folder, target=self.wanted.target, checksums=False)
 
         def score(batch: Batch) -> torch.Tensor:
@@ -264,11 +290,12 @@ class _Exporting:
         parity = compare(
             reference,
             score,
-            self.trained.batches(),
+            batches,
             self.trained.inputs.labels,
             Limits.of(formats.values(), self.wanted.dense),
             {"fp32": floats, "tables": size},
-            self.trained.recorded,
+            None if sampled else self.trained.recorded,
+            sampled,
         )
         if parity.problems and not self.wanted.force:
             raise ExportError(

@@ -53,18 +53,20 @@ class Parity:
 
     Args:
         rows: that both scored.
+        sampled: whether they were drawn from more evaluation rows.
         logit_max, logit_mean, probability_max: greatest and mean difference.
         trained, exported: figures of both on these rows.
         recorded: what the trainer wrote down for this checkpoint and these rows; None where it did not.
         bytes: of the export's tables, and of them as fp32.
         ms_per_1000_rows: of both, in this process.
-        quantiles: of the exported probabilities, 0 % to 100 %, of rows drawn from all evaluation rows; a service
+        quantiles: of the exported probabilities, 0 % to 100 %, of rows drawn from all these rows; a service
             compares what it sees with them.
         slow: that it takes longer than its limit; None: it does not.
         problems: why its scores are not within their limits; empty: they are.
     """
 
     rows: int
+    sampled: bool
     logit_max: float
     logit_mean: float
     probability_max: float
@@ -133,6 +135,7 @@ def compare(
     limits: Limits,
     bytes_: Mapping[str, int],
     recorded: Mapping[str, Any] | None = None,
+    sampled: bool = False,
 ) -> Parity:
     """Scores every batch with both.
 
@@ -164,6 +167,7 @@ def compare(
     times = statistics.median(b / a for a, b in zip(one.seconds, other.seconds, strict=True))
     return Parity(
         rows=rows,
+        sampled=sampled,
         logit_max=greatest,
         logit_mean=total / rows,
         probability_max=greatest_p,

@@ -19,13 +19,14 @@ def parity_page(parity: Parity, index: Mapping[str, Any]) -> str:
     """One HTML file without links."""
     good = not parity.problems
     verdict = "within its limits" if good else "outside its limits"
+    drawn = " drawn from the evaluation rows" if parity.sampled else ""
     told = [*parity.problems, *([] if parity.slow is None else [parity.slow])]
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in told)
     origin = " · ".join(f"{key} {value}" for key, value in index["origin"].items())
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Parity of {escape(index['version'])}</title>"
         f"<style>{_STYLE}</style><h1>Export {escape(index['version'])}</h1><p>{escape(origin)}</p>"
-        f"<p class={'good' if good else 'bad'}><b>{verdict}</b>, on {parity.rows:,} rows</p><ul>{problems}</ul>"
+        f"<p class={'good' if good else 'bad'}><b>{verdict}</b>, on {parity.rows:,} rows{drawn}</p><ul>{problems}</ul>"
         f"{_figures(parity)}{_differences(parity)}{_tables(index, parity)}</html>\n"
     )
 

@@ -73,8 +73,10 @@ _DTYPES = {
 }
 
 
-def quantize_rows(rows_ND: torch.Tensor, format: TableFormat, table: str, alignment: int = 1) -> torch.Tensor:
-    """uint8 `[N, row_bytes]` of the rows.
+def quantize_rows(
+    rows_ND: torch.Tensor, format: TableFormat, table: str, alignment: int = 1, first: int = 0
+) -> torch.Tensor:
+    """uint8 `[N, row_bytes]` of the rows of a table from `first` on.
 
     Raises:
         ValueError: the format has no rows of this width, or a number that is not finite or that it cannot hold; names
@@ -91,7 +93,7 @@ def quantize_rows(rows_ND: torch.Tensor, format: TableFormat, table: str, alignm
     for start, stop in blocks_of(len(rows_ND), rows_ND.shape[1]):
         block = rows_ND[start:stop].float()
         packed = _packed(block, format)
-        _check_finite(block, packed, format, table, start)
+        _check_finite(block, packed, format, table, first + start)
         out[start:stop, : packed.shape[1]] = packed
     return out
 
