@@ -1,5 +1,5 @@
-"""What an export of a sharded checkpoint takes: seconds, the peak of its process's memory above where it began, the peak
-of its files on the disk, how often it reads the tables, and its rates beside that at which the same disk takes bytes.
+"""What an export of a sharded checkpoint takes: seconds, the peak of its process's memory above where it began, that of
+its files on the disk, how often it reads the tables, and its rates beside that at which the same disk takes bytes.
 
 python jobs/bench_export.py --tables 4 --rows 19531250 --format int8 --folder /somewhere/large
 """

@@ -104,8 +104,8 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
     except OSError as error:
         place = error.filename or out.parent
         raise ExportError(
-            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (--parity all needs "
-            "that of the fp32 tables as well), or choose another folder"
+            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (--parity all "
+            "also takes that of the fp32 tables), or choose another folder"
         ) from error
     return Export(out, made.index, made.parity)
 
