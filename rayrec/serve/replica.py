@@ -34,7 +34,7 @@ def application(config: ServeConfig) -> App:
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler(sys.__stderr__))  # Serve's own `sys.stderr` waits for a thousand lines
         logger.setLevel(logging.INFO)
-    service = Service(config.models, config.limits, config.watch_s, config.log)
+    service = Service(config.models, config.limits, config.watch_s, config.log, config.cache_bytes)
     beside = None
     if config.grpc_port is not None:
         listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
