@@ -8,12 +8,12 @@ import json
 import os
 import re
 import shutil
+import weakref
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import pyarrow.fs as pafs
 
@@ -29,16 +29,11 @@ _CHUNK_BYTES = 16 << 20
 _KEPT_MARKS = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Here:
-    """An export on this node.
-
-    Args:
-        held: while it is open, no process of this node removes the folder.
-    """
+    """An export on this node; as long as this object lives, no process of this node removes a copy."""
 
     folder: Path
-    held: IO[Any] | None = None
 
 
 class Exports:
@@ -101,9 +96,11 @@ class Exports:
                 (part / INDEX).write_bytes(data)
                 part.rename(folder)
             os.utime(folder)
-            held = open(folder / INDEX, "rb")  # noqa: SIM115 (as long as what is returned)
+            held = os.open(folder / INDEX, os.O_RDONLY)
             fcntl.flock(held, fcntl.LOCK_SH)
-        return Here(folder, held)
+        here = Here(folder)
+        weakref.finalize(here, os.close, held)
+        return here
 
 
 def version_of(export: Path | Folder) -> str:
