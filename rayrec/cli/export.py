@@ -61,9 +61,9 @@ def export(
         f"({found.bytes['tables'] / found.bytes['fp32']:.0%} of fp32)"
     )
     drawn = " drawn from all" if found.sampled else ""
+    figures = [f"{name} {a or 0:.6f} as trained, {b or 0:.6f} exported" for name, a, b, _ in found.compared()]
     typer.echo(
-        f"parity on {found.rows:,} rows{drawn}: logits differ by at most {found.logit_max:.2g}, "
-        f"AUC {found.trained['auc'] or 0:.6f} as trained, {found.exported['auc'] or 0:.6f} exported"
+        f"parity on {found.rows:,} rows{drawn}: logits differ by at most {found.logit_max:.2g}, {'; '.join(figures)}"
     )
     if found.slow is not None:
         typer.echo(found.slow)

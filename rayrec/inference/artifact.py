@@ -185,6 +185,10 @@ class MappedTables:
         """Gives the pages that were read back to the system; they are read anew when they are needed."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
+    def read_rows_alone(self) -> None:
+        """Lookups read no neighbours of their rows: for tables that may not fit in memory."""
+        self._map.madvise(mmap.MADV_RANDOM)
+
 
 def map_tables(path: Path) -> MappedTables:
     with open(path, "rb") as file:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
+from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import Score, by_label
 from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
@@ -19,7 +21,7 @@ def choose_formats(
     tables: Sequence[TableConfig],
     score_with: Callable[[Mapping[str, TableFormat]], Score],
     sample: Sequence[Batch],
-    labels: Sequence[str] | None,
+    inputs: Inputs,
     budget: float | None,
 ) -> dict[str, TableFormat]:
     """Narrows one table after the other, always that which loses least for the bytes it saves.
@@ -35,7 +37,7 @@ def choose_formats(
     """
     sample = sample[:_BATCHES]
     chosen = {table.name: TableFormat.FP32 for table in tables}
-    base = _loss(score_with(chosen), sample, labels)
+    base = _loss(score_with(chosen), sample, inputs)
     bytes_of = {
         (table.name, format): table.num_embeddings * format.row_bytes(table.embedding_dim)
         for table in tables
@@ -48,7 +50,7 @@ def choose_formats(
             if (table.name, format) not in bytes_of:
                 continue  # it has no rows of this width
             try:
-                measured = _loss(score_with({**chosen, table.name: format}), sample, labels) - base
+                measured = _loss(score_with({**chosen, table.name: format}), sample, inputs) - base
             except ValueError:  # numbers beyond what it can hold
                 del bytes_of[table.name, format]
                 continue
@@ -83,9 +85,10 @@ def choose_formats(
     return chosen
 
 
-def _loss(score: Score, sample: Sequence[Batch], labels: Sequence[str] | None) -> float:
-    """Mean log loss, in nats; summed over several labels."""
-    metrics = LabelMetrics(names=labels)
+def _loss(score: Score, sample: Sequence[Batch], inputs: Inputs) -> float:
+    """Mean log loss, in nats, for a number that of a normal distribution around it; summed over several labels."""
+    metrics = LabelMetrics(inputs.kinds, names=inputs.labels)
     for batch in sample:
         metrics.update(score(batch), batch.label, batch.weight)
-    return sum(float(of["logloss"] or 0.0) for of in by_label(metrics.compute()).values())
+    figures = by_label(metrics.compute()).values()
+    return sum(0.5 * math.log(of["mse"] or 1.0) if "mse" in of else float(of["logloss"] or 0.0) for of in figures)

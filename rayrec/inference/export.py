@@ -268,7 +268,7 @@ class _Exporting:
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
             return self.float_score({name: trained.quantized(name, format) for name, format in formats.items()})
 
-        return choose_formats(self.tables, score_with, sample, self.trained.inputs.labels, self.wanted.budget)
+        return choose_formats(self.tables, score_with, sample, self.trained.inputs, self.wanted.budget)
 
     def _parity(
         self,
@@ -279,6 +279,7 @@ class _Exporting:
         sampled: bool,
     ) -> Parity:
         model = Model(folder, target=self.wanted.target, checksums=False)
+        model.tables.read_rows_alone()
 
         def score(batch: Batch) -> torch.Tensor:
             logits = model.score(batch)
@@ -291,7 +292,7 @@ class _Exporting:
             reference,
             score,
             batches,
-            self.trained.inputs.labels,
+            self.trained.inputs,
             Limits.of(formats.values(), self.wanted.dense),
             {"fp32": floats, "tables": size},
             None if sampled else self.trained.recorded,

@@ -170,6 +170,7 @@ class Service:
             "model": name,
             "version": loaded.version,
             "labels": list(loaded.model.labels),
+            "label_kinds": list(loaded.model.index.inputs.kinds or ["binary"] * len(loaded.model.labels)),
             "derived": [spec.model_dump(mode="json") for spec in schema.derived],
             "column_types": schema.column_types,
             "dense": [feature.model_dump(mode="json") for feature in schema.dense],

@@ -161,7 +161,7 @@ def trained_of(
     """All that an export needs to know of a run.
 
     Raises:
-        TrainError: there are no evaluation rows, or a label is a number.
+        TrainError: there are no evaluation rows.
     """
     raw = config_of_run(folder, allow_code=allow_code or factory is not None)
     if data is not None:
@@ -170,11 +170,6 @@ def trained_of(
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")
     schema = config.data_schema
-    if "number" in schema.label_kinds:
-        raise TrainError(
-            "schema.label: only models of binary labels are exported, as scores are probabilities; this one predicts a "
-            "number: score its checkpoint with `rayrec evaluate`"
-        )
     manifest = Manifest.of(config.data.eval, schema)
     labels = schema.task_names
     return Trained(
@@ -185,6 +180,7 @@ def trained_of(
             num_dense=schema.num_dense,
             labels=None if labels is None else tuple(labels),
             weighted=schema.weighted,
+            kinds=tuple(schema.label_kinds) if "number" in schema.label_kinds else None,
         ),
         mapping={key: config.to_dict()[key] for key in ("schema", "tables")},
         rows_of=build.rows_of(config),
