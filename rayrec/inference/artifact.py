@@ -186,8 +186,9 @@ class MappedTables:
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def read_rows_alone(self) -> None:
-        """Lookups read no neighbours of their rows: for tables that may not fit in memory."""
+        """Lookups read and map no neighbours of their rows: for tables that may not fit in memory."""
         self._map.madvise(mmap.MADV_RANDOM)
+        self._map.madvise(mmap.MADV_NOHUGEPAGE)
 
 
 def map_tables(path: Path) -> MappedTables:

@@ -24,10 +24,10 @@ from rayrec.inference.model import Model
 from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page
 from rayrec.inference.scratch import scratch_beside
-from rayrec.inference.tables import TrainedRows, write_tables
+from rayrec.inference.tables import SomeRows, fill_some, write_tables
 from rayrec.inference.wanted import AUTO, Wanted
 from rayrec.models import Batch
-from rayrec.quant import TableFormat, TablePlace
+from rayrec.quant import TableFormat, TablePlace, place_tables
 from rayrec.quant.layout import TableConfig
 from rayrec.storage.errors import first_line
 from rayrec.storage.locations import local_path, open_filesystem, plain_path
@@ -78,8 +78,9 @@ class Export:
 def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
     """Writes the folder; it is there whole or not at all.
 
-    Tables are read once (to choose formats: twice), in blocks of rows: memory does not grow with them, and the disk
-    holds nothing beside the export, but their float32 rows where scores are compared on all rows in another format.
+    Tables are read in blocks of rows: memory does not grow with them. They are read once, and the disk holds nothing
+    beside the export; twice to choose formats, and to compare scores on all rows, for which their float32 rows are
+    written beside it where its own are in another format.
 
     Args:
         out: must not exist.
@@ -134,18 +135,16 @@ class _Exporting:
     def run(self, folder: Path) -> Export:
         all_rows, auto = self.wanted.parity is None, self.wanted.tables == AUTO
         sample, sampled = ([], False) if all_rows and not auto else self._sample()
-        trained = TrainedRows(self.tables)
+        some = {table.name: SomeRows.of(table.num_embeddings, table.embedding_dim) for table in self.tables}
+        score = self.float_score(some)
+        for batch in sample:
+            score(batch)  # notes which rows are read, whatever the model does with its ids
         if auto:
-            self._note(trained, sample)
-            trained.read(self.tables, self._read)
-            formats = self._choose(trained, sample)
+            fill_some(some, self.tables, self._read)
+            formats = self._choose(some, sample)
         else:
             formats = {table.name: self.wanted.format_of(table.embedding_dim) for table in self.tables}
-            self._note(trained, [] if all_rows else sample)
-        if all_rows:
-            trained = TrainedRows(self.tables, self.scratch / "trained")
-        fill = None if auto and not all_rows else trained.fill
-        places, crc = write_tables(folder / artifact.TABLES, self.tables, formats, self._read, fill)
+        places, crc = write_tables(folder / artifact.TABLES, self.tables, formats, self._read, None if auto else some)
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compiled.save_graph(program, folder / artifact.GRAPH)
         march = self.wanted.march
@@ -167,8 +166,9 @@ class _Exporting:
             instructions=[] if march is None else processor.instructions_of(march),
         )
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
+        reference = self._with_all_rows(folder, formats) if all_rows else score
         batches = self.trained.batches(None) if all_rows else sample
-        parity = self._parity(folder, self.float_score(trained.weights, trained.release), formats, batches, sampled)
+        parity = self._parity(folder, reference, formats, batches, sampled and not all_rows)
         artifact.write_json(folder / artifact.PARITY, parity.to_dict())
         (folder / artifact.PARITY_PAGE).write_text(parity_page(parity, index.to_dict()), encoding="utf-8")
         index.files.update(artifact.listed_files(folder, {artifact.TABLES: crc}))
@@ -218,11 +218,22 @@ class _Exporting:
             nbytes += sum(4 * dims.get(key, 0) * len(batch.sparse[key].values()) for key in batch.sparse.keys())
         return sample, False
 
-    def _note(self, trained: TrainedRows, sample: Iterable[Batch]) -> None:
-        """Notes which rows the sample reads, whatever the model does with its ids."""
-        score = self.float_score(trained.weights)
-        for batch in sample:
-            score(batch)
+    def _with_all_rows(self, folder: Path, formats: Mapping[str, TableFormat]) -> Score:
+        """`float_score` with tables mapped from a file: the export's own where it holds them as they were trained."""
+        path = folder / artifact.TABLES
+        floats = dict.fromkeys(formats, TableFormat.FP32)
+        if formats != floats:
+            path = self.scratch / "trained"
+            write_tables(path, self.tables, floats, self._read)
+        mapped = artifact.map_tables(path)
+        weights = {
+            place.table: nn.Parameter(
+                mapped.data[place.begin : place.end].view(torch.float32).view(place.rows, place.dim),
+                requires_grad=False,
+            )
+            for place in place_tables(self.tables, floats)[0]
+        }
+        return self.float_score(weights, mapped.release)
 
     def float_score(self, weights: Mapping[str, nn.Parameter], after: Callable[[], None] | None = None) -> Score:
         """The model with these tables, by torch's own lookups: none of an export's. `after` is called after each."""
@@ -264,9 +275,9 @@ class _Exporting:
             graph.with_bfloat16_layers(model)
         return graph.Scoring(model, slots, inputs, self.trained.logit_shift)
 
-    def _choose(self, trained: TrainedRows, sample: Sequence[Batch]) -> dict[str, TableFormat]:
+    def _choose(self, some: Mapping[str, SomeRows], sample: Sequence[Batch]) -> dict[str, TableFormat]:
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
-            return self.float_score({name: trained.quantized(name, format) for name, format in formats.items()})
+            return self.float_score({name: some[name].quantized(format, name) for name, format in formats.items()})
 
         return choose_formats(self.tables, score_with, sample, self.trained.inputs, self.wanted.budget)
 

@@ -3,7 +3,6 @@ trained, those are kept that scores are compared on."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,55 +80,14 @@ class SomeRows(nn.Parameter):
         return func(places, table.kept, *args[2:], **kwargs)
 
 
-class TrainedRows:
-    """The float32 rows that the model as it was trained is scored with.
+def fill_some(some: Mapping[str, SomeRows], tables: Sequence[TableConfig], read: ReadRows) -> None:
+    """Fills tables in which only some rows are there, from the blocks that have some of them."""
 
-    Args:
-        tables: whose rows they are.
-        scratch: a file for all rows; None: those of a sample, in memory, which is scored once to note its ids.
-    """
+    def wanted(table: str, start: int, stop: int) -> bool:
+        return start == 0 or some[table].wants(start, stop)
 
-    def __init__(self, tables: Sequence[TableConfig], scratch: Path | None = None) -> None:
-        self._map: mmap.mmap | None = None
-        self.weights: dict[str, nn.Parameter] = {}
-        if scratch is None:
-            self.weights = {t.name: SomeRows.of(t.num_embeddings, t.embedding_dim) for t in tables}
-            return
-        places, size = place_tables(tables, {table.name: TableFormat.FP32 for table in tables})
-        with open(scratch, "w+b") as file:
-            file.truncate(max(size, TABLE_ALIGNMENT))
-            self._map = mmap.mmap(file.fileno(), 0)
-        data = torch.frombuffer(self._map, dtype=torch.uint8)
-        for place in places:
-            numbers = data[place.begin : place.end].view(torch.float32).view(place.rows, place.dim)
-            self.weights[place.table] = nn.Parameter(numbers, requires_grad=False)
-
-    def fill(self, table: str, start: int, rows: torch.Tensor) -> None:
-        """Takes what is needed of the rows from `start` on."""
-        weight = self.weights[table]
-        if isinstance(weight, SomeRows):
-            weight.fill(start, rows)
-        else:
-            weight[start : start + len(rows)] = rows
-
-    def quantized(self, table: str, format: TableFormat) -> nn.Parameter:
-        """A table's rows as lookups see them in a format; raises ValueError as `quantize_rows`."""
-        weight = self.weights[table]
-        return weight.quantized(format, table) if isinstance(weight, SomeRows) else weight
-
-    def release(self) -> None:
-        """Gives pages of the file that were read back to the system."""
-        if self._map is not None:
-            self._map.madvise(mmap.MADV_DONTNEED)
-
-    def read(self, tables: Sequence[TableConfig], read: ReadRows) -> None:
-        """Fills a sample's rows before the tables are written: the blocks that have some of them."""
-        for table, start, rows in _blocks(tables, read, self._wants):
-            self.fill(table, start, rows)
-
-    def _wants(self, table: str, start: int, stop: int) -> bool:
-        weight = self.weights[table]
-        return start == 0 or not isinstance(weight, SomeRows) or weight.wants(start, stop)
+    for table, start, rows in _blocks(tables, read, wanted):
+        some[table].fill(start, rows)
 
 
 def write_tables(
@@ -137,12 +95,12 @@ def write_tables(
     tables: Sequence[TableConfig],
     formats: Mapping[str, TableFormat],
     read: ReadRows,
-    fill: Callable[[str, int, torch.Tensor], None] | None = None,
+    some: Mapping[str, SomeRows] | None = None,
 ) -> tuple[list[TablePlace], int]:
     """Writes every table in its format, one after the other, to the disk; reads each once.
 
     Args:
-        fill: called with table, first row and float32 rows of each block.
+        some: filled on the way.
 
     Returns:
         The tables' places in the file, and its CRC-32.
@@ -155,8 +113,8 @@ def write_tables(
     with open(path, "wb", buffering=0) as file:
         for table, start, rows in _blocks(tables, read):
             place = by_table[table]
-            if fill is not None:
-                fill(table, start, rows)
+            if some is not None:
+                some[table].fill(start, rows)
             gap = bytes(place.begin + start * place.row_bytes - file.tell())
             for part in (gap, quantize_rows(rows, place.format, table, first=start).view(-1).numpy().data):
                 crc = _written(file, part, crc)

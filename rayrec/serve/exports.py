@@ -10,7 +10,7 @@ import re
 import shutil
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,30 +49,47 @@ class Exports:
 
     def __init__(self, place: Path | str, cache_bytes: int) -> None:
         self.place, self._cache_bytes = place, cache_bytes
-        self._there = open_folder(place) if isinstance(place, str) else None
+        self._there = open_folder(place)
 
-    def newest(self) -> Path | Folder:
+    def newest(self) -> Folder:
         """The export that is to be served, where it lies.
 
         Raises:
             ExportError: there is none, or it cannot be looked for.
         """
-        if self._there is None:
-            return newest(Path(self.place))
         try:
-            return _newest_of(self._there)
+            names = self._there.names()
+            if INDEX in names:
+                return self._there
+            if CURRENT in names:
+                named = self._there.read(CURRENT).decode("utf-8", "replace").strip().rstrip("/")
+                if named not in names:
+                    raise ExportError(f"{self.place}: {CURRENT} names {named!r}, which is outside it or not there")
+                return self._there.sub(named)
+            return self._there.sub(next(self.names()))
         except OSError as error:
             raise ExportError(f"{self.place} cannot be read: {first_line(error)}") from error
+        except StopIteration:
+            fix = "make one with `rayrec export RUN OUT`"
+            raise ExportError(f"{self.place} holds no export, neither {INDEX} nor a folder with one: {fix}") from None
 
-    def open(self, export: Path | Folder) -> Here:
+    def names(self) -> Iterator[str]:
+        """The exports in a folder, the newest first; without its index, one is still being written."""
+        for name in sorted(self._there.names(), key=_order, reverse=True):
+            with suppress(NotADirectoryError):
+                if INDEX in self._there.sub(name).names():
+                    yield name
+
+    def open(self, export: Folder) -> Here:
         """Checks an export, or makes a copy of it that is checked; what this node has done already is not done again.
 
         Raises:
             ExportError: it is damaged, or there is no room for its copy.
         """
-        if isinstance(export, Path):
-            _check_once(export)
-            return Here(export)
+        if not export.remote:
+            folder = Path(export.path).resolve()
+            _check_once(folder)
+            return Here(folder)
         try:
             return self._copy(export)
         except OSError as error:
@@ -103,67 +120,16 @@ class Exports:
         return here
 
 
-def version_of(export: Path | Folder) -> str:
-    """The name of an export; raises ExportError as `read_index`."""
-    return (read_index(export) if isinstance(export, Path) else _parsed(export.read(INDEX), export)).version
+def version_of(export: Folder) -> str:
+    """The name of an export; raises ExportError where its index cannot be read."""
+    return _parsed(export.read(INDEX), export).version
 
 
-def files_of(export: Path | Folder) -> Files:
+def files_of(export: Folder) -> Files:
     """Every file's path, bytes, and time of its last change."""
-    if isinstance(export, Path):
-        stats = ((path, path.stat()) for path in sorted(export.rglob("*")))
-        return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
     filesystem, inner = open_filesystem(export.path)
     found = filesystem.get_file_info(pafs.FileSelector(inner, recursive=True))
     return tuple((info.path, info.size or 0, info.mtime_ns or 0) for info in found)
-
-
-def newest(path: Path) -> Path:
-    """`Exports.newest` of a path.
-
-    Raises:
-        ExportError: there is none.
-    """
-    if (path / INDEX).exists():
-        return path.resolve()
-    if (path / CURRENT).is_file():
-        named = (path / (path / CURRENT).read_text(encoding="utf-8").strip()).resolve()
-        if not named.is_relative_to(path.resolve()):
-            raise ExportError(f"{path / CURRENT} names {named}, which is outside {path}")
-        return named
-    return in_order(path)[-1].resolve()
-
-
-def in_order(path: Path) -> list[Path]:
-    """The exports in a folder, the newest last.
-
-    Raises:
-        ExportError: there is none.
-    """
-    found = {inner.parent.name: inner.parent for inner in path.glob(f"*/{INDEX}")}
-    if not found:
-        raise _none_in(path)
-    return [found[name] for name in sorted(found, key=_order)]
-
-
-def _newest_of(there: Folder) -> Folder:
-    names = there.names()
-    if INDEX in names:
-        return there
-    if CURRENT in names:
-        named = there.read(CURRENT).decode("utf-8", "replace").strip()
-        if named not in names:
-            raise ExportError(f"{there.path}: the file {CURRENT} names {named!r}, which is no folder beside it")
-        return there.sub(named)
-    for name in sorted(names, key=_order, reverse=True):
-        if INDEX in there.sub(name).names():  # without, it is still being written
-            return there.sub(name)
-    raise _none_in(there.path)
-
-
-def _none_in(place: Path | str) -> ExportError:
-    fix = "make one with `rayrec export RUN OUT`"
-    return ExportError(f"{place} holds no export, neither {INDEX} nor a folder with one: {fix}")
 
 
 def _order(name: str) -> tuple[Sequence[str | int], str]:

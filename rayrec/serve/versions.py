@@ -20,7 +20,7 @@ from rayrec.inference.artifact import PARITY
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
 from rayrec.serve.config import CACHE_BYTES
-from rayrec.serve.exports import CURRENT, Exports, Files, Here, files_of, in_order, newest, version_of
+from rayrec.serve.exports import CURRENT, Exports, Files, Here, files_of, version_of
 from rayrec.serve.limits import Limits
 from rayrec.serve.pace import Pace
 from rayrec.serve.requests import Reader
@@ -54,7 +54,8 @@ def switch(path: Path, version: str | None = None) -> tuple[str, str]:
     Raises:
         ExportError: there is no such version, or it is damaged or outside its limits.
     """
-    names, before = [folder.name for folder in in_order(path)], newest(path).name
+    exports = Exports(path, 0)
+    names, before = list(exports.names())[::-1], exports.newest().name
     earlier = names[: names.index(before)] if before in names else names
     if version is None and not earlier:
         raise ExportError(f"{path} holds nothing older than {before}; there are {', '.join(names)}")

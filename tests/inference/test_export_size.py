@@ -24,5 +24,5 @@ def test_an_export_takes_less_than_its_tables(tmp_path: Path, parity: str, disk:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["logit_max"] < 0.01 and told["parity_rows"] == 20480
     assert 0 < told["own_peak_bytes"] < 800 << 20 < told["tables_bytes"]
-    assert told["read_over_tables"] < (1.3 if parity == "100000" else 1.6), "each table is read once"
+    assert told["read_over_tables"] < (1.3 if parity == "100000" else 2.6), "each table is read once, or twice"
     assert told["disk_over_export"] < disk

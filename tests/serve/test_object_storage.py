@@ -79,7 +79,7 @@ def test_versions_in_a_bucket_are_served_and_watched_for(model: Path, tmp_path: 
     assert scores(pinned) == expected[1]
     open_folder(place).write("current", b"../v9")
     assert not service.refresh()
-    assert "which is no folder beside it" in str(service.health()["models"][0]["refused"])
+    assert "which is outside it or not there" in str(service.health()["models"][0]["refused"])
     assert scores(service) == expected[0]
 
 

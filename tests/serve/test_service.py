@@ -21,9 +21,9 @@ import torch
 from rayrec.inference import ExportError, processor
 from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
+from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
-from rayrec.serve.versions import newest
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server, clients_of
 
@@ -275,7 +275,7 @@ def test_the_newest_is_the_last_by_name_with_numbers_as_numbers(
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "export.json").touch()
-    assert newest(tmp_path).name == expected
+    assert Exports(tmp_path, 0).newest().name == expected
 
 
 def test_a_refused_version_is_not_read_again_before_it_changes(model: Path, tmp_path: Path) -> None:
