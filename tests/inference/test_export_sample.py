@@ -50,7 +50,7 @@ def test_a_number_that_a_format_cannot_hold_is_named_by_its_row_or_the_format_is
     trained = trained_of(folder, checkpoint)
 
     class Large:
-        """The run's weights with a number in a late row that 16 bits do not hold."""
+        """The run's weights with a number in each row of a table that no scale in 16 bits holds."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(trained.weights, name)
@@ -58,7 +58,7 @@ def test_a_number_that_a_format_cannot_hold_is_named_by_its_row_or_the_format_is
         def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
             rows = trained.weights.read_rows(table, start, stop)
             if table.endswith(".item"):
-                rows[:, 0] = 1e6
+                rows[:, 0] = 1e8
             return rows
 
     large = dataclasses.replace(trained, weights=Large(), recorded=None)  # type: ignore[arg-type]

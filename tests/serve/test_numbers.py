@@ -40,7 +40,8 @@ def test_a_number_is_exported_predicted_and_served_as_it_is(
     model, logits = Model(tmp_path / "out"), torch.cat([logits for _, logits in trainer_scores(run)])
     parity = model.parity()
     of = parity["exported"] if config is stars else parity["exported"]["tasks"]["stars"]
-    assert of["r2"] > 0.3 and "auc" not in of and "RMSE" not in str(parity["problems"])
+    assert of["r2"] > 0.3 and "auc" not in of
+    assert tables != "fp32" or parity["within_limits"]
     assert parity["recorded"]["rmse"] == pytest.approx(parity["trained"]["rmse"], rel=1e-5)
     assert "<td>" + f"{of['rmse']:.6f}" in (tmp_path / "out" / "parity.html").read_text()
     name = model.labels[0]
