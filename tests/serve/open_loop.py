@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROCESSES = 3
-_PATIENCE_S = 30.0
+_PATIENCE_S, _IDLE_S = 30.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,22 @@ def run(port: int, rate: float, seconds: float, body: Path) -> list[Sent]:
 
 
 class _Connections:
-    """Idle ones are used again; where there is none, one is opened."""
+    """Idle ones are used again, but not for long, as servers close them; where there is none, one is opened."""
 
     def __init__(self, port: int, data: bytes) -> None:
         self._port, self._data = port, data
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def _take(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle:
+            since, reader, writer = self._idle.pop()
+            if time.monotonic() - since < _IDLE_S and not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self._port)
 
     async def ask(self) -> int:
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await self._take()
         writer.write(self._data)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
@@ -65,7 +73,7 @@ class _Connections:
         if fields.get("connection") == "close":
             writer.close()
         else:
-            self._idle.append((reader, writer))
+            self._idle.append((time.monotonic(), reader, writer))
         return int(head.split()[1])
 
 
