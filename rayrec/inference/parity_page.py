@@ -41,12 +41,13 @@ def _figures(parity: Parity) -> str:
     sides = {"as trained": parity.trained, "exported": parity.exported}
     if parity.recorded is not None:
         sides["written down by the trainer"] = parity.recorded
+    shown = [f for f in FIGURES if any(f in of for of in by_label(parity.trained).values())]
     rows = []
     for name in by_label(parity.trained):
         for side, figures in sides.items():
             of = by_label(figures).get(name, {})
-            rows.append([f"{name}, {side}", *("–" if of.get(f) is None else f"{of[f]:.6f}" for f in FIGURES)])
-    return _table(["", *FIGURES], rows)
+            rows.append([f"{name}, {side}", *("–" if of.get(f) is None else f"{of[f]:.6f}" for f in shown)])
+    return _table(["", *shown], rows)
 
 
 def _differences(parity: Parity) -> str:
@@ -54,7 +55,7 @@ def _differences(parity: Parity) -> str:
     rows = [
         ["greatest difference of a logit", f"{parity.logit_max:.3g}"],
         ["mean difference of a logit", f"{parity.logit_mean:.3g}"],
-        ["greatest difference of a probability", f"{parity.probability_max:.3g}"],
+        ["greatest difference of a probability, or number", f"{parity.probability_max:.3g}"],
         ["ms for 1,000 rows, as trained", f"{time['trained']:.2f}"],
         ["ms for 1,000 rows, exported", f"{time['exported']:.2f}"],
         ["bytes of the tables as fp32", f"{parity.bytes['fp32']:,}"],
