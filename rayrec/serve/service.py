@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -24,6 +25,14 @@ from rayrec.serve.traffic import Answer, ScoreRequest, Target, by_share, place_o
 from rayrec.serve.versions import Loaded, Versions
 
 audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that takes over, or is refused
+
+
+def settle() -> None:
+    """Has Python's collector pass over what is there now: torch and the models. It would stop every request for 0.2 s
+    each time it looks at all of them again, as it does after some hundred requests of many lists."""
+    gc.unfreeze()  # a version that has gone is collected
+    gc.collect()
+    gc.freeze()
 
 
 class Service:
@@ -231,7 +240,8 @@ class Service:
 
     def _watch(self, seconds: float) -> None:
         while not self._closing.wait(seconds):
-            self.refresh()
+            if self.refresh():
+                settle()
 
 
 def _wrong_alone(requests: Sequence[ScoreRequest], places: Iterable[int]) -> dict[int, BadRequest]:

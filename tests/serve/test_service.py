@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import shutil
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +341,23 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
         assert service.refresh() == 0
         (bad / "tables.bin").write_bytes((root / "v1" / "tables.bin").read_bytes())
         assert service.refresh() == 1, "a version that was mended takes over"
+
+
+def test_the_collector_looks_at_a_version_once_and_frees_it_when_it_has_gone(model: Path, tmp_path: Path) -> None:
+    """It would look at all of torch again and again while requests wait."""
+    another_version(model, tmp_path / "v1")
+    service = Service([ModelSpec(name="ctr", path=tmp_path)])
+    ((_, versions),) = service._models["ctr"]
+    before = weakref.ref(versions.active.model)
+    try:
+        settle()
+        assert gc.get_freeze_count() > 100_000 > sum(gc.get_count()) and before() is not None
+        another_version(model, tmp_path / "v2")
+        assert service.refresh() == 1
+        settle()
+        assert before() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_health_says_that_a_model_is_slow_on_this_processor(

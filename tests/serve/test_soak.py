@@ -217,13 +217,12 @@ def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tm
 
 
 ALONE = """
-import sys, torch, uvicorn
+import sys, uvicorn
 from pathlib import Path
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.http import App
+from rayrec.serve import ModelSpec, ServeConfig
 from rayrec.serve.limits import Limits
-torch.set_num_threads(1)
-app = App(Service([ModelSpec(path=Path(sys.argv[1]))], Limits(queue=4)))
+from rayrec.serve.replica import application
+app = application(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), limits=Limits(queue=4), watch_s=0.0))
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 """
 OVERLOAD_S = 60
