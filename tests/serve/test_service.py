@@ -26,6 +26,7 @@ from rayrec.serve import ModelSpec, Service
 from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
+from rayrec.serve.service import settle
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server, clients_of
 
