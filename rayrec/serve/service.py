@@ -28,9 +28,8 @@ audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that 
 
 
 def settle() -> None:
-    """Has Python's collector pass over what is there now: torch and the models. It would stop every request for 0.2 s
-    each time it looks at all of them again, as it does after some hundred requests of many lists."""
-    gc.unfreeze()  # a version that has gone is collected
+    """Has Python's collector pass over what is there now, torch above all, once and for all: to look at it again, as it
+    would after some hundred requests of many lists, stops every request for 0.2 s."""
     gc.collect()
     gc.freeze()
 
@@ -240,8 +239,7 @@ class Service:
 
     def _watch(self, seconds: float) -> None:
         while not self._closing.wait(seconds):
-            if self.refresh():
-                settle()
+            self.refresh()
 
 
 def _wrong_alone(requests: Sequence[ScoreRequest], places: Iterable[int]) -> dict[int, BadRequest]:
