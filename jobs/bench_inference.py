@@ -112,7 +112,7 @@ def main() -> None:
             "tables": [{"rows": args.rows, "features": [key]} for key in keys],
         },
         rows_of=dict.fromkeys(keys, args.rows),
-        batches=lambda: [batch_of(keys, args.rows, 1000, 1, seed) for seed in range(4)],
+        batches=lambda rows=None: [batch_of(keys, args.rows, 1000, 1, seed) for seed in range(4)],
     )
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:

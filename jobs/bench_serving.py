@@ -45,6 +45,7 @@ from rayrec.serve.on_ray import serving
 
 ROWS, CONTEXT, CANDIDATES = 10_000, 13, 100
 SWAPS = 60
+ENVIRONMENT = dict(os.environ)  # before this process's service adds its ports
 UVICORN = (
     "import sys, torch, uvicorn; from pathlib import Path; from rayrec.serve import ModelSpec, Service; "
     "from rayrec.serve.http import App; path, port, cores, together = sys.argv[1:]; torch.set_num_threads(int(cores)); "
@@ -72,7 +73,7 @@ def make_export(folder: Path) -> Path:
         inputs=Inputs(tuple(keys), DENSE, None, False),
         mapping={"schema": schema, "tables": [{"rows": ROWS, "features": [key]} for key in keys]},
         rows_of=dict.fromkeys(keys, ROWS),
-        batches=lambda: [batch_of(keys, ROWS, 500, 1, seed) for seed in range(2)],
+        batches=lambda rows=None: [batch_of(keys, ROWS, 500, 1, seed) for seed in range(2)],
     )
     return export(trained, folder, Wanted(tables="int8", target="aoti", force=True)).folder
 
@@ -238,7 +239,7 @@ def beside(folder: Path, figures: dict[str, float], args: argparse.Namespace) ->
     """Figures of another checkout's benchmark, run now, and ours as shares of them."""
     words = [sys.executable, folder / "jobs" / "bench_serving.py", "--json"]
     words += ["--seconds", str(args.seconds), "--turns", str(args.turns), "--port", str(args.port + 200)]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
     done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder)
     theirs = json.loads(done.stdout.splitlines()[-1])
     shares = {f"{k}_over_theirs": figures[k] / v for k, v in theirs.items() if v and k in figures}
@@ -401,6 +402,7 @@ def main() -> None:
         finally:
             servers.close()
     if args.beside is not None:
+        print(json.dumps(figures), file=sys.stderr)
         figures |= beside(args.beside, figures, args)
     print(json.dumps(figures) if args.json else "\n".join(f"{k:34} {v:,.4g}" for k, v in figures.items()))
 

@@ -180,6 +180,9 @@ Model::Model(const std::string& folder, size_t runners, bool checksums) {
     }
     state_->version = index.at("version");
     state_->num_dense = inputs.at("num_dense").get<int64_t>();
+    const json kinds = inputs.value("kinds", json());
+    if (std::find(kinds.begin(), kinds.end(), "number") != kinds.end())
+      throw ExportError(folder + " predicts a number, and this server answers probabilities: use `rayrec serve`");
     state_->labels = inputs.at("labels").is_null() ? std::vector<std::string>{"label"} : inputs.at("labels").get<std::vector<std::string>>();
     state_->weighted = inputs.at("weighted").get<bool>();
     state_->check(folder);

@@ -46,6 +46,8 @@ std::string files_of(const fs::path& folder) {
 }  // namespace
 
 std::string newest(const std::string& given) {
+  if (given.find("://") != std::string::npos)
+    throw ExportError(given + " is a URI, and this server reads folders here: copy the export, or use `rayrec serve`");
   const fs::path path(given);
   if (fs::exists(path / "export.json")) return fs::canonical(path);
   std::ifstream current(path / "current");

@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm import Group
-from rayrec.inference import Wanted, quantize_inference_model
+from rayrec.inference import Wanted
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.torchrec.inference import shard_quant_model
+from rayrec.torchrec.inference import quantize_inference_model, shard_quant_model
 
 wanted = Wanted(tables="int8")  # what `export` is asked for, as `rayrec export --tables int8` does
 assert wanted.target == "eager"

@@ -2,11 +2,11 @@
 
 import torch
 
-from rayrec.inference import quantize_inference_model
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.quant import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from rayrec.quant import TableFormat, place_tables
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.inference import quantize_inference_model
 
 tables = [EmbeddingBagConfig(50, 8, name, feature_names=[name]) for name in ("user", "item")]
 places, total_bytes = place_tables(tables, {"user": TableFormat.INT8, "item": TableFormat.FP16})

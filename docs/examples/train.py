@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import torch
 
 from rayrec.data import to_batch
-from rayrec.inference import Export, Model, Wanted, export, read_exported_tables
+from rayrec.inference import Export, Model, Wanted, export
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.serve import ModelSpec, Service
+from rayrec.torchrec.inference.quantize import read_exported_tables
 from rayrec.train import Callback, Result, RunInfo, TrainConfig, Trainer, load_config
 from rayrec.train.after.export import export_run, find_checkpoint, trained_of
 

@@ -32,6 +32,9 @@ def export(
         float | None, typer.Option(help="With AUTO: the tables' bytes as a share of fp32, e.g. 0.2.")
     ] = None,
     data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
+    parity: Annotated[
+        str, typer.Option(metavar="ROWS|all", help="Evaluation rows to compare scores on, drawn from all of them.")
+    ] = "100000",
     force: Annotated[bool, typer.Option("--force", help="Keep an export that is outside its limits, or slow.")] = False,
     allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
@@ -45,21 +48,25 @@ def export(
         from rayrec.train.driver.terminal import notice
         from rayrec.train.run.mirror import run_here
 
-    wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, force=force)
+    if parity != "all" and not parity.isdecimal():
+        raise typer.BadParameter(f"{parity!r} is neither a number of rows nor all", param_hint="--parity")
+    rows = None if parity == "all" else int(parity)
+    wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, parity=rows, force=force)
     with run_here(source, notice) as run:
         made = export_run(run, out, wanted, data, allow_code=allow_code, checkpoint=checkpoint)
     typer.echo(f"read the checkpoint of step {made.index.origin['step']}: {made.index.origin['checkpoint']}")
-    parity = made.parity
+    found = made.parity
     typer.echo(
-        f"{made.folder}: {made.index.version}, {parity.bytes['tables']:,} bytes of tables "
-        f"({parity.bytes['tables'] / parity.bytes['fp32']:.0%} of fp32)"
+        f"{made.folder}: {made.index.version}, {found.bytes['tables']:,} bytes of tables "
+        f"({found.bytes['tables'] / found.bytes['fp32']:.0%} of fp32)"
     )
+    drawn = " drawn from all" if found.sampled else ""
+    figures = [f"{name} {a or 0:.6f} as trained, {b or 0:.6f} exported" for name, a, b, _ in found.compared()]
     typer.echo(
-        f"parity on {parity.rows:,} rows: logits differ by at most {parity.logit_max:.2g}, "
-        f"AUC {parity.trained['auc'] or 0:.6f} as trained, {parity.exported['auc'] or 0:.6f} exported"
+        f"parity on {found.rows:,} rows{drawn}: logits differ by at most {found.logit_max:.2g}, {'; '.join(figures)}"
     )
-    if parity.slow is not None:
-        typer.echo(parity.slow)
-    for problem in parity.problems:
+    if found.slow is not None:
+        typer.echo(found.slow)
+    for problem in found.problems:
         typer.echo(f"outside its limits: {problem}")
     next_is("rayrec", "serve", str(out))

@@ -92,6 +92,7 @@ def retrieve(
     vector: Annotated[str | None, typer.Option(help="List column of numbers: the query's vector.")] = None,
     exclude: Annotated[str | None, typer.Option(help="List column of ids that a row must not get.")] = None,
     keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Items of the history may come again.")] = False,
+    vectors: Annotated[bool, typer.Option("--vectors", help="Also add each row's query vector.")] = False,
 ) -> None:
     """Find the best items for each row: adds the columns `items` and `scores`. Without --history or --vector, rows have
     the columns that the run was trained with."""
@@ -99,6 +100,6 @@ def retrieve(
     from rayrec.inference.retrieve import Wanted
     from rayrec.inference.retrieve import retrieve as run
 
-    wanted = Wanted(k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude)
+    wanted = Wanted(k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors)
     done = run(Index(place), data, out, wanted)
     typer.echo(f"{out}: {done.rows:,} rows in {done.files} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")

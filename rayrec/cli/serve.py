@@ -15,7 +15,9 @@ from rayrec.stop_signals import STOP_SIGNALS
 if TYPE_CHECKING:
     from rayrec.serve.config import ServeConfig
 
-MODELS = "PATH, NAME=PATH or NAME=PATH@SHARE; PATH is an export, or a folder of exports whose newest is served."
+MODELS = (
+    "PATH, NAME=PATH or NAME=PATH@SHARE; PATH (or a URI) is an export, or a folder of exports whose newest is served."
+)
 
 
 def serve(
@@ -71,13 +73,9 @@ def serve(
 
 def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
     from rayrec.serve.config import ModelSpec, made_of
-    from rayrec.storage.locations import local_path
 
     if not models and flags["index"] is None:
         raise ValueError("name a model (an export, or a folder of exports), or give --index or --config")
-    for model in models:
-        for place in (model, model.partition("=")[2]):
-            local_path(place)
     return made_of({"models": [ModelSpec.parse(model) for model in models], **flags})
 
 
@@ -87,14 +85,15 @@ def _serve(settings: ServeConfig, detach: bool) -> None:
     stopped = threading.Event()
     with serving(settings, detach) as address:
         from rayrec.serve.example import request
-        from rayrec.serve.versions import newest
+        from rayrec.serve.versions import check_version
 
         names = ", ".join(sorted({spec.name for spec in settings.models})) or f"the index {settings.index}"
         token = Path(settings.clients[0].token_file) if settings.clients else None
         how = f"ends with `rayrec service stop {settings.name}`" if detach else "Ctrl-C ends it"
         typer.echo(f"serving {names} at {address} ({how})")
         if settings.models:
-            typer.echo(f"next: {request(newest(settings.models[0].folder), address, token)}")
+            first = check_version(settings.models[0].folder, settings.cache_bytes)
+            typer.echo(f"next: {request(first, address, token)}")
         if detach:
             return
         for number in STOP_SIGNALS:

@@ -4,7 +4,6 @@ from rayrec.inference.artifact import ExportError
 from rayrec.inference.export import Export, Trained, export
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
-from rayrec.inference.quantize import quantize_inference_model, read_exported_tables
 from rayrec.inference.wanted import Wanted
 
 __all__ = [
@@ -15,6 +14,4 @@ __all__ = [
     "Trained",
     "Wanted",
     "export",
-    "quantize_inference_model",
-    "read_exported_tables",
 ]

@@ -161,10 +161,13 @@ def checksum(path: Path) -> int:
     return crc
 
 
-def listed_files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file below the folder but the index, with size and checksum."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != INDEX)
-    return {path.relative_to(folder).as_posix(): (path.stat().st_size, checksum(path)) for path in paths}
+def listed_files(folder: Path, known: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:
+    """Every file below the folder but the index, with size and checksum; `known` ones are not read again."""
+    known, listed = known or {}, {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != INDEX):
+        name = path.relative_to(folder).as_posix()
+        listed[name] = (path.stat().st_size, known[name] if name in known else checksum(path))
+    return listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,11 @@ class MappedTables:
     def release(self) -> None:
         """Gives the pages that were read back to the system; they are read anew when they are needed."""
         self._map.madvise(mmap.MADV_DONTNEED)
+
+    def read_rows_alone(self) -> None:
+        """Lookups read and map no neighbours of their rows: for tables that may not fit in memory."""
+        self._map.madvise(mmap.MADV_RANDOM)
+        self._map.madvise(mmap.MADV_NOHUGEPAGE)
 
 
 def map_tables(path: Path) -> MappedTables:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+import math
+from collections.abc import Callable, Mapping, Sequence
 
+from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import Score, by_label
-from rayrec.inference.tables import Candidates
 from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
@@ -14,15 +14,14 @@ from rayrec.quant.layout import TableConfig
 
 NARROWING = (TableFormat.FP32, TableFormat.FP16, TableFormat.INT8, TableFormat.INT4)
 FREE_LOSS = 1e-5  # nats of log loss in all that a choice without a budget may cost
-_BATCHES = 64  # scored for every step
+_BATCHES = 64  # scored for every step, at most
 
 
 def choose_formats(
-    candidates: Candidates,
     tables: Sequence[TableConfig],
     score_with: Callable[[Mapping[str, TableFormat]], Score],
-    batches: Callable[[], Iterable[Batch]],
-    labels: Sequence[str] | None,
+    sample: Sequence[Batch],
+    inputs: Inputs,
     budget: float | None,
 ) -> dict[str, TableFormat]:
     """Narrows one table after the other, always that which loses least for the bytes it saves.
@@ -30,26 +29,31 @@ def choose_formats(
     Each table's loss in each format is measured with all others as fp32; losses of small errors add up.
 
     Args:
-        score_with: scores with tables in these formats.
+        score_with: scores with tables in these formats; raises ValueError where one cannot hold a table's numbers.
         budget: share of the fp32 bytes to get down to, whatever it costs; None: as few bytes as FREE_LOSS allows.
 
     Raises:
         ValueError: not even int4 everywhere meets the budget.
     """
-    sample = list(islice(batches(), _BATCHES))
+    sample = sample[:_BATCHES]
     chosen = {table.name: TableFormat.FP32 for table in tables}
-    base = _loss(score_with(chosen), sample, labels)
+    base = _loss(score_with(chosen), sample, inputs)
     bytes_of = {
-        (name, format): place.end - place.begin
-        for format, by_table in candidates.places.items()
-        for name, place in by_table.items()
+        (table.name, format): table.num_embeddings * format.row_bytes(table.embedding_dim)
+        for table in tables
+        for format in NARROWING
+        if format.holds(table.embedding_dim)
     }
     loss = {(table.name, TableFormat.FP32): 0.0 for table in tables}
     for table in tables:
         for format in NARROWING[1:]:
             if (table.name, format) not in bytes_of:
                 continue  # it has no rows of this width
-            measured = _loss(score_with({**chosen, table.name: format}), sample, labels) - base
+            try:
+                measured = _loss(score_with({**chosen, table.name: format}), sample, inputs) - base
+            except ValueError:  # numbers beyond what it can hold
+                del bytes_of[table.name, format]
+                continue
             loss[table.name, format] = abs(measured)  # a gain is chance
     total = sum(bytes_of[name, format] for name, format in chosen.items())
     limit = 0 if budget is None else int(budget * total)
@@ -81,9 +85,10 @@ def choose_formats(
     return chosen
 
 
-def _loss(score: Score, sample: Sequence[Batch], labels: Sequence[str] | None) -> float:
-    """Mean log loss, in nats; summed over several labels."""
-    metrics = LabelMetrics(names=labels)
+def _loss(score: Score, sample: Sequence[Batch], inputs: Inputs) -> float:
+    """Mean log loss, in nats, for a number that of a normal distribution around it; summed over several labels."""
+    metrics = LabelMetrics(inputs.kinds, names=inputs.labels)
     for batch in sample:
         metrics.update(score(batch), batch.label, batch.weight)
-    return sum(float(of["logloss"] or 0.0) for of in by_label(metrics.compute()).values())
+    figures = by_label(metrics.compute()).values()
+    return sum(0.5 * math.log(of["mse"] or 1.0) if "mse" in of else float(of["logloss"] or 0.0) for of in figures)

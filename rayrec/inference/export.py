@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,13 @@ from rayrec.inference.auto import choose_formats
 from rayrec.inference.graph import Inputs
 from rayrec.inference.graph_check import same_with_context
 from rayrec.inference.model import Model
-from rayrec.inference.parity import Limits, Parity, Score, compare
+from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page
 from rayrec.inference.scratch import scratch_beside
-from rayrec.inference.tables import Candidates, write_candidates, write_chosen
+from rayrec.inference.tables import SomeRows, fill_some, write_tables
 from rayrec.inference.wanted import AUTO, Wanted
 from rayrec.models import Batch
-from rayrec.quant import TableFormat, TablePlace
+from rayrec.quant import TableFormat, TablePlace, place_tables
 from rayrec.quant.layout import TableConfig
 from rayrec.storage.errors import first_line
 from rayrec.storage.locations import local_path, open_filesystem, plain_path
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rayrec.checkpoint.weights import CheckpointWeights
 
 _CHUNK_BYTES = 16 << 20
+_SAMPLE_BYTES = 512 << 20  # of the rows that a sample reads of tables; equal ones count each time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Trained:
         inputs: what the model reads.
         mapping: `schema` and `tables` of the training config, plain values.
         rows_of: feature → rows that its ids map to.
-        batches: iterates over the evaluation rows; called several times.
+        batches: iterates over the evaluation rows; given a number, over about so many of them, drawn from all.
         recorded: the figures that the trainer recorded for this checkpoint and these rows, or None.
         logit_shift: added to logits; corrects for negatives that training left out.
         origin: run, checkpoint and step, written to the index.
@@ -59,7 +60,7 @@ class Trained:
     inputs: Inputs
     mapping: Mapping[str, Any]
     rows_of: Mapping[str, int]
-    batches: Callable[[], Iterable[Batch]]
+    batches: Callable[[int | None], Iterable[Batch]]
     recorded: Mapping[str, Any] | None = None
     logit_shift: float = 0.0
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -77,7 +78,9 @@ class Export:
 def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
     """Writes the folder; it is there whole or not at all.
 
-    Tables are read in blocks of rows and mapped from files: memory does not grow with them.
+    Tables are read in blocks of rows: memory does not grow with them. They are read once, and the disk holds nothing
+    beside the export; twice to choose formats, and to compare scores on all rows, for which their float32 rows are
+    written beside it where its own are in another format.
 
     Args:
         out: must not exist.
@@ -102,8 +105,8 @@ def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> E
     except OSError as error:
         place = error.filename or out.parent
         raise ExportError(
-            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (an export needs "
-            "that of the fp32 tables beside its own), or choose another folder"
+            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (--parity all "
+            "also takes that of the fp32 tables), or choose another folder"
         ) from error
     return Export(out, made.index, made.parity)
 
@@ -130,11 +133,18 @@ class _Exporting:
         self.dense = trained.weights.dense()
 
     def run(self, folder: Path) -> Export:
-        wanted = {table.name: self.wanted.formats_of(table.embedding_dim) for table in self.tables}
-        candidates = write_candidates(self.scratch / "candidates", self.tables, self._read, wanted)
-        reference = self.float_score(candidates)
-        formats = self._formats(candidates, reference)
-        places = write_chosen(folder / artifact.TABLES, candidates, self.tables, formats)
+        all_rows, auto = self.wanted.parity is None, self.wanted.tables == AUTO
+        sample, sampled = ([], False) if all_rows and not auto else self._sample()
+        some = {table.name: SomeRows.of(table.num_embeddings, table.embedding_dim) for table in self.tables}
+        score = self.float_score(some)
+        for batch in sample:
+            score(batch)  # notes which rows are read, whatever the model does with its ids
+        if auto:
+            fill_some(some, self.tables, self._read)
+            formats = self._choose(some, sample)
+        else:
+            formats = {table.name: self.wanted.format_of(table.embedding_dim) for table in self.tables}
+        places, crc = write_tables(folder / artifact.TABLES, self.tables, formats, self._read, None if auto else some)
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compiled.save_graph(program, folder / artifact.GRAPH)
         march = self.wanted.march
@@ -156,10 +166,12 @@ class _Exporting:
             instructions=[] if march is None else processor.instructions_of(march),
         )
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
-        parity = self._parity(folder, reference, formats)
+        reference = self._with_all_rows(folder, formats) if all_rows else score
+        batches = self.trained.batches(None) if all_rows else sample
+        parity = self._parity(folder, reference, formats, batches, sampled and not all_rows)
         artifact.write_json(folder / artifact.PARITY, parity.to_dict())
         (folder / artifact.PARITY_PAGE).write_text(parity_page(parity, index.to_dict()), encoding="utf-8")
-        index.files.update(artifact.listed_files(folder))
+        index.files.update(artifact.listed_files(folder, {artifact.TABLES: crc}))
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
         return Export(folder, index, parity)
 
@@ -192,17 +204,48 @@ class _Exporting:
             tensor.copy_(self.dense[name])
         return model.eval()
 
-    def float_score(self, candidates: Candidates) -> Score:
-        """The model as it was trained, its tables mapped as float32: torch's own lookups, none of an export's."""
+    def _sample(self) -> tuple[list[Batch], bool]:
+        """Rows to compare scores on, as many as may be held in memory with the rows of tables that they read; and
+        whether they are not all there are."""
+        most = self.wanted.parity or SAMPLE_ROWS
+        dims = {feature: table.embedding_dim for table in self.tables for feature in table.feature_names}
+        sample, rows, nbytes = list[Batch](), 0, 0
+        for batch in self.trained.batches(most):
+            if rows >= most or nbytes >= _SAMPLE_BYTES:
+                return sample, True
+            sample.append(batch)
+            rows += batch.rows
+            nbytes += sum(4 * dims.get(key, 0) * len(batch.sparse[key].values()) for key in batch.sparse.keys())
+        return sample, False
+
+    def _with_all_rows(self, folder: Path, formats: Mapping[str, TableFormat]) -> Score:
+        """`float_score` with tables mapped from a file: the export's own where it holds them as they were trained."""
+        path = folder / artifact.TABLES
+        floats = dict.fromkeys(formats, TableFormat.FP32)
+        if formats != floats:
+            path = self.scratch / "trained"
+            write_tables(path, self.tables, floats, self._read)
+        mapped = artifact.map_tables(path)
+        weights = {
+            place.table: nn.Parameter(
+                mapped.data[place.begin : place.end].view(torch.float32).view(place.rows, place.dim),
+                requires_grad=False,
+            )
+            for place in place_tables(self.tables, floats)[0]
+        }
+        return self.float_score(weights, mapped.release)
+
+    def float_score(self, weights: Mapping[str, nn.Parameter], after: Callable[[], None] | None = None) -> Score:
+        """The model with these tables, by torch's own lookups: none of an export's. `after` is called after each."""
         model = self._model()
         for table, path in self.paths.items():
-            weight = nn.Parameter(candidates.floats(table), requires_grad=False)
-            model.get_submodule(path).register_parameter("weight", weight)
+            model.get_submodule(path).register_parameter("weight", weights[table])
 
         def score(batch: Batch) -> torch.Tensor:
             with torch.no_grad():
                 _, logits = model(batch)
-            candidates.mapped.release()
+            if after is not None:
+                after()
             shifted: torch.Tensor = logits + self.trained.logit_shift
             return shifted
 
@@ -233,27 +276,22 @@ class _Exporting:
         sequences = {one["name"]: tuple(one["ids"]) for one in self.trained.mapping["schema"].get("sequences", ())}
         return graph.Scoring(model, slots, inputs, self.trained.logit_shift, sequences)
 
-    def _formats(self, candidates: Candidates, reference: Score) -> dict[str, TableFormat]:
-        if self.wanted.tables != AUTO:
-            return {table.name: self.wanted.formats_of(table.embedding_dim)[0] for table in self.tables}
-
+    def _choose(self, some: Mapping[str, SomeRows], sample: Sequence[Batch]) -> dict[str, TableFormat]:
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
-            scoring = self.scoring(candidates.chosen(formats), "fp32", self.trained.inputs)
+            return self.float_score({name: some[name].quantized(format, name) for name, format in formats.items()})
 
-            def score(batch: Batch) -> torch.Tensor:
-                with torch.no_grad():
-                    logits: torch.Tensor = scoring(*graph.arguments(batch, self.trained.inputs, candidates.mapped.data))
-                candidates.mapped.release()
-                return logits
+        return choose_formats(self.tables, score_with, sample, self.trained.inputs, self.wanted.budget)
 
-            return score
-
-        return choose_formats(
-            candidates, self.tables, score_with, self.trained.batches, self.trained.inputs.labels, self.wanted.budget
-        )
-
-    def _parity(self, folder: Path, reference: Score, formats: Mapping[str, TableFormat]) -> Parity:
+    def _parity(
+        self,
+        folder: Path,
+        reference: Score,
+        formats: Mapping[str, TableFormat],
+        batches: Iterable[Batch],
+        sampled: bool,
+    ) -> Parity:
         model = Model(folder, target=self.wanted.target, checksums=False)
+        model.tables.read_rows_alone()
 
         def score(batch: Batch) -> torch.Tensor:
             logits = model.score(batch)
@@ -265,11 +303,12 @@ class _Exporting:
         parity = compare(
             reference,
             score,
-            self.trained.batches(),
-            self.trained.inputs.labels,
+            batches,
+            self.trained.inputs,
             Limits.of(formats.values(), self.wanted.dense),
             {"fp32": floats, "tables": size},
-            self.trained.recorded,
+            None if sampled else self.trained.recorded,
+            sampled,
         )
         if parity.problems and not self.wanted.force:
             raise ExportError(

@@ -36,6 +36,7 @@ class Inputs:
         weighted: ids have weights.
         context: the features that a first row may give to all rows (`context.py`): those that are pooled everywhere.
             The function then takes offsets [F * (B + 1) + 1]. None: it has no such row.
+        kinds: "binary" or "number" for each label; None: all binary.
     """
 
     keys: tuple[str, ...]
@@ -43,6 +44,14 @@ class Inputs:
     labels: tuple[str, ...] | None
     weighted: bool
     context: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+
+    def answers(self, logits: torch.Tensor) -> torch.Tensor:
+        """`[B, T]`: probabilities of binary labels, predictions of those that are numbers."""
+        logits = logits.view(len(logits), 1 if self.labels is None else len(self.labels))
+        if self.kinds is None:
+            return logits.sigmoid()
+        return torch.where(torch.tensor([kind == "number" for kind in self.kinds]), logits, logits.sigmoid())
 
 
 def collections_in(model: nn.Module) -> dict[str, Collection]:

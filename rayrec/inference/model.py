@@ -111,9 +111,10 @@ class Model:
         return self._run(arguments(checked, inputs, self.tables.data, context))
 
     def outputs(self, batch: Batch, context: KeyedJaggedTensor | None = None) -> dict[str, npt.NDArray[np.float32]]:
-        """What a service answers: label → probabilities `[B]`. Arguments and errors as `score`."""
-        probabilities = torch.sigmoid(self.score(batch, context)).view(batch.rows, -1).T.contiguous().numpy()
-        return dict(zip(self.labels, probabilities, strict=True))
+        """What a service answers: label → probabilities `[B]`, or predictions of a number. Arguments and errors as
+        `score`."""
+        answers = self.index.inputs.answers(self.score(batch, context)).T.contiguous().numpy()
+        return dict(zip(self.labels, answers, strict=True))
 
     def _checked(self, sparse: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
         """The features in the model's order, all ids inside their tables."""

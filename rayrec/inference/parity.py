@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from rayrec.inference.graph import Inputs
 from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 
 Score = Callable[[Batch], torch.Tensor]
 SAMPLE_ROWS = 100_000
-FIGURES = ("auc", "ne", "logloss", "calibration")
+FIGURES = ("auc", "ne", "logloss", "calibration", "rmse", "mae", "r2")  # the last three of numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Limits:
 
     Args:
         logit: greatest difference of a logit, for each unit of the greatest logit; None: not limited.
-        auc: greatest difference of the area under the curve, of any label.
+        auc: greatest difference of the area under the curve, of any label; of the RMSE of a number, as its share.
         time: greatest time of a batch, in those of the trained model; None: not limited.
     """
 
@@ -53,18 +54,20 @@ class Parity:
 
     Args:
         rows: that both scored.
+        sampled: whether they were drawn from more evaluation rows.
         logit_max, logit_mean, probability_max: greatest and mean difference.
         trained, exported: figures of both on these rows.
         recorded: what the trainer wrote down for this checkpoint and these rows; None where it did not.
         bytes: of the export's tables, and of them as fp32.
         ms_per_1000_rows: of both, in this process.
-        quantiles: of the exported probabilities, 0 % to 100 %, of rows drawn from all evaluation rows; a service
+        quantiles: of the exported probabilities, 0 % to 100 %, of rows drawn from all these rows; a service
             compares what it sees with them.
         slow: that it takes longer than its limit; None: it does not.
         problems: why its scores are not within their limits; empty: they are.
     """
 
     rows: int
+    sampled: bool
     logit_max: float
     logit_mean: float
     probability_max: float
@@ -81,13 +84,17 @@ class Parity:
     def to_dict(self) -> dict[str, Any]:
         return {"within_limits": not self.problems, **asdict(self)}
 
+    def compared(self) -> Iterable[tuple[str, float | None, float | None, float]]:
+        """`quality` of the figures of both."""
+        return quality(self.trained, self.exported)
+
 
 class _Side:
     """One model's scores and its time."""
 
-    def __init__(self, score: Score, labels: tuple[str, ...] | None) -> None:
+    def __init__(self, score: Score, inputs: Inputs) -> None:
         self._score, self.seconds = score, list[float]()
-        self.metrics = LabelMetrics(names=labels)
+        self.metrics = LabelMetrics(inputs.kinds, names=inputs.labels)
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         start = time.perf_counter()
@@ -129,17 +136,18 @@ def compare(
     trained: Score,
     exported: Score,
     batches: Iterable[Batch],
-    labels: tuple[str, ...] | None,
+    inputs: Inputs,
     limits: Limits,
     bytes_: Mapping[str, int],
     recorded: Mapping[str, Any] | None = None,
+    sampled: bool = False,
 ) -> Parity:
     """Scores every batch with both.
 
     Raises:
         ValueError: there are no rows.
     """
-    one, other = _Side(trained, labels), _Side(exported, labels)
+    one, other = _Side(trained, inputs), _Side(exported, inputs)
     rows, total, greatest, greatest_p, largest = 0, 0.0, 0.0, 0.0, 1.0
     sample = _Sample(SAMPLE_ROWS)
     for batch in batches:
@@ -151,12 +159,13 @@ def compare(
         difference = (a - b).abs()
         rows, total = rows + batch.rows, total + float(difference.mean()) * batch.rows
         greatest = max(greatest, _number(difference.max()))
-        greatest_p = max(greatest_p, _number((a.sigmoid() - b.sigmoid()).abs().max()))
+        answers = inputs.answers(b)
+        greatest_p = max(greatest_p, _number((inputs.answers(a) - answers).abs().max()))
         largest = max(largest, _number(a.abs().max()))
-        sample.add(b.sigmoid().view(batch.rows, -1))
+        sample.add(answers)
     if not rows:
         raise ValueError("there are no rows to compare scores on; give evaluation rows")
-    names = ("label",) if labels is None else labels
+    names = inputs.labels or ("label",)
     steps = torch.linspace(0, 1, 11, dtype=torch.float64)
     quantiles = torch.quantile(sample.rows, steps, dim=0).t().tolist()
     figures = one.metrics.compute(), other.metrics.compute()
@@ -164,6 +173,7 @@ def compare(
     times = statistics.median(b / a for a, b in zip(one.seconds, other.seconds, strict=True))
     return Parity(
         rows=rows,
+        sampled=sampled,
         logit_max=greatest,
         logit_mean=total / rows,
         probability_max=greatest_p,
@@ -195,12 +205,12 @@ def _problems(
     found = []
     if limits.logit is not None and logit > limits.logit:
         found.append(f"a logit differs by {logit:.2g} of the greatest one; the limit is {limits.logit:g}")
-    for name, a, b in _aucs(trained, exported):
-        if a is not None and (b is None or abs(a - b) > limits.auc):
-            found.append(f"AUC of {name}: {a:.6f} as trained, {_shown(b)} exported; the limit is {limits.auc:g}")
-    for name, a, b in _aucs(recorded or {}, trained):
-        if a is not None and (b is None or abs(a - b) > 1e-5):
-            found.append(f"AUC of {name}: the trainer wrote {a:.6f} down for these rows, they give {_shown(b)} here")
+    for name, a, b, unit in quality(trained, exported):
+        if a is not None and (b is None or abs(a - b) > limits.auc * unit):
+            found.append(f"{name}: {a:.6f} as trained, {_shown(b)} exported; the limit is {limits.auc * unit:.3g}")
+    for name, a, b, unit in quality(recorded or {}, trained):
+        if a is not None and (b is None or abs(a - b) > 1e-5 * unit):
+            found.append(f"{name}: the trainer wrote {a:.6f} down for these rows, they give {_shown(b)} here")
     return found
 
 
@@ -208,12 +218,17 @@ def _shown(auc: float | None) -> str:
     return "none" if auc is None else f"{auc:.6f}"
 
 
-def _aucs(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterable[tuple[str, float | None, float | None]]:
-    """(label, area of the first, of the second)."""
+def quality(
+    first: Mapping[str, Any], second: Mapping[str, Any]
+) -> Iterable[tuple[str, float | None, float | None, float]]:
+    """Of each label ("AUC of click", the first's, the second's, 1), or of a number ("RMSE of …", …, the first's)."""
     other = by_label(second)
     for name, figures in by_label(first).items():
-        if "auc" in figures:
-            yield name, figures["auc"], other.get(name, {}).get("auc")
+        for figure in ("auc", "rmse"):
+            if figure in figures:
+                value = figures[figure]
+                unit = 1.0 if figure == "auc" or value is None else value
+                yield f"{figure.upper()} of {name}", value, other.get(name, {}).get(figure), unit
 
 
 def by_label(figures: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -19,13 +19,14 @@ def parity_page(parity: Parity, index: Mapping[str, Any]) -> str:
     """One HTML file without links."""
     good = not parity.problems
     verdict = "within its limits" if good else "outside its limits"
+    drawn = " drawn from the evaluation rows" if parity.sampled else ""
     told = [*parity.problems, *([] if parity.slow is None else [parity.slow])]
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in told)
     origin = " · ".join(f"{key} {value}" for key, value in index["origin"].items())
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Parity of {escape(index['version'])}</title>"
         f"<style>{_STYLE}</style><h1>Export {escape(index['version'])}</h1><p>{escape(origin)}</p>"
-        f"<p class={'good' if good else 'bad'}><b>{verdict}</b>, on {parity.rows:,} rows</p><ul>{problems}</ul>"
+        f"<p class={'good' if good else 'bad'}><b>{verdict}</b>, on {parity.rows:,} rows{drawn}</p><ul>{problems}</ul>"
         f"{_figures(parity)}{_differences(parity)}{_tables(index, parity)}</html>\n"
     )
 
@@ -40,12 +41,13 @@ def _figures(parity: Parity) -> str:
     sides = {"as trained": parity.trained, "exported": parity.exported}
     if parity.recorded is not None:
         sides["written down by the trainer"] = parity.recorded
+    shown = [f for f in FIGURES if any(f in of for of in by_label(parity.trained).values())]
     rows = []
     for name in by_label(parity.trained):
         for side, figures in sides.items():
             of = by_label(figures).get(name, {})
-            rows.append([f"{name}, {side}", *("–" if of.get(f) is None else f"{of[f]:.6f}" for f in FIGURES)])
-    return _table(["", *FIGURES], rows)
+            rows.append([f"{name}, {side}", *("–" if of.get(f) is None else f"{of[f]:.6f}" for f in shown)])
+    return _table(["", *shown], rows)
 
 
 def _differences(parity: Parity) -> str:
@@ -53,7 +55,7 @@ def _differences(parity: Parity) -> str:
     rows = [
         ["greatest difference of a logit", f"{parity.logit_max:.3g}"],
         ["mean difference of a logit", f"{parity.logit_mean:.3g}"],
-        ["greatest difference of a probability", f"{parity.probability_max:.3g}"],
+        ["greatest difference of a probability, or number", f"{parity.probability_max:.3g}"],
         ["ms for 1,000 rows, as trained", f"{time['trained']:.2f}"],
         ["ms for 1,000 rows, exported", f"{time['exported']:.2f}"],
         ["bytes of the tables as fp32", f"{parity.bytes['fp32']:,}"],

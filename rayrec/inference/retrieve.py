@@ -32,6 +32,7 @@ class Wanted:
         vector: list column of numbers, the query itself. With neither, a row has the columns that training read.
         keep_seen: items of the history may come again.
         exclude: list column of ids that a row must not get.
+        vectors: also write each row's query vector.
     """
 
     k: int = 100
@@ -39,6 +40,7 @@ class Wanted:
     vector: str | None = None
     keep_seen: bool = False
     exclude: str | None = None
+    vectors: bool = False
 
     def __post_init__(self) -> None:
         if self.history is not None and self.vector is not None:
@@ -57,7 +59,8 @@ class Retrieved:
 
 
 def retrieve(index: Index, data: str | Path, out: str | Path, wanted: Wanted) -> Retrieved:
-    """Writes a file for each file of `data`: its columns, `items` (ids, best first) and `scores`. Files that are there
+    """Writes a file for each file of `data`: its columns, `items` (ids, best first), `scores`, and with `vectors` the
+    query's `vector`. Files that are there
     already stay, so that the same call again goes on where it stopped.
 
     Args:
@@ -115,7 +118,10 @@ def _answered(index: Index, table: pa.Table, wanted: Wanted) -> pa.Table:
     scores, rows = index.search(queries, wanted.k, exclude)
     kept = [one[one > float("-inf")].tolist() for one in scores]
     table = table.append_column("items", pa.array(index.ids_of(rows), pa.list_(index.items.column(0).type)))
-    return table.append_column("scores", pa.array(kept, pa.list_(pa.float32())))
+    table = table.append_column("scores", pa.array(kept, pa.list_(pa.float32())))
+    if not wanted.vectors:
+        return table
+    return table.append_column("vector", pa.array(list(queries.numpy()), pa.list_(pa.float32())))
 
 
 def _lists(table: pa.Table, column: str | None) -> Sequence[list[object]]:

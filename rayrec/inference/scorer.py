@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rayrec.data import DataError, Mapping, Schema
 from rayrec.inference.model import Model
@@ -57,7 +56,7 @@ class Scorer:
             DataError: a missing column or a wrong type, which concerns all rows.
         """
         batch, errors = self.mapping.to_batch_and_errors(rows)
-        probabilities = torch.sigmoid(self.model.score(batch)).view(batch.rows, -1).numpy().T.copy()
+        probabilities = self.model.index.inputs.answers(self.model.score(batch)).numpy().T.copy()
         if errors:
             probabilities[:, list(errors)] = np.nan
         return Scores(dict(zip(self.model.labels, probabilities, strict=True)), errors)

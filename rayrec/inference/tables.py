@@ -1,90 +1,152 @@
-"""A checkpoint's tables into files of bytes, in blocks of rows: memory does not grow with the tables."""
+"""A checkpoint's tables, read once in blocks of rows and written in their number formats. Of the rows as they were
+trained, those are kept that scores are compared on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from rayrec.inference.artifact import MappedTables, map_tables
 from rayrec.quant import TableFormat, TablePlace, place_tables
-from rayrec.quant.formats import blocks_of, quantize_rows
+from rayrec.quant.formats import blocks_of, dequantize_rows, quantize_rows
 from rayrec.quant.layout import TABLE_ALIGNMENT, TableConfig
 
-_COPIED_BYTES = 16 << 20
-_READ_NUMBERS = 4 << 20  # of a table at once
+_READ_NUMBERS = 16 << 20  # of a table at once
 ReadRows = Callable[[str, int, int], torch.Tensor]  # table, first row, row after the last → [rows, dim]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Every table in several formats, in one file, to choose from.
+class SomeRows(nn.Parameter):
+    """A float32 table `[rows, dim]` in which only some rows are there; torch's lookups take it as their weight.
 
-    Args:
-        path: of the file.
-        mapped: the file's bytes.
-        places: by format and table.
+    Until it is filled, lookups give zeros, and their ids are noted: those are the rows that `fill` keeps.
+
+    Attributes:
+        noted: ids of the lookups so far.
+        ids, kept: the rows that are there, ascending, int64 `[n]`, and their numbers, `[n, dim]`; None: not filled.
     """
 
-    path: Path
-    mapped: MappedTables
-    places: dict[TableFormat, dict[str, TablePlace]]
+    noted: list[torch.Tensor]
+    ids: torch.Tensor | None
+    kept: torch.Tensor | None
 
-    def chosen(self, formats: Mapping[str, TableFormat]) -> dict[str, TablePlace]:
-        """The place of each table in its format."""
-        return {table: self.places[format][table] for table, format in formats.items()}
+    @staticmethod
+    def of(rows: int, dim: int, ids: torch.Tensor | None = None, kept: torch.Tensor | None = None) -> SomeRows:
+        """One with nothing noted yet, or filled with these rows."""
+        made = torch.zeros(1, dim).expand(rows, dim).as_subclass(SomeRows)
+        made.noted, made.ids, made.kept = [], ids, kept
+        return made
 
-    def floats(self, table: str) -> torch.Tensor:
-        """float32 `[rows, dim]`, mapped: as trained."""
-        place = self.places[TableFormat.FP32][table]
-        return self.mapped.data[place.begin : place.end].view(torch.float32).view(place.rows, place.dim)
+    def fill(self, start: int, rows: torch.Tensor) -> None:
+        """Keeps what was noted of the rows from `start` on. All rows come once, in their order."""
+        if self.ids is None or self.kept is None:
+            self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *self.noted]).unique()
+            self.kept = torch.zeros(len(self.ids), self.shape[1])
+        low, high = self._between(start, start + len(rows))
+        self.kept[low:high] = rows[self.ids[low:high] - start]
+
+    def wants(self, start: int, stop: int) -> bool:
+        """Whether a row of `[start, stop)` was noted."""
+        return any(bool(((ids >= start) & (ids < stop)).any()) for ids in self.noted)
+
+    def quantized(self, format: TableFormat, table: str) -> SomeRows:
+        """The same rows with the numbers that lookups see in a format; raises ValueError as `quantize_rows`."""
+        if format is TableFormat.FP32 or self.kept is None:
+            return self
+        rows, dim = self.shape
+        return SomeRows.of(rows, dim, self.ids, dequantize_rows(quantize_rows(self.kept, format, table), format, dim))
+
+    def _between(self, start: int, stop: int) -> list[int]:
+        assert self.ids is not None
+        return torch.searchsorted(self.ids, torch.tensor([start, stop])).tolist()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (F.embedding, F.embedding_bag):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        ids, table = args[:2]
+        if table.kept is None or table.ids is None:
+            table.noted.append(ids.unique())
+            return func(torch.zeros_like(ids), torch.zeros(1, table.shape[1]), *args[2:], **kwargs)
+        places = torch.searchsorted(table.ids, ids)
+        if len(ids) and not torch.equal(table.ids[places.clamp(max=len(table.ids) - 1)], ids):
+            raise ValueError("the model looks up other ids than before: compare it on all rows, with --parity all")
+        return func(places, table.kept, *args[2:], **kwargs)
 
 
-def write_candidates(
-    path: Path, tables: Sequence[TableConfig], read: ReadRows, formats: Mapping[str, Sequence[TableFormat]]
-) -> Candidates:
-    """Reads every table once, as float32, and quantizes it to the other formats that are wanted of it.
+def fill_some(some: Mapping[str, SomeRows], tables: Sequence[TableConfig], read: ReadRows) -> None:
+    """Fills tables in which only some rows are there, from the blocks that have some of them."""
+
+    def wanted(table: str, start: int, stop: int) -> bool:
+        return start == 0 or some[table].wants(start, stop)
+
+    for table, start, rows in _blocks(tables, read, wanted):
+        some[table].fill(start, rows)
+
+
+def write_tables(
+    path: Path,
+    tables: Sequence[TableConfig],
+    formats: Mapping[str, TableFormat],
+    read: ReadRows,
+    some: Mapping[str, SomeRows] | None = None,
+) -> tuple[list[TablePlace], int]:
+    """Writes every table in its format, one after the other, to the disk; reads each once.
+
+    Args:
+        some: filled on the way.
+
+    Returns:
+        The tables' places in the file, and its CRC-32.
 
     Raises:
         ValueError: a number that a format cannot hold; names table and row.
     """
-    places: dict[TableFormat, dict[str, TablePlace]] = {}
-    at = 0
-    for format in TableFormat:
-        held = [table for table in tables if format is TableFormat.FP32 or format in formats[table.name]]
-        made, size = place_tables(held, {table.name: format for table in held})
-        places[format] = {place.table: replace(place, begin=place.begin + at) for place in made}
-        at += size
-    with open(path, "wb") as file:
-        file.truncate(at)
-        for table in tables:
-            own = [by_table[table.name] for by_table in places.values() if table.name in by_table]
-            for start, stop in blocks_of(table.num_embeddings, table.embedding_dim, _READ_NUMBERS):
-                rows = read(table.name, start, stop).float()
-                for place in own:
-                    file.seek(place.begin + start * place.row_bytes)
-                    file.write(quantize_rows(rows, place.format, table.name).view(-1).numpy().data)
-    return Candidates(path, map_tables(path), places)
-
-
-def write_chosen(
-    path: Path, candidates: Candidates, tables: Sequence[TableConfig], formats: Mapping[str, TableFormat]
-) -> list[TablePlace]:
-    """The tables in the chosen formats, one after the other; returns their places in the file. Candidates that are just
-    these become the file."""
     places, size = place_tables(tables, formats)
-    if candidates.path.stat().st_size == max(size, TABLE_ALIGNMENT) and set(formats.values()) == {TableFormat.FP32}:
-        os.replace(candidates.path, path)
-        return places
-    with open(path, "wb") as file, open(candidates.path, "rb") as source:
-        file.truncate(max(size, TABLE_ALIGNMENT))
-        for place in places:
-            begin = candidates.places[place.format][place.table].begin
-            source.seek(begin)
-            file.seek(place.begin)
-            for start, stop in blocks_of(place.end - place.begin, 1, numbers=_COPIED_BYTES):
-                file.write(source.read(stop - start))
-    return places
+    by_table, crc = {place.table: place for place in places}, 0
+    with open(path, "wb", buffering=0) as file:
+        for table, start, rows in _blocks(tables, read):
+            place = by_table[table]
+            if some is not None:
+                some[table].fill(start, rows)
+            gap = bytes(place.begin + start * place.row_bytes - file.tell())
+            for part in (gap, quantize_rows(rows, place.format, table, first=start).view(-1).numpy().data):
+                crc = _written(file, part, crc)
+        crc = _written(file, bytes(max(size, TABLE_ALIGNMENT) - file.tell()), crc)
+        os.fsync(file.fileno())
+    return places, crc
+
+
+def _written(file: Any, data: bytes | memoryview, crc: int) -> int:
+    """The checksum with these bytes, all of which are written."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+    return zlib.crc32(data, crc)
+
+
+def _blocks(
+    tables: Iterable[TableConfig], read: ReadRows, wanted: Callable[[str, int, int], bool] | None = None
+) -> Iterator[tuple[str, int, torch.Tensor]]:
+    """Table, first row and float32 rows of each block; a thread reads one while the one before is used."""
+    spans = (
+        (table.name, start, stop)
+        for table in tables
+        for start, stop in blocks_of(table.num_embeddings, table.embedding_dim, _READ_NUMBERS)
+        if wanted is None or wanted(table.name, start, stop)
+    )
+    with ThreadPoolExecutor(1, "rayrec-tables") as reader:
+        before = None
+        for table, start, stop in spans:
+            coming = (table, start, reader.submit(read, table, start, stop))
+            if before is not None:
+                yield before[0], before[1], before[2].result().float()
+            before = coming
+        if before is not None:
+            yield before[0], before[1], before[2].result().float()

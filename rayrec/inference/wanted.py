@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from rayrec.inference import compiled
 from rayrec.inference.artifact import ExportError
+from rayrec.inference.parity import SAMPLE_ROWS
 from rayrec.inference.processor import choose_march, why_slow
 from rayrec.quant import TableFormat
 
@@ -26,6 +27,7 @@ class Wanted:
         march: with "aoti", the instruction set to compile for: a level such as "x86-64-v3", or "native", this
             processor's own. None: the level, where there is one.
         budget: with AUTO, the tables' bytes as a share of fp32; None: as few as the limits of int8 allow.
+        parity: about so many evaluation rows, drawn from all of them, on which scores are compared; None: all.
         force: keep an export that is outside its limits, or slower than the trained model.
     """
 
@@ -34,6 +36,7 @@ class Wanted:
     target: str = "eager"
     march: str | None = None
     budget: float | None = None
+    parity: int | None = SAMPLE_ROWS
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -42,6 +45,8 @@ class Wanted:
         for name, value, allowed in (("dense", self.dense, DENSE), ("target", self.target, TARGETS)):
             if value not in allowed:
                 raise ExportError(f"--{name} {value}: choose one of {', '.join(allowed)}")
+        if self.parity is not None and self.parity < 1:
+            raise ExportError(f"--parity {self.parity}: compare scores on at least one row, or on all")
         if self.march is not None and self.target != "aoti":
             raise ExportError(f"--march {self.march}: only a compiled graph has an instruction set; add --target aoti")
         if self.budget is not None and (self.tables != AUTO or not 0 < self.budget <= 1):
@@ -61,9 +66,7 @@ class Wanted:
         compiled.check_compiler()
         return replace(self, march=choose_march(self.march))
 
-    def formats_of(self, dim: int) -> list[TableFormat]:
-        """Those to make of a table of this width."""
-        if self.tables == AUTO:
-            return [format for format in TableFormat if format.holds(dim)]
+    def format_of(self, dim: int) -> TableFormat:
+        """That of a table of this width, where it is not to be chosen."""
         wanted = TableFormat.of(self.tables)
-        return [wanted if wanted.holds(dim) else TableFormat.INT8]
+        return wanted if wanted.holds(dim) else TableFormat.INT8

@@ -12,7 +12,11 @@ from enum import Enum
 import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 
-_BLOCK_NUMBERS = 16 << 20  # quantized at once: fbgemm's CUDA kernel overflows at 2**31, and memory stays small
+_BLOCK_NUMBERS = {
+    "cpu": 256 << 10,
+    "cuda": 16 << 20,
+}  # quantized at once: they fit a core's cache; fbgemm's CUDA kernel
+# overflows at 2**31
 
 
 class TableFormat(Enum):
@@ -73,8 +77,10 @@ _DTYPES = {
 }
 
 
-def quantize_rows(rows_ND: torch.Tensor, format: TableFormat, table: str, alignment: int = 1) -> torch.Tensor:
-    """uint8 `[N, row_bytes]` of the rows.
+def quantize_rows(
+    rows_ND: torch.Tensor, format: TableFormat, table: str, alignment: int = 1, first: int = 0
+) -> torch.Tensor:
+    """uint8 `[N, row_bytes]` of the rows of a table from `first` on.
 
     Raises:
         ValueError: the format has no rows of this width, or a number that is not finite or that it cannot hold; names
@@ -88,10 +94,10 @@ def quantize_rows(rows_ND: torch.Tensor, format: TableFormat, table: str, alignm
     out = torch.zeros(
         len(rows_ND), format.row_bytes(rows_ND.shape[1], alignment), dtype=torch.uint8, device=rows_ND.device
     )
-    for start, stop in blocks_of(len(rows_ND), rows_ND.shape[1]):
+    for start, stop in blocks_of(len(rows_ND), rows_ND.shape[1], _BLOCK_NUMBERS[rows_ND.device.type]):
         block = rows_ND[start:stop].float()
         packed = _packed(block, format)
-        _check_finite(block, packed, format, table, start)
+        _check_finite(block, packed, format, table, first + start)
         out[start:stop, : packed.shape[1]] = packed
     return out
 
@@ -107,7 +113,7 @@ def dequantize_rows(rows: torch.Tensor, format: TableFormat, dim: int) -> torch.
     return torch.ops.fbgemm.FusedNBitRowwiseQuantizedSBHalfToFloat(fused, format.bits)
 
 
-def blocks_of(rows: int, dim: int, numbers: int = _BLOCK_NUMBERS) -> Iterator[tuple[int, int]]:
+def blocks_of(rows: int, dim: int, numbers: int) -> Iterator[tuple[int, int]]:
     """Runs `[start, stop)` of rows that hold about so many numbers."""
     step = max(1, numbers // dim)
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
@@ -127,9 +133,11 @@ def _packed(rows_ND: torch.Tensor, format: TableFormat) -> torch.Tensor:
 
 def _check_finite(rows_ND: torch.Tensor, packed: torch.Tensor, format: TableFormat, table: str, start: int) -> None:
     """Checks scale and bias for overflow, and the rows themselves for NaN, which scale and bias do not show."""
+    halves = packed if format is TableFormat.FP16 else packed[:, : format.header_bytes].contiguous()
+    if bool(rows_ND.sum().isfinite() & halves.view(torch.float16).sum(dtype=torch.float32).isfinite()):
+        return  # else rows are looked at one by one
     finite = rows_ND.isfinite().all(1)
     if format is not TableFormat.FP32:
-        halves = packed if format is TableFormat.FP16 else packed[:, : format.header_bytes].contiguous()
         finite &= halves.view(torch.float16).isfinite().all(1)
     if not bool(finite.all()):
         row = start + int((~finite).nonzero()[0])

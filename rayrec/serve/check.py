@@ -8,7 +8,7 @@ from rayrec.serve.clients import Clients, check_tls
 from rayrec.serve.config import ServeConfig
 from rayrec.serve.port import wait_until_free
 from rayrec.serve.retrieval import check_index, newest_index
-from rayrec.serve.versions import check_version, newest
+from rayrec.serve.versions import check_version
 
 
 def check(config: ServeConfig) -> None:
@@ -19,7 +19,7 @@ def check(config: ServeConfig) -> None:
         ValueError: a port that cannot be listened on, more cores than this machine has, or a file that cannot be read.
     """
     for spec in config.models:
-        check_version(newest(spec.folder))
+        check_version(spec.folder, config.cache_bytes)
     if config.index is not None:
         check_index(newest_index(config.index))
     Clients(config.clients)

@@ -15,10 +15,12 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 from rayrec.data.strict import Strict
 from rayrec.serve.limits import Count, Limits, Positive
 from rayrec.storage.errors import suggestion
-from rayrec.storage.locations import without_secrets
+from rayrec.storage.folder import open_folder
+from rayrec.storage.locations import without_credentials, without_secrets
 
 LOOPBACK = ("127.0.0.1", "localhost")
 LAST_PORT = 64_000
+CACHE_BYTES = 100 << 30
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 _WORD = r"[\w.-]+"
 
@@ -34,19 +36,26 @@ LocalFile = Annotated[str, BeforeValidator(_absolute)]
 LocalPath = Annotated[Path, BeforeValidator(_absolute), Field(strict=False)]
 
 
+def _place(value: object, info: ValidationInfo) -> object:
+    """A URI as it is, else a path."""
+    if isinstance(value, str) and "://" in value:
+        return without_credentials(value)
+    return Path(str(_absolute(value, info)))
+
+
 class ModelSpec(Strict):
     """A model to serve.
 
     Args:
         name: by which requests ask for it; several entries of one name share its requests.
-        path: an export, or a folder of exports of which the newest is served.
+        path: an export, or a folder of exports of which the newest is served; a path or a URI.
         version: the folder below `path` to serve, whatever is newer; None: the newest.
         share: of the requests of this name, in relation to the others.
         shadow: it answers nobody: it scores `share` (0 to 1) of the requests again, and the difference is measured.
     """
 
     name: str = "default"
-    path: LocalPath
+    path: Annotated[Path | str, BeforeValidator(_place)]
     version: str | None = None
     share: Positive = 1.0
     shadow: bool = False
@@ -62,9 +71,13 @@ class ModelSpec(Strict):
         return self
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Path | str:
         """Where it is searched."""
-        return self.path if self.version is None else self.path / self.version
+        if self.version is None:
+            return self.path
+        return (
+            self.path / self.version if isinstance(self.path, Path) else open_folder(self.path).sub(self.version).path
+        )
 
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
@@ -74,11 +87,17 @@ class ModelSpec(Strict):
             ValueError: the share is no positive number, or the name cannot stand in a URL.
         """
         name, equals, rest = text.partition("=")
+        if "://" in name:  # of a URI's options
+            name, equals, rest = "default", "", text
         path, at, share = (rest if equals else text).rpartition("@")
         if not at:
             path, share = share, "1"
         try:
-            return cls(name=name if equals else "default", path=Path(path).absolute(), share=float(share))
+            return cls(
+                name=name if equals else "default",
+                path=path if "://" in path else Path(path).absolute(),
+                share=float(share),
+            )
         except ValueError as error:
             usage = "write a model as PATH, NAME=PATH or NAME=PATH@SHARE, e.g. ctr=exports/new@0.1"
             name_is_wrong = equals and not re.fullmatch(_WORD, name, re.ASCII)
@@ -143,6 +162,7 @@ class ServeConfig(Strict):
         batching: requests that wait are scored together; False: each alone.
         clients: who may ask; empty: everyone.
         log: requests and scores to keep, to train on; None: none are kept.
+        cache_bytes: that copies of exports in object storage may take on a node.
         index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
     """
 
@@ -162,6 +182,7 @@ class ServeConfig(Strict):
     clients: tuple[ClientConfig, ...] = Field((), strict=False)
     tls: TlsConfig | None = None
     log: LogConfig | None = None
+    cache_bytes: Count = CACHE_BYTES
     index: LocalPath | None = None
 
     @model_validator(mode="after")

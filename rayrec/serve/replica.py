@@ -27,17 +27,18 @@ def application(config: ServeConfig) -> App:
         from rayrec.serve.clients import Clients
         from rayrec.serve.http import App
         from rayrec.serve.retrieval import Retrieval, newest_index
-        from rayrec.serve.service import Service
+        from rayrec.serve.service import Service, settle
 
     torch.set_num_threads(config.cpus)
     logger = logging.getLogger("rayrec.serve")  # to the worker's log in Ray's folder, audit lines among them
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler(sys.__stderr__))  # Serve's own `sys.stderr` waits for a thousand lines
         logger.setLevel(logging.INFO)
-    service = Service(config.models, config.limits, config.watch_s, config.log)
+    service = Service(config.models, config.limits, config.watch_s, config.log, config.cache_bytes)
     beside = None
     if config.grpc_port is not None:
         listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
         beside = partial(v2_grpc.serving, listen=listen)
     retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
+    settle()
     return App(service, Clients(config.clients), config.batching, beside, retrieval)

@@ -49,14 +49,16 @@ class Asked(Strict):
     k: Annotated[int, Field(ge=1, le=MOST_K)] = 10
     filter: dict[str, list[str | int | bool | Number]] | None = None
     keep_seen: bool = False
+    vectors: bool = False
 
 
 class Retrieval:
     """Answers requests from one index.
 
     A request is JSON: `{"queries": [{"history": [ids], "exclude": [ids]}], "k": 10, "filter": {"column": [values]},
-    "keep_seen": false}`; a query may have a `vector` in place of `history`, or a `row`: an object of the columns that
-    the run's query tower reads. Items of a history are left out unless `keep_seen`.
+    "keep_seen": false, "vectors": false}`; a query may have a `vector` in place of `history`, or a `row`: an object of
+    the columns that the run's query tower reads. Items of a history are left out unless `keep_seen`; with `vectors`
+    each result has the vector of its query.
 
     Raises:
         ExportError: no whole index.
@@ -87,6 +89,8 @@ class Retrieval:
             {"ids": ids, "scores": [float(f"{score:.9g}") for score in of_query[: len(ids)]]}
             for ids, of_query in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
         ]
+        if asked.vectors:
+            results = [{**one, "vector": of_query} for one, of_query in zip(results, queries.tolist(), strict=True)]
         return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
 
     def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> torch.Tensor:

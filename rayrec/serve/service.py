@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rayrec.serve.config import LogConfig, ModelSpec
+from rayrec.serve.config import CACHE_BYTES, LogConfig, ModelSpec
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.feature_log import FeatureLog
 from rayrec.serve.limits import Limits
@@ -26,6 +27,13 @@ from rayrec.serve.versions import Loaded, Versions
 audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that takes over, or is refused
 
 
+def settle() -> None:
+    """Has Python's collector pass over what is there now, torch above all, once and for all: to look at it again, as it
+    would after some hundred requests of many lists, stops every request for 0.2 s."""
+    gc.collect()
+    gc.freeze()
+
+
 class Service:
     """Scores requests, and swaps versions meanwhile.
 
@@ -33,6 +41,7 @@ class Service:
         models: the first is the default; without any, nothing is scored.
         watch_s: seconds between two looks for newer versions; 0: never.
         log: requests to keep; None: none.
+        cache_bytes: that copies of exports in object storage may take on this node.
 
     Raises:
         ExportError, ValueError: a model cannot be loaded.
@@ -44,12 +53,13 @@ class Service:
         limits: Limits | None = None,
         watch_s: float = 0.0,
         log: LogConfig | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.limits, self.measures = limits or Limits(), Measures()
         self._models: dict[str, list[tuple[float, Versions]]] = {}
         self._shadows: dict[str, list[tuple[float, Versions]]] = {}
         for spec in models:
-            versions = Versions(spec.folder, self.limits, self._on_change(spec.name))
+            versions = Versions(spec.folder, self.limits, self._on_change(spec.name), cache_bytes)
             of = self._shadows if spec.shadow else self._models
             of.setdefault(spec.name, []).append((spec.share, versions))
         self._behind: list[Shadows | FeatureLog] = [Shadows(self._shadows, self.measures)] if self._shadows else []
@@ -168,6 +178,7 @@ class Service:
             "model": name,
             "version": loaded.version,
             "labels": list(loaded.model.labels),
+            "label_kinds": list(loaded.model.index.inputs.kinds or ["binary"] * len(loaded.model.labels)),
             "derived": [spec.model_dump(mode="json") for spec in schema.derived],
             "column_types": schema.column_types,
             "dense": [feature.model_dump(mode="json") for feature in schema.dense],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,16 +16,18 @@ import torch
 
 from rayrec.data import empty_batch
 from rayrec.inference import ExportError, Model
-from rayrec.inference.artifact import INDEX, PARITY, check_files, read_index
+from rayrec.inference.artifact import PARITY
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
+from rayrec.serve.config import CACHE_BYTES
+from rayrec.serve.exports import CURRENT, Exports, Files, Here, files_of, version_of
 from rayrec.serve.limits import Limits
 from rayrec.serve.pace import Pace
 from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage.locations import without_secrets
 
-Files = tuple[tuple[str, int, int], ...]
-CURRENT, AUDIT = "current", "audit.jsonl"
+AUDIT = "audit.jsonl"
 _MANY = 100  # rows that show what a row costs
 
 
@@ -40,36 +41,7 @@ class Loaded:
     reader: Reader
     quantiles: dict[str, list[float]]
     pace: Pace
-
-
-def newest(path: Path) -> Path:
-    """The export that a path stands for: itself; or, of a folder of exports, the one that a file `current` names, else
-    the last by name, whose numbers count as numbers: v10 is after v9, and 20260201-120000 after 20260131-235959.
-
-    Raises:
-        ExportError: there is none.
-    """
-    if (path / INDEX).exists():
-        return path.resolve()
-    if (path / CURRENT).is_file():
-        named = (path / (path / CURRENT).read_text(encoding="utf-8").strip()).resolve()
-        if not named.is_relative_to(path.resolve()):
-            raise ExportError(f"{path / CURRENT} names {named}, which is outside {path}")
-        return named
-    return _in_order(path)[-1].resolve()
-
-
-def _in_order(path: Path) -> list[Path]:
-    """The exports in a folder, the newest last.
-
-    Raises:
-        ExportError: there is none.
-    """
-    found = [inner.parent for inner in path.glob(f"*/{INDEX}")]
-    if not found:
-        fix = "make one with `rayrec export RUN OUT`"
-        raise ExportError(f"{path} holds no export, neither {INDEX} nor a folder with one: {fix}")
-    return sorted(found, key=_order)
+    export: Here
 
 
 def switch(path: Path, version: str | None = None) -> tuple[str, str]:
@@ -82,7 +54,8 @@ def switch(path: Path, version: str | None = None) -> tuple[str, str]:
     Raises:
         ExportError: there is no such version, or it is damaged or outside its limits.
     """
-    names, before = [folder.name for folder in _in_order(path)], newest(path).name
+    exports = Exports(path, 0)
+    names, before = list(exports.names())[::-1], exports.newest().name
     earlier = names[: names.index(before)] if before in names else names
     if version is None and not earlier:
         raise ExportError(f"{path} holds nothing older than {before}; there are {', '.join(names)}")
@@ -99,21 +72,16 @@ def switch(path: Path, version: str | None = None) -> tuple[str, str]:
     return before, now
 
 
-def _order(folder: Path) -> tuple[list[str | int], str]:
-    """Text and numbers of a name in turn; then the name, for v01 and v1."""
-    parts: list[str | int] = [*re.split("([0-9]+)", folder.name)]
-    parts[1::2] = map(int, parts[1::2])
-    return parts, folder.name
-
-
-def check_version(folder: Path) -> None:
-    """That a version is whole and within its limits, without loading it.
+def check_version(place: Path | str, cache_bytes: int = CACHE_BYTES) -> Path:
+    """That what a place stands for is whole and within its limits, without loading it; returns its folder here.
 
     Raises:
         ExportError: it is not.
     """
-    check_files(folder, read_index(folder))
+    exports = Exports(place, cache_bytes)
+    folder = exports.open(exports.newest()).folder
     _check_parity(folder, json.loads((folder / PARITY).read_text(encoding="utf-8")))
+    return folder
 
 
 def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
@@ -122,14 +90,14 @@ def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
         raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
 
 
-def load(folder: Path, limits: Limits) -> Loaded:
-    """Loads, checks and warms a version.
+def load(export: Here, limits: Limits) -> Loaded:
+    """Loads and warms a version whose files are checked.
 
     Raises:
-        ExportError: damaged, or its parity was outside its limits.
+        ExportError: its parity was outside its limits.
         ValueError: its mapping is damaged, or it does not score.
     """
-    model = Model(folder)
+    folder, model = export.folder, Model(export.folder, checksums=False)
     _check_parity(folder, model.parity())
     scorer = Scorer(model)
     empty_batch(scorer.schema)  # loads what the first request would wait for
@@ -138,7 +106,8 @@ def load(folder: Path, limits: Limits) -> Loaded:
     inputs = model.index.inputs
     reader = Reader(scorer.mapping, inputs.keys, limits, inputs.context or ())
     quantiles = dict(model.parity().get("quantiles", {}))
-    return Loaded(model.version, folder, model, reader, quantiles, Pace(seconds[1], row_s, limits.batch_ms / 1e3))
+    pace = Pace(seconds[1], row_s, limits.batch_ms / 1e3)
+    return Loaded(model.version, folder, model, reader, quantiles, pace, export)
 
 
 def _warm(model: Model, rows: int) -> float:
@@ -157,27 +126,28 @@ def _warm(model: Model, rows: int) -> float:
     return min(took)
 
 
-def _files(folder: Path) -> Files:
-    """Every file's path, bytes, and time of its last change."""
-    stats = ((path, path.stat()) for path in sorted(folder.rglob("*")))
-    return tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
-
-
 class Versions:
-    """The version of one path that answers now.
+    """The version of one place that answers now.
 
     Args:
-        path: an export, or a folder of exports.
+        place: an export, or a folder of exports; a path or URI.
         on_change: called with "loaded" or "refused", the version, and its folder or the reason.
 
     Raises:
         ExportError, ValueError: the first version cannot be loaded.
     """
 
-    def __init__(self, path: Path, limits: Limits, on_change: Callable[[str, str, str], object]) -> None:
-        self.path, self._limits, self._on_change = path, limits, on_change
+    def __init__(
+        self,
+        place: Path | str,
+        limits: Limits,
+        on_change: Callable[[str, str, str], object],
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._limits, self._on_change = limits, on_change
+        self._exports = Exports(place, cache_bytes)
         self.refused: dict[str, str] = {}
-        self.active = load(newest(path), limits)
+        self.active = load(self._exports.open(self._exports.newest()), limits)
         self._turn = threading.Lock()
         self._refused_files: Files = ()
 
@@ -185,17 +155,18 @@ class Versions:
         """Loads what is newest now, beside the version that answers, and lets it take over; on any failure the old one
         stays, and the new one is not read again before one of its files changes. Returns whether another took over."""
         with self._turn:
-            version = str(self.path)
+            version = place = without_secrets(str(self._exports.place))
             files: Files = ()
             try:
-                folder = newest(self.path)
-                version = read_index(folder).version
+                export = self._exports.newest()
+                version = version_of(export)
+                self.refused.pop(place, None)
                 if version == self.active.version:
                     return False
-                files = _files(folder)
+                files = files_of(export)
                 if files == self._refused_files:
                     return False  # reading all of it again would find the same
-                loaded = load(folder, self._limits)
+                loaded = load(self._exports.open(export), self._limits)
             except Exception as error:  # whatever is wrong with a new version, the old one answers
                 if self.refused.get(version) != str(error):
                     self._on_change("refused", version, str(error))

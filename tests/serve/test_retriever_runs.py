@@ -72,8 +72,9 @@ def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: 
     assert "parity: queries differ by at most 0 " in command("index", trained, tmp_path / "index", *words)
     index = Index(tmp_path / "index")
     torch.testing.assert_close(index.vectors, vectors.flip(0), rtol=0, atol=1e-6)
-    command("retrieve", index.folder, root / "eval", tmp_path / "out", "--k", 5, "--keep-seen")
+    command("retrieve", index.folder, root / "eval", tmp_path / "out", "--k", 5, "--keep-seen", "--vectors")
     found = pq.read_table(tmp_path / "out")
+    torch.testing.assert_close(torch.tensor(found["vector"].to_pylist()), queries, rtol=0, atol=1e-6)
     want = (queries @ vectors.T).topk(5)
     torch.testing.assert_close(torch.tensor(found["scores"].to_pylist()), want.values, rtol=1e-5, atol=1e-6)
     rows = pq.read_table(root / "eval").drop_columns(["item", "label"]).to_pylist()
@@ -83,6 +84,10 @@ def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: 
         status, answer = server.ask("POST", "/retrieve", asked)
         assert status == 200, answer
         assert [one["ids"] for one in answer["results"]] == found["items"].to_pylist()
+        assert "vector" not in answer["results"][0]
+        _, answer = server.ask("POST", "/retrieve", {**asked, "vectors": True})
+        served = torch.tensor([one["vector"] for one in answer["results"]])
+        torch.testing.assert_close(served, queries, rtol=0, atol=1e-6)
         asked |= {"keep_seen": False, "filter": {"shop": [1]}}
         _, answer = server.ask("POST", "/retrieve", asked)
         seen = [row["history"] if index.seen_column else [] for row in rows]

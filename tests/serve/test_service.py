@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import shutil
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ import torch
 from rayrec.inference import ExportError, processor
 from rayrec.inference.artifact import checksum
 from rayrec.serve import ModelSpec, Service
+from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
-from rayrec.serve.versions import newest
+from rayrec.serve.service import settle
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server, clients_of
 
@@ -275,7 +278,7 @@ def test_the_newest_is_the_last_by_name_with_numbers_as_numbers(
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "export.json").touch()
-    assert newest(tmp_path).name == expected
+    assert Exports(tmp_path, 0).newest().name == expected
 
 
 def test_a_refused_version_is_not_read_again_before_it_changes(model: Path, tmp_path: Path) -> None:
@@ -339,6 +342,24 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
         assert service.refresh() == 0
         (bad / "tables.bin").write_bytes((root / "v1" / "tables.bin").read_bytes())
         assert service.refresh() == 1, "a version that was mended takes over"
+
+
+def test_the_collector_passes_over_what_was_there_first_and_a_version_that_has_gone_is_freed(
+    model: Path, tmp_path: Path
+) -> None:
+    """It would look at all of torch again and again while requests wait."""
+    another_version(model, tmp_path / "v1")
+    service = Service([ModelSpec(name="ctr", path=tmp_path)])
+    ((_, versions),) = service._models["ctr"]
+    before = weakref.ref(versions.active.model)
+    try:
+        settle()
+        assert gc.get_freeze_count() > 100_000 > sum(gc.get_count()) and before() is not None
+        another_version(model, tmp_path / "v2")
+        assert service.refresh() == 1
+        assert before() is None, "its tables are mapped no more, without the collector"
+    finally:
+        gc.unfreeze()
 
 
 def test_health_says_that_a_model_is_slow_on_this_processor(

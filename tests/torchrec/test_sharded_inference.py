@@ -14,9 +14,9 @@ from torch import nn
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, KeyedJaggedTensor, PoolingType
 from rayrec.distributed.plan.cuts import by_cols, by_grid, by_rows, whole
 from rayrec.distributed.plan.shards import Shard, Span
-from rayrec.inference import quantize_inference_model, read_exported_tables
 from rayrec.modules import EmbeddingConfig
 from rayrec.torchrec.inference import shard_quant_model
+from rayrec.torchrec.inference.quantize import quantize_inference_model, read_exported_tables
 from rayrec.train.after.export import export_run
 from rayrec.train.config.file import parse_config
 from rayrec.train.setup.build import model as model_of

@@ -19,9 +19,7 @@ from rayrec.models import Batch
 from rayrec.models.loss import Head
 from rayrec.train import TrainError
 from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.after.export import trained_of
 from rayrec.train.config.file import ConfigError, parse_config
-from rayrec.train.run.folder import RunFolder, newest_checkpoint
 from rayrec.train.worker.loop import score_checkpoint
 from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks
@@ -74,11 +72,6 @@ def test_a_number_is_trained_by_squared_error_scored_and_reported(tmp_path: Path
     assert "<b>AUC</b>" not in report
     scores = evaluate_run(result.folder)
     assert {name: scores[name] for name in result.eval} == result.eval
-    folder = RunFolder(result.folder)
-    checkpoint = newest_checkpoint(folder)
-    assert checkpoint is not None
-    with pytest.raises(TrainError, match=r"only models of binary labels are exported"):
-        trained_of(folder, checkpoint)
 
 
 def test_a_number_beside_a_binary_label(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`torchrec.inference`."""
 
-from rayrec.inference import quantize_inference_model
+from rayrec.torchrec.inference.quantize import quantize_inference_model
 from rayrec.torchrec.inference.sharded import shard_quant_model
 from rayrec.torchrec.not_offered import names_left_out
 

@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointErro
 from rayrec.checkpoint.committed import read_checkpoint
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
+from rayrec.data.source.windows import Windows
 from rayrec.inference.export import Export, Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.inference.parity import FIGURES
@@ -29,6 +32,8 @@ from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.setup import build
 from rayrec.train.worker.loop import EVAL_ROWS
+
+_DRAWN = 64  # row groups, or runs of small ones, that a sample of the evaluation rows is from
 
 
 def export_run(
@@ -113,6 +118,8 @@ def _note(folder: RunFolder, made: Export) -> None:
         "trained": parity.trained,
         "exported": parity.exported,
         "within_limits": not parity.problems,
+        "rows": parity.rows,
+        "sampled": parity.sampled,
     }
     with open(folder.exports, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -154,7 +161,7 @@ def trained_of(
     """All that an export needs to know of a run.
 
     Raises:
-        TrainError: there are no evaluation rows, or a label is a number.
+        TrainError: there are no evaluation rows.
     """
     raw = config_of_run(folder, allow_code=allow_code or factory is not None)
     if data is not None:
@@ -163,11 +170,6 @@ def trained_of(
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")
     schema = config.data_schema
-    if "number" in schema.label_kinds:
-        raise TrainError(
-            "schema.label: only models of binary labels are exported, as scores are probabilities; this one predicts a "
-            "number: score its checkpoint with `rayrec evaluate`"
-        )
     manifest = Manifest.of(config.data.eval, schema)
     labels = schema.task_names
     return Trained(
@@ -178,18 +180,27 @@ def trained_of(
             num_dense=schema.num_dense,
             labels=None if labels is None else tuple(labels),
             weighted=schema.weighted,
+            kinds=tuple(schema.label_kinds) if "number" in schema.label_kinds else None,
         ),
         mapping={key: config.to_dict()[key] for key in ("schema", "tables")},
         rows_of=build.rows_of(config),
-        batches=lambda: _batches(config, manifest),
+        batches=partial(_batches, config, manifest),
         recorded=None if data is not None else _recorded(folder, checkpoint.step),
         logit_shift=math.log(config.data.negative_rate),
         origin={"run": config.name, "checkpoint": open_folder(checkpoint.path).name, "step": checkpoint.step},
     )
 
 
-def _batches(config: TrainConfig, manifest: Manifest) -> Iterator[Batch]:
-    """The evaluation rows as the trainer's evaluation in one process reads them."""
+def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -> Iterator[Batch]:
+    """The evaluation rows as the trainer's evaluation in one process reads them.
+
+    Args:
+        rows: about so many, from the beginnings of row groups that are drawn from all, in the same way each time.
+    """
+    some = rows is not None and manifest.rows > rows
+    if rows is not None and some:
+        windows = Windows.of(manifest.files, max(1, rows // _DRAWN), manifest.limits[1])
+        manifest = replace(manifest, windows=windows)
     stream = BatchStream(
         manifest,
         config.data_schema,
@@ -199,7 +210,8 @@ def _batches(config: TrainConfig, manifest: Manifest) -> Iterator[Batch]:
         world_size=1,
         cursor=EVAL_ROWS,
         seed=config.trainer.seed,
-        shuffle=False,
+        shuffle=some,
+        interleave=4 * _DRAWN,  # of which a quarter comes first
         options=config.data.read.model_copy(update={"reader": "local"}),
     )
     with stream:

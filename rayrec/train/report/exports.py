@@ -20,6 +20,7 @@ PAGE = "parity.html"
 COLUMNS = (
     Column("export"), Column("version"), Column("step", "num"), Column("tables"), Column("dense"), Column("target"),
     Column("size of fp32", "num"), Column("AUC as trained", "num"), Column("AUC exported", "num"),
+    Column("compared on rows", "num"),
     Column("within its limits"),
 )  # fmt: skip
 LINK = Markup("<a href='{}' title='{}'>{}</a>")
@@ -45,6 +46,7 @@ def _cells(line: Line, run_dir: Path) -> list[object]:
         "–" if share is None else f"{share:.0%}",
         _auc(line.get("trained")),
         _auc(line.get("exported")),
+        count_text(line, "rows") + (" drawn" if line.get("sampled") else ""),
         "yes" if line.get("within_limits") else "no",
     ]
 

@@ -1,7 +1,7 @@
-"""What an export of a sharded checkpoint takes: the peak of its process's memory above where it began, the peak of its
-files on the disk, how often it reads a table, and its rate beside that of copying the tables.
+"""What an export of a sharded checkpoint takes: seconds, the peak of its process's memory above where it began, that of
+its files on the disk, how often it reads the tables, and its rates beside that at which the same disk takes bytes.
 
-python jobs/bench_export_memory.py --tables 1 --rows 34000000 --cut row_wise --json
+python jobs/bench_export.py --tables 4 --rows 19531250 --format int8 --folder /somewhere/large
 """
 
 from __future__ import annotations
@@ -9,25 +9,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 from rayrec.checkpoint import CheckpointStore
+from rayrec.checkpoint.index import INDEX, Index
+from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.checkpoint.store import folder_name
 from rayrec.checkpoint.weights import CheckpointWeights
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan, comm
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.checkpoint.writer import Item, write
 from rayrec.distributed.plan.cuts import by_cols, by_rows, whole
-from rayrec.distributed.plan.shards import ParameterSharding, Shard
+from rayrec.distributed.plan.shards import Shard
 from rayrec.inference import Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM, Batch
@@ -35,7 +38,8 @@ from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 CUTS = ("table_wise", "row_wise", "column_wise")
-ALLOWED = 512 << 20  # beyond the largest shard
+BATCH = 1024
+WRITTEN = 4 << 30  # to measure the disk, at most
 
 
 def model_of(args: argparse.Namespace) -> DLRM:
@@ -64,27 +68,26 @@ def shards_of(args: argparse.Namespace) -> dict[str, tuple[Shard, ...]]:
     return made
 
 
-def save(rank: int, root: str, args: argparse.Namespace) -> None:
-    """On every rank: the sharded model's checkpoint, its tables drawn at random."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=args.ranks)
-    cuts = args.cut.split(",")
-    plan = {
-        name: ParameterSharding(sharding_type=cuts[i % len(cuts)], compute_kernel="fused", shards=shards)
-        for i, (name, shards) in enumerate(shards_of(args).items())
-    }
-    model = DistributedModelParallel(
-        model_of(args),
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan({"embedding_bags": plan}),
-        sharders=[
-            EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1})
-        ],
+def save(root: Path, args: argparse.Namespace) -> None:
+    """A checkpoint as so many ranks write it. Row `i` of a table is numbers `i` to `i + dim` of a random sequence: all
+    rows differ, and memory holds a number for each."""
+    folder = CheckpointStore(root / "checkpoints").root.sub(folder_name(1, 1))
+    dense = {name: value for name, value in model_of(args).state_dict().items() if not name.startswith("embedding")}
+    items: list[list[Item]] = [[] for _ in range(args.ranks)]
+    items[0] += [Item(f"dense/{name}", tuple(value.shape), (0,) * value.dim(), value) for name, value in dense.items()]
+    for name, shards in shards_of(args).items():
+        numbers = torch.rand(args.rows + args.dim, generator=torch.Generator().manual_seed(int(name[1:]))) - 0.5
+        rows = numbers.as_strided((args.rows, args.dim), (1, 1))
+        for s in shards:
+            part = rows[s.rows.start : s.rows.stop, s.cols.start : s.cols.stop]
+            key = f"table/embedding_bags.embedding_bags.{name}"
+            items[s.rank].append(Item(key, tuple(rows.shape), (s.rows.start, s.cols.start), part))
+    data = Index.joined([write(folder, rank, held) for rank, held in enumerate(items)]).to_json()
+    folder.write(INDEX, data)
+    facts = Manifest(
+        step=1, attempt=1, time=time.time(), world_size=args.ranks, iteration=1, plan={}, mapping=None, extra={}
     )
-    CheckpointStore(f"{root}/checkpoints").save(1, model, group=dist.group.WORLD)
-    del model
-    comm.leave()
+    folder.write(MANIFEST, replace(facts, index_size=len(data), index_sha256=sha256(data)).to_json())
 
 
 class Memory:
@@ -122,30 +125,23 @@ def on_disk(folder: Path) -> int:
     return size
 
 
-class Counted:
-    """A checkpoint's tables, and how many bytes of them are read."""
-
-    def __init__(self, weights: CheckpointWeights) -> None:
-        self._weights, self.read = weights, 0
-
-    def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
-        rows = self._weights.read_rows(table, start, stop)
-        self.read += 4 * rows.numel()
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._weights, name)
-
-
-def copied_s(source: Path, target: Path) -> float:
-    """Seconds to write the same bytes to the disk."""
+def write_rate(folder: Path, size: int) -> float:
+    """Bytes a second that the disk takes of one file, synced."""
+    block, path = os.urandom(16 << 20), folder / "written"
     begin = time.perf_counter()
-    with open(source, "rb") as file, open(target, "wb") as out:
-        while chunk := file.read(16 << 20):
-            out.write(chunk)
-        os.fsync(out.fileno())
-    target.unlink()
-    return time.perf_counter() - begin
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(max(1, size // len(block))):
+            file.write(block)
+        os.fsync(file.fileno())
+    took, size = time.perf_counter() - begin, path.stat().st_size
+    path.unlink()
+    return size / took
+
+
+def bytes_read() -> int:
+    """By this process, of files and the page cache."""
+    lines = dict(line.split(": ", 1) for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["rchar"])
 
 
 def _resident() -> tuple[int, int]:
@@ -162,45 +158,55 @@ def measure(root: str, args: argparse.Namespace) -> dict[str, Any]:
         (args.cgroup / "cgroup.procs").write_text(str(os.getpid()))
     keys = tuple(f"f{i}" for i in range(args.tables))
 
-    def batches() -> list[Batch]:
-        made = []
-        for seed in range(4):
+    def batches(rows: int | None = None) -> Iterator[Batch]:
+        for seed in range(-(-min(rows or args.eval_rows, args.eval_rows) // BATCH)):
             generator = torch.Generator().manual_seed(seed)
-            ids = torch.randint(args.rows, (len(keys) * 256,), generator=generator)
+            ids = torch.randint(args.rows, (len(keys) * BATCH,), generator=generator)
             sparse = KeyedJaggedTensor(list(keys), ids, lengths=torch.ones(len(ids), dtype=torch.int64))
-            label = torch.randint(2, (256,), generator=generator).float()
-            made.append(Batch(torch.randn(256, 2, generator=generator), sparse, label))
-        return made
+            label = torch.randint(2, (BATCH,), generator=generator).float()
+            yield Batch(torch.randn(BATCH, 2, generator=generator), sparse, label)
 
     checkpoint = CheckpointStore(f"{root}/checkpoints").latest()
     assert checkpoint is not None
-    weights, folder = Counted(CheckpointWeights(checkpoint.path)), Path(root) / "exported"
+    folder = Path(root) / "exported"
+    folder.mkdir()
     trained = Trained(
         make_model=lambda: model_of(args),
-        weights=weights,  # type: ignore[arg-type]
+        weights=CheckpointWeights(checkpoint.path),
         inputs=Inputs(keys, 2, None, False),
         mapping={"schema": {}, "tables": []},
         rows_of=dict.fromkeys(keys, args.rows),
         batches=batches,
     )
-    begin = time.perf_counter()
+    tables = 4 * args.tables * args.rows * args.dim
+    rates = [write_rate(folder, min(WRITTEN, tables))]
+    read, begin = bytes_read(), time.perf_counter()
+    parity = None if args.parity == "all" else int(args.parity)
     with Memory(folder) as memory:
-        made = export(trained, folder / "export", Wanted(tables=args.format, force=True))
-    took, size = time.perf_counter() - begin, on_disk(made.folder)
-    copy_s = copied_s(made.folder / "tables.bin", folder / "copy")
-    largest = max(4 * s.rows.size * s.cols.size for shards in shards_of(args).values() for s in shards)
+        made = export(trained, folder / "export", Wanted(tables=args.format, parity=parity, force=True))
+    took, size, read = time.perf_counter() - begin, on_disk(made.folder), bytes_read() - read
+    shutil.rmtree(made.folder)
+    rates.append(write_rate(folder, size))  # of as many bytes: disks take the first ones faster, or slower
     return {
         "cut": args.cut,
-        "numbers": args.tables * args.rows * args.dim,
-        "largest_shard_bytes": largest,
-        "own_bytes": memory.own,
-        "resident_bytes": memory.all,
-        "allowed_bytes": largest + ALLOWED,
-        "disk_bytes": memory.disk,
+        "format": args.format,
+        "tables_bytes": tables,
+        "export_bytes": size,
+        "largest_shard_bytes": max(
+            4 * s.rows.size * s.cols.size for shards in shards_of(args).values() for s in shards
+        ),
+        "own_peak_bytes": memory.own,
+        "resident_peak_bytes": memory.all,
+        "disk_peak_bytes": memory.disk,
         "disk_over_export": memory.disk / size,
-        "reads_of_a_table": weights.read / (4 * args.tables * args.rows * args.dim),
+        "read_over_tables": read / tables,
         "export_s": took,
-        "copy_s": copy_s,
+        "disk_writes_mb_s": [round(one / 1e6, 1) for one in rates],
+        "tables_mb_s": tables / took / 1e6,
+        "export_mb_s": size / took / 1e6,
+        "tables_over_disk": [tables / took / rate for rate in rates],
+        "export_over_disk": [size / took / rate for rate in rates],
+        "parity_rows": made.parity.rows,
         "logit_max": made.parity.logit_max,
         "auc_difference": abs(made.parity.exported["auc"] - made.parity.trained["auc"]),
     }
@@ -215,6 +221,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--cut", default=",".join(CUTS), help="of the tables in turns: " + ", ".join(CUTS))
     parser.add_argument("--format", default="int8")
+    parser.add_argument("--eval-rows", type=int, default=100_000)
+    parser.add_argument("--parity", default="100000", help="rows, or all")
     parser.add_argument("--folder", help="where there is room; default: the temporary folder")
     parser.add_argument(
         "--cgroup", type=Path, help="a memory cgroup for the export's process to join: its limit is kept"
@@ -225,7 +233,7 @@ def main() -> None:
         print(json.dumps(measure(args.measure, args)))
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as root:
-        multiprocessing.spawn(save, (root, args), args.ranks)  # type: ignore[no-untyped-call]
+        save(Path(root), args)
         again = [sys.executable, __file__, *sys.argv[1:], "--measure", root]
         told = subprocess.run(again, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ}).stdout
     figures = json.loads(told.splitlines()[-1])

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, quant
-from rayrec.inference import quantize_inference_model
 from rayrec.quant import TableFormat
+from rayrec.torchrec.inference import quantize_inference_model
 
 
 class Sums(nn.Module):

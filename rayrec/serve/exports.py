@@ -1,0 +1,213 @@
+"""Exports as folders of this node: checked once for all of its processes, and copied here once from object storage."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.fs as pafs
+
+from rayrec.inference import ExportError
+from rayrec.inference.artifact import INDEX, Index, check_files, read_index
+from rayrec.storage.errors import first_line
+from rayrec.storage.folder import Folder, open_folder
+from rayrec.storage.locations import cache_folder, open_filesystem
+
+CURRENT = "current"
+Files = tuple[tuple[str, int, int], ...]
+_CHUNK_BYTES = 16 << 20
+_KEPT_MARKS = 1000
+
+
+@dataclass(frozen=True)
+class Here:
+    """An export on this node; as long as this object lives, no process of this node removes a copy."""
+
+    folder: Path
+
+
+class Exports:
+    """What a path or URI stands for: an export; or, of a folder of exports, the one that a file `current` names, else
+    the last by name, whose numbers count as numbers: v10 is after v9, and 20260201-120000 after 20260131-235959.
+
+    Copies of exports in object storage lie in the user's cache folder, named by what their index lists; those that
+    were opened longest ago are removed to make room, never one that a process of this node holds.
+
+    Args:
+        cache_bytes: that copies may take on this node.
+    """
+
+    def __init__(self, place: Path | str, cache_bytes: int) -> None:
+        self.place, self._cache_bytes = place, cache_bytes
+        self._there = open_folder(place)
+
+    def newest(self) -> Folder:
+        """The export that is to be served, where it lies.
+
+        Raises:
+            ExportError: there is none, or it cannot be looked for.
+        """
+        try:
+            names = self._there.names()
+            if INDEX in names:
+                return self._there
+            if CURRENT in names:
+                named = self._there.read(CURRENT).decode("utf-8", "replace").strip().rstrip("/")
+                if named not in names:
+                    raise ExportError(f"{self.place}: {CURRENT} names {named!r}, which is outside it or not there")
+                return self._there.sub(named)
+            return self._there.sub(next(self.names()))
+        except OSError as error:
+            raise ExportError(f"{self.place} cannot be read: {first_line(error)}") from error
+        except StopIteration:
+            fix = "make one with `rayrec export RUN OUT`"
+            raise ExportError(f"{self.place} holds no export, neither {INDEX} nor a folder with one: {fix}") from None
+
+    def names(self) -> Iterator[str]:
+        """The exports in a folder, the newest first; without its index, one is still being written."""
+        for name in sorted(self._there.names(), key=_order, reverse=True):
+            with suppress(NotADirectoryError):
+                if INDEX in self._there.sub(name).names():
+                    yield name
+
+    def open(self, export: Folder) -> Here:
+        """Checks an export, or makes a copy of it that is checked; what this node has done already is not done again.
+
+        Raises:
+            ExportError: it is damaged, or there is no room for its copy.
+        """
+        if not export.remote:
+            folder = Path(export.path).resolve()
+            _check_once(folder)
+            return Here(folder)
+        try:
+            return self._copy(export)
+        except OSError as error:
+            raise ExportError(
+                f"{export.path} cannot be copied to {cache_folder('exports')}: {first_line(error)}"
+            ) from error
+
+    def _copy(self, there: Folder) -> Here:
+        root, data = cache_folder("exports"), there.read(INDEX)
+        index = _parsed(data, there)
+        folder = root / hashlib.sha256(data).hexdigest()[:32]
+        root.mkdir(parents=True, exist_ok=True)
+        with open(root / "lock", "w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)  # another process may be copying the same
+            if not folder.exists():
+                _make_room(root, sum(size for size, _ in index.files.values()), self._cache_bytes)
+                part = root / f"{folder.name}.part"
+                part.mkdir()
+                for name, (size, crc) in index.files.items():
+                    _copy_file(there, name, part, size, crc)
+                (part / INDEX).write_bytes(data)
+                part.rename(folder)
+            os.utime(folder)
+            held = os.open(folder / INDEX, os.O_RDONLY)
+            fcntl.flock(held, fcntl.LOCK_SH)
+        here = Here(folder)
+        weakref.finalize(here, os.close, held)
+        return here
+
+
+def version_of(export: Folder) -> str:
+    """The name of an export; raises ExportError where its index cannot be read."""
+    return _parsed(export.read(INDEX), export).version
+
+
+def files_of(export: Folder) -> Files:
+    """Every file's path, bytes, and time of its last change."""
+    filesystem, inner = open_filesystem(export.path)
+    found = filesystem.get_file_info(pafs.FileSelector(inner, recursive=True))
+    return tuple((info.path, info.size or 0, info.mtime_ns or 0) for info in found)
+
+
+def _order(name: str) -> tuple[Sequence[str | int], str]:
+    """Text and numbers of a name in turn; then the name, for v01 and v1."""
+    parts: list[str | int] = [*re.split("([0-9]+)", name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts, name
+
+
+def _parsed(data: bytes, there: Folder) -> Index:
+    try:
+        raw = json.loads(data)
+    except ValueError as error:
+        raise ExportError(f"{there.path}: {INDEX} cannot be read: {error}") from None
+    return Index.from_dict(raw if isinstance(raw, dict) else {}, Path(there.name))
+
+
+def _copy_file(there: Folder, name: str, part: Path, size: int, crc: int) -> None:
+    path, found, at = part / name, 0, 0
+    if not path.resolve().is_relative_to(part.resolve()):
+        raise ExportError(f"{there.path} lists {name!r}, which is outside the folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = memoryview(bytearray(min(size, _CHUNK_BYTES) or 1))
+    with there.open(name) as source, open(path, "wb") as file:
+        while read := source.read_into(at, buffer):
+            found, at = zlib.crc32(buffer[:read], found), at + read
+            file.write(buffer[:read])
+    if (at, found) != (size, crc):
+        raise ExportError(f"{there.path}: {name} is not what its index lists; copy it again, or export anew")
+
+
+def _make_room(root: Path, needed: int, most: int) -> None:
+    """Removes what was opened longest ago and is not held.
+
+    Raises:
+        ExportError: what is held leaves too little room.
+    """
+    for part in root.glob("*.part"):
+        shutil.rmtree(part)  # of a process that was killed: this one has the turn
+    copies = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+    sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in copies}
+    for path in copies:
+        if sum(sizes.values()) + needed <= most:
+            return
+        with open(path / INDEX, "rb") as held, suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path)
+            del sizes[path]
+    if sum(sizes.values()) + needed > most:
+        raise ExportError(
+            f"an export of {needed:,} bytes has no room in {root}: cache_bytes is {most:,}, and exports that are "
+            f"served take {sum(sizes.values()):,}; raise cache_bytes"
+        )
+
+
+def _check_once(folder: Path) -> None:
+    """That an export is whole; its checksums are computed once on this node, until one of its files changes.
+
+    Raises:
+        ExportError: it is not.
+    """
+    index = read_index(folder)
+    check_files(folder, index, checksums=False)
+    stats = [(name, (folder / name).stat()) for name in (INDEX, *index.files)]
+    state = repr([(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats])
+    mark = cache_folder("checked") / hashlib.sha256(state.encode()).hexdigest()[:32]
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        turn = open(mark, "a+")  # noqa: SIM115 (closed below)
+    except OSError:  # nothing can be kept here
+        check_files(folder, index)
+        return
+    with turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        turn.seek(0)
+        if not turn.read():
+            check_files(folder, index)
+            turn.write(f"{folder}\n")
+    marks = sorted(mark.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for old in marks[:-_KEPT_MARKS]:
+        old.unlink(missing_ok=True)
