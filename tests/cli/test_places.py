@@ -57,7 +57,6 @@ def test_every_path_of_every_command_refuses_uris() -> None:
         ["data", "vocabulary", "x", "--column", "c", "--out", URI],
         ["data", "inspect", "x", "--write-vocabularies", URI],
         ["serve", "x", "--token-file", URI],
-        ["serve", f"ctr={URI}"],
     ],
 )
 def test_a_uri_is_refused_by_name_where_only_a_path_is_possible(

@@ -41,7 +41,7 @@ AT_ONCE = {  # figures for speed, memory and waiting: how much is done, held or 
     "rayrec/data/stream/ray_reader.py": ("_PIECES_PER_DATASET", "_PIECES_PER_TASK", "_BLOCK_BYTES", "_STORE_BYTES"),
     "rayrec/data/stream/shared_manifest.py": ("SENT_WHOLE_BYTES",),
     "rayrec/data/formats/binary_files.py": ("_ROWS",),
-    "rayrec/data/tools/vocabulary.py": ("_PARTS", "_SPILL_IDS", "_RANGE_IDS"),
+    "rayrec/data/tools/vocabulary.py": ("_PARTS", "_SPILL_IDS", "_SPILL_TABLES", "_RANGE_IDS"),
     "rayrec/distributed/comm/shared_memory.py": ("LEAST_BYTES", "KEPT_BYTES"),
     "rayrec/distributed/comm/collectives.py": ("SMALL_BYTES",),
     "rayrec/distributed/executors/pooled.py": ("FEW_BYTES",),
@@ -196,8 +196,8 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ("rayrec/data/stream/readers.py", "depth=1)", "depth=2)", "how far ahead is read"),
     (
         "rayrec/data/tools/column_facts.py",
-        "leaf, longest, width = array, None, 1",
-        "leaf, longest, width = array, None, 0",
+        "leaf, longest, width, whole = array, None, 1, None",
+        "leaf, longest, width, whole = array, None, 0, None",
         "`max(1, width)` is what counts for a plain column",
     ),
     (
@@ -218,7 +218,12 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "self._place(uri, None, 1, error)",
         "no line is passed over either way",
     ),
-    ("rayrec/data/tools/vocabulary.py", "> _SPILL_IDS:", ">= _SPILL_IDS:", "when it is spilled changes no count"),
+    (
+        "rayrec/data/tools/vocabulary.py",
+        "rows > _SPILL_IDS or",
+        "rows >= _SPILL_IDS or",
+        "when it is spilled changes no count",
+    ),
     (
         "rayrec/distributed/kernel/row_kernel.py",
         "torch.sort(rows, stable=True)",

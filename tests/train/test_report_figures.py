@@ -326,8 +326,8 @@ def test_exports_link_to_their_page_while_it_is_there(tmp_path: Path) -> None:
     table = exports_table([line, {}], run)
     assert f"<a href='../a%20b/parity.html' title='{export}'>a b</a>" in table
     rows = [re.findall(r"<td(?: class='num')?>([^<]*)</td>", row) for row in table.split("<tr>")[2:]]
-    assert rows[0][1:] == ["–", "", "", "", "–", "–", "–", "no"], "the newest first, whatever it does not have"
-    assert rows[1][-4:] == ["50%", "0.500000", "–", "yes"] and exports_table([], run) == ""
+    assert rows[0][1:] == ["–", "", "", "", "–", "–", "–", "–", "no"], "the newest first, whatever it does not have"
+    assert rows[1][-5:] == ["50%", "0.500000", "–", "–", "yes"] and exports_table([], run) == ""
 
 
 def cells(table: Any) -> list[list[str]]:
