@@ -140,7 +140,7 @@ def test_a_command_outlasts_faults_of_storage(
 def test_a_service_of_a_run_needs_its_storage_only_to_be_exported(
     fault: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its vocabulary too lies in the bucket, which is away when the service starts. A URI itself is refused by name."""
+    """Its vocabulary too lies in the bucket, which is away when the service starts; an export there cannot be read."""
     door = Faulty(server, fault)
     try:
         go_through(door.address, monkeypatch, tmp_path)
@@ -160,4 +160,4 @@ def test_a_service_of_a_run_needs_its_storage_only_to_be_exported(
     finally:
         answering.close()
     capsys.readouterr()
-    assert run(["serve", RUN]) == 1 and f"{RUN} is a URI, and only a local path" in capsys.readouterr().err
+    assert run(["serve", RUN]) == 1 and f"error: {RUN} cannot be read: " in capsys.readouterr().err
