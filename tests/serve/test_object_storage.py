@@ -215,6 +215,7 @@ def test_rayrec_serve_takes_a_uri(model: Path, tmp_path: Path, options: str) -> 
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    environment["PYTHONUNBUFFERED"] = "1"
     words = ["serve", f"ctr=s3://{BUCKET}/ctr{options}", "--port", str(port), "--watch", "0.5"]
     with open(tmp_path / "told", "w+") as told:
         served = subprocess.Popen([sys.executable, "-m", "rayrec.cli", *words], env=environment, stdout=told)
@@ -222,9 +223,10 @@ def test_rayrec_serve_takes_a_uri(model: Path, tmp_path: Path, options: str) -> 
             assert until(lambda: ask(port, "/score", {"rows": [GOOD]})["version"] == "v1", 120)
             send(version_of(model, tmp_path / "v2", 0.9), f"s3://{BUCKET}/ctr/v2{options}")
             assert until(lambda: ask(port, "/score", {"rows": [GOOD]})["version"] == "v2", 60)
+            # it answers before its driver, which looks now and then, has said so
+            assert until(lambda: "next: curl" in (tmp_path / "told").read_text(), 60)
         finally:
             served.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 served.wait(60)
             served.kill()
-        assert "next: curl" in (tmp_path / "told").read_text()
