@@ -60,8 +60,7 @@ class Retrieved:
 
 def retrieve(index: Index, data: str | Path, out: str | Path, wanted: Wanted) -> Retrieved:
     """Writes a file for each file of `data`: its columns, `items` (ids, best first), `scores`, and with `vectors` the
-    query's `vector`. Files that are there
-    already stay, so that the same call again goes on where it stopped.
+    query's `vector`. Files that are there already stay, so that the same call again goes on where it stopped.
 
     Args:
         data: Parquet file, folder or glob.

@@ -12,11 +12,8 @@ from enum import Enum
 import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 
-_BLOCK_NUMBERS = {
-    "cpu": 256 << 10,
-    "cuda": 16 << 20,
-}  # quantized at once: they fit a core's cache; fbgemm's CUDA kernel
-# overflows at 2**31
+# Quantized at once: what fits a core's cache; fbgemm's CUDA kernel overflows at 2**31.
+_BLOCK_NUMBERS = {"cpu": 256 << 10, "cuda": 16 << 20}
 
 
 class TableFormat(Enum):

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from rayrec.cli.main import app
@@ -82,6 +83,12 @@ def part_of(one: dict[str, Any], log: list[dict[str, Any]], by: str) -> str:
     return {1: "test", 2: "validation"}.get(len(own) - own.index(one), "train") if len(own) > 2 else "train"
 
 
+def sequence(folder: Path, *options: str) -> Result:
+    """The command, from the log in a folder to `out` beside it."""
+    words = ["data", "sequence", str(folder / "log"), "--out", str(folder / "out"), "--user", "user", "--time", "at"]
+    return CliRunner().invoke(app, [*words, *options])
+
+
 @pytest.mark.parametrize("by", DIVIDED)
 @pytest.mark.parametrize("rows", ["impressions", "users"])
 def test_divided_by_time_or_position_no_part_sees_what_is_later(tmp_path: Path, by: str, rows: str) -> None:
@@ -91,18 +98,7 @@ def test_divided_by_time_or_position_no_part_sees_what_is_later(tmp_path: Path, 
     )
     pq.write_table(few, tmp_path / "log" / "c.parquet")
     log = [*table.to_pylist(), *few.to_pylist()]
-    arguments = [
-        "data",
-        "sequence",
-        str(tmp_path / "log"),
-        "--out",
-        str(tmp_path / "out"),
-        "--user",
-        "user",
-        "--time",
-        "at",
-    ]
-    answer = CliRunner().invoke(app, [*arguments, "--column", "item", "--column", "row", "--rows", rows, *DIVIDED[by]])
+    answer = sequence(tmp_path, "--column", "item", "--column", "row", "--rows", rows, *DIVIDED[by])
     assert answer.exit_code == 0, answer.output
     parts = {name: [one for one in log if part_of(one, log, by) == name] for name in PARTS}
     for name in PARTS:
@@ -130,19 +126,8 @@ def test_a_part_without_rows_and_moments_that_do_not_fit_are_refused(tmp_path: P
     with pytest.raises(DataError, match="does not fit the column's type"):
         make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, divide=by_time("yesterday"))
     assert not (tmp_path / "out").exists()
-    arguments = [
-        "data",
-        "sequence",
-        str(tmp_path / "log"),
-        "--out",
-        str(tmp_path / "out"),
-        "--user",
-        "user",
-        "--time",
-        "at",
-    ]
     for options in (["--split", "time"], ["--test-from", "3"], ["--split", "position", "--test-from", "3"]):
-        answer = CliRunner().invoke(app, [*arguments, "--column", "item", *options])
+        answer = sequence(tmp_path, "--column", "item", *options)
         assert answer.exit_code == 2 and "belong together" in answer.output
 
 

@@ -52,8 +52,8 @@ def evaluate_run(
     """
     display = display or Display()
     folder = RunFolder(Path(run_dir).absolute())
-    raw = config_of_run(folder, allow_code=allow_code or factory is not None)
-    job = _job(raw, folder, data, num_workers, factory, checkpoint)
+    raw = config_of_run(folder, allow_code=allow_code or factory is not None, data=data)
+    job = _job(raw, folder, num_workers, factory, checkpoint)
     course = Course()
 
     def hear(record: Record) -> None:
@@ -72,7 +72,6 @@ def evaluate_run(
 def _job(
     raw: dict[str, Any],
     folder: RunFolder,
-    data: str | None,
     num_workers: int,
     factory: build.Factory | None,
     checkpoint: str,
@@ -82,8 +81,6 @@ def _job(
     raw["sharding"]["replicas"] = 1  # nothing is trained, so one group needs the least memory
     # a plan belongs to the number of workers it was made for, a calibration to the cluster
     raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
-    if data is not None:
-        raw["data"] |= {"eval": data, "progressive": None}
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")

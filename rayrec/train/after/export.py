@@ -163,9 +163,7 @@ def trained_of(
     Raises:
         TrainError: there are no evaluation rows.
     """
-    raw = config_of_run(folder, allow_code=allow_code or factory is not None)
-    if data is not None:
-        raw["data"] |= {"eval": data, "progressive": None}
+    raw = config_of_run(folder, allow_code=allow_code or factory is not None, data=data)
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")

@@ -47,9 +47,7 @@ def importance_of_run(
         ValueError: as `export_run`; no evaluation rows.
     """
     folder = RunFolder(Path(run_dir).absolute())
-    raw = config_of_run(folder, allow_code=allow_code)
-    if data is not None:
-        raw["data"] |= {"eval": data, "progressive": None}
+    raw = config_of_run(folder, allow_code=allow_code, data=data)
     config = parse_config(raw)
     model = Model(exported_run(run_dir, allow_code, checkpoint))
     found = _importance(model, config)

@@ -17,10 +17,11 @@ from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.paths import in_job_package
 
 
-def config_of_run(folder: RunFolder, *, allow_code: bool) -> dict[str, Any]:
+def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = None) -> dict[str, Any]:
     """The plain values of a run's `config.yaml`.
 
     Args:
+        data: rows to evaluate on instead of the run's own, which are `data.eval` or, day by day, the next period.
         allow_code: whether `model.factory` there may be imported; also right where the caller gives a factory instead.
 
     Raises:
@@ -35,6 +36,8 @@ def config_of_run(folder: RunFolder, *, allow_code: bool) -> dict[str, Any]:
             f"{folder.config} names code of its own, {named}, which would be imported and run here; "
             f"if you trust who wrote that folder, give --allow-code (from Python: allow_code=True, or factory=…)"
         )
+    if data is not None:
+        raw["data"] |= {"eval": data, "progressive": None}
     return raw
 
 
