@@ -17,9 +17,10 @@ import yaml
 from rayrec.cli import run
 from rayrec.serve import ModelSpec, ServeConfig, Service
 from rayrec.serve.check import check
+from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
 from rayrec.storage.folder import open_folder
-from rayrec.storage.locations import _filesystem
+from rayrec.storage.locations import _filesystem, open_filesystem
 from tests.s3 import Faulty, s3_bucket
 from tests.serve.server import Server
 from tests.train import small, test_retrieval_run
@@ -161,3 +162,24 @@ def test_a_service_of_a_run_needs_its_storage_only_to_be_exported(
         answering.close()
     capsys.readouterr()
     assert run(["serve", RUN]) == 1 and f"error: {RUN} cannot be read: " in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["503", "slow", "cut"])
+def test_an_export_is_served_from_its_copy_of_a_faulty_store(
+    fault: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_through(server, monkeypatch, tmp_path)
+    assert run(["export", RUN, str(tmp_path / "export")]) == 0
+    filesystem, inner = open_filesystem(f"{BUCKET}/exports/{fault}")
+    pafs.copy_files(str(tmp_path / "export"), inner, destination_filesystem=filesystem)
+    door = Faulty(server, fault)
+    try:
+        go_through(door.address, monkeypatch, tmp_path)
+        exports = Exports(f"{BUCKET}/exports/{fault}", 1 << 30)
+        here = exports.open(exports.newest())
+        assert door.met
+    finally:
+        door.shut()
+    for path in (path for path in (tmp_path / "export").rglob("*") if path.is_file()):
+        assert (here.folder / path.relative_to(tmp_path / "export")).read_bytes() == path.read_bytes()
