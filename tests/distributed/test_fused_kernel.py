@@ -21,6 +21,8 @@ from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 
 ROWS = [3, 5, 4, 2, 6]
 ONE_WIDTH, TWO_WIDTHS, PADDED = [8] * 5, [16, 16, 16, 8, 8], [6] * 5
+BY_FBGEMM = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
+ADAMS = [EmbOptimType.ADAM, EmbOptimType.PARTIAL_ROWWISE_ADAM]
 SEVERAL = [0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
@@ -51,9 +53,7 @@ def by_loop(kernel: FusedKernel, batch: Lookups) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("features", [[0, 1, 2, 3, 4], SEVERAL], ids=["one", "several"])
-@pytest.mark.parametrize(
-    "kind", [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
-)
+@pytest.mark.parametrize("kind", BY_FBGEMM)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "fbgemm"])
 @pytest.mark.parametrize("weighted, dims", [(False, ONE_WIDTH), (True, ONE_WIDTH), (True, TWO_WIDTHS), (True, PADDED)])
 def test_tables_train_alike_in_fbgemms_kernels_and_in_torchs(
@@ -236,17 +236,41 @@ def test_the_cost_of_an_update_does_not_grow_with_rows() -> None:
 def in_double(spec: OptimizerSpec, weight: torch.Tensor, grad: torch.Tensor, touched: torch.Tensor) -> torch.Tensor:
     """A table's first update in float64, given the sums of its rows' gradients."""
     step = spec.learning_rate * grad
-    if spec.optimizer is EmbOptimType.EXACT_ADAGRAD:
+    if spec.optimizer in (EmbOptimType.EXACT_ADAGRAD, EmbOptimType.ADAM):
         step = step / (grad.abs() + spec.eps)
-    if spec.optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+    if spec.optimizer in (EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.PARTIAL_ROWWISE_ADAM):
         step = step / (grad.square().mean(1, keepdim=True).sqrt() + spec.eps)
     return torch.where(touched[:, None], weight - step, weight)
 
 
+@pytest.mark.parametrize("kind", ADAMS)
+@pytest.mark.parametrize("features", [[0, 1, 2, 3, 4], SEVERAL], ids=["one", "several"])
+def test_the_loop_keeps_the_moments_of_adam(kind: EmbOptimType, features: list[int]) -> None:
+    """Some updates by the loop and by torch's operators, of other rows in each: weights and both moments are alike."""
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    tables = [local_table(number, kind, 8) for number in range(5)]
+    kernel, other = RowKernel(tables, features, cpu), plain(tables, features)
+    assert kernel.compiled is not None
+    other.matrix.weight_RD.copy_(kernel.matrix.weight_RD.uniform_(-1, 1, generator=generator))
+    for batch in (2, 0, 3, 4):
+        lengths = torch.randint(0, 3, (batch * len(features),), generator=generator)
+        counts = lengths.view(len(features), batch).sum(1).tolist()
+        ids = torch.cat(
+            [torch.randint(ROWS[t], (n,), generator=generator) for t, n in zip(features, counts, strict=True)]
+        )
+        factors, grad = (
+            torch.rand(len(ids), generator=generator),
+            torch.randn(batch, 8 * len(features), generator=generator),
+        )
+        for each in (kernel, other):
+            each.pooled(lookups(ids, lengths, factors, True)).backward(grad)
+    torch.testing.assert_close(kernel.matrix.weight_RD, other.matrix.weight_RD, atol=1e-6, rtol=1e-5)
+    for name, state in kernel.state.items():
+        torch.testing.assert_close(state, other.state[name], atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
-@pytest.mark.parametrize(
-    "kind", [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
-)
+@pytest.mark.parametrize("kind", [*BY_FBGEMM, *ADAMS])
 @settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 300), min_size=1, max_size=3),

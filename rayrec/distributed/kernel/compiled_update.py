@@ -3,7 +3,7 @@
 Of a whole step on two ranks the loop takes 0.90 to 0.99 of the time with 10 ids a bag and more, and 0.80 to 0.84 with
 1000 tables of few bags; with 26 tables and one id a bag 0.95 to 1.05. So there fbgemm's own stays, but for tables with
 several lookups, for which it has another, slower one (jobs/RESULTS.md). bfloat16, which fbgemm does not have on a CPU,
-is always trained by the loop.
+is always trained by the loop, and so is Adam.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _RULES = {  # by their names in the loop's module
     EmbOptimType.EXACT_SGD: "SGD",
     EmbOptimType.EXACT_ADAGRAD: "ADAGRAD",
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: "ROWWISE_ADAGRAD",
+    EmbOptimType.ADAM: "ADAM",
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: "PARTIAL_ROWWISE_ADAM",
 }
 _LOOPS = "rayrec.distributed.kernel.update_loops"
 _MOST = 2**32  # rows of a table, and numbers of a gradient
@@ -36,14 +38,15 @@ class Memory:
     """Where a kernel's tables lie.
 
     Args:
-        held: returns the tables' numbers, and those of their optimizer's state or None, each as one tensor.
-        first_weights, first_states: the first number of each table in them.
+        held: returns the tables' numbers, and those of each of their optimizer's states, each as one tensor.
+        first_weights: the first number of each table in them.
+        first_states: the same for each state.
         widths: numbers of a row, of each table.
     """
 
-    held: Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+    held: Callable[[], tuple[torch.Tensor, Sequence[torch.Tensor]]]
     first_weights: Sequence[int]
-    first_states: Sequence[int]
+    first_states: Sequence[Sequence[int]]
     widths: Sequence[int]
 
 
@@ -59,7 +62,7 @@ class CompiledUpdate:
     def __init__(self, memory: Memory, tables: Sequence[LocalTable], table_of_lookup: Sequence[int]) -> None:
         loop, spec = loops(_LOOPS), tables[0].update
         self._loop = loop.train_for(str(tables[0].config.data_type.dtype).removeprefix("torch."))
-        self._held, self._rule, self._eps = memory.held, getattr(loop, _RULES[spec.optimizer]), np.float32(spec.eps)
+        self._held, self._rule, self._spec = memory.held, getattr(loop, _RULES[spec.optimizer]), spec
         of_tables = np.arange(len(tables) + 1)
         self._first_lookup_T = np.searchsorted(np.array(table_of_lookup), of_tables).astype(np.int64)
         cols = list(accumulate((memory.widths[table] for table in table_of_lookup), initial=0))
@@ -67,7 +70,8 @@ class CompiledUpdate:
         self._dim_T = np.array(memory.widths, np.int64)
         self._bits_T = np.array([max(1, (table.rows.size - 1).bit_length()) for table in tables], np.int64)
         self._first_weight_T = np.array(memory.first_weights, np.uint64)
-        self._first_state_T = np.array(memory.first_states, np.uint64)
+        none = [[0] * len(tables)] * (2 - len(memory.first_states))
+        self._first_states = [np.array(firsts, np.uint64) for firsts in (*memory.first_states, *none)]
         self._num_lookups, self._several = len(table_of_lookup), len(table_of_lookup) > len(tables)
         self._anchor = torch.zeros(0, requires_grad=True)  # so that autograd calls the backward
 
@@ -98,22 +102,32 @@ class CompiledUpdate:
         out: torch.Tensor = _Trained.apply(self._anchor, bags, self, lookups, rate)
         return out
 
-    def train(self, lookups: Lookups, grad: torch.Tensor, rate: float) -> None:
-        """Applies the optimizer to the rows of `lookups`, given the gradient of their bags `[B, width]`."""
+    def train(self, lookups: Lookups, grad: torch.Tensor, rate: float, count: int = 1) -> None:
+        """Applies the optimizer to the rows of `lookups`.
+
+        Args:
+            grad: of their bags `[B, width]`.
+            rate: the learning rate.
+            count: updates so far, this one included; Adam reads it.
+        """
         if grad.numel() >= _MOST:
             raise ValueError(f"{grad.shape[0]} bags of {grad.shape[1]} columns are too many; use smaller batches")
         offsets = lookups.offsets.to(torch.int64).contiguous()
         given = torch.empty(0) if lookups.weights is None else lookups.weights.detach().to(torch.float32).contiguous()
         ids = lookups.ids.to(torch.int64).contiguous().numpy().view(np.uint64)
         first_id_T = offsets[torch.from_numpy(self._first_lookup_T) * grad.shape[0]].numpy()
-        weights, states = self._held()
-        weight, state = _numbers(weights), np.empty(0, np.float32) if states is None else _numbers(states)
+        weight, states = self._held()
+        state, second, *_ = [*map(_numbers, states), np.empty(0, np.float32), np.empty(0, np.float32)]
+        first_state_T, first_second_T = self._first_states
+        beta1, beta2 = self._spec.beta1, self._spec.beta2
+        betas = [beta1, beta2, 1 - beta1, 1 - beta2, 1 - beta1**count, 1 - beta2**count]
         in_threads(
             self._loop,
             np.diff(first_id_T),
             (ids, offsets.numpy(), given.numpy(), grad.to(torch.float32).contiguous().numpy().reshape(-1)),
             (self._width, grad.shape[0], self._first_lookup_T, self._col_L, self._bits_T, self._dim_T),
-            (weight, self._first_weight_T, state, self._first_state_T, self._rule, np.float32(rate), self._eps),
+            (_numbers(weight), self._first_weight_T, state, first_state_T, second, first_second_T, self._rule),
+            (np.float32(rate), np.float32(self._spec.eps), np.array(betas, np.float32)),
         )
 
 

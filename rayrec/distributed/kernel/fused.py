@@ -143,9 +143,9 @@ def _memory(tbe: TBE) -> Memory:
     """Where a TBE on a CPU has its tables."""
     weights, states = tbe.split_embedding_weights(), [held[0] for held in tbe.split_optimizer_states() if held]
     return Memory(
-        held=lambda: (tbe.weights_host, tbe.momentum1_host if states else None),
+        held=lambda: (tbe.weights_host, [tbe.momentum1_host] if states else []),
         first_weights=[weight.storage_offset() for weight in weights],
-        first_states=[state.storage_offset() for state in states] or [0] * len(weights),
+        first_states=[[state.storage_offset() for state in states]] if states else [],
         widths=[weight.shape[1] for weight in weights],
     )
 

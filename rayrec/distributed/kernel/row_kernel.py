@@ -178,12 +178,11 @@ class RowKernel:
         shared = self.spec.replicas is not None and self.spec.replicas.every_step
         if shared or not CompiledUpdate.possible(self.tables, table_of_lookup, device):
             return None
-        firsts, state = list(accumulate(sizes[:-1], initial=0)), next(iter(self.state.values()), None)
-        per_row = 1 if state is None else state[0].numel()
+        firsts, states = list(accumulate(sizes[:-1], initial=0)), list(self.state.values())
         memory = Memory(
-            held=lambda: (self.matrix.weight_RD, state),
+            held=lambda: (self.matrix.weight_RD, states),
             first_weights=[first * self.matrix.dim for first in firsts],
-            first_states=[first * per_row for first in firsts],
+            first_states=[[first * state[0].numel() for first in firsts] for state in states],
             widths=[self.matrix.dim] * len(sizes),
         )
         return CompiledUpdate(memory, self.tables, table_of_lookup)
@@ -243,7 +242,7 @@ class _Lookup(torch.autograd.Function):
         weight_grad = kernel.matrix.weight_gradients(rows, offsets, grad) if ctx.needs_input_grad[4] else None
         if ctx.bags is not None and kernel.compiled is not None:
             kernel.iteration += 1
-            kernel.compiled.train(ctx.bags, grad, ctx.rate)
+            kernel.compiled.train(ctx.bags, grad, ctx.rate, kernel.iteration)
         else:
             groups = RowGroups.of(rows)
             kernel.train(groups.distinct, kernel.matrix.row_gradients(groups, offsets, weights, grad), ctx.rate)

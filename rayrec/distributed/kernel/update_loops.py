@@ -18,14 +18,14 @@ from numba.extending import intrinsic, overload
 
 from rayrec.compiled import compiled
 
-SGD, ADAGRAD, ROWWISE_ADAGRAD = 0, 1, 2
+SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PARTIAL_ROWWISE_ADAM = 0, 1, 2, 3, 4  # Adam's kinds are the last
 _ONE, _ZERO, _HALF, _LOW = nb.uint64(1), nb.uint64(0), nb.uint64(32), nb.uint64(2**32 - 1)
 _LINE = nb.uint64(16)  # floats of a cache line
 _AHEAD = nb.uint64(24)  # ids between asking for a row and its update
 _MANY = 4096  # ids that are worth a digit of 11 bits
 _TYPES = dict.fromkeys(("offsets", "first_lookup_T", "bits_T", "dim_T"), "int64[::1]")
-_TYPES |= dict.fromkeys(("ids", "col_L", "first_weight_T", "first_state_T"), "uint64[::1]")
-_TYPES |= dict.fromkeys(("given_N", "grad", "state"), "float32[::1]")
+_TYPES |= dict.fromkeys(("ids", "col_L", "first_weight_T", "first_state_T", "first_second_T"), "uint64[::1]")
+_TYPES |= dict.fromkeys(("given_N", "grad", "state", "second", "betas"), "float32[::1]")
 _TYPES |= dict.fromkeys(("num_bags", "width", "rule", "start", "stop"), "int64")
 _TYPES |= {"rate": "float32", "eps": "float32"}
 WEIGHTS = {"float32": "float32[::1]", "float16": "uint16[::1]", "bfloat16": "int16[::1]"}  # how loops see tables
@@ -142,9 +142,12 @@ def _train(
     first_weight_T: Any,
     state: Any,
     first_state_T: Any,
+    second: Any,
+    first_second_T: Any,
     rule: Any,
     rate: Any,
     eps: Any,
+    betas: Any,
     start: Any,
     stop: Any,
 ) -> Any:
@@ -155,7 +158,9 @@ def _train(
         grad: of the bags `[B, width]`, flat; fewer than 2³² numbers.
         col_L: the first column of each lookup.
         bits_T: of a row number.
-        rule: SGD, ADAGRAD or ROWWISE_ADAGRAD.
+        second: Adam's second moments; nothing for other rules.
+        rule: one of those above.
+        betas: Adam's two decay rates, 1 less each, and 1 less each to the power of the updates so far.
     """
     most = nb.int64(0)
     for table in range(start, stop):
@@ -182,7 +187,7 @@ def _train(
                         key_N[size] = (ids[begin + size] << _HALF) | place
                     size += _ONE
         row_N = _sorted(key_N, other_N, size, bits_T[table], 11 if size >= _MANY else 8)
-        weights, states = first_weight_T[table], first_state_T[table]
+        weights, states, seconds = first_weight_T[table], first_state_T[table], first_second_T[table]
         number = _ZERO
         while number < size:
             row = row_N[number] >> _HALF
@@ -191,12 +196,18 @@ def _train(
             while number < size and row_N[number] >> _HALF == row:
                 if number + _AHEAD < size:
                     later = row_N[number + _AHEAD]
-                    line, ahead = _ZERO, weights + (later >> _HALF) * stride
+                    line, ahead = _ZERO, (later >> _HALF) * stride
                     while line < stride:
-                        _prefetch(weight, ahead + line)  # type: ignore[call-arg]
+                        _prefetch(weight, weights + ahead + line)  # type: ignore[call-arg]
+                        if rule >= ADAM:
+                            _prefetch(state, states + ahead + line)
+                        if rule == ADAM:
+                            _prefetch(second, seconds + ahead + line)
                         line += _LINE
                     if rule == ROWWISE_ADAGRAD:
                         _prefetch(state, states + (later >> _HALF))  # type: ignore[call-arg]
+                    if rule == PARTIAL_ROWWISE_ADAM:
+                        _prefetch(second, seconds + (later >> _HALF))  # type: ignore[call-arg]
                     line = stride if weighted else _ZERO
                     while line < stride:
                         _prefetch(grad, (later & _LOW) + line)  # type: ignore[call-arg]
@@ -218,6 +229,24 @@ def _train(
                     total = state[place + nb.uint64(col)] + sum_D[col] * sum_D[col]
                     state[place + nb.uint64(col)] = total
                     _moved(weight, first + nb.uint64(col), -rate * sum_D[col] / (np.sqrt(total) + eps))
+            elif rule >= ADAM:
+                place, other, root = states + row * stride, seconds + row, nb.float32(0)
+                if rule == PARTIAL_ROWWISE_ADAM:
+                    square = nb.float32(0)
+                    for col in range(dim):
+                        square += sum_D[col] * sum_D[col]
+                    second[other] = betas[1] * second[other] + betas[3] * square / nb.float32(dim)
+                    root = np.sqrt(second[other] / betas[5])
+                else:
+                    other = seconds + row * stride
+                for col in range(dim):
+                    moment = betas[0] * state[place + nb.uint64(col)] + betas[2] * sum_D[col]
+                    state[place + nb.uint64(col)] = moment
+                    if rule == ADAM:
+                        total = betas[1] * second[other + nb.uint64(col)] + betas[3] * sum_D[col] * sum_D[col]
+                        second[other + nb.uint64(col)] = total
+                        root = np.sqrt(total / betas[5])
+                    _moved(weight, first + nb.uint64(col), -rate * (moment / betas[4]) / (root + eps))
             else:
                 if rule == ROWWISE_ADAGRAD:
                     square = nb.float32(0)
