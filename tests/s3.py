@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import cycle
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true"}
 
@@ -92,10 +93,13 @@ class Door:
 
 
 class Faulty(Door):
-    """A door at which every third connection meets a fault: answered `503`, `slow` by half a second, or `cut` off."""
+    """A door at which every third connection meets a fault, in turn: answered 503, slow by half a second, or cut off.
 
-    def __init__(self, server: str, fault: str) -> None:
-        self.met, self._seen, self._fault = 0, 0, fault
+    `met` is the faults that were met.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.met, self._seen, self._faults = set[str](), 0, cycle(("503", "slow", "cut"))
         super().__init__(server)
 
     def _begin(self, near: socket.socket) -> None:
@@ -103,14 +107,15 @@ class Faulty(Door):
         if self._seen % 3 != 1:
             super()._begin(near)
             return
-        self.met += 1
-        if self._fault == "slow":
+        fault = next(self._faults)
+        self.met.add(fault)
+        if fault == "slow":
             timer = threading.Timer(0.5, super()._begin, args=(near,))
             timer.daemon = True
             timer.start()
             return
         near.recv(1 << 16)
-        if self._fault == "503":
+        if fault == "503":
             body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             head = f"HTTP/1.1 503 Slow Down\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             near.sendall(head.encode() + body)
