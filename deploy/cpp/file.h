@@ -19,7 +19,7 @@ class MappedFile {
     struct stat found;
     if (file < 0 || ::fstat(file, &found) != 0) {
       if (file >= 0) ::close(file);
-      throw ExportError(path + " cannot be opened: the folder holds no whole export");
+      throw ExportError(path + " cannot be opened: the folder holds no whole export of today; export the run anew");
     }
     size_ = static_cast<size_t>(found.st_size);
     data_ = size_ ? ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0) : nullptr;

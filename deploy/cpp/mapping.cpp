@@ -479,7 +479,7 @@ int64_t SparseFeature::row_of_text(std::string_view text) const {
 
 Mapping::Mapping(const std::string& folder) try {
   std::ifstream file(folder + "/mapping.json");
-  if (!file) throw ExportError(folder + "/mapping.json cannot be opened: the folder holds no whole export");
+  if (!file) throw ExportError(folder + "/mapping.json cannot be opened: the folder holds no whole export of today; export the run anew");
   const json raw = json::parse(file);
   schema_ = raw.at("schema");
   std::map<std::string, uint64_t> rows_of;

@@ -28,7 +28,7 @@ constexpr int kOldest = 1, kNewest = 2;  // formats of export.json
 
 json read_json(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw ExportError(path + " cannot be opened: the folder holds no whole export");
+  if (!file) throw ExportError(path + " cannot be opened: the folder holds no whole export of today; export the run anew");
   try {
     return json::parse(file);
   } catch (const json::exception& error) {
@@ -61,7 +61,8 @@ void check_compiled(const std::string& folder, const json& index) {
   if (torch.substr(0, torch.find('+')) != TORCH_VERSION)
     throw ExportError(folder + " was compiled with torch " + torch + ", this server with " TORCH_VERSION
                       ": export it with that torch, or build the server anew");
-  if (!index.contains("instructions")) return;  // an earlier export, which did not record them
+  if (index.value("march", json()).is_null())
+    throw ExportError(folder + " was compiled by an earlier rayrec, which did not record for which processors: export the run anew");
   const std::set<std::string> here = flags_here();
   std::string lacks;
   for (const std::string flag : index["instructions"])

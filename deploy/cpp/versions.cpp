@@ -12,6 +12,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Before a refused version is read again as it is: the reason may have passed.
+constexpr std::chrono::seconds kWait{10}, kLongestWait{3600};
+
 // Names in order, numbers in them by their value and before text: as the service in Python.
 bool before(const std::string& one, const std::string& other) {
   auto digit = [](char letter) { return letter >= '0' && letter <= '9'; };
@@ -73,7 +76,10 @@ Versions::Versions(std::string path, size_t runners, int cores, std::chrono::mil
 std::string Versions::refused() const { return *refused_.load(); }
 
 void Versions::watch(const std::atomic<bool>& stop, const std::function<void(bool)>& changed) {
+  using Clock = std::chrono::steady_clock;
   std::string files, refused;
+  Clock::time_point again;
+  std::chrono::seconds wait = kWait;
   while (!stop) {
     std::this_thread::sleep_for(pause_);
     try {
@@ -84,13 +90,15 @@ void Versions::watch(const std::atomic<bool>& stop, const std::function<void(boo
         continue;
       }
       files = files_of(folder);
-      if (files == refused) continue;  // reading all of it again would find the same
+      if (files == refused && Clock::now() < again) continue;  // reading all of it again would find the same
       model_.store(load_to_serve(folder, runners_, cores_));
       refused_.store(std::make_shared<const std::string>());
       std::cerr << "serving " << take()->version() << std::endl;
       changed(true);
     } catch (const std::exception& error) {  // the old version answers
+      wait = files == refused ? std::min(2 * wait, kLongestWait) : kWait;
       refused = files;
+      again = Clock::now() + wait;
       if (*refused_.load() == error.what()) continue;
       refused_.store(std::make_shared<const std::string>(error.what()));
       std::cerr << "refused: " << error.what() << std::endl;

@@ -24,7 +24,8 @@ class Versions {
   std::shared_ptr<const Model> take() const { return model_.load(); }
 
   // Looks for newer versions until `stop`: each is loaded beside the old one, its checksums and parity are checked, it
-  // scores a row, then it takes over; one that fails is not read again before one of its files changes.
+  // scores a row, then it takes over; one that fails is not read again before one of its files changes,
+  // or after a wait, twice as long each time.
   void watch(const std::atomic<bool>& stop, const std::function<void(bool)>& changed);
 
   // Why the newest version does not answer; empty where it does.

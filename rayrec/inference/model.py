@@ -139,7 +139,7 @@ def _unfit(index: Index) -> str | None:
         return None
     if index.versions.get("torch") != here["torch"]:
         return f"compiled with torch {index.versions.get('torch')}, here is {here['torch']}"
-    if index.march is None and index.versions.get("cpu") != here["cpu"]:  # an export that did not record its needs
-        return f"compiled on {index.versions.get('cpu')}, here is {here['cpu']}"
+    if index.march is None:
+        return "compiled by an earlier rayrec, which did not record for which processors"
     lacks = processor.missing(index.instructions)
     return f"compiled for {index.march} processors, this one lacks {', '.join(lacks)}" if lacks else None

@@ -29,6 +29,7 @@ from rayrec.storage.locations import without_secrets
 
 AUDIT = "audit.jsonl"
 _MANY = 100  # rows that show what a row costs
+PAUSE_S, LONGEST_S = 10.0, 3600.0  # before a refused version is read again as it is: the reason may have passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +151,12 @@ class Versions:
         self.active = load(self._exports.open(self._exports.newest()), limits)
         self._turn = threading.Lock()
         self._refused_files: Files = ()
+        self._pause_s = self._again_at = 0.0
 
     def refresh(self) -> bool:
         """Loads what is newest now, beside the version that answers, and lets it take over; on any failure the old one
-        stays, and the new one is not read again before one of its files changes. Returns whether another took over."""
+        stays, and the new one is not read again before one of its files changes, or after a pause, twice as long each
+        time. Returns whether another took over."""
         with self._turn:
             version = place = without_secrets(str(self._exports.place))
             files: Files = ()
@@ -164,14 +167,16 @@ class Versions:
                 if version == self.active.version:
                     return False
                 files = files_of(export)
-                if files == self._refused_files:
+                if files == self._refused_files and time.monotonic() < self._again_at:
                     return False  # reading all of it again would find the same
                 loaded = load(self._exports.open(export), self._limits)
             except Exception as error:  # whatever is wrong with a new version, the old one answers
                 if self.refused.get(version) != str(error):
                     self._on_change("refused", version, str(error))
                 self.refused[version] = str(error)
-                self._refused_files = files
+                same, self._refused_files = files == self._refused_files, files
+                self._pause_s = min(2 * self._pause_s, LONGEST_S) if same else PAUSE_S
+                self._again_at = time.monotonic() + self._pause_s
                 return False
             self.active = loaded  # requests that began with the old version end with it
             self.refused.clear()

@@ -169,6 +169,7 @@ def test_the_server_scores_as_the_trainer_does_and_swaps_versions(
         (damaged / "tables.bin").write_bytes((models / "v2" / "tables.bin").read_bytes())
         until(lambda: version_at(port) == "v2", "a version that was mended does not take over")  # a copy of it
         _check_refused_versions(port, models, told)
+        _check_reason_that_passes(port, models, told)
         _check_newest(port, models)
 
 
@@ -552,6 +553,7 @@ def _check_refused_versions(port: int, models: Path, told: Path) -> None:
         ("parity", "its scores are outside their limits", {}),
         ("nan", "a row of zeros scores no number", {}),
         ("flags", "this one lacks no_such_flag", {"instructions": ["no_such_flag"]}),
+        ("unrecorded", "did not record for which processors", {"march": None}),
         ("torch", "was compiled with torch 1.0", {"versions": {**versions, "torch": "1.0"}}),
     ):
         offer(name, **index)
@@ -560,9 +562,25 @@ def _check_refused_versions(port: int, models: Path, told: Path) -> None:
         assert told.read_text().count(text) == 1
 
 
+def _check_reason_that_passes(port: int, models: Path, told: Path) -> None:
+    """A table is mended without a trace in its size and time: the version is read again after a wait."""
+    folder = shutil.copytree(models / "v1", models / ".late")
+    index, tables = json.loads((folder / "export.json").read_text()), folder / "tables.bin"
+    (folder / "export.json").write_text(json.dumps({**index, "version": "late"}))
+    data, time_ns = tables.read_bytes(), tables.stat().st_mtime_ns
+    tables.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    os.utime(tables, ns=(time_ns, time_ns))
+    tables = folder.rename(models / "late") / tables.name
+    (models / "current").write_text("late")
+    until(lambda: f"{tables}" in told.read_text(), "late is not refused")
+    tables.write_bytes(data)
+    os.utime(tables, ns=(time_ns, time_ns))
+    _await_version(port, "late")
+
+
 def _check_newest(port: int, models: Path) -> None:
     """The last by number; and another version in the same folder."""
-    for name in ("parity", "nan", "flags", "torch", "v2", "v3"):
+    for name in ("parity", "nan", "flags", "unrecorded", "torch", "late", "v2", "v3"):
         shutil.rmtree(models / name)
     for name in ("v9", "v10"):
         folder = shutil.copytree(models / "v1", models / f".{name}")

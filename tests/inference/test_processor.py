@@ -44,6 +44,8 @@ def test_a_graph_compiled_for_another_processor_is_not_run(
     with pytest.raises(ExportError, match=lacks):
         Model(copy, target="aoti")
     assert not Model(copy, target="eager").warnings
+    old = Model(compiled_copy(exported, tmp_path / "old", march=None, instructions=[]))
+    assert old.target == "eager" and "did not record for which processors" in old.warnings[0]
 
 
 def test_a_level_runs_wherever_its_flags_are(cpu: Path) -> None:

@@ -191,7 +191,7 @@ def len_of(service: Service) -> tuple[float, float]:
     """Batches and requests so far."""
     lines = dict(line.rsplit(" ", 1) for line in service.metrics().decode().splitlines() if line[0] != "#")
     name = f'rayrec_batch_requests_{{}}{{{{model="ctr",replica="{service.measures.replica}"}}}}'
-    return float(lines[name.format("count")]), float(lines[name.format("sum")])
+    return float(lines.get(name.format("count"), 0)), float(lines.get(name.format("sum"), 0))
 
 
 def test_the_pace_says_how_many_rows_are_worth_it() -> None:

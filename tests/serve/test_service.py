@@ -22,7 +22,7 @@ import torch
 
 from rayrec.inference import ExportError, processor
 from rayrec.inference.artifact import checksum
-from rayrec.serve import ModelSpec, Service
+from rayrec.serve import ModelSpec, Service, versions
 from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
@@ -281,8 +281,11 @@ def test_the_newest_is_the_last_by_name_with_numbers_as_numbers(
     assert Exports(tmp_path, 0).newest().name == expected
 
 
-def test_a_refused_version_is_not_read_again_before_it_changes(model: Path, tmp_path: Path) -> None:
-    """Whatever is wrong with it; here its vocabulary, once mended without a trace in sizes and times."""
+@pytest.mark.parametrize("how", ["changed", "paused"])
+def test_a_refused_version_is_not_read_again_before_it_changes(
+    model: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a pause is over, whatever is wrong with it; here its vocabulary, mended without a trace in sizes and times."""
     another_version(model, tmp_path / "v1")
     service = Service([ModelSpec(name="ctr", path=tmp_path)])
     bad = another_version(model, tmp_path / "v2")
@@ -303,7 +306,11 @@ def test_a_refused_version_is_not_read_again_before_it_changes(model: Path, tmp_
         path.write_text(text.ljust(size) if path == index else text)
         os.utime(path, ns=(time_ns, time_ns))
     assert service.refresh() == 0
-    index.touch()
+    if how == "changed":
+        index.touch()
+    else:
+        later = time.monotonic() + versions.PAUSE_S
+        monkeypatch.setattr(versions.time, "monotonic", lambda: later)
     assert service.refresh() == 1
 
 
