@@ -20,7 +20,7 @@ from ray import tune as ray_tune
 from rich.console import Console
 
 from rayrec.storage.folder import open_folder
-from rayrec.train.config.file import ConfigError, load_config, parse_config, read_yaml
+from rayrec.train.config.file import ConfigError, parse_config, read_yaml
 from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.tune.search import Search, Trial, _trials, _when_free, _write, check_metric, folder_of, tune
 from rayrec.train.tune.space import check_space, space_of, with_values
@@ -217,56 +217,23 @@ def run(folder: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def finished(folder: Path) -> dict[str, float]:
-    """Trials with a result → when it was written."""
-    return {path.parent.name: path.stat().st_mtime for path in folder.glob("runs/small-tune/trial-*/result.json")}
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_search_that_is_killed_goes_on(tmp_path: Path) -> None:
-    write_all(tmp_path)
-    own = {"name": "exact_auc", "factory": "torchmetrics.classification:BinaryAUROC"}
-    config = raw_config(tmp_path, trainer__epochs=3, trainer__metrics=[own])
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    first = run(tmp_path, "--metric", "exact_auc")
-    until = time.monotonic() + 200
-    while not finished(tmp_path) and time.monotonic() < until and first.poll() is None:
-        time.sleep(0.2)
-    before = finished(tmp_path)
-    os.killpg(first.pid, signal.SIGKILL)
-    shown, _ = first.communicate()
-    assert before, shown
-    second = run(tmp_path, "--metric", "exact_auc")
-    shown, _ = second.communicate(timeout=600)
-    assert second.returncode == 0, shown
-    assert "going on with the search that was stopped" in shown
-    told: dict[str, Any] = json.loads((tmp_path / "runs/small-tune/trials.json").read_text())
-    assert len(told["trials"]) == 4
-    assert not [trial for trial in told["trials"] if trial["error"]]
-    scores = [trial["score"] for trial in told["trials"]]
-    assert scores == sorted(scores, reverse=True)
-    after = finished(tmp_path)
-    assert {name: after[name] for name in before} == before, "what was finished was trained again"
-    best = load_config(tmp_path / "runs/small-tune/best.yaml")
-    assert best.optimizers.sparse.lr == told["trials"][0]["values"]["optimizers.sparse.lr"]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_a_search_by_optuna_in_object_storage_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_in_object_storage_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with s3_bucket("tries") as options:
         path = f"s3://tries/runs{options}"
-        raw = raw_config(write_all(tmp_path), trainer__epochs=3, storage__path=path)
+        own = {"name": "exact_auc", "factory": "torchmetrics.classification:BinaryAUROC"}
+        raw = raw_config(write_all(tmp_path), trainer__epochs=3, trainer__metrics=[own], storage__path=path)
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
         there = open_folder(folder_of(parse_config(raw)))
 
-        def ended() -> list[str]:
-            trials = [name for name in there.names() if name.startswith("trial-")]
-            return [name for name in trials if "result.json" in there.sub(name).names()]
+        def ended() -> dict[str, bytes]:
+            trials = [there.sub(name) for name in there.names() if name.startswith("trial-")]
+            return {one.name: one.read("result.json") for one in trials if "result.json" in one.names()}
 
-        first = run(tmp_path, "--search", "optuna")
+        words = ("--search", "optuna", "--metric", "exact_auc")
+        first = run(tmp_path, *words)
         until = time.monotonic() + 400
         while not ended() and time.monotonic() < until and first.poll() is None:
             time.sleep(0.5)
@@ -274,12 +241,15 @@ def test_a_search_by_optuna_in_object_storage_goes_on(tmp_path: Path, monkeypatc
         os.killpg(first.pid, signal.SIGKILL)
         shown, _ = first.communicate()
         assert before, shown
-        second = run(tmp_path, "--search", "optuna")
+        second = run(tmp_path, *words)
         shown, _ = second.communicate(timeout=400)
         assert second.returncode == 0, shown
         assert "going on with the search that was stopped" in shown
         told = json.loads(there.read("trials.json"))
         assert len(told["trials"]) == 4 and not [trial for trial in told["trials"] if trial["error"]]
-        assert {trial["name"] for trial in told["trials"]} >= set(before)
+        scores = [trial["score"] for trial in told["trials"]]
+        assert scores == sorted(scores, reverse=True)
+        after = ended()
+        assert {name: after[name] for name in before} == before, "what was finished was trained again"
         best = parse_config(yaml.safe_load(there.read("best.yaml")))
         assert best.optimizers.sparse.lr == told["trials"][0]["values"]["optimizers.sparse.lr"]
