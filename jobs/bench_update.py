@@ -1,10 +1,12 @@
-"""Times the update of CPU tables in backward: fbgemm's kernel and the compiled loop, in turns on the same tables.
+"""Times the update of CPU tables in backward: the compiled loop, and in turns fbgemm's kernel or torch's operators.
 
     python jobs/bench_update.py                      # ~1, 5, 10 and 20 uniform ids a bag, fp32
     python jobs/bench_update.py --dtype fp16         # or bf16, which fbgemm does not train on a CPU
+    python jobs/bench_update.py --optimizer adam     # or another that fbgemm does not have on a CPU: torch's operators
     python jobs/bench_update.py --pages small        # tables on pages of 4 KiB
 
-The floor reads and writes the rows that the batch touched, in order, and does nothing else. One thread.
+Of what fbgemm does not train on a CPU (bfloat16, Adam) the other is torch's operators. The floor reads and writes the
+rows that the batch touched, in order, and does nothing else. One thread.
 """
 
 from __future__ import annotations
@@ -20,17 +22,18 @@ import numpy as np
 import torch
 
 from rayrec.compiled import compiled, loops
-from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec, tbe
+from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, tbe
 from rayrec.distributed.kernel.choice import make_pooling_kernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig
 
 TABLES, ROWS, DIM, BAGS, BATCHES = 13, 100_000, 64, 2048, 8
+OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam")
 TYPES = {"fp32": DataType.FP32, "fp16": DataType.FP16, "bf16": DataType.BF16}
 
 
-def local_tables(dtype: str) -> list[LocalTable]:
-    spec = OptimizerSpec.from_fused_params({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01})
+def local_tables(dtype: str, optimizer: str) -> list[LocalTable]:
+    spec = OptimizerSpec.from_fused_params({"optimizer": optimizer, "learning_rate": 0.01})
     return [
         LocalTable(
             config=EmbeddingBagConfig(
@@ -83,21 +86,26 @@ def milliseconds(work: Callable[..., object], *args: object) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def measure(bag: int, dtype: str, rounds: int, floor_loop: Callable[..., None]) -> dict[str, list[float]]:
-    kernel = make_pooling_kernel(local_tables(dtype), range(TABLES), torch.device("cpu"))
-    for weight in kernel.weights():
+def measure(
+    bag: int, dtype: str, optimizer: str, rounds: int, floor_loop: Callable[..., None]
+) -> dict[str, list[float]]:
+    kernel, other = (
+        make_pooling_kernel(local_tables(dtype, optimizer), range(TABLES), torch.device("cpu")) for _ in range(2)
+    )
+    for weight in (*kernel.weights(), *other.weights()):
         weight.uniform_(-1, 1)
     fused = isinstance(kernel, FusedKernel)
     loop = kernel._compiled if fused else kernel.compiled
+    if not fused:
+        other.compiled = None
     batches, grad = make_batches(bag), torch.randn(BAGS, TABLES * DIM) / 1000
     rows, floor = [touched_rows(batch) for batch in batches], torch.zeros(TABLES * ROWS * DIM)
     tbe.use_large_pages(floor)
-    took: dict[str, list[float]] = {"fbgemm": [], "loop": [], "floor": []}
+    took: dict[str, list[float]] = {"other": [], "loop": [], "floor": []}
     for number in range(rounds + 2):  # two to warm up
         batch = batches[number % BATCHES]
-        spent = {}
-        if fused:
-            spent["fbgemm"] = milliseconds(kernel._tbe(batch.ids, batch.offsets, None).backward, grad)
+        bags = other._tbe(batch.ids, batch.offsets, None) if fused else other.pooled(batch)
+        spent = {"other": milliseconds(bags.backward, grad)}
         spent["loop"] = milliseconds(loop.train, batches[(number + BATCHES // 2) % BATCHES], grad, 0.01)
         spent["floor"] = milliseconds(floor_loop, rows[(number + 1) % BATCHES], floor.numpy(), DIM)
         for name, ms in spent.items() if number > 1 else ():
@@ -108,6 +116,7 @@ def measure(bag: int, dtype: str, rounds: int, floor_loop: Callable[..., None]) 
 def main() -> None:
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("--dtype", choices=list(TYPES), default="fp32")
+    cli.add_argument("--optimizer", choices=OPTIMIZERS, default="rowwise_adagrad")
     cli.add_argument("--pages", choices=["large", "small"], default="large")
     cli.add_argument("--rounds", type=int, default=24)
     cli.add_argument("--bags", type=int, nargs="+", default=[1, 5, 10, 20], help="mean ids a bag")
@@ -119,17 +128,16 @@ def main() -> None:
         raise SystemExit("numba is missing: there is no compiled loop to time")
     print(
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; "
-        f"{TABLES} tables of {ROWS:,} × {DIM} {args.dtype}, {BAGS} bags, uniform ids, row-wise Adagrad, "
+        f"{TABLES} tables of {ROWS:,} × {DIM} {args.dtype}, {BAGS} bags, uniform ids, {args.optimizer}, "
         f"{args.pages} pages; median ms"
     )
     floor_loop = compiled(FLOOR_TYPES)(read_and_write)
     for bag in args.bags:
-        took = measure(bag, args.dtype, args.rounds, floor_loop)
-        found = {name: statistics.median(ms) for name, ms in took.items() if ms}
+        took = measure(bag, args.dtype, args.optimizer, args.rounds, floor_loop)
+        found = {name: statistics.median(ms) for name, ms in took.items()}
         shown = "  ".join(f"{name} {ms:6.2f}" for name, ms in found.items())
-        paired = zip(took["loop"], took["fbgemm"], strict=False)
-        ratio = f"  loop / fbgemm {statistics.median(a / b for a, b in paired):.2f}" if took["fbgemm"] else ""
-        print(f"~{bag:2d} ids a bag  {shown}{ratio}", flush=True)
+        ratio = statistics.median(a / b for a, b in zip(took["loop"], took["other"], strict=True))
+        print(f"~{bag:2d} ids a bag  {shown}  loop / other {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":
