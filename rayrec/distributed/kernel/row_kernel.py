@@ -165,6 +165,8 @@ class RowKernel:
         self.matrix = RowMatrix(tables, table_of_lookup, device)
         rows, dim = self.matrix.weight_RD.shape
         self.state = formulas.make_state(self.spec, rows, dim, device)
+        for state in self.state.values():
+            use_large_pages(state)
         self._formula = formulas.formula_of(self.spec)
         self._anchor = make_anchor(device)
 
