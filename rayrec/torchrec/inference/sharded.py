@@ -21,9 +21,9 @@ from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import check_features, feature_names, output_names
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
 from rayrec.quant.check import check_lookups
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rayrec.torchrec.inference.sharded_route import Ids, Route
 from rayrec.torchrec.inference.sharded_tables import check_shards, own_part
+from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 TablePlan = Mapping[str, Sequence[Shard]]
 
