@@ -23,12 +23,11 @@ WITHOUT = {
         "NoWait",
         "ParameterSharding",
         "ShardedEmbeddingCollection",
-        "ShardingPlanner",
     },
     "inference": {"Parity", "Trained"},
     "models": {"Ranker", "Retriever", "Sequence"},
     "modules": {"BaseEmbeddingConfig"},
-    "optim": {"EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule", "KeyedOptimizer", "OptimizerWrapper"},
+    "optim": {"KeyedOptimizer", "OptimizerWrapper"},
     "quant": {"EmbeddingCollection", "TablePlace"},
 }
 

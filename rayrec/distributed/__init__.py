@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rayrec.distributed.comm.env import ShardingEnv
     from rayrec.distributed.model_parallel import DistributedModelParallel
     from rayrec.distributed.pipeline import TrainPipeline
-    from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
+    from rayrec.distributed.plan.module_sharder import ModuleSharder
     from rayrec.distributed.plan.sharding_plan import ShardingPlan
     from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
 
@@ -30,7 +30,7 @@ __getattr__ = lazy_names(
         "comm.env": "ShardingEnv",
         "model_parallel": "DistributedModelParallel",
         "pipeline": "TrainPipeline",
-        "plan.module_sharder": "ModuleSharder ShardingPlanner",
+        "plan.module_sharder": "ModuleSharder",
         "plan.sharding_plan": "ShardingPlan",
         "plan.shards": "EmbeddingComputeKernel ParameterSharding ShardingType",
     },
@@ -48,7 +48,6 @@ __all__ = [
     "ShardedEmbeddingCollection",
     "ShardingEnv",
     "ShardingPlan",
-    "ShardingPlanner",
     "ShardingType",
     "TrainPipeline",
 ]

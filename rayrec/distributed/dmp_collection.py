@@ -76,7 +76,7 @@ class DMPCollection(DistributedModelParallel):
         super().__init__(module, env, device, plan, sharders, init_data_parallel, init_parameters)
         self._replica_pg, self._sync_every, self._steps = env.replica_pg, sync_every, 0
         self._all_reduce: AllReduce | None = None
-        if env.num_sharding_groups() > 1:
+        if self.replicas > 1:
             for table in self.tables().values():
                 for item in table.local if table.dense else ():
                     item.parameter.register_hook(partial(mean_gradient, group=env.replica_pg))

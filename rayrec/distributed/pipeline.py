@@ -17,7 +17,6 @@ from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.sparse import KeyedJaggedTensor
 
 T = TypeVar("T")
-Forward = Callable[[Any], tuple[torch.Tensor, Any]]
 
 
 def sparse_features(batch: Any) -> KeyedJaggedTensor:
@@ -45,24 +44,8 @@ class _Started(Generic[T]):
     ids: dict[str, PendingInput]
 
 
-class _Feed(Generic[T]):
-    """The batches of an iterator, which may be replaced."""
-
-    source: Iterator[T] = iter(())
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        return next(self.source)
-
-
 class TrainPipeline(Generic[T]):
-    """Trains on batches, or yields them, with the next ones under way.
-
-        pipeline = TrainPipeline(model, optimizer, device)
-        while True:
-            output = pipeline.progress(batches)  # an iterator; StopIteration at its end
+    """Yields batches, with the next ones under way.
 
         for batch in TrainPipeline(model).ahead(batches):
             loss, _ = model(batch)
@@ -76,74 +59,30 @@ class TrainPipeline(Generic[T]):
     the first step sends its ids when it is called, as without a pipeline. All ranks need equally many batches.
 
     Args:
-        model: may contain a DistributedModelParallel; for `progress` it returns losses and an output.
-        optimizer: of the parameters that are not updated inside backward; for `progress`.
+        model: may contain a DistributedModelParallel.
         device: the model's by default.
         features: returns the object that the model calls its collections with.
         move: returns the batch on the model's device; by default `batch.to(device, non_blocking=True)`.
-        forward: called with the batch instead of the model.
-        send_ahead: exchanges the next batch's ids ahead; else only the batch is copied ahead.
     """
 
     def __init__(
         self,
         model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        device: torch.device | None = None,
         *,
+        device: torch.device | None = None,
         features: Callable[[T], KeyedJaggedTensor] = sparse_features,
         move: Callable[[T], T] | None = None,
-        forward: Forward | None = None,
-        send_ahead: bool = True,
     ) -> None:
         modules = [] if model is None else model.modules()
         parallel = next((each for each in modules if isinstance(each, DistributedModelParallel)), None)
         device = device or (parallel.device if parallel is not None else torch.device("cpu"))
-        self._model: Any = model
-        self._optimizer = optimizer
-        self._forward: Any = self._model if forward is None else forward
-        self._collections = parallel.sharded_modules() if parallel is not None and send_ahead else {}
+        self._collections = parallel.sharded_modules() if parallel is not None else {}
         self._features = features
         self._move: Callable[[Any], T] = move or (lambda batch: batch.to(device, non_blocking=True))
         self._device = device
         self._copies, self._ids = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
         self._begun_for = set(self._collections)  # without those that took nothing in their first step
         self._have_taken: set[str] = set()
-        self._feed: _Feed[T] = _Feed()
-        self._ready: Iterator[T] | None = None
-
-    def progress(self, batches: Iterator[T]) -> Any:
-        """Trains on the next batch, or only runs forward if the model is in evaluation; returns the model's output.
-
-        After a change of the iterator, batches already taken from the last one come first.
-
-        Raises:
-            StopIteration: no batch is left.
-        """
-        batch = self._next(batches)
-        training = self._model.training
-        if training and self._optimizer is not None:
-            self._optimizer.zero_grad()
-        losses, output = self._forward(batch)
-        if training:
-            losses.sum().backward()
-            if self._optimizer is not None:
-                self._optimizer.step()
-        return output
-
-    def _next(self, batches: Iterator[T]) -> T:
-        self._feed.source = batches
-        if self._ready is None:
-            self._ready = self.ahead(self._feed)
-        try:
-            return next(self._ready)
-        except BaseException:
-            self._ready = None  # the iterator has ended or failed; another one may follow
-            raise
-
-    def reset(self) -> None:
-        """Forgets the iterator, and the batches taken from it ahead."""
-        self._feed, self._ready = _Feed(), None
 
     def ahead(self, batches: Iterable[T]) -> Iterator[T]:
         """Yields the batches. An error in preparing a batch is raised when it is due, after the batches before it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from torch import nn
 from rayrec.modules import init
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
 
 def output_names(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
@@ -25,6 +28,16 @@ def output_names(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
 def feature_names(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
     """The features that the tables read, each once, in order."""
     return list(dict.fromkeys(f for table in tables for f in table.feature_names))
+
+
+def smallest_tables(tables: Sequence[Config]) -> dict[str, Config]:
+    """For each feature the smallest table that reads it: what its ids must be below."""
+    found: dict[str, Config] = {}
+    for table in tables:
+        for name in table.feature_names:
+            if name not in found or table.num_embeddings < found[name].num_embeddings:
+                found[name] = table
+    return found
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
@@ -45,29 +58,40 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
             raise ValueError(f"table {table.name!r}: a feature comes twice in {table.feature_names}")
 
 
-def check_features(kjt: KeyedJaggedTensor, wanted: Sequence[str]) -> None:
-    """Raises ValueError where the input lacks a feature that a table reads."""
+def check_input(kjt: KeyedJaggedTensor, wanted: Sequence[str], weighted: bool = False) -> None:
+    """Raises ValueError where the input lacks a feature that a table reads, or weights of a weighted collection."""
     missing = [name for name in wanted if name not in kjt.index_per_key()]
     if missing:
         raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
+    if weighted and kjt.weights_or_none() is None:
+        raise ValueError("the collection is weighted, but the input has no weights")
+
+
+def outside_rows(feature: str, ids: torch.Tensor, table: BaseEmbeddingConfig) -> ValueError | None:
+    """The error of the first of a feature's ids that no row of its table has; None if there is none."""
+    rows = table.num_embeddings
+    outside = ids[(ids < 0) | (ids >= rows)]
+    if not outside.numel():
+        return None
+    return ValueError(
+        f"feature {feature!r}: id {int(outside[0])} is outside the rows [0, {rows}) of table {table.name!r}; map ids "
+        "to rows (for example by hash) or give the table more rows"
+    )
 
 
 @contextmanager
 def naming_ids(table: BaseEmbeddingConfig, feature: str, ids: torch.Tensor) -> Iterator[None]:
-    """Turns a failed lookup into a ValueError with table, feature and id, where an id outside the table is the cause.
+    """Turns a failed lookup into `outside_rows`, where an id outside the table is the cause.
 
     The lookup itself looks at every id, so that good batches are not read twice.
     """
     try:
         yield
     except (IndexError, RuntimeError) as error:
-        bad = ids[(ids < 0) | (ids >= table.num_embeddings)]
-        if not bad.numel():
+        named = outside_rows(feature, ids, table)
+        if named is None:
             raise
-        raise ValueError(
-            f"feature {feature!r}: id {int(bad[0])} is outside the rows [0, {table.num_embeddings}) of table "
-            f"{table.name!r}; map ids to rows (for example by hash) or give the table more rows"
-        ) from error
+        raise named from error
 
 
 def check_trained(tables: Sequence[BaseEmbeddingConfig]) -> None:
@@ -80,6 +104,23 @@ def check_trained(tables: Sequence[BaseEmbeddingConfig]) -> None:
                 f"table {table.name!r}: data_type {table.data_type.value} is not trained; use FP32, FP16 or BF16, and "
                 "quantize the trained model (rayrec.quant)"
             )
+
+
+def tables_of(collection: nn.Module) -> tuple[Sequence[BaseEmbeddingConfig], nn.ModuleDict]:
+    """The configs of a collection of this module, and its tables by name."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return collection.embedding_bag_configs(), collection.embedding_bags
+    assert isinstance(collection, EmbeddingCollection)
+    return collection.embedding_configs(), collection.embeddings
+
+
+def fill_tables(collection: EmbeddingBagCollection | EmbeddingCollection) -> None:
+    """Fills every table from the collection's seed; does nothing on the meta device."""
+    configs, tables = tables_of(collection)
+    for config in configs:
+        weight = tables.get_parameter(f"{config.name}.weight")
+        if not weight.is_meta:
+            init.fill(weight, config, collection.seed)
 
 
 def draw_seed() -> int:
@@ -173,10 +214,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def reset_parameters(self) -> None:
         """Fills every table from the seed; does nothing on the meta device."""
-        for config in self._embedding_bag_configs:
-            weight = self.embedding_bags.get_parameter(f"{config.name}.weight")
-            if not weight.is_meta:
-                init.fill(weight, config, self.seed)
+        fill_tables(self)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return list(self._embedding_bag_configs)
@@ -198,9 +236,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
             ValueError: a feature is missing, weights are missing from a weighted collection, an id is outside its
                 table, or batch sizes vary by feature without inverse indices.
         """
-        check_features(features, feature_names(self._embedding_bag_configs))
-        if self._is_weighted and features.weights_or_none() is None:
-            raise ValueError("the collection is weighted, but the input has no weights")
+        check_input(features, feature_names(self._embedding_bag_configs), self._is_weighted)
         inverse = features.inverse_indices_or_none()
         if inverse is None:
             features = features.expanded()
@@ -275,10 +311,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
 
     def reset_parameters(self) -> None:
         """Fills every table from the seed; does nothing on the meta device."""
-        for config in self._embedding_configs:
-            weight = self.embeddings.get_parameter(f"{config.name}.weight")
-            if not weight.is_meta:
-                init.fill(weight, config, self.seed)
+        fill_tables(self)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         return list(self._embedding_configs)
@@ -302,7 +335,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         Raises:
             ValueError: a feature is missing, or an id is outside its table.
         """
-        check_features(features, feature_names(self._embedding_configs))
+        check_input(features, feature_names(self._embedding_configs))
         out: dict[str, JaggedTensor] = {}
         for config, names in zip(self._embedding_configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):

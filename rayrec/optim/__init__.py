@@ -4,7 +4,6 @@ from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.in_backward import apply_optimizer_in_backward, in_backward_optimizer_filter
 from rayrec.optim.keyed import (
     CombinedOptimizer,
-    FusedOptimizer,
     KeyedOptimizer,
     KeyedOptimizerWrapper,
     OptimizerWrapper,
@@ -12,7 +11,6 @@ from rayrec.optim.keyed import (
 
 __all__ = [
     "CombinedOptimizer",
-    "FusedOptimizer",
     "GradientClipping",
     "GradientClippingOptimizer",
     "KeyedOptimizer",

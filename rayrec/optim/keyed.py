@@ -6,7 +6,6 @@ State dicts have the form `{"state": {name: {key: value}}}` for parameters with 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -118,20 +117,6 @@ class KeyedOptimizer(Optimizer):
         """Sets whether state dicts contain the parameter groups."""
         self._saves_groups = save
 
-    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Makes all state by one step with zero gradients, as loading into TorchRec's optimizers needs.
-
-        Step counts become 1, and weight decay acts. A state loads without it here.
-
-        Args:
-            sparse_grad_parameter_names: parameters that get a sparse gradient.
-        """
-        for name, param in self.params.items():
-            if param.requires_grad and not hasattr(param, "_in_backward_optimizers"):
-                sparse = name in (sparse_grad_parameter_names or ())
-                param.grad = torch.zeros_like(param).to_sparse() if sparse else torch.zeros_like(param)
-        self.step()
-
     # -- a step
 
     def settings_changed(self) -> None:
@@ -151,32 +136,6 @@ class KeyedOptimizer(Optimizer):
                 param.grad = None
             elif param.grad is not None:
                 param.grad.detach_().zero_()
-
-    def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} ("]
-        for place, group in enumerate(self.param_groups):
-            lines.append(f"Parameter Group {place}")
-            lines += [f"    {key}: {group[key]}" for key in sorted(group) if key != "params"]
-        return "\n".join([*lines, ")"])
-
-
-class FusedOptimizer(KeyedOptimizer, ABC):
-    """An optimizer that updates its parameters in backward, before `step` is called."""
-
-    @abstractmethod
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Applies changed settings."""
-
-    @abstractmethod
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Applies changed settings."""
-
-
-def call_if_defined(optimizer: Any, method: str, *args: Any) -> None:
-    """Calls a method of an optimizer, if it has this method."""
-    call = getattr(optimizer, method, None)
-    if call is not None:
-        call(*args)
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
@@ -203,14 +162,6 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Passed on to an optimizer that has it."""
-        call_if_defined(self._optimizer, "set_optimizer_step", step)
-
-    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
-        """Passed on to an optimizer that has it."""
-        call_if_defined(self._optimizer, "update_hyper_parameters", params_dict)
 
 
 class CombinedOptimizer(KeyedOptimizer):
@@ -293,16 +244,6 @@ class CombinedOptimizer(KeyedOptimizer):
         super().save_param_groups(save)
         for _, optimizer in self._optims:
             optimizer.save_param_groups(save)
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Passed on to the optimizers that have it."""
-        for _, optimizer in self._optims:
-            call_if_defined(optimizer, "set_optimizer_step", step)
-
-    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
-        """Passed on to the optimizers that have it."""
-        for _, optimizer in self._optims:
-            call_if_defined(optimizer, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
         return "\n".join(f"{prefix}: {optimizer!r}" for prefix, optimizer in self._optims)

@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from rayrec.modules.embedding import smallest_tables
 from rayrec.quant.layout import TableConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 
 def check_lookups(features: KeyedJaggedTensor, tables: Sequence[TableConfig]) -> None:
     """As `check_ids`, against the tables that read the features."""
-    smallest: dict[str, TableConfig] = {}
-    for table in tables:
-        for name in table.feature_names:
-            if name not in smallest or table.num_embeddings < smallest[name].num_embeddings:
-                smallest[name] = table
+    smallest = smallest_tables(tables)
     read = [smallest.get(key) for key in features.keys()]
     rows = [None if table is None else table.num_embeddings for table in read]
     check_ids(features, rows, ["" if table is None else table.name for table in read])

@@ -10,9 +10,9 @@ from torch import nn
 
 from rayrec import modules
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from rayrec.modules.embedding import check_features, check_tables, feature_names, output_names
+from rayrec.modules.embedding import check_input, check_tables, feature_names, output_names, tables_of
 from rayrec.quant.check import check_lookups
-from rayrec.quant.formats import TableFormat, dequantize_rows, quantize_rows
+from rayrec.quant.formats import TableFormat, quantize_rows
 from rayrec.quant.layout import TablePlace, place_tables
 from rayrec.quant.lookup import MEAN, SUM, Call, Reader, calls_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -84,23 +84,10 @@ class _Quantized(nn.Module, Generic[ConfigT]):
     def device(self) -> torch.device:
         return torch.device("cpu") if self.weights is None else self.weights.device
 
-    def dequantized(self, table: str) -> torch.Tensor:
-        """float32 `[rows, dim]`: what lookups see of a table.
-
-        Raises:
-            ValueError: no such table.
-        """
-        place = next((place for place in self.places if place.table == table), None)
-        if place is None:
-            raise ValueError(f"there is no table {table!r}; there are {[place.table for place in self.places]}")
-        rows = self.data[place.begin : place.end].view(place.rows, place.row_bytes)
-        return dequantize_rows(rows, place.format, place.dim)
-
     def _check(self, features: KeyedJaggedTensor) -> None:
         """Ids, before the kernel. In an exported graph the caller checks the ids."""
-        if torch.compiler.is_exporting():
-            return
-        check_lookups(features, self._configs)
+        if not torch.compiler.is_exporting():
+            check_lookups(features, self._configs)
 
     def _readers(self, features: KeyedJaggedTensor) -> list[Reader]:
         readers, column = [], 0
@@ -123,23 +110,20 @@ class _Quantized(nn.Module, Generic[ConfigT]):
 
 
 def _converted(
-    module: modules.EmbeddingBagCollection | modules.EmbeddingCollection,
-    configs: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig],
-    weights_of: Mapping[str, torch.Tensor],
-    data_type: Formats | None,
+    module: modules.EmbeddingBagCollection | modules.EmbeddingCollection, data_type: Formats | None
 ) -> tuple[list[TablePlace], torch.Tensor, int]:
-    """Places and bytes of a float collection's tables."""
+    """Places, bytes and row alignment of a float collection's tables."""
+    configs, tables = tables_of(module)
     wanted = TableFormat.INT8 if data_type is None else data_type
-    names = [config.name for config in configs]
-    if isinstance(wanted, Mapping):
-        formats = {name: TableFormat.of(kind) for name, kind in wanted.items()}
-    else:
-        formats = {name: TableFormat.of(wanted) for name in names}
+    if not isinstance(wanted, Mapping):
+        wanted = {config.name: wanted for config in configs}
+    formats = {name: TableFormat.of(kind) for name, kind in wanted.items()}
     alignment = 16 if module.device.type == "cuda" else 1
     places, size = place_tables(configs, formats, alignment)
     data = torch.zeros(size, dtype=torch.uint8, device=module.device)
     for place in places:
-        rows = quantize_rows(weights_of[place.table].detach(), place.format, place.table, alignment)
+        weight = tables.get_parameter(f"{place.table}.weight").detach()
+        rows = quantize_rows(weight, place.format, place.table, alignment)
         data[place.begin : place.end] = rows.view(-1)
     return places, data, alignment
 
@@ -163,10 +147,8 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
         Raises:
             ValueError: no such format, a table without one, or numbers that do not fit it.
         """
-        configs = module.embedding_bag_configs()
-        weights_of = {c.name: module.embedding_bags.get_parameter(f"{c.name}.weight") for c in configs}
-        places, data, alignment = _converted(module, configs, weights_of, data_type)
-        return cls(configs, places, data, module.is_weighted(), alignment)
+        places, data, alignment = _converted(module, data_type)
+        return cls(module.embedding_bag_configs(), places, data, module.is_weighted(), alignment)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return list(self._configs)
@@ -182,9 +164,7 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
             ValueError: a feature is missing, weights are missing from a weighted collection, offsets do not fit the
                 ids, or an id is outside its table; names the feature.
         """
-        check_features(features, feature_names(self._configs))
-        if self._flag and features.weights_or_none() is None:
-            raise ValueError("the collection is weighted, but the input has no weights")
+        check_input(features, feature_names(self._configs), self._flag)
         features = features.expanded()
         self._check(features)
         calls = self._calls_for(features)
@@ -218,10 +198,8 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
     @classmethod
     def from_float(cls, module: modules.EmbeddingCollection, data_type: Formats | None = None) -> EmbeddingCollection:
         """As `EmbeddingBagCollection.from_float`."""
-        configs = module.embedding_configs()
-        weights_of = {c.name: module.embeddings.get_parameter(f"{c.name}.weight") for c in configs}
-        places, data, alignment = _converted(module, configs, weights_of, data_type)
-        return cls(configs, places, data, module.need_indices(), alignment)
+        places, data, alignment = _converted(module, data_type)
+        return cls(module.embedding_configs(), places, data, module.need_indices(), alignment)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         return list(self._configs)
@@ -239,7 +217,7 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
         Raises:
             ValueError: a feature is missing, offsets do not fit the ids, or an id is outside its table.
         """
-        check_features(features, feature_names(self._configs))
+        check_input(features, feature_names(self._configs))
         self._check(features)
         out: dict[str, JaggedTensor] = {}
         readers = iter(self._readers(features))

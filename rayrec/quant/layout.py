@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
 from rayrec.quant.formats import TableFormat
 
 TableConfig = EmbeddingBagConfig | EmbeddingConfig
@@ -35,7 +35,7 @@ class TablePlace:
 
 
 def place_tables(
-    tables: Sequence[TableConfig], formats: Mapping[str, TableFormat], row_alignment: int = 1
+    tables: Sequence[BaseEmbeddingConfig], formats: Mapping[str, TableFormat], row_alignment: int = 1
 ) -> tuple[list[TablePlace], int]:
     """A place for each table, one after the other, and the bytes of all of them.
 

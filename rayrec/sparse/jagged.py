@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABCMeta
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import fx
@@ -75,17 +75,11 @@ class Jagged(Pipelineable, metaclass=Traceable):
             self._lengths = self._offsets[1:] - self._offsets[:-1]
         return self._lengths
 
-    def lengths_or_none(self) -> torch.Tensor | None:
-        return self._lengths
-
     def offsets(self) -> torch.Tensor:
         """Integers: where each list starts, and the end of the last."""
         if self._offsets is None:
             assert self._lengths is not None
             self._offsets = ops.complete_cumsum(self._lengths.view(-1))
-        return self._offsets
-
-    def offsets_or_none(self) -> torch.Tensor | None:
         return self._offsets
 
     def device(self) -> torch.device:
@@ -98,26 +92,6 @@ class Jagged(Pipelineable, metaclass=Traceable):
         for tensor in self._tensors():
             if tensor.is_cuda:
                 tensor.record_stream(stream)
-
-    def size_in_bytes(self) -> int:
-        """Bytes of all its tensors."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
-
-    def copy_(self, other: Self, non_blocking: bool = False) -> Self:
-        """Fills this one's tensors from `other`'s, which have the same sizes; returns itself.
-
-        Raises:
-            ValueError: only one of the two has weights.
-        """
-        for name in ("_values", "_weights", "_lengths", "_offsets"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if theirs is not None and mine is not None:
-                mine.copy_(theirs, non_blocking=non_blocking)
-            elif name in ("_lengths", "_offsets"):  # either is computed from the other, which was copied
-                setattr(self, name, theirs)
-            elif (mine is None) != (theirs is None):
-                raise ValueError(f"copy_: only one of the two {type(self).__name__}s has {name[1:]}")
-        return self
 
 
 class JaggedTensor(Jagged):
@@ -152,53 +126,6 @@ class JaggedTensor(Jagged):
         self._lengths = lengths
         self._offsets = offsets
 
-    @classmethod
-    def empty(
-        cls,
-        is_weighted: bool = False,
-        device: torch.device | str | None = None,
-        values_dtype: torch.dtype | None = None,
-        weights_dtype: torch.dtype | None = None,
-        lengths_dtype: torch.dtype = torch.int32,
-    ) -> JaggedTensor:
-        """A tensor of no examples; values and weights of torch's default type unless said otherwise."""
-        return cls(
-            values=torch.empty(0, dtype=values_dtype, device=device),
-            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
-            offsets=torch.zeros(1, dtype=lengths_dtype, device=device),
-        )
-
-    @classmethod
-    def empty_like(cls, jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
-        """Without a device: no examples. With one: the same sizes there, not filled, for `copy_`."""
-        if device is not None:
-            return jt._map(lambda t: torch.empty_like(t, device=device))
-        weights = jt.weights_or_none()
-        return cls(
-            jt.values().new_empty(0), None if weights is None else weights.new_empty(0), jt.lengths().new_empty(0)
-        )
-
-    @classmethod
-    def from_dense(cls, values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None = None) -> JaggedTensor:
-        """From one tensor per example.
-
-        Raises:
-            ValueError: no examples, so that dtype and device are unknown.
-        """
-        if not values:
-            raise ValueError("from_dense: there are no examples; use JaggedTensor.empty()")
-        lengths = torch.tensor([v.shape[0] for v in values], dtype=torch.int32, device=values[0].device)
-        return cls(torch.cat(list(values)), torch.cat(list(weights)) if weights is not None else None, lengths)
-
-    @classmethod
-    def from_dense_lengths(
-        cls, values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None
-    ) -> JaggedTensor:
-        """From a padded `[B, L]` (or `[B, L, D]`) of which example b holds the first `lengths[b]` values."""
-        mask = torch.arange(values.shape[1], device=values.device)[None, :] < lengths[:, None]
-        return cls(values[mask], weights[mask] if weights is not None else None, lengths)
-
     def to_dense(self) -> list[torch.Tensor]:
         """One view per example."""
         return [self._values[start:stop] for start, stop in pairwise(self.offsets().tolist())]
@@ -211,15 +138,13 @@ class JaggedTensor(Jagged):
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> torch.Tensor:
         """`[B, desired_length]` (default: the longest list); longer lists are cut, shorter ones padded."""
-        return _pad(self._values, self.lengths(), self.offsets(), desired_length, padding_value)
-
-    def to_padded_dense_weights(
-        self, desired_length: int | None = None, padding_value: float = 0.0
-    ) -> torch.Tensor | None:
-        """As `to_padded_dense`, for the weights; None without weights."""
-        if self._weights is None:
-            return None
-        return _pad(self._weights, self.lengths(), self.offsets(), desired_length, padding_value)
+        lengths, starts = self.lengths(), self.offsets()[:-1]
+        width = desired_length if desired_length is not None else int(lengths.max()) if lengths.numel() else 0
+        out = self._values.new_full((lengths.shape[0], width, *self._values.shape[1:]), padding_value)
+        column = torch.arange(width, device=self.device())[None, :]
+        mask = column < lengths[:, None]
+        out[mask] = self._values[(starts[:, None] + column)[mask]]
+        return out
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
@@ -235,21 +160,6 @@ class JaggedTensor(Jagged):
 
     def __str__(self) -> str:
         return "JaggedTensor({\n    " + jagged_text(self.to_dense(), self.to_dense_weights(), indent="    ") + "\n})\n"
-
-
-def _pad(
-    data: torch.Tensor,
-    lengths: torch.Tensor,
-    offsets: torch.Tensor,
-    desired_length: int | None,
-    padding_value: float,
-) -> torch.Tensor:
-    width = desired_length if desired_length is not None else int(lengths.max()) if lengths.numel() else 0
-    out = data.new_full((lengths.shape[0], width, *data.shape[1:]), padding_value)
-    place = torch.arange(width, device=data.device)[None, :]
-    mask = place < lengths[:, None]
-    out[mask] = data[(offsets[:-1, None] + place)[mask]]
-    return out
 
 
 def _flatten(jt: JaggedTensor) -> tuple[list[Any], None]:

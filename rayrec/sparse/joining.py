@@ -27,7 +27,7 @@ def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> dict[str, Any]:
 def concat(kjt_list: Sequence[KeyedJagged]) -> dict[str, Any]:
     """All keys of all tensors, in order."""
     if not kjt_list:
-        raise ValueError("concat: there is nothing to join; use KeyedJaggedTensor.empty() for no features")
+        raise ValueError("concat: there is nothing to join")
     varying = any(kjt.variable_stride_per_key() for kjt in kjt_list)
     joined = _join_inverse(kjt_list)
     if (not varying or joined is not None) and len({kjt.stride() for kjt in kjt_list}) > 1:
@@ -45,18 +45,6 @@ def concat(kjt_list: Sequence[KeyedJagged]) -> dict[str, Any]:
 
 def _strides(kjt: KeyedJagged) -> list[list[int]]:
     return kjt.stride_per_key_per_rank() or [[kjt.stride()] for _ in kjt.keys()]
-
-
-def no_keys(kjt: KeyedJagged) -> dict[str, Any]:
-    """No keys and no data of the types and the stride of `kjt`."""
-    weights = kjt.weights_or_none()
-    return {
-        "keys": [],
-        "values": kjt.values().new_empty(0),
-        "weights": None if weights is None else weights.new_empty(0),
-        "lengths": kjt.lengths().new_empty(0),
-        "stride": kjt.stride(),
-    }
 
 
 def cat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
 
 import torch
 
@@ -163,9 +162,6 @@ class KeyedJagged(Jagged):
             self._offset_per_key = [0, *accumulate(self.length_per_key())]
         return self._offset_per_key
 
-    def offset_per_key_or_none(self) -> list[int] | None:
-        return self._offset_per_key
-
     def index_per_key(self) -> dict[str, int]:
         """Position of each key."""
         if self._key_index is None:
@@ -179,16 +175,6 @@ class KeyedJagged(Jagged):
     def host_copy(self) -> KeyedJagged | None:
         """The tensor on the CPU that this one was copied from; None without one, or if either has changed since."""
         return None if self._host is None or self._host.changed() else self._host.source
-
-    def sync(self) -> Self:
-        """Computes lengths and offsets per key, which later calls need on the host; returns itself."""
-        self.offset_per_key()
-        return self
-
-    def unsync(self) -> Self:
-        """Forgets what `sync` computed; returns itself."""
-        self._length_per_key = self._offset_per_key = None
-        return self
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Each key's lists, as views; without `compute_offsets` their offsets are computed on first use."""

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from rayrec.sparse import joining, reshaping
 from rayrec.sparse.jagged import JaggedTensor
-from rayrec.sparse.keyed_jagged import HostCopy, InverseIndices, KeyedJagged, Strides
+from rayrec.sparse.keyed_jagged import HostCopy, KeyedJagged
 from rayrec.sparse.text import keyed_text
 
 
@@ -43,47 +43,13 @@ class KeyedJaggedTensor(KeyedJagged):
     # -- factories
 
     @classmethod
-    def from_lengths_sync(
-        cls,
-        keys: Sequence[str],
-        values: torch.Tensor,
-        lengths: torch.Tensor,
-        weights: torch.Tensor | None = None,
-        stride: int | None = None,
-        stride_per_key_per_rank: Strides = None,
-        inverse_indices: InverseIndices | None = None,
-    ) -> KeyedJaggedTensor:
-        """From lengths, with lengths and offsets per key computed at once (a GPU synchronises here, not later)."""
-        made = cls(
-            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
-        )
-        return made.sync()
-
-    @classmethod
-    def from_offsets_sync(
-        cls,
-        keys: Sequence[str],
-        values: torch.Tensor,
-        offsets: torch.Tensor,
-        weights: torch.Tensor | None = None,
-        stride: int | None = None,
-        stride_per_key_per_rank: Strides = None,
-        inverse_indices: InverseIndices | None = None,
-    ) -> KeyedJaggedTensor:
-        """From offsets, with lengths and offsets per key computed at once (a GPU synchronises here, not later)."""
-        made = cls(
-            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
-        )
-        return made.sync()
-
-    @classmethod
     def from_jt_dict(cls, jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
         """One key for each entry; entries with unequal batch sizes make a batch size that varies by key.
 
         Raises:
             ValueError: some entries have weights and some have not.
         """
-        return cls(**joining.from_jt_dict(jt_dict)) if jt_dict else cls.empty()
+        return cls(**joining.from_jt_dict(jt_dict)) if jt_dict else cls([], torch.empty(0))
 
     @classmethod
     def concat(cls, kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -93,37 +59,6 @@ class KeyedJaggedTensor(KeyedJagged):
             ValueError: nothing to join, strides differ, or only some have weights.
         """
         return _concat(kjt_list)
-
-    @classmethod
-    def empty(
-        cls,
-        is_weighted: bool = False,
-        device: torch.device | str | None = None,
-        values_dtype: torch.dtype | None = None,
-        weights_dtype: torch.dtype | None = None,
-        lengths_dtype: torch.dtype = torch.int32,
-    ) -> KeyedJaggedTensor:
-        """No keys and no examples; values and weights of torch's default type unless given."""
-        return cls(
-            keys=[],
-            values=torch.empty(0, dtype=values_dtype, device=device),
-            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
-            stride=0,
-        )
-
-    @classmethod
-    def empty_like(cls, kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
-        """Without a device: no keys and no data, the stride kept. With one: the same keys and sizes there, not filled,
-        for `copy_`. `without_examples` keeps the keys and has no rows."""
-        if device is None:
-            return cls(**joining.no_keys(kjt))
-        return kjt._map(lambda t: torch.empty_like(t, device=device))
-
-    def without_examples(self) -> KeyedJaggedTensor:
-        """The keys, types and device of this one, and no examples: the input of a rank without data."""
-        weights = None if self._weights is None else self._weights.new_empty(0)
-        return KeyedJaggedTensor(self._keys, self._values.new_empty(0), weights, self.lengths().new_empty(0), stride=0)
 
     # -- reshaping
 
@@ -213,18 +148,6 @@ class KeyedJaggedTensor(KeyedJagged):
         )
         out._length_per_key, out._offset_per_key = self._length_per_key, self._offset_per_key
         return out
-
-    def copy_(self, other: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
-        """Fills this one's tensors from `other`'s, which have the same sizes; returns itself.
-
-        Raises:
-            ValueError: weights that only one of the two has.
-        """
-        super().copy_(other, non_blocking)
-        self._length_per_key, self._offset_per_key = other._length_per_key, other._offset_per_key
-        self._jagged_by_key = None
-        self._remember(other)
-        return self
 
     # -- printing
 

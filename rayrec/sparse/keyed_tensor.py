@@ -48,13 +48,6 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
                 f"shape {list(values.shape)} along dimension {key_dim}"
             )
 
-    @classmethod
-    def from_tensor_list(
-        cls, keys: Sequence[str], tensors: Sequence[torch.Tensor], key_dim: int = 1, cat_dim: int = 1
-    ) -> KeyedTensor:
-        """One key a tensor, joined along `cat_dim`."""
-        return cls(keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), dim=cat_dim), key_dim)
-
     def keys(self) -> list[str]:
         return self._keys
 
@@ -79,9 +72,6 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
             self._index_per_key = {key: place for place, key in enumerate(self._keys)}
         return self._index_per_key
 
-    def size_in_bytes(self) -> int:
-        return self._values.numel() * self._values.element_size()
-
     def device(self) -> torch.device:
         return self._values.device
 
@@ -103,20 +93,6 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
             KeyError: a group names a key that no tensor has.
         """
         return _regrouped(keyed_tensors, groups)
-
-    @staticmethod
-    def regroup_as_dict(
-        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
-    ) -> dict[str, torch.Tensor]:
-        """As `regroup`, with a name for each group.
-
-        Raises:
-            ValueError: not one name a group.
-        """
-        if len(keys) != len(groups):
-            raise ValueError(f"regroup_as_dict: {len(keys)} names for {len(groups)} groups")
-        found = _regrouped(keyed_tensors, groups)
-        return {key: found[place] for place, key in enumerate(keys)}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         moved = self._values.to(device, non_blocking=non_blocking)

@@ -66,24 +66,21 @@ def split_by_blocks(
 
 
 def permute_chunks(
-    order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor, unit: int = 1, num_values: int | None = None
+    order: torch.Tensor, sizes: torch.Tensor, data: torch.Tensor, num_values: int | None = None
 ) -> torch.Tensor:
     """Chunks of `data` with the given `sizes` in another order (int32); chunks may repeat or be left out.
 
     Args:
-        unit: divides every size; needed from 2³¹ numbers on.
         num_values: how many numbers the result has, where known (spares a synchronisation on a GPU).
 
     Raises:
-        ValueError: there are 2³¹ units or more.
+        ValueError: there are 2³¹ numbers or more.
     """
     trained = data.requires_grad and torch.is_grad_enabled()
-    if trained or (data.is_cuda and num_values is not None) or data.numel() > MOST_NUMBERS:
-        if data.numel() // unit > MOST_NUMBERS:
-            raise ValueError(f"{data.numel() // unit} ids are more than one exchange takes; use smaller batches")
-        num_rows = None if num_values is None else num_values // unit
-        rows = _chunk_rows(order, sizes if unit == 1 else sizes // unit, data.numel() // unit, num_rows)
-        return data[rows] if unit == 1 else data.view(-1, unit).index_select(0, rows).view(-1)
+    if data.numel() > MOST_NUMBERS:
+        raise ValueError(f"{data.numel()} ids are more than one exchange takes; use smaller batches")
+    if trained or (data.is_cuda and num_values is not None):
+        return data[_chunk_rows(order, sizes, data.numel(), num_values)]
     return _ops.permute_1D_sparse_data(order, sizes, data, None, None)[1]
 
 

@@ -219,7 +219,7 @@ def test_a_vector_leaves_its_host_once() -> None:
 
 def executor_of(group: dist.ProcessGroup, plan: ModuleSharding, local: int | None) -> str:
     env = ShardingEnv.from_process_group(group, local)
-    return str(EmbeddingBagCollectionSharder().shard(EmbeddingBagCollection(TABLES), plan, env, DEVICE)._input_dists[0])
+    return str(EmbeddingBagCollectionSharder().shard(EmbeddingBagCollection(TABLES), plan, env, DEVICE).executors[0])
 
 
 @pytest.mark.parametrize(

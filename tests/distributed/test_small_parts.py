@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import RULES, OptimizerSpec
 from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable, pooling_group, vector_group
-from rayrec.distributed.kernel.fused import Stack
-from rayrec.distributed.kernel.interface import LocalTable, Lookups
+from rayrec.distributed.kernel.fused import FusedVectorKernel
+from rayrec.distributed.kernel.interface import LocalTable, Lookups, Stack
 from rayrec.distributed.kernel.optimizer_formulas import rounded
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
@@ -165,13 +165,14 @@ def lookups_of(batch: int, lookups: int, weighted: bool) -> Lookups:
 def test_tables_one_below_the_other_are_one(batch: int) -> None:
     tables, order = [local(config(8, rows=rows)) for rows in (3, 4, 5)], [0, 0, 1, 2]
     stack, given = Stack(tables, order, CPU), lookups_of(batch, 4, weighted=False)
-    assert (stack.table.rows.size, stack.table.config.num_embeddings) == (12, 12)
+    inner = FusedVectorKernel(tables, order, CPU)._inner.tables[0]
+    assert (stack.num_rows, inner.rows.size, inner.config.num_embeddings) == (12, 12, 12)
     bags = [given.ids[a:b] for a, b in zip(given.offsets, given.offsets[1:], strict=False)]
     expected = [int(one) + [0, 0, 3, 7][bag // batch] for bag, ids in enumerate(bags) for one in ids]
     assert stack.ids(given).tolist() == expected
     assert [len(rows) for rows in stack.split(torch.arange(12))] == [3, 4, 5]
     alone = Stack([tables[0]], [0, 0], CPU)
-    assert alone.table is tables[0] and alone.ids(given) is given.ids
+    assert FusedVectorKernel(tables[:1], [0, 0], CPU)._inner.tables[0] is tables[0] and alone.ids(given) is given.ids
 
 
 @pytest.mark.parametrize(("dtype", "step"), [(torch.bfloat16, 2.0**-7), (torch.float16, 2.0**-10)])

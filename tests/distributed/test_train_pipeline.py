@@ -19,6 +19,7 @@ from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.distributed import train_pipeline
 from tests.distributed.oracle import cut, draw_kjt
 from tests.distributed.test_model_parallel import FUSED, plans, tables
 from tests.ranks import on_ranks
@@ -321,7 +322,7 @@ def test_the_next_item_is_begun_before_one_is_handed_out_and_an_error_waits_its_
         return 10 * item
 
     def ahead(items: list[int]) -> Iterator[int]:
-        return TrainPipeline[int](move=begin, send_ahead=False).ahead(items)
+        return TrainPipeline[int](move=begin).ahead(items)
 
     found = ahead([1, 2, 3])
     assert next(found) == 10 and begun == [1, 2]
@@ -369,7 +370,7 @@ def progressed(group: dist.ProcessGroup, with_pipeline: bool) -> Any:
     batches = [b for b, sizes in zip(drawn(group.rank()), SIZES, strict=True) if all(sizes)]
     outputs = []
     if with_pipeline:
-        pipeline, source = TrainPipeline[Batch](model, dense, torch.device("cpu")), iter(batches)
+        pipeline, source = train_pipeline.TrainPipeline[Batch, Any](model, dense, torch.device("cpu")), iter(batches)
         with pytest.raises(StopIteration):
             while True:
                 outputs.append(pipeline.progress(source).detach())

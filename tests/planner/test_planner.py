@@ -113,7 +113,7 @@ def test_model_without_collections_is_refused():
         ({"t": ParameterConstraints(compute_kernels=["fused_uvm"])}, "'fused_uvm' cannot run on cpu; allowed: fused"),
         ({"t": ParameterConstraints(min_partition=10)}, "min_partition=10 must be a multiple of 4"),
         ({"t": ParameterConstraints(pooling_factors=[1, 2])}, "pooling_factors has 2 numbers for 1 features"),
-        ({"t": ParameterConstraints(num_ids=[-1])}, "must be finite and not negative"),
+        ({"t": ParameterConstraints(pooling_factors=[-1])}, "must be finite and not negative"),
         ({"t": ParameterConstraints(device_group=[])}, r"device_group \[\] must name ranks of 0 .. 3"),
         ({"t": ParameterConstraints(min_partition=68)}, "min_partition=68 must be .* embedding_dim=64"),
         ({"t": ParameterConstraints(device_group=[0, 9])}, "must name ranks of 0 .. 3"),

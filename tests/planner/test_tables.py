@@ -68,8 +68,6 @@ def facts_of(told: ParameterConstraints, features: int = 2) -> Any:
         ({"pooling_factors": [3.0, 0.5]}, 80, 140),
         ({"num_poolings": [2.0, 1.0], "pooling_factors": [3.0, 0.5]}, 120, 260),
         ({"batch_sizes": [5, 1], "pooling_factors": [2.0, 3.0]}, 24, 52),
-        ({"num_ids": [7.0, 1.0], "pooling_factors": [3.0]}, 80, 32),
-        ({"num_ids": [0.0]}, 80, 0),
     ],
 )
 def test_traffic_of_all_ranks(told: dict[str, Any], bags: float, ids: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 from rayrec.distributed.planner import Topology, plan_tables
 from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
 from rayrec.distributed.planner.machine.devices import DEVICES, device, preset_of
+from rayrec.torchrec.distributed.planner import topology as torchrecs
 from tests.planner.problems import SHARDER, table
 
 
@@ -40,7 +41,7 @@ def test_large_tables_go_to_the_host_with_more_memory():
         (lambda: Topology(4, hosts=[2, 1]), r"hosts=\[2, 1\] have 3 ranks, but world_size=4"),
         (lambda: Topology(4, hosts=[2, 2], hbm_cap=[1]), "hbm_cap has 1 numbers for 2 hosts"),
         (lambda: Topology(4, hbm_cap=-1), "hbm_cap=-1 must be positive"),
-        (lambda: Topology(4, inter_host_bw=0.0), "inter_host_bw=0.0 must be positive"),
+        (lambda: torchrecs.Topology(4, inter_host_bw=0.0), "inter_host_bw=0.0 must be positive"),
         (lambda: Topology.from_world("2x2x2"), "world '2x2x2' must be HOSTSxRANKS"),
         (lambda: Topology.from_world("0x8"), "world '0x8' must be HOSTSxRANKS"),
         (lambda: Topology.from_world("8by8"), "world '8by8' must be HOSTSxRANKS, as 16x8"),

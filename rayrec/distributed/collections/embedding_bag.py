@@ -155,10 +155,6 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
     def extra_repr(self) -> str:
         return f"(executors): {self.executors}\n(lookups): {self.kernels()}"
 
-    # the stages by the tutorials' names
-    _input_dists = _output_dists = executors
-    _lookups = property(kernels)
-
 
 class EmbeddingBagCollectionAwaitable(Deferred[KeyedTensor]):
     """Pooled vectors that are being received."""

@@ -10,12 +10,12 @@ import torch
 from rayrec.distributed.collections.sharded_table import LocalShard, ShardedTable
 from rayrec.distributed.kernel import Kernel, UpdatingKernel
 from rayrec.distributed.kernel.choice import updating
-from rayrec.optim import CombinedOptimizer, FusedOptimizer
+from rayrec.optim import CombinedOptimizer, KeyedOptimizer
 
 STEP = "step"  # torch's name for the number of updates in an optimizer's state
 
 
-class EmbeddingFusedOptimizer(FusedOptimizer):
+class EmbeddingFusedOptimizer(KeyedOptimizer):
     """The optimizers of a collection's kernels, one parameter group each. Rows are updated in backward; `step` and
     `zero_grad` hand the learning rates on.
 
@@ -76,9 +76,6 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         return [
             {**group, "params": sorted({names[id(param)] for param in group["params"]})} for group in self.param_groups
         ]
-
-    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """The state is there from the start."""
 
     def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         super()._load_named_state(state)

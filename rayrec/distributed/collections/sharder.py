@@ -24,6 +24,7 @@ from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.replicas.gradients import same_weights, with_replicas
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingCollection
+from rayrec.modules.embedding import tables_of
 
 
 class HasTables(Protocol):
@@ -111,14 +112,6 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     @abstractmethod
     def _executor(self, setup: Setup[Any], num_counts: int) -> ShardedExecutor:
         """The executor of the tables that are cut; its headers have `num_counts` counts for the others."""
-
-
-def tables_of(module: nn.Module) -> tuple[Sequence[BaseEmbeddingConfig], nn.ModuleDict]:
-    """The configs of an unsharded collection, and its tables by name."""
-    if isinstance(module, EmbeddingBagCollection):
-        return module.embedding_bag_configs(), module.embedding_bags
-    assert isinstance(module, EmbeddingCollection)
-    return module.embedding_configs(), module.embeddings
 
 
 def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]:

@@ -71,8 +71,7 @@ class PooledExecutor:
 
     def lookup(self, ids: RankIds) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
-        if self._cache.needed:
-            self._cache.check()
+        self._cache.check()
         parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
             nothing = torch.zeros(
@@ -80,8 +79,7 @@ class PooledExecutor:
             )
             parts = [nothing if ids.weights is None else nothing + ids.weights.sum() * 0]
         vectors = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if self._cache.needed:
-            self._cache.watch(vectors)
+        self._cache.watch(vectors)
         return vectors
 
     def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], torch.Tensor] | None:

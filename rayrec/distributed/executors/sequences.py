@@ -63,13 +63,11 @@ class SequencesExecutor(Generic[Config]):
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids, rank after rank."""
-        if self._cache.needed:
-            self._cache.check()
+        self._cache.check()
         parts = [self._kernels[number].vectors(lookups) for number, lookups in ids.lookups.items()]
         # a rank that holds no table takes part in every exchange
         parts = parts or [torch.zeros(0, device=self._device, requires_grad=torch.is_grad_enabled())]
-        if self._cache.needed:
-            self._cache.watch(parts[0])
+        self._cache.watch(parts[0])
         return parts
 
     def output_dist(self, vectors: list[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor] | None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import torch
 
 from rayrec.distributed.ids.routes import Routes
 from rayrec.modules import BaseEmbeddingConfig
+from rayrec.modules.embedding import outside_rows
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -77,18 +77,6 @@ def _smallest_tables(routes: Routes) -> list[BaseEmbeddingConfig]:
             if variant not in found or table.num_embeddings < found[variant].num_embeddings:
                 found[variant] = table
     return [found[variant] for variant in range(len(routes.variants))]
-
-
-def outside_rows(feature: str, ids: torch.Tensor, table: BaseEmbeddingConfig) -> ValueError | None:
-    """The error of the first of a feature's ids that no row of its table has; None if there is none."""
-    rows = table.num_embeddings
-    outside = ids[(ids < 0) | (ids >= rows)]
-    if not outside.numel():
-        return None
-    return ValueError(
-        f"feature {feature!r}: id {int(outside[0])} is outside the rows [0, {rows}) of table {table.name!r}; map ids "
-        "to rows (for example by hash) or give the table more rows"
-    )
 
 
 def _block(edges: Sequence[int]) -> int:

@@ -17,11 +17,11 @@ import torch
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import IDS, ROUTE, span
 from rayrec.distributed.ids.batch import HostIds, Ids, Kept, RankIds, SentIds
-from rayrec.distributed.ids.buckets import outside_rows
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.sender import split_loops
 from rayrec.distributed.ids.upload import TrainedWeights, Upload
 from rayrec.modules import BaseEmbeddingConfig
+from rayrec.modules.embedding import check_input, feature_names, outside_rows, smallest_tables
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 _ANY = torch.iinfo(torch.int64).max
@@ -40,27 +40,18 @@ class IdCheck:
         self, tables: Sequence[BaseEmbeddingConfig], weighted: bool, checked: Collection[str] = frozenset()
     ) -> None:
         self._weighted = weighted
-        self._features = list(dict.fromkeys(feature for table in tables for feature in table.feature_names))
-        self._table_of: dict[str, BaseEmbeddingConfig] = {}  # the smallest that reads the feature
-        for table in tables:
-            for feature in table.feature_names:
-                held = self._table_of.get(feature)
-                if feature not in checked and (held is None or table.num_embeddings < held.num_embeddings):
-                    self._table_of[feature] = table
+        self._features = feature_names(tables)
+        self._table_of = {name: table for name, table in smallest_tables(tables).items() if name not in checked}
         self._limits: dict[tuple[str, ...], np.ndarray] = {}
         self._loops = split_loops() if self._table_of else None
 
     def check(self, kjt: KeyedJaggedTensor) -> None:
         """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
         keys, values = tuple(kjt.keys()), kjt.values()
+        check_input(kjt, () if keys in self._limits else self._features, self._weighted)
         if keys not in self._limits:
-            missing = [feature for feature in self._features if feature not in kjt.index_per_key()]
-            if missing:
-                raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
             rows = [self._table_of[key].num_embeddings if key in self._table_of else _ANY for key in keys]
             self._limits[keys] = np.array(rows, np.uint64)
-        if self._weighted and kjt.weights_or_none() is None:
-            raise ValueError("the collection is weighted, but the input has no weights")
         if values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids are {values.dtype}; int64 or int32 is needed")
         lengths_KB = kjt.lengths().view(len(keys), kjt.stride())

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from weakref import WeakSet
 
 import torch
 
 from rayrec.distributed.kernel.compiled_update import CompiledUpdate, Memory
-from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
+from rayrec.distributed.kernel.interface import LocalTable, Lookups, Stack, of_inner
 from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Span
 
@@ -150,37 +149,6 @@ def _memory(tbe: TBE) -> Memory:
     )
 
 
-class Stack:
-    """Tables one below the other, as one table of all their rows.
-
-    Args:
-        tables: of one width, dtype, optimizer and place in memory.
-        table_of_lookup: for each lookup, the index of its table in `tables`.
-        device: of the ids.
-    """
-
-    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
-        self._rows = [table.rows.size for table in tables]
-        *first_row, total = accumulate(self._rows, initial=0)
-        one = replace(tables[0].config, num_embeddings=total)
-        self.table = tables[0] if len(tables) == 1 else replace(tables[0], config=one, rows=Span(0, total))
-        shifts = [first_row[table] for table in table_of_lookup]
-        self._shift_L = torch.tensor(shifts, dtype=torch.int64, device=device) if any(shifts) else None
-        self._num_lookups = len(shifts)
-
-    def ids(self, lookups: Lookups) -> torch.Tensor:
-        """The ids of `lookups` as rows of the stack."""
-        num_bags = lookups.offsets.numel() - 1
-        if self._shift_L is None or not num_bags:
-            return lookups.ids
-        ends = lookups.offsets[:: num_bags // self._num_lookups]
-        return lookups.ids + self._shift_L.repeat_interleave(ends.diff(), output_size=lookups.ids.numel())
-
-    def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor of the stack's rows as views of each table's rows."""
-        return list(whole.split(self._rows))
-
-
 class FusedVectorKernel:
     """Lookups id by id: every id is a bag of its own in one table that holds all others.
 
@@ -195,7 +163,10 @@ class FusedVectorKernel:
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         self.tables = list(tables)
         self._stack = Stack(self.tables, table_of_lookup, device)
-        self._inner = FusedKernel([self._stack.table], [0], device)
+        first, rows = self.tables[0], self._stack.num_rows
+        one = replace(first.config, num_embeddings=rows)
+        whole = first if len(self.tables) == 1 else replace(first, config=one, rows=Span(0, rows))
+        self._inner = FusedKernel([whole], [0], device)
         self._counting = torch.arange(1, device=device)
 
     def __repr__(self) -> str:
@@ -237,7 +208,6 @@ class CacheGuard:
         cached = EmbeddingComputeKernel.FUSED_UVM_CACHING
         on_gpu = device.type == "cuda"  # a CPU has no cache
         self._names = [name for name, table in plan.items() if on_gpu and table.compute_kernel == cached.value]
-        self.needed = bool(self._names)
         self._lookups = UpdateCount()
 
     def check(self) -> None:
@@ -246,7 +216,7 @@ class CacheGuard:
         Raises:
             RuntimeError: a lookup has not had its backward.
         """
-        if self.needed and self._lookups.pending:
+        if self._names and self._lookups.pending:
             raise RuntimeError(
                 f"tables {self._names}: a second lookup before the backward of the first, with kernel "
                 "'fused_uvm_caching'; run the backward first, drop the first result, or use kernel 'fused_uvm'"
@@ -254,5 +224,5 @@ class CacheGuard:
 
     def watch(self, vectors: torch.Tensor) -> None:
         """Call after a lookup, with its result."""
-        if self.needed:
+        if self._names:
             self._lookups.expect(vectors)

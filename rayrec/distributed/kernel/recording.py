@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 
-from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
+from rayrec.distributed.kernel.interface import LocalTable, Lookups, Stack, of_inner
 
 
 def records(table: LocalTable) -> bool:
@@ -28,27 +27,19 @@ class RecordingKernel:
 
     def __init__(self, kernel: Any, table_of_lookup: Sequence[int], device: torch.device) -> None:
         self._inner, self.tables = kernel, list(kernel.tables)
-        self._sizes = [table.rows.size for table in self.tables]
-        *starts, total = [0, *accumulate(self._sizes)]
-        self._first_row = torch.tensor([starts[table] for table in table_of_lookup], device=device)
-        self._touched = torch.zeros(total, dtype=torch.bool, device=device)
+        self._stack = Stack(self.tables, table_of_lookup, device)
+        self._touched = torch.zeros(self._stack.num_rows, dtype=torch.bool, device=device)
 
     def __repr__(self) -> str:
         return repr(self._inner)
 
     def _record(self, lookups: Lookups) -> None:
-        if not torch.is_grad_enabled():
-            return
-        num_lookups = self._first_row.numel()
-        bags = (lookups.offsets.numel() - 1) // num_lookups
-        edges = lookups.offsets[:: bags or 1][: num_lookups + 1].to(torch.int64)
-        counts = edges.diff() if bags else torch.zeros_like(self._first_row)
-        rows = lookups.ids.to(torch.int64) + self._first_row.repeat_interleave(counts, output_size=lookups.ids.numel())
-        self._touched[rows] = True
+        if torch.is_grad_enabled():
+            self._touched[self._stack.ids(lookups).to(torch.int64)] = True
 
     def take_touched(self) -> list[torch.Tensor]:
         """For each table the rows, ascending, that were looked up in training since the last call."""
-        found = [part.nonzero().flatten() for part in self._touched.split(self._sizes)]
+        found = [part.nonzero().flatten() for part in self._stack.split(self._touched)]
         self._touched.zero_()
         return found
 

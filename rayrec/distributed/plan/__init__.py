@@ -1,1 +1,1 @@
-"""Sharding plans: shards of tables, the whole plan and its JSON, and the interfaces of sharders and planners."""
+"""Sharding plans: shards of tables, the whole plan and its JSON, and the interface of sharders."""

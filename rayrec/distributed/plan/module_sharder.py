@@ -1,4 +1,4 @@
-"""Interfaces of sharders and planners, and which modules of a model are sharded by which sharder."""
+"""The interface of sharders, and which modules of a model are sharded by which sharder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
+from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 
 if TYPE_CHECKING:
@@ -40,18 +40,6 @@ class ModuleSharder(ABC, Generic[M]):
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Return the module's tables by name."""
         return dict(module.named_parameters())
-
-
-class ShardingPlanner(ABC):
-    """Finds a sharding plan for a model."""
-
-    @abstractmethod
-    def plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        """Return the plan for `module`."""
-
-    @abstractmethod
-    def collective_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        """Plan on one rank and return the plan on every rank."""
 
 
 def sharder_of(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], path: str = "") -> ModuleSharder[Any] | None:

@@ -24,10 +24,6 @@ class ShardingPlan:
 
     plan: dict[str, ModuleSharding] = field(default_factory=dict)
 
-    def get_plan_for_module(self, module_path: str) -> ModuleSharding | None:
-        """Return the plan of the collection at a path; None if there is none."""
-        return self.plan.get(module_path)
-
     def shards(self) -> Iterator[tuple[str, ParameterSharding, Shard]]:
         """Yield (module path, table's sharding, shard) of every shard."""
         for path, tables in self.plan.items():

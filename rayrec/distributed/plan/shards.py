@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 
 DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's default
 
@@ -138,17 +134,6 @@ class ParameterSharding:
     def ranks(self) -> list[int]:
         """The rank of each shard, in order."""
         return [shard.rank for shard in self.shards]
-
-    @property
-    def sharding_spec(self) -> EnumerableShardingSpec | None:
-        """The rectangles as torch's sharding spec; None for a data-parallel table."""
-        from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
-
-        if self.replicated:
-            return None
-        return EnumerableShardingSpec(
-            [ShardMetadata([s.rows.start, s.cols.start], list(s.shape), self.placement(s)) for s in self.shards]
-        )
 
     @property
     def load_factor(self) -> float:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm import call_on_rank
-from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
+from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner.cost.estimate import Estimate, evaluate
 from rayrec.distributed.planner.cost.memory import reserves
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_SIZE = 512
 
 
-class EmbeddingShardingPlanner(ShardingPlanner):
+class EmbeddingShardingPlanner:
     """Finds a sharding for every table of a model.
 
     Args:

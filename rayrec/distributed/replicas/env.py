@@ -61,7 +61,3 @@ class ShardingEnv2D(ShardingEnv):
     def whole(self) -> ShardingEnv:
         """All ranks as one group."""
         return ShardingEnv.from_process_group(self.global_pg)
-
-    def num_sharding_groups(self) -> int:
-        """Number of groups, and so of replicas of each table."""
-        return self.replica_pg.size()

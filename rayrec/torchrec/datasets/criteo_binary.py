@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.datasets.criteo_columns import (
     CAT_FEATURE_COUNT,
     DEFAULT_CAT_NAMES,
@@ -23,6 +22,7 @@ from rayrec.torchrec.datasets.criteo_columns import (
 )
 from rayrec.torchrec.datasets.utils import PATH_MANAGER_KEY, Batch, check_path_manager
 from rayrec.torchrec.not_offered import NotOffered
+from rayrec.torchrec.sparse import KeyedJaggedTensor
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 STAGES = ("train", "val", "test")

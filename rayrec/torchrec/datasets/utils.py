@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import IterDataPipe
 
-from rayrec.sparse import KeyedJaggedTensor
 from rayrec.streamable import Pipelineable
+from rayrec.torchrec.sparse import KeyedJaggedTensor
 
 T = TypeVar("T")
 D = TypeVar("D")

@@ -7,7 +7,6 @@ from rayrec.distributed import (
     ShardedEmbeddingCollection,
     ShardingEnv,
     ShardingPlan,
-    ShardingPlanner,
     ShardingType,
 )
 from rayrec.torchrec.distributed.comm import get_local_rank, get_local_size
@@ -16,6 +15,7 @@ from rayrec.torchrec.distributed.module_sharder import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     ModuleSharder,
+    ShardingPlanner,
 )
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
 from rayrec.torchrec.distributed.train_pipeline import (

@@ -1,7 +1,8 @@
-"""Sharders with TorchRec's arguments."""
+"""Sharders with TorchRec's arguments, and the interface of planners."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from rayrec.distributed.collections import embedding, embedding_bag
 from rayrec.distributed.collections.sharder import kernels_of_tables
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.plan import module_sharder
+from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -64,6 +66,18 @@ class BaseEmbeddingSharder(ModuleSharder[M]):
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return kernels_of_tables(sharding_type, compute_device_type)
+
+
+class ShardingPlanner(ABC):
+    """Finds a sharding plan for a model."""
+
+    @abstractmethod
+    def plan(self, module: nn.Module, sharders: list[module_sharder.ModuleSharder[Any]]) -> ShardingPlan:
+        """Return the plan for `module`."""
+
+    @abstractmethod
+    def collective_plan(self, module: nn.Module, sharders: list[module_sharder.ModuleSharder[Any]]) -> ShardingPlan:
+        """Plan on one rank and return the plan on every rank."""
 
 
 def _first(registry: Mapping[str, Codec] | None) -> Codec | None:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from rayrec.distributed.collections.embedding_bag import ShardedCollection
+from rayrec.distributed.collections.fused_optimizer import EmbeddingFusedOptimizer
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from rayrec.streamable import Multistreamable
-from rayrec.torchrec.optim.fused import FusedOptimizerModule
+from rayrec.torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 Ids = TypeVar("Ids")
 Vectors = TypeVar("Vectors")
@@ -81,3 +82,7 @@ class ShardedEmbeddingModule(ShardedModule[Ids, Vectors, Out, Context], FusedOpt
 
 
 ShardedEmbeddingModule.register(ShardedCollection)  # type: ignore[type-abstract]
+FusedOptimizer.register(EmbeddingFusedOptimizer)
+for stage in ("_input_dists", "_output_dists"):  # the stages by the tutorials' names
+    setattr(ShardedCollection, stage, ShardedCollection.executors)
+ShardedCollection._lookups = property(ShardedCollection.kernels)  # type: ignore[attr-defined]

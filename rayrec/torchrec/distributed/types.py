@@ -13,7 +13,6 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, Shard
 
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.plan.module_sharder import ShardingPlanner
 from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
 from rayrec.distributed.plan.shards import (
     DEFAULT_LOAD_FACTOR,
@@ -30,7 +29,7 @@ from rayrec.torchrec.distributed.cache_kinds import (
     MultiPassPrefetchConfig,
 )
 from rayrec.torchrec.distributed.model_parallel import ShardingStrategy
-from rayrec.torchrec.distributed.module_sharder import ModuleSharder
+from rayrec.torchrec.distributed.module_sharder import ModuleSharder, ShardingPlanner
 from rayrec.torchrec.distributed.parameter_sharding import CacheParams, EmbeddingModuleShardingPlan, ParameterSharding
 from rayrec.torchrec.distributed.sharded_module import ShardedModule
 from rayrec.torchrec.not_offered import names_left_out
@@ -117,6 +116,10 @@ class ShardingEnv2D(env.ShardingEnv2D):
     ) -> None:
         size, rank = sharding_pg.size(), sharding_pg.rank()
         super().__init__(size, rank, sharding_pg, node_group_size, replica_pg=replica_pg, global_pg=global_pg)
+
+    def num_sharding_groups(self) -> int:
+        """Number of groups, and so of replicas of each table."""
+        return self.replica_pg.size()
 
     @property
     def sharding_pg(self) -> dist.ProcessGroup:

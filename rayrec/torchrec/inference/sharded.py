@@ -18,12 +18,12 @@ from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import Shard
 from rayrec.inference.graph import replaced
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from rayrec.modules.embedding import check_features, feature_names, output_names
+from rayrec.modules.embedding import check_input, feature_names, output_names
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
 from rayrec.quant.check import check_lookups
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rayrec.torchrec.inference.sharded_route import Ids, Route
 from rayrec.torchrec.inference.sharded_tables import check_shards, own_part
+from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 TablePlan = Mapping[str, Sequence[Shard]]
 
@@ -84,9 +84,7 @@ class _Sharded(nn.Module):
             ValueError: they cannot be used; every rank then raises.
         """
         try:
-            check_features(features, feature_names(self._configs))
-            if self._weighted and features.weights_or_none() is None:
-                raise ValueError("the collection is weighted, but the input has no weights")
+            check_input(features, feature_names(self._configs), self._weighted)
             features = features.expanded() if self._bags else features
             check_lookups(features, self._configs)
         except ValueError as error:

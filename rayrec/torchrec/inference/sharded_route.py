@@ -12,7 +12,7 @@ import torch
 from rayrec.distributed import comm
 from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.quant.layout import TableConfig
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 REFUSED = -1  # instead of a batch size: this rank's batch cannot be used
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.modules import EmbeddingBagCollection
-from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 from rayrec.torchrec.modules.deepfm import DeepFM, FactorizationMachine
+from rayrec.torchrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 
 class SparseArch(nn.Module):

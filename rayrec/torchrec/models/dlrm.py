@@ -16,8 +16,8 @@ from torch import nn
 
 from rayrec.models.interaction import InteractionArch
 from rayrec.modules import MLP, EmbeddingBagCollection, LowRankCrossNet
-from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 from rayrec.torchrec.models.interaction import InteractionDCNArch, InteractionProjectionArch
+from rayrec.torchrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 __all__ = [
     "DLRM",

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from rayrec.torchrec.modules.feature_processor_ import FeatureProcessorsCollection, weighted_by_position
 from rayrec.torchrec.not_offered import names_left_out
+from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 __getattr__ = names_left_out(__name__)
 

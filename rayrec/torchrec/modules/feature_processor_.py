@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from rayrec.torchrec.not_offered import names_left_out
+from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 __getattr__ = names_left_out(__name__)
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from rayrec.modules.embedding import EmbeddingBagCollection, feature_names
-from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.modules.feature_processor_ import FeatureProcessor, FeatureProcessorsCollection
 from rayrec.torchrec.not_offered import names_left_out
+from rayrec.torchrec.sparse import KeyedJaggedTensor
 
 __getattr__ = names_left_out(__name__)
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection
-from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.modules.mc_modules import ManagedCollisionCollection
 from rayrec.torchrec.not_offered import names_left_out
+from rayrec.torchrec.sparse import KeyedJaggedTensor
 
 __getattr__ = names_left_out(__name__)
 

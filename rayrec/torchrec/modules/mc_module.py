@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec.distributed.comm import all_gather_uneven
-from rayrec.sparse import JaggedTensor
+from rayrec.torchrec.sparse import JaggedTensor
 
 Features = dict[str, JaggedTensor]
 SEGMENTS = 1025  # fixed length of the segments in the state

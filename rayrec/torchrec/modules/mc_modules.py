@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from rayrec.modules.configs import BaseEmbeddingConfig
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from rayrec.torchrec.modules.mc_module import Features, ManagedCollisionModule
 from rayrec.torchrec.modules.mc_policies import (
     DistanceLFU_EvictionPolicy,
@@ -27,6 +26,7 @@ from rayrec.torchrec.modules.mc_policies import (
     probabilistic_threshold_filter,
 )
 from rayrec.torchrec.modules.mch_module import MCHManagedCollisionModule
+from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 __all__ = [
     "DistanceLFU_EvictionPolicy",

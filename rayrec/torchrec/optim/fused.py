@@ -5,9 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from rayrec.optim import FusedOptimizer, KeyedOptimizer
+from rayrec.optim import KeyedOptimizer
 
 __all__ = ["EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule"]
+
+
+class FusedOptimizer(KeyedOptimizer, ABC):
+    """An optimizer that updates its parameters in backward, before `step` is called."""
+
+    @abstractmethod
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Applies changed settings."""
+
+    @abstractmethod
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Applies changed settings."""
 
 
 class EmptyFusedOptimizer(FusedOptimizer):

@@ -16,8 +16,8 @@ from rayrec.modules.embedding import (
     EmbeddingCollectionInterface,
     output_names,
 )
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rayrec.torchrec.not_offered import NotOffered, names_left_out
+from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __getattr__ = names_left_out(__name__)
 

@@ -1,5 +1,4 @@
-"""What an exchange of KeyedJaggedTensors between ranks sends, and the tensor made from what is received: methods that
-the class has once `rayrec.torchrec.sparse` is imported, `METHODS`.
+"""What an exchange of KeyedJaggedTensors between ranks sends, and the tensor made from what is received.
 
 For users who write an exchange themselves; rayrec's collections exchange ids in another layout (`distributed/ids`).
 """
@@ -118,29 +117,6 @@ def dist_init(
     """
     received = Received(tuple(keys), tuple(tensors), num_workers, recat, stagger)
     made = joined_varying(received) if variable_stride_per_key else joined(received, stride_per_rank)
-    return KeyedJaggedTensor(**made).sync()
-
-
-def flatten_lengths(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same with lengths `[F * B]`, where they were given as `[F, B]`."""
-    out = kjt.with_weights(kjt.weights_or_none())
-    out._lengths = kjt.lengths().view(-1)
+    out = KeyedJaggedTensor(**made)
+    out.offset_per_key()  # computed at once: later calls need it on the host
     return out
-
-
-def clear_storage(kjt: KeyedJaggedTensor) -> None:
-    """Frees the memory of every tensor; nothing can be read afterwards."""
-    for tensor in kjt._tensors():
-        tensor.untyped_storage().resize_(0)
-
-
-METHODS = {
-    "clear_storage": clear_storage,
-    "dist_init": staticmethod(dist_init),
-    "dist_labels": dist_labels,
-    "dist_splits": splits,
-    "dist_tensors": dist_tensors,
-    "flatten_lengths": flatten_lengths,
-}
-for name, method in METHODS.items():
-    setattr(KeyedJaggedTensor, name, method)

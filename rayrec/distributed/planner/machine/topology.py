@@ -12,16 +12,7 @@ import torch
 from rayrec.container import memory_bytes
 from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.distributed.planner.machine.devices import DEFAULT_GPU, Device, device, preset_of
-from rayrec.distributed.planner.machine.hosts import Host, per_host, positive, ranks_per_host
-
-MS_PER_S = 1000
-_DEVICE_ARGS = {
-    "ddr_mem_bw": "memory_bw",
-    "hbm_mem_bw": "memory_bw",
-    "hbm_to_ddr_mem_bw": "host_to_device_bw",
-    "intra_host_bw": "intra_host_bw",
-    "inter_host_bw": "inter_host_bw",
-}
+from rayrec.distributed.planner.machine.hosts import Host, per_host, ranks_per_host
 
 
 @dataclass(frozen=True, init=False)
@@ -36,7 +27,6 @@ class Topology:
         local_world_size: ranks per host; default: all ranks on one host. The last host may have fewer.
         hosts: ranks of each host, if they differ; replaces `local_world_size`.
         gpu: preset of `devices.DEVICES`, for example "h100"; default "a100_40" for cuda, "cpu" for cpu.
-        hbm_mem_bw, ddr_mem_bw, hbm_to_ddr_mem_bw, intra_host_bw, inter_host_bw: bytes per millisecond, one direction.
 
     Raises:
         ValueError: a size that is not positive, hosts that do not add up, an unknown device.
@@ -57,11 +47,6 @@ class Topology:
         local_world_size: int | None = None,
         hosts: Sequence[int] | None = None,
         gpu: str | None = None,
-        hbm_mem_bw: float | None = None,
-        ddr_mem_bw: float | None = None,
-        hbm_to_ddr_mem_bw: float | None = None,
-        intra_host_bw: float | None = None,
-        inter_host_bw: float | None = None,
     ) -> None:
         if world_size < 1:
             raise ValueError(f"world_size={world_size} must be at least 1")
@@ -71,23 +56,12 @@ class Topology:
         if base.kind != compute_device:
             raise ValueError(f"gpu={gpu!r} is a {base.kind} device, but compute_device={compute_device!r}")
         sizes = ranks_per_host(world_size, local_world_size, hosts)
-        given = {
-            "hbm_mem_bw": None if compute_device == "cpu" else hbm_mem_bw,
-            "ddr_mem_bw": ddr_mem_bw if compute_device == "cpu" else None,
-            "hbm_to_ddr_mem_bw": hbm_to_ddr_mem_bw,
-            "intra_host_bw": intra_host_bw,
-            "inter_host_bw": inter_host_bw,
-        }
-        rates = {
-            _DEVICE_ARGS[name]: positive(name, rate) * MS_PER_S for name, rate in given.items() if rate is not None
-        }
-        own = replace(base, **rates)  # type: ignore[arg-type]
         if compute_device == "cpu":
             memory, host_memory = per_host("ddr_cap", ddr_cap, base.memory_bytes, len(sizes)), [0] * len(sizes)
         else:
             memory = per_host("hbm_cap", hbm_cap, base.memory_bytes, len(sizes))
             host_memory = per_host("ddr_cap", ddr_cap, base.host_bytes, len(sizes))
-        self._set(compute_device, own, sizes, memory, host_memory)
+        self._set(compute_device, base, sizes, memory, host_memory)
 
     def _set(self, kind: str, own: Device, sizes: list[int], memory: list[int], host_memory: list[int]) -> None:
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -133,10 +107,6 @@ class Topology:
                 f"run jobs/calibrate.py where they run"
             )
         return self.with_device(replace(self.device, **dict[str, Any](calibration.speeds)))
-
-    def with_share(self, share: float) -> Self:
-        """Return the same cluster with a share of its device memory (RAM for "cpu")."""
-        return self._copy(hosts=[(h.num_ranks, int(h.memory_bytes * share), h.host_bytes) for h in self.hosts])
 
     def less(self, num_bytes: int) -> Self:
         """Return the same cluster with `num_bytes` less device memory per rank (RAM for "cpu")."""

@@ -22,7 +22,6 @@ class ParameterConstraints:
         is_weighted: whether ids have weights; default: as the module says.
         cache_params: share of a UVM-cached table to keep in device memory; default: chosen by the planner.
         device_group: allowed ranks, or the required compute device ("cpu", "cuda").
-        num_ids: ids per rank and step, one number per feature; overrides `pooling_factors`.
     """
 
     sharding_types: Sequence[str] | None = None
@@ -34,4 +33,3 @@ class ParameterConstraints:
     is_weighted: bool | None = None
     cache_params: CacheParams | None = None
     device_group: Sequence[int] | str | None = None
-    num_ids: Sequence[float] | None = None

@@ -146,8 +146,6 @@ def _table(found: TableInfo, limits: ParameterConstraints, topology: Topology, b
     factors = per_feature(config.name, "pooling_factors", limits.pooling_factors, count, 1.0)
     bags = [size * each * topology.world_size for size, each in zip(sizes, poolings, strict=True)]
     ids = [bag * factor for bag, factor in zip(bags, factors, strict=True)]
-    if limits.num_ids is not None:
-        ids = [n * topology.world_size for n in per_feature(config.name, "num_ids", limits.num_ids, count, 0.0)]
     ranks = allowed_ranks(config.name, limits.device_group, topology)
     codec = found.codec or Codec()
     return Table(

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayrec.distributed.collections.embedding import default_sharders
-from rayrec.distributed.plan.module_sharder import ModuleSharder, ShardingPlanner
+from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import planner
 from rayrec.distributed.planner.report.result import NoPlanError
+from rayrec.torchrec.distributed.module_sharder import ShardingPlanner
 from rayrec.torchrec.distributed.planner.bases import (
     Enumerator,
     Partitioner,

@@ -47,7 +47,10 @@ class FixedPercentageStorageReservation(StorageReservation):
         sharders: Sequence[Any] = (),
         constraints: Mapping[str, Any] | None = None,
     ) -> Topology:
-        self._last = topology.with_share(1 - self._percentage)
+        share = 1 - self._percentage
+        self._last = topology._copy(
+            hosts=[(host.num_ranks, int(host.memory_bytes * share), host.host_bytes) for host in topology.hosts]
+        )
         return self._last
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rayrec.distributed.planner.machine import topology
-from rayrec.distributed.planner.machine.hosts import ranks_per_host
-from rayrec.distributed.planner.machine.topology import MS_PER_S
+from rayrec.distributed.planner.machine.hosts import positive, ranks_per_host
 from rayrec.torchrec.distributed.planner.parts import DeviceHardware, Perf, Storage
+
+MS_PER_S = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Topology(topology.Topology):
     """rayrec's `Topology` with TorchRec's further arguments.
 
     Args:
+        hbm_mem_bw, ddr_mem_bw, hbm_to_ddr_mem_bw, intra_host_bw, inter_host_bw: bytes per millisecond, one direction;
+            `ddr_mem_bw` of "cpu" ranks, `hbm_mem_bw` of others.
         custom_topology_data: memory of each rank; a host gets that of its smallest rank.
         ssd_cap, pod_size, ssd_mem_bw, bwd_compute_multiplier, weighted_feature_bwd_compute_multiplier,
             uneven_sharding_perf_multiplier, generalized_comms_bandwidths, created_by_factory: accepted, not used; the
@@ -95,19 +99,17 @@ class Topology(topology.Topology):
             hbm_cap = custom_topology_data.by_host("hbm_cap", sizes) or hbm_cap
             ddr_cap = custom_topology_data.by_host("ddr_cap", sizes) or ddr_cap
         super().__init__(
-            world_size,
-            compute_device,
-            hbm_cap,
-            ddr_cap,
-            local_world_size=local_world_size,
-            hosts=hosts,
-            gpu=gpu,
-            hbm_mem_bw=hbm_mem_bw,
-            ddr_mem_bw=ddr_mem_bw,
-            hbm_to_ddr_mem_bw=hbm_to_ddr_mem_bw,
-            intra_host_bw=intra_host_bw,
-            inter_host_bw=inter_host_bw,
+            world_size, compute_device, hbm_cap, ddr_cap, local_world_size=local_world_size, hosts=hosts, gpu=gpu
         )
+        memory = ("ddr_mem_bw", ddr_mem_bw) if compute_device == "cpu" else ("hbm_mem_bw", hbm_mem_bw)
+        given = {  # by the fields of `Device`
+            "memory_bw": memory,
+            "host_to_device_bw": ("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw),
+            "intra_host_bw": ("intra_host_bw", intra_host_bw),
+            "inter_host_bw": ("inter_host_bw", inter_host_bw),
+        }
+        rates = {field: positive(name, rate) * MS_PER_S for field, (name, rate) in given.items() if rate is not None}
+        object.__setattr__(self, "device", replace(self.device, **dict[str, Any](rates)))
 
     @property
     def intra_group_size(self) -> int:

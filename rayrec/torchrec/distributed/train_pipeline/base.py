@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.pipeline import Forward
-from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import In, Out, TrainPipeline
+from rayrec.torchrec.distributed.train_pipeline.progress import Forward, In, Out, TrainPipeline
 
 
 class TrainPipelineBase(TrainPipeline[In, Out]):

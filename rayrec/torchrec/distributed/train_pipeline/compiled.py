@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayrec.torchrec.distributed.train_pipeline.base import TrainPipelineBase
-from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import In, Out
+from rayrec.torchrec.distributed.train_pipeline.progress import In, Out
 
 
 @dataclass(frozen=True)

@@ -12,24 +12,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from rayrec.distributed import pipeline
-from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.pipeline import sparse_features
+from rayrec.torchrec.distributed.train_pipeline.progress import In, TrainPipeline
 
-In = TypeVar("In")  # a batch
-Out = TypeVar("Out")  # the model's output
 StageOut = TypeVar("StageOut")
-
-
-class TrainPipeline(pipeline.TrainPipeline[In], Generic[In, Out]):
-    """`rayrec.distributed.TrainPipeline`; `Out` is the model's output."""
-
-    def sync_embeddings(self, model: nn.Module, interval_batches: int | None, context: Any = None) -> None:
-        """Averages the groups of a DMPCollection, if `context` is none or its batch is an `interval_batches`-th one."""
-        index = getattr(context, "index", 0)
-        due = interval_batches and index is not None and index % interval_batches == 0
-        if due and isinstance(model, DMPCollection):
-            model.sync()
 
 
 @dataclass(frozen=True)

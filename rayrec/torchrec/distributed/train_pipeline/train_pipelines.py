@@ -15,18 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.pipeline import Forward
 from rayrec.torchrec.distributed.train_pipeline.base import TrainPipelineBase
 from rayrec.torchrec.distributed.train_pipeline.compiled import TorchCompileConfig, TrainPipelinePT2
 from rayrec.torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext, check_context
 from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
-    In,
-    Out,
     PipelineStage,
     SparseDataDistUtil,
     StagedTrainPipeline,
-    TrainPipeline,
 )
+from rayrec.torchrec.distributed.train_pipeline.progress import Forward, In, Out, TrainPipeline
 from rayrec.torchrec.not_offered import names_left_out
 
 __getattr__ = names_left_out(__name__)

@@ -11,11 +11,11 @@ from typing import Any, Generic
 import torch
 
 from rayrec.torchrec.distributed.train_pipeline.pipeline_stage import (
-    In,
     PipelineStage,
     SparseDataDistUtil,
     record_stream,
 )
+from rayrec.torchrec.distributed.train_pipeline.progress import In
 from rayrec.torchrec.not_offered import names_left_out
 
 __getattr__ = names_left_out(__name__)
