@@ -18,6 +18,51 @@ BUCKETS_EACH_DOUBLING = 2  # a row is padded by less than 1 / 2 of its length
 MIN_WIDTH = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """Which positions of its own row a position attends to.
+
+    Args:
+        causal: only itself and what stands before it.
+        window: only positions less than this far away; None: any distance.
+        prefix: the first positions of a row, which attend to each other and to which all others attend.
+    """
+
+    causal: bool = True
+    window: int | None = None
+    prefix: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"mask: window={self.window} must be at least 1, which is the position itself")
+        if self.prefix < 0:
+            raise ValueError(f"mask: prefix={self.prefix} must not be negative")
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """Whether it is the triangle and no more."""
+        return self.causal and self.window is None and not self.prefix
+
+    def allowed(self, lengths_B: torch.Tensor, targets_B: torch.Tensor | None, width: int) -> torch.Tensor:
+        """`[B, width, width]` bool: may position i (dim 1) see position j (dim 2). Padding is seen by none.
+
+        Args:
+            targets_B: how many of a row's last positions are targets, which see history and not each other.
+        """
+        place = torch.arange(width, device=lengths_B.device)
+        i, j = place[:, None], place[None, :]
+        seen = j <= i if self.causal else torch.ones(width, width, dtype=torch.bool, device=place.device)
+        if self.window is not None:
+            seen = seen & ((i - j).abs() < self.window)
+        if self.prefix:
+            seen = seen | (j < self.prefix)
+        allowed = seen & (place < lengths_B[:, None])[:, None, :]
+        if targets_B is not None:
+            is_target = place >= (lengths_B - targets_B)[:, None]
+            allowed = allowed & (~is_target[:, None, :] | (i == j))
+        return allowed
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Rows of like length: `rows` [b], their places in `[T]` (`source`) and in the padded `[b * width]` (`target`)."""
@@ -42,6 +87,7 @@ class Layout:
         times: int64 `[T]`, seconds; None where rows have no times.
         next_times: int64 `[T]`, when the item after each comes; by default that of the next position, and of a row's
             last position its own.
+        targets: int64 `[B]`, how many of a row's last positions are targets; None: none.
         total: T, where it is known: spares a wait for the device.
         width: all rows are padded to so much, as a graph that is exported must; None: rows of like length together.
     """
@@ -51,10 +97,11 @@ class Layout:
         offsets: torch.Tensor,
         times: torch.Tensor | None = None,
         next_times: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
         total: int | None = None,
         width: int | None = None,
     ) -> None:
-        self.offsets, self.times = offsets.long(), times
+        self.offsets, self.times, self.targets = offsets.long(), times, targets
         self.lengths = self.offsets.diff()
         self._next_times, self._total, self.width = next_times, total, width
 
@@ -126,53 +173,58 @@ class Layout:
 class SelfAttention(nn.Module):
     """Multi-head softmax attention within each row (Vaswani et al. 2017).
 
-    By bucket, with torch's scaled-dot-product attention; on CUDA in 16 bits `varlen_attn`, with no padding.
+    On CPU dense scaled-dot-product attention by bucket. On CUDA torch's `varlen_attn`, with no padding, for masks that
+    are causal, windowed or neither; others go by bucket.
 
     Args:
         dim: D, a multiple of `heads`.
-        causal: a position attends to itself and what stands before it in its row; else to all of its row.
         dropout: of the attention weights, while training.
+        varlen: False: by bucket on CUDA too.
     """
 
-    def __init__(self, dim: int, heads: int, causal: bool = True, dropout: float = 0.0) -> None:
+    def __init__(self, dim: int, heads: int, mask: Mask, dropout: float = 0.0, varlen: bool = True) -> None:
         super().__init__()
         if dim % heads:
             raise ValueError(f"attention: dim={dim} must be a multiple of heads={heads}")
-        self.heads, self.causal, self.dropout = heads, causal, dropout
+        self.heads, self.mask, self.dropout, self.varlen = heads, mask, dropout, varlen
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
         """`[T, D]` to `[T, D]`."""
         q, k, v = (part.unflatten(1, (self.heads, -1)) for part in self.qkv(x_TD).chunk(3, dim=1))
-        if self._takes_varlen(x_TD):
+        if self._takes_varlen(x_TD, layout):
             return self.out(self._on_cuda(q, k, v, layout).flatten(1))
         out: torch.Tensor = self.out(layout.map_buckets((q, k, v), self._padded(layout)).flatten(1))
         return out
 
     def _padded(self, layout: Layout) -> Callable[..., torch.Tensor]:
+        plain = self.mask.is_plain_causal and layout.targets is None
         dropout = self.dropout if self.training else 0.0
 
         def attend(bucket: Bucket | None, *qkv_BNHd: torch.Tensor) -> torch.Tensor:
             q, k, v = (part.transpose(1, 2) for part in qkv_BNHd)
             mask = None
-            if bucket is not None and not self.causal:
-                place = torch.arange(bucket.width, device=layout.device)
-                mask = (place < layout.lengths[bucket.rows][:, None])[:, None, None]
+            if not plain and bucket is not None:
+                targets = None if layout.targets is None else layout.targets[bucket.rows]
+                mask = self.mask.allowed(layout.lengths[bucket.rows], targets, bucket.width)[:, None]
             # padding stands at the end, so the triangle alone keeps it from all that is read
-            causal = self.causal and bucket is not None
+            causal = plain and bucket is not None
             out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=causal)
             return out.transpose(1, 2)
 
         return attend
 
-    def _takes_varlen(self, x: torch.Tensor) -> bool:
-        return x.is_cuda and not (self.dropout and self.training) and x.dtype in (torch.float16, torch.bfloat16)
+    def _takes_varlen(self, x: torch.Tensor, layout: Layout) -> bool:
+        simple = not self.mask.prefix and layout.targets is None and not (self.dropout and self.training)
+        return self.varlen and x.is_cuda and simple and x.dtype in (torch.float16, torch.bfloat16)
 
     def _on_cuda(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
+        reach = -1 if self.mask.window is None else self.mask.window - 1
         ends, longest = layout.offsets.int(), layout.longest
-        out = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0 if self.causal else -1))
+        window = (reach, 0 if self.mask.causal else reach)
+        out = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=window)
         assert isinstance(out, torch.Tensor)
         return out

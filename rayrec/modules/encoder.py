@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayrec.modules.attention import Layout, SelfAttention
+from rayrec.modules.attention import Layout, Mask, SelfAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,6 @@ class EncoderConfig:
         dim: D, the width of each position.
         hidden: width between the two layers of each position's network; None: D, as in SASRec.
         norm_first: normalize the input of each part (pre-LN); False: its sum with the input (post-LN).
-        causal: a position sees what stands before it, and not what comes after.
     """
 
     dim: int
@@ -28,7 +27,7 @@ class EncoderConfig:
     hidden: int | None = None
     dropout: float = 0.0
     norm_first: bool = True
-    causal: bool = True
+    mask: Mask = field(default_factory=Mask)
 
 
 class EncoderBlock(nn.Module):
@@ -37,7 +36,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         hidden = config.hidden or config.dim
-        self.attention = SelfAttention(config.dim, config.heads, config.causal, config.dropout)
+        self.attention = SelfAttention(config.dim, config.heads, config.mask, config.dropout)
         self.norms = nn.ModuleList(nn.LayerNorm(config.dim, eps=1e-8) for _ in range(2))
         self.inner = nn.Linear(config.dim, hidden)
         self.outer = nn.Linear(hidden, config.dim)
