@@ -20,11 +20,12 @@ from rayrec.inference.artifact import PARITY
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
 from rayrec.serve.config import CACHE_BYTES
-from rayrec.serve.exports import CURRENT, Exports, Files, Here, files_of, version_of
+from rayrec.serve.exports import CURRENT, Exports, Files, files_of, version_of
 from rayrec.serve.limits import Limits
 from rayrec.serve.pace import Pace
 from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage.cache import Held
 from rayrec.storage.locations import without_secrets
 
 AUDIT = "audit.jsonl"
@@ -41,7 +42,7 @@ class Loaded:
     reader: Reader
     quantiles: dict[str, list[float]]
     pace: Pace
-    export: Here
+    export: Held
 
 
 def switch(path: Path, version: str | None = None) -> tuple[str, str]:
@@ -90,7 +91,7 @@ def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
         raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
 
 
-def load(export: Here, limits: Limits) -> Loaded:
+def load(export: Held, limits: Limits) -> Loaded:
     """Loads and warms a version whose files are checked.
 
     Raises:

@@ -151,8 +151,8 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
         "raw.astype(np.int64, copy=True)",
         "a copy more; results are the same",
     ),
-    ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 1", "_FORMAT = 0", "it only names files of the cache"),
-    ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 1", "_FORMAT = 2", "it only names files of the cache"),
+    ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 2", "_FORMAT = 1", "it only names files of the cache"),
+    ("rayrec/data/mapping/vocabulary.py", "_FORMAT = 2", "_FORMAT = 3", "it only names files of the cache"),
     (
         "rayrec/data/order/cursor.py",
         "return replace(states[0], parts=tuple(parts), given=given, skipped=skipped)",
