@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayrec.checkpoint.attempt import order_of
-from rayrec.checkpoint.committed import Checkpoint, newer_damaged, read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.convert import to_safetensors
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
-from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checkpoint.manifest import MANIFEST, Checkpoint, newer_damaged, read_checkpoint
 from rayrec.checkpoint.store import CheckpointStore
 from rayrec.storage.folder import open_folder
 

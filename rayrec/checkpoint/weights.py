@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from rayrec.checkpoint.committed import read_checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.errors import CheckpointError
+from rayrec.checkpoint.manifest import read_checkpoint
 from rayrec.checkpoint.reader import Reader
 from rayrec.storage.folder import open_folder
 

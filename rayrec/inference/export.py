@@ -18,8 +18,7 @@ from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
-from rayrec.inference.graph import Inputs
-from rayrec.inference.graph_check import same_with_context
+from rayrec.inference.graph import Inputs, same_with_context
 from rayrec.inference.model import Model
 from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare
 from rayrec.inference.parity_page import parity_page

@@ -13,8 +13,6 @@ from rayrec.distributed.plan.cuts import by_rows
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.train.report import write_report
 from rayrec.train.report.compare import differing, last_figures
-from rayrec.train.report.evaluations import evaluations_table
-from rayrec.train.report.exports import exports_table
 from rayrec.train.report.page import _duration
 from rayrec.train.report.plan import plan_section
 from rayrec.train.report.run import number, of_task, read_run, task_names
@@ -29,6 +27,7 @@ from rayrec.train.report.svg import (
     thin,
     ticks,
 )
+from rayrec.train.report.tables import evaluations_table, exports_table
 from rayrec.train.run.runs import compare_table, list_table
 from tests.train.test_report import PLAN, event_line, sharding, train_line, write_run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
-from rayrec.checkpoint.committed import read_checkpoint
+from rayrec.checkpoint.manifest import read_checkpoint
 from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.data.source.windows import Windows

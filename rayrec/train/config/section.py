@@ -6,23 +6,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
+
+from rayrec.data.strict import Strict
 
 
-class Section(BaseModel):
+class Section(Strict):
     """A part of the config: unknown fields are refused, types are not coerced, values do not change.
 
     A field's description is a text below it, or stands in its `Field` where it is short.
     """
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def listed_meaning(owners: Sequence[Any], name: str) -> str:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.train.driver.cluster import Cluster, await_resources, connected, refuse_unseen
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import NEVER_S, note_request, reading_unreserved, release_request, resizing
+from rayrec.train.driver.elastic import NEVER_S, avoiding, note_request, reading_unreserved, release_request, resizing
 from rayrec.train.driver.exported import ExportedMetrics
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of, patient
 from rayrec.train.driver.local_group import run_here
-from rayrec.train.driver.preemption import avoiding
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of, for_its_gpus
 from rayrec.train.driver.room import waiting_for_room

@@ -34,7 +34,7 @@ from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
 from rayrec.train.setup.build import Factory
-from rayrec.train.tune.progress import progress_of
+from rayrec.train.tune.shown import progress_of
 from rayrec.train.tune.space import check_space, holds, space_of, with_values
 
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})

@@ -19,7 +19,6 @@ from rayrec.distributed.comm.trace import listen
 from rayrec.models import Retriever
 from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
-from rayrec.train.setup.schedule import factor
 from rayrec.train.worker.evaluation import evaluate, item_counts
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
@@ -234,7 +233,7 @@ class Loop:
         """Those of the dense parameters and of the tables in a step, counted from 0."""
         dense, sparse = self.config.optimizers.dense, self.config.optimizers.sparse
         part = 0.5**self.position.halvings
-        return part * dense.lr * factor(dense.schedule, step), part * sparse.lr * factor(sparse.schedule, step)
+        return part * dense.lr * dense.schedule.factor(step), part * sparse.lr * sparse.schedule.factor(step)
 
     def _stop(self, position: Position) -> NoReturn:
         """End between two steps, with a checkpoint of the position of all ranks.

@@ -1,10 +1,17 @@
-"""What a search says while it runs: a line for each trial that has ended."""
+"""What a search says: a line for each trial that has ended, and the table of all."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
 
 from rayrec.train.driver.console import Display, figure
+from rayrec.train.driver.terminal import plain
+
+if TYPE_CHECKING:
+    from rayrec.train.tune.search import Trial
 
 
 def progress_of(metric: str, mode: str, count: int, display: Display | None = None) -> Any:
@@ -39,3 +46,20 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
             shown.say(f"{text} ({self.ended} of {count} trials, best {figure(self.best)})")
 
     return Progress()
+
+
+def trials_table(trials: Sequence[Trial], metric: str) -> Table:
+    """A row a trial, the best first: score, evaluations, and what was drawn."""
+    table = Table()
+    fields = list(trials[0].values) if trials else []
+    for head in ("trial", metric, "evaluations", *fields):
+        table.add_column(plain(head), justify="left" if head == "trial" else "right")
+    for trial in trials:
+        score = plain(f"failed: {trial.error}") if trial.error else figure(trial.score)
+        values = [plain(_short(trial.values[field])) for field in fields]
+        table.add_row(trial.name, score, str(trial.evaluations), *values)
+    return table
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
