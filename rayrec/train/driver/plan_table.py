@@ -9,15 +9,12 @@ from typing import Any
 from rich.table import Table
 
 from rayrec.distributed.planner.report.text import human_bytes
-from rayrec.train.driver.terminal import plain
+from rayrec.train.driver.terminal import plain, table
 
 
 def plan_table(plan: Mapping[str, Any], most: int = 60) -> Table:
     """A plan (as `ShardingPlan.to_dict` writes it) with one line a table; the first `most` of them."""
-    shown = Table(title="sharding plan", title_justify="left")
-    for head in ("table", "rows × dim", "sharding", "kernel", "shards", "ranks"):
-        left = head in ("table", "sharding", "kernel")
-        shown.add_column(head, justify="left" if left else "right", no_wrap=head == "table", overflow="fold")
+    shown = table("table", "rows × dim>", "sharding", "kernel", "shards>", "ranks>", title="sharding plan")
     tables = [(name, sharding) for module in plan["plan"].values() for name, sharding in module.items()]
     for name, sharding in tables[:most]:
         shards = sharding["shards"]

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 
 from rich.markup import escape
+from rich.table import Table
 
 # Control characters but tab and newline, and those that turn the direction of writing: a name or a value with them
 # could clear the screen, colour it, or show another text than it is.
@@ -27,3 +28,16 @@ def notice(text: str) -> None:
     """A line on stderr, where a pipe or a file of results does not have it."""
     with suppress(Exception):  # stderr may be closed
         print(f"rayrec: {visible(text)}", file=sys.stderr, flush=True)
+
+
+def table(*heads: str, title: str | None = None) -> Table:
+    """A table of which the first column stays on one line.
+
+    Args:
+        heads: of the columns; one that ends in `>` is aligned to the right.
+    """
+    made = Table(title=title, title_justify="left")
+    for place, head in enumerate(heads):
+        right = head.endswith(">")
+        made.add_column(head.rstrip(">"), justify="right" if right else "left", no_wrap=not place, overflow="fold")
+    return made

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from rayrec.train.driver.console import Display, figure
-from rayrec.train.driver.terminal import plain
+from rayrec.train.driver.terminal import plain, table
 
 if TYPE_CHECKING:
     from rayrec.train.tune.search import Trial
@@ -50,15 +50,13 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
 
 def trials_table(trials: Sequence[Trial], metric: str) -> Table:
     """A row a trial, the best first: score, evaluations, and what was drawn."""
-    table = Table()
     fields = list(trials[0].values) if trials else []
-    for head in ("trial", metric, "evaluations", *fields):
-        table.add_column(plain(head), justify="left" if head == "trial" else "right")
+    shown = table("trial", *(f"{plain(head)}>" for head in (metric, "evaluations", *fields)))
     for trial in trials:
         score = plain(f"failed: {trial.error}") if trial.error else figure(trial.score)
         values = [plain(_short(trial.values[field])) for field in fields]
-        table.add_row(trial.name, score, str(trial.evaluations), *values)
-    return table
+        shown.add_row(trial.name, score, str(trial.evaluations), *values)
+    return shown
 
 
 def _short(value: Any) -> str:
