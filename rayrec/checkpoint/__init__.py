@@ -36,17 +36,7 @@ if TYPE_CHECKING:
     from rayrec.checkpoint.retention import Best
     from rayrec.checkpoint.store import CheckpointStore, Saving
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "background": "Outcome",
-        "manifest": "Checkpoint newer_damaged",
-        "errors": "CheckpointError DamagedCheckpointError FencedError "
-        "NoWholeCheckpointError RemovedCheckpointError TakenOverError no_whole",
-        "retention": "Best",
-        "store": "CheckpointStore Saving",
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 __all__ = [
     "Best",

@@ -116,14 +116,14 @@ class Trainer:
 
     def _run(self, job: Job) -> Result:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, also=self.callbacks.hear)
-        self.callbacks.start(RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
+        self.callbacks.call("on_start", RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
         try:
             outcome = run_job(job, recorder.course, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
             self._report_failure(error, recorder)
             advised = self._with_advice(error)
-            self.callbacks.end(None, advised)
+            self.callbacks.call("on_end", None, advised)
             raise advised from error.__cause__
         recorder.close()
         told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings, *self.callbacks.warnings]))
@@ -137,7 +137,7 @@ class Trainer:
         write_json(self.folder.result, result.to_dict())
         with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
-        self.callbacks.end(result)
+        self.callbacks.call("on_end", result, None)
         late = [text for text in self.callbacks.warnings if text not in told]
         if late:
             result = replace(result, warnings=(*told, *late))
