@@ -136,15 +136,14 @@ def tune(
         raise TrainError("data.eval: a search compares evaluations; name rows to evaluate on")
     check_metric(search.metric, config)
     search = replace(search, lower=lower_is_better(search.metric, config.trainer.own_metrics))
-    space, raw = space_of(search.params), config.to_dict()
-    check_space(raw, space)
-    folder = folder_of(config)
+    space = space_of(search.params)
+    check_space(config.to_dict(), space)
     draws = _draws(search, config, space)
     callbacks = [] if search.track is None else [tracker(search.track, config.name)]
     with connected() as cluster:
-        results = _run(raw, config, search, space, draws, folder, factory, callbacks, cluster, display)
+        results = _run(config, search, space, draws, factory, callbacks, cluster, display)
         trials = _trials(results, search)
-    _write(folder, raw, search, trials)
+    _write(folder_of(config), config.to_dict(), search, trials)
     if all(trial.score is None for trial in trials):
         raise TrainError(f"no trial came to an evaluation: {next((t.error for t in trials if t.error), 'all stopped')}")
     return trials
@@ -170,12 +169,10 @@ def check_metric(metric: str, config: TrainConfig) -> None:
 
 
 def _run(
-    raw: Mapping[str, Any],
     config: TrainConfig,
     search: Search,
     space: dict[str, Any],
     draws: Any,
-    folder: str,
     factory: Factory | None,
     callbacks: Sequence[Callback],
     cluster: Cluster,
@@ -184,7 +181,7 @@ def _run(
     from ray import tune as ray_tune
     from ray.tune.schedulers import ASHAScheduler
 
-    need = demand_of(config, cluster.total())
+    need, folder = demand_of(config, cluster.total()), folder_of(config)
     alone = config.trainer.most_workers == 0
     cpus = 1.0 if alone else need.cpus
     if not alone:
@@ -193,7 +190,7 @@ def _run(
     display.say(f"{search.trials} trials, {concurrent} at a time, in {folder}")
 
     def run_trial(values: dict[str, Any]) -> None:
-        _train_one(raw, values, search.metric, folder, factory, callbacks)
+        _train_one(config, values, search.metric, factory, callbacks)
 
     # The trial's own process waits for its workers: only a trial without workers computes in it.
     trainable = ray_tune.with_resources(run_trial, {"CPU": 1 if alone else NEARLY_NONE})
@@ -231,12 +228,7 @@ def _run(
 
 
 def _train_one(
-    raw: Mapping[str, Any],
-    values: Mapping[str, Any],
-    metric: str,
-    folder: str,
-    factory: Factory | None,
-    callbacks: Sequence[Callback],
+    config: TrainConfig, values: Mapping[str, Any], metric: str, factory: Factory | None, callbacks: Sequence[Callback]
 ) -> None:
     """One trial, in its own process."""
     from ray import tune as ray_tune
@@ -244,8 +236,8 @@ def _train_one(
     from rayrec.train.trainer import Trainer
 
     name = ray_tune.get_context().get_trial_name()
-    own = {**with_values(raw, values), "name": name}
-    own["storage"] = {**own["storage"], "path": folder}
+    own = {**with_values(config.to_dict(), values), "name": name}
+    own["storage"] = {**own["storage"], "path": folder_of(config)}
     reports = _Reports(metric)
     result = _when_free(Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit)
     if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard
