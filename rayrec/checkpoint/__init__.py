@@ -3,13 +3,12 @@
 | file | holds |
 |---|---|
 | `store` | what users call: save, find, load, prune |
-| `contents`, `table_state`, `row_state`, `random_state`, `update_counts` | what of a model is saved, and its loading |
+| `contents`, `table_state`, `random_state`, `update_counts` | what of a model is saved, and its loading |
 | `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: what of the saved is needed |
 | `saving`, `background`, `polling`, `memory` | a save in a thread, beside training, without slow collectives |
 | `writer`, `reader`, `container`, `index` | the files: safetensors, a JSON index with checksums |
 | `manifest` | what makes a folder a complete checkpoint |
-| `convert`, `warm_start` | a checkpoint for other programs; tables and layers for another model |
-| `folder` | any file system |
+| `tools`, `warm_start` | what the command does; tables and layers for another model |
 | `launch`, `attempt` | which start of a run holds the folder, and which of its worker groups owns it |
 | `retention` | which checkpoints stay, which is best |
 | `mapping`, `errors` | what ids mean, what can be wrong |
