@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import importlib
 import sys
@@ -22,6 +21,8 @@ def lazy_names(package: str) -> Callable[[str], Any]:
 
     @cache
     def homes() -> dict[str, str]:
+        import ast  # most programs need it for nothing else
+
         tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
         lines = [line for block in tree.body if isinstance(block, ast.If) for line in block.body]
         return {one.name: str(line.module) for line in lines if isinstance(line, ast.ImportFrom) for one in line.names}

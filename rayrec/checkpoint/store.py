@@ -15,6 +15,7 @@ import torch
 from rayrec.checkpoint import contents
 from rayrec.checkpoint.attempt import Attempt, folder_name
 from rayrec.checkpoint.background import Outcome, Underway
+from rayrec.checkpoint.contents import set_update_counts, update_counts
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
 from rayrec.checkpoint.launch import Launch
 from rayrec.checkpoint.manifest import Checkpoint, Manifest, read_checkpoint
@@ -26,7 +27,6 @@ from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.retention import Best, checkpoint_names, note_scores, remove_unfinished, thin_out
 from rayrec.checkpoint.saving import Save, plan_save
-from rayrec.checkpoint.update_counts import set_update_counts, update_counts
 from rayrec.distributed import DistributedModelParallel, comm
 from rayrec.storage.folder import Folder, open_folder
 

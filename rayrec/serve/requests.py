@@ -18,7 +18,7 @@ from rayrec.data import DataError, Mapping, Schema
 from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
-from rayrec.serve.context import Layout, split, with_contexts
+from rayrec.serve.context import split, with_contexts
 from rayrec.serve.errors import BadRequest, json_of
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
@@ -134,7 +134,7 @@ class Reader:
         ids_C = each.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
         self._limits.check_ids(int(ids_C[query_of].sum()) + rest.sparse.values().numel() + once.values().numel())
         keys = tuple(key for key in self._keys if key not in shared)
-        whole = with_contexts(each, rest, query_of, Layout(self._schema, columns, keys))
+        whole = with_contexts(each, rest, query_of, self._schema, columns, keys)
         return whole, once if shared else None
 
     def _part(self, columns: frozenset[str], inside: bool) -> Mapping:

@@ -175,14 +175,14 @@ EQUIVALENT: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "rayrec/data/stream/batching.py",
-        "(block_ends, not fewer), 0, part.rows",
-        "(block_ends, not fewer), 1, part.rows",
+        "(schema, part, policy, skipped, block_ends, not fewer), 0, part.rows",
+        "(schema, part, policy, skipped, block_ends, not fewer), 1, part.rows",
         "set by `take` before it is used",
     ),
     (
         "rayrec/data/stream/batching.py",
-        "(block_ends, not fewer), 0, part.rows",
-        "(block_ends, not fewer), -1, part.rows",
+        "(schema, part, policy, skipped, block_ends, not fewer), 0, part.rows",
+        "(schema, part, policy, skipped, block_ends, not fewer), -1, part.rows",
         "set by `take` before it is used",
     ),
     ("rayrec/data/stream/batching.py", "passed = 0", "passed = 1", "used only where rows were taken"),

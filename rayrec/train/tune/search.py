@@ -34,7 +34,7 @@ from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
 from rayrec.train.setup.build import Factory
-from rayrec.train.tune.shown import progress_of
+from rayrec.train.tune.shown import Trial, progress_of
 from rayrec.train.tune.space import check_space, holds, space_of, with_values
 
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
@@ -74,25 +74,6 @@ class Search:
     @property
     def mode(self) -> str:
         return "min" if self.lower or self.metric in LOWER_IS_BETTER else "max"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """How a trial ended.
-
-    Args:
-        name: of the trial and of its run folder.
-        values: what was drawn.
-        score: the best value of the metric; None where there was no evaluation.
-        evaluations: how many it had.
-        error: why it failed, if it did.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    score: float | None
-    evaluations: int
-    error: str | None = None
 
 
 class _Reports(Display):

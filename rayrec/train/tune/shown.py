@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
 from rayrec.train.driver.console import Display, figure
 from rayrec.train.driver.terminal import plain, table
 
-if TYPE_CHECKING:
-    from rayrec.train.tune.search import Trial
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How a trial ended.
+
+    Args:
+        name: of the trial and of its run folder.
+        values: what was drawn.
+        score: the best value of the metric; None where there was no evaluation.
+        evaluations: how many it had.
+        error: why it failed, if it did.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    score: float | None
+    evaluations: int
+    error: str | None = None
 
 
 def progress_of(metric: str, mode: str, count: int, display: Display | None = None) -> Any:
