@@ -78,21 +78,28 @@ class Index:
         return {"format": FORMAT, **_INDEX.dump_python(self, mode="json")}
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], folder: Path) -> Index:
-        """
+    def parse(cls, data: bytes, place: str) -> Index:
+        """What the file at `place` holds.
+
         Raises:
-            ExportError: another version of the format, or a part is missing.
+            ExportError: no JSON, another version of the format, or a part is missing.
         """
+        try:
+            raw = json.loads(data)
+        except ValueError as error:
+            raise ExportError(f"{place} cannot be read: {error}") from None
+        if not isinstance(raw, dict):
+            raise ExportError(f"{place} is not the index of an export: export anew")
         if raw.get("format") not in FORMATS:
             raise ExportError(
-                f"{folder / INDEX}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run anew"
+                f"{place}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run anew"
             )
         try:
             return _INDEX.validate_python(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ExportError(f"{folder / INDEX} is not the index of an export ({wrong}): export anew") from None
+            raise ExportError(f"{place} is not the index of an export ({wrong}): export anew") from None
 
 
 _INDEX = TypeAdapter(Index)
@@ -114,19 +121,11 @@ def read_index(folder: Path) -> Index:
         ExportError: no whole export is there.
     """
     try:
-        raw = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return Index.parse((folder / INDEX).read_bytes(), str(folder / INDEX))
     except FileNotFoundError:
         raise ExportError(f"{folder} holds no whole export: it has no {INDEX}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ExportError(f"{folder / INDEX} cannot be read: {error}") from None
-    if not isinstance(raw, dict):
-        raise ExportError(f"{folder / INDEX} is not the index of an export: export anew")
-    return Index.from_dict(raw, folder)
-
-
-def check_files(folder: Path, index: Index, checksums: bool = True) -> None:
-    """`check_listed` of an export."""
-    check_listed(folder, index.files, checksums)
 
 
 def check_listed(folder: Path, files: Mapping[str, tuple[int, int]], checksums: bool = True) -> None:

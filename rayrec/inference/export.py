@@ -20,8 +20,7 @@ from rayrec.inference.artifact import ExportError, Index
 from rayrec.inference.auto import choose_formats
 from rayrec.inference.graph import Inputs, same_with_context
 from rayrec.inference.model import Model
-from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare
-from rayrec.inference.parity_page import parity_page
+from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare, parity_page
 from rayrec.inference.scratch import scratch_beside
 from rayrec.inference.tables import SomeRows, fill_some, write_tables
 from rayrec.inference.wanted import AUTO, Wanted

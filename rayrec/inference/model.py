@@ -40,7 +40,7 @@ class Model:
     def __init__(self, folder: str | Path, target: str | None = None, checksums: bool = True, runners: int = 1) -> None:
         self.folder = Path(folder)
         self.index: Index = artifact.read_index(self.folder)
-        artifact.check_files(self.folder, self.index, checksums)
+        artifact.check_listed(self.folder, self.index.files, checksums)
         unfit = _unfit(self.index)
         self.target = target or ("aoti" if "aoti" in self.index.targets and unfit is None else "eager")
         if self.target not in self.index.targets:

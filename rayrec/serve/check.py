@@ -6,7 +6,7 @@ import os
 
 from rayrec.serve.clients import Clients, check_tls
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.port import wait_until_free
+from rayrec.serve.on_ray import wait_until_free
 from rayrec.serve.retrieval import check_index, newest_index
 from rayrec.serve.versions import check_version
 

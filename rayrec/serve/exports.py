@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from rayrec.inference import ExportError
-from rayrec.inference.artifact import INDEX, Index, check_files, read_index
+from rayrec.inference.artifact import INDEX, Index, check_listed, read_index
 from rayrec.storage.cache import Cache, Held
 from rayrec.storage.errors import first_line
 from rayrec.storage.folder import Folder, open_folder
@@ -89,7 +88,7 @@ class Exports:
 
     def _copy(self, there: Folder) -> Held:
         data = there.read(INDEX)
-        files, name = _parsed(data, there).files, hashlib.sha256(data).hexdigest()[:32]
+        files, name = Index.parse(data, there.sub(INDEX).path).files, hashlib.sha256(data).hexdigest()[:32]
         needed = sum(size for size, _ in files.values())
 
         def copied(folder: Path, room: int) -> str:
@@ -109,7 +108,7 @@ class Exports:
 
 def version_of(export: Folder) -> str:
     """The name of an export; raises ExportError where its index cannot be read."""
-    return _parsed(export.read(INDEX), export).version
+    return Index.parse(export.read(INDEX), export.sub(INDEX).path).version
 
 
 def files_of(export: Folder) -> Files:
@@ -124,14 +123,6 @@ def _order(name: str) -> tuple[Sequence[str | int], str]:
     parts: list[str | int] = [*re.split("([0-9]+)", name)]
     parts[1::2] = map(int, parts[1::2])
     return parts, name
-
-
-def _parsed(data: bytes, there: Folder) -> Index:
-    try:
-        raw = json.loads(data)
-    except ValueError as error:
-        raise ExportError(f"{there.path}: {INDEX} cannot be read: {error}") from None
-    return Index.from_dict(raw if isinstance(raw, dict) else {}, Path(there.name))
 
 
 def _copy_file(there: Folder, name: str, part: Path, size: int, crc: int) -> None:
@@ -155,7 +146,7 @@ def _check_once(folder: Path) -> None:
         ExportError: it is not.
     """
     index = read_index(folder)
-    check_files(folder, index, checksums=False)
+    check_listed(folder, index.files, checksums=False)
     stats = [(name, (folder / name).stat()) for name in (INDEX, *index.files)]
     state = repr([(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats])
     mark = cache_folder("checked") / hashlib.sha256(state.encode()).hexdigest()[:32]
@@ -163,13 +154,13 @@ def _check_once(folder: Path) -> None:
         mark.parent.mkdir(parents=True, exist_ok=True)
         turn = open(mark, "a+")  # noqa: SIM115 (closed below)
     except OSError:  # nothing can be kept here
-        check_files(folder, index)
+        check_listed(folder, index.files)
         return
     with turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         turn.seek(0)
         if not turn.read():
-            check_files(folder, index)
+            check_listed(folder, index.files)
             turn.write(f"{folder}\n")
     marks = sorted(mark.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for old in marks[:-_KEPT_MARKS]:

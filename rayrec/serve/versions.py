@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from rayrec.serve.pace import Pace
 from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage.cache import Held
+from rayrec.storage.folder import LocalFolder
 from rayrec.storage.locations import without_secrets
 
 AUDIT = "audit.jsonl"
@@ -64,9 +64,7 @@ def switch(path: Path, version: str | None = None) -> tuple[str, str]:
     if now not in names:
         raise ExportError(f"{path} has no version {now!r}; there are {', '.join(names)}")
     check_version(path / now)
-    temporary = path / f".{CURRENT}-{os.getpid()}"
-    temporary.write_text(now + "\n", encoding="utf-8")
-    os.replace(temporary, path / CURRENT)
+    LocalFolder(path).write(CURRENT, f"{now}\n".encode())
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "user": getpass.getuser(), "from": before, "to": now}
     with open(path / AUDIT, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

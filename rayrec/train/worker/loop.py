@@ -32,8 +32,7 @@ from rayrec.train.worker.session import TEST, Job, Session
 from rayrec.train.worker.skipped import SkippedRows
 from rayrec.train.worker.streams import Stream, Streams
 from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
-from rayrec.train.worker.touched import touched
-from rayrec.train.worker.window import Window
+from rayrec.train.worker.window import Window, touched
 
 PROGRESS_EVERY_S = 0.2
 PREPARE_AHEAD_S = 5.0
