@@ -3,7 +3,7 @@
 | file | holds |
 |---|---|
 | `store` | what users call: save, find, load, prune |
-| `contents`, `table_state`, `random_state` | what of a model is saved, and its loading |
+| `contents`, `table_state` | what of a model is saved, and its loading |
 | `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: what of the saved is needed |
 | `saving`, `background`, `polling`, `memory` | a save in a thread, beside training, without slow collectives |
 | `writer`, `reader`, `container`, `index` | the files: safetensors, a JSON index with checksums |

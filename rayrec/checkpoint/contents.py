@@ -5,9 +5,12 @@ Nothing here knows files. `to_save` gives the state to write; `Loading` gives on
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -22,6 +25,7 @@ from rayrec.distributed.kernel import UpdatingKernel
 from rayrec.distributed.kernel.choice import updating
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
+RNG = "rng"
 
 
 def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Rectangles]:
@@ -179,3 +183,49 @@ def set_update_counts(model: DistributedModelParallel, manifest: Manifest) -> No
     """A kernel takes the largest count of its tables."""
     for kernel, tables in _trained_tables(model):
         kernel.iteration = max(manifest.updates.get(name, manifest.iteration) for name in tables)
+
+
+def random_states(rank: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """This rank's generators, torch's, Python's and numpy's, as bytes by key."""
+    states = {"torch": torch.get_rng_state(), "python": _bytes(random.getstate()), "numpy": _bytes(_numpy_state())}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"{RNG}/{rank:05d}/{name}": state for name, state in states.items()}
+
+
+def room_for(rank: int, sizes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Empty tensors for what a checkpoint has of a rank's states.
+
+    Args:
+        sizes: `size` of each of the checkpoint's tensors, by key.
+    """
+    own = f"{RNG}/{rank:05d}/"
+    return {key: torch.empty(saved.size, dtype=torch.uint8) for key, saved in sizes.items() if key.startswith(own)}
+
+
+def set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Put back what `random_states` gave."""
+    by_name = {key.rpartition("/")[2]: state for key, state in states.items()}
+    if "torch" in by_name:
+        torch.set_rng_state(by_name["torch"])
+    if "cuda" in by_name and device.type == "cuda":
+        torch.cuda.set_rng_state(by_name["cuda"], device)
+    if "python" in by_name:
+        version, numbers, gauss = _value(by_name["python"])
+        random.setstate((version, tuple(numbers), gauss))
+    if "numpy" in by_name:
+        name, keys, *rest = _value(by_name["numpy"])
+        np.random.set_state((name, np.array(keys, np.uint32), *rest))
+
+
+def _numpy_state() -> list[Any]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return [name, np.asarray(keys).tolist(), *rest]
+
+
+def _bytes(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value(state: torch.Tensor) -> Any:
+    return json.loads(bytes(state.numpy()))

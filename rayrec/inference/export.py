@@ -17,13 +17,12 @@ from torch.export import ExportedProgram
 from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.inference import artifact, compiled, graph, processor
 from rayrec.inference.artifact import ExportError, Index
-from rayrec.inference.auto import choose_formats
 from rayrec.inference.graph import Inputs, same_with_context
 from rayrec.inference.model import Model
 from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare, parity_page
 from rayrec.inference.scratch import scratch_beside
 from rayrec.inference.tables import SomeRows, fill_some, write_tables
-from rayrec.inference.wanted import AUTO, Wanted
+from rayrec.inference.wanted import AUTO, Wanted, choose_formats
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace, place_tables
 from rayrec.quant.layout import TableConfig

@@ -18,8 +18,16 @@ from rayrec.data.source import partitioned
 from rayrec.data.source.partitioned import Partitioned
 from rayrec.data.tools import split
 from rayrec.data.tools.check import check
-from rayrec.data.tools.split import by_hash, from_time, last_by_time, write_split
-from rayrec.data.tools.starter import Machine, _training, removed_on_failure, start
+from rayrec.data.tools.starter import (
+    Machine,
+    _training,
+    by_hash,
+    from_time,
+    last_by_time,
+    removed_on_failure,
+    start,
+    write_split,
+)
 from rayrec.storage.files import find_files
 
 ROWS = 400

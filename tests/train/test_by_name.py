@@ -11,8 +11,8 @@ import pytest
 from rayrec.train import Interrupted, Result, Trainer
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.after.export import export_run, exported_run
-from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.resources import Demand, Supply
+from rayrec.train.driver.terminal import plan_table
 from rayrec.train.planning.groups import Decision
 from rayrec.train.planning.shapes import Shape, compare
 from rayrec.train.report.run import RunRecord

@@ -15,13 +15,13 @@ from rayrec.storage.parallel import actor_here
 from rayrec.train.driver.cluster import Cluster, await_resources, connected, refuse_unseen
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, avoiding, note_request, reading_unreserved, release_request, resizing
-from rayrec.train.driver.exported import ExportedMetrics
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of, patient
 from rayrec.train.driver.local_group import run_here
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of, for_its_gpus
 from rayrec.train.driver.room import waiting_for_room
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
+from rayrec.train.driver.trackers import ExportedMetrics
 from rayrec.train.errors import Interrupted, TrainError, describe
 from rayrec.train.run.log import Course, Mailbox, Record, ask, drained
 from rayrec.train.worker.start import start_worker

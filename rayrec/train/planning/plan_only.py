@@ -12,7 +12,7 @@ from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train.config.file import text_of
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.plan_table import plan_table
+from rayrec.train.driver.terminal import plan_table
 from rayrec.train.errors import StorageError
 from rayrec.train.planning.groups import plan_groups
 from rayrec.train.run.folder import write_json
