@@ -96,17 +96,14 @@ def compile_graph(program: ExportedProgram, folder: Path, march: str) -> None:
                     target.write_bytes(archive.read(name))
 
 
-def load_compiled(folder: Path, runners: int = 1) -> Run:
+def load_compiled(folder: Path) -> Run:
     """
-    Args:
-        runners: how many calls may run at the same time.
-
     Raises:
         ExportError: the package is not one that this torch loads.
     """
     logging.getLogger("torch.export.pt2_archive").setLevel(logging.ERROR)
     try:
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(folder), "model", False, runners, -1)
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(folder), "model", False, 1, -1)  # one call at a time
     except Exception as error:
         raise ExportError(f"{folder} cannot be loaded by torch {torch.__version__}: {error}; export anew") from error
 

@@ -146,7 +146,9 @@ def _same_as_before(out: Output, version: str, manifest: Manifest, task: Task, p
         return
     differing = [key for key, value in plan.items() if before.get(key) != value]
     if differing:
-        raise ValueError(f"{out} holds predictions of another job (other {', '.join(differing)}); take another folder")
+        raise ValueError(
+            f"{out.path} holds predictions of another job (other {', '.join(differing)}); take another folder"
+        )
 
 
 Policy = Literal["error", "skip"]
@@ -161,14 +163,12 @@ class Task:
         out: path or URI of the predictions' folder.
         columns: of the input to keep, with their types.
         bad_rows: "error" ends the job at the first bad row; "skip" gives bad rows the prediction null and counts them.
-        retries: of a failed read.
     """
 
     model: Path
     out: str
     columns: Columns
     bad_rows: Policy
-    retries: int = 3
 
 
 def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlice, ...]) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlic
     scored = features_only(scorer.schema).columns
     kinds = dict(task.columns)
     read = task.columns + tuple((name, _type_of(slices, name)) for name in scored if name not in kinds)
-    table, missing = read_slices(slices, read, Patience(task.retries))
+    table, missing = read_slices(slices, read, Patience())
     if missing:
         raise missing[0].error
     scores = scorer.score(table.select(scored))

@@ -1,4 +1,4 @@
-"""`Wanted`: how a model is to be exported; of `--tables AUTO`, the number format of each table by its loss of quality."""
+"""`Wanted`: how a model is to be exported; of `--tables AUTO`, the format of each table by its loss of quality."""
 
 from __future__ import annotations
 
