@@ -146,9 +146,8 @@ def _same_as_before(out: Output, version: str, manifest: Manifest, task: Task, p
         return
     differing = [key for key, value in plan.items() if before.get(key) != value]
     if differing:
-        raise ValueError(
-            f"{out.path} holds predictions of another job (other {', '.join(differing)}); take another folder"
-        )
+        other = f"other {', '.join(differing)}"
+        raise ValueError(f"{out.path} holds predictions of another job ({other}); take another folder")
 
 
 Policy = Literal["error", "skip"]

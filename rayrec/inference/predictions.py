@@ -93,6 +93,6 @@ class Output:
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise ValueError(
-                f"{self.path} cannot be {what} ({reason}); check address, permissions and room, and run the same command "
-                "again: parts that are there stay"
+                f"{self.path} cannot be {what} ({reason}); check address, permissions and room, and run the same "
+                "command again: parts that are there stay"
             ) from error
