@@ -16,8 +16,7 @@ from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckp
 from rayrec.cli.predict import predict
 from rayrec.cli.retrieve import index, retrieve
 from rayrec.cli.runs import app as runs
-from rayrec.cli.serve import serve
-from rayrec.cli.service import app as service
+from rayrec.cli.serve import serve, service
 from rayrec.cli.tune import tune
 
 app = typer.Typer(

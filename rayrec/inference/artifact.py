@@ -12,11 +12,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import mmap
 import platform
+import shutil
+import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +39,7 @@ FORMAT = 2  # 1 knew no context: such folders, of which none has one, are read a
 FORMATS = (1, FORMAT)
 
 _CHUNK_BYTES = 16 << 20
+_LOCK = "export.lock"
 
 
 class ExportError(ValueError):
@@ -208,3 +214,26 @@ def read_mapping(folder: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """An empty hidden folder next to `out`, removed at the end.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    prefix = f".{out.name}."
+    for lock in out.parent.glob(f"{glob.escape(prefix)}*/{_LOCK}"):
+        _remove_unless_held(lock)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=prefix) as made, open(Path(made) / _LOCK, "w") as held:
+        with suppress(OSError):  # a file system without locks: nothing is removed there
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Path(made)
+
+
+def _remove_unless_held(lock: Path) -> None:
+    """A process that ended in whatever way holds no lock."""
+    with suppress(OSError), open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.parent)

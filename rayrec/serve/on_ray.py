@@ -91,7 +91,7 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
     for name, value in environment(config).items():
         os.environ.setdefault(name, value)  # before Ray starts
-    checked = beside(lambda: _check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
+    checked = beside(lambda: check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
     with _ray(config) as shared:
         checked.result()
         from ray import serve
@@ -115,10 +115,35 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
         wait_until_silent(config)
 
 
-def _check(config: ServeConfig) -> None:
+def check(config: ServeConfig) -> None:
+    """What can be known before anything is started: that models and files are there and whole, and the port is free.
+
+    Raises:
+        ExportError: a path holds no export, or one that is damaged or outside its limits; names it.
+        ValueError: a port that cannot be listened on, more cores than this machine has, or a file that cannot be read.
+    """
     with quick_imports():
-        from rayrec.serve.check import check
-    check(config)
+        from rayrec.serve.clients import Clients, check_tls
+        from rayrec.serve.retrieval import check_index, newest_index
+        from rayrec.serve.versions import check_version
+
+    for spec in config.models:
+        check_version(spec.folder, config.cache_bytes)
+    if config.index is not None:
+        check_index(newest_index(config.index))
+    Clients(config.clients)
+    if config.tls is not None:
+        check_tls(config.tls)
+    if os.environ.get("RAY_ADDRESS"):
+        return  # of another machine nothing is known
+    cores = len(os.sched_getaffinity(0))
+    if config.cpus > cores:
+        raise ValueError(f"--cpus {config.cpus}: this machine has {cores} cores")
+    try:
+        wait_until_free(config)
+    except OSError as error:
+        text = f"cannot listen on --host {config.host} --port {config.port}: {error.strerror}; choose another"
+        raise ValueError(text) from error
 
 
 def _end(name: str, shared: bool) -> None:

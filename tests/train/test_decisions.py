@@ -45,7 +45,7 @@ from rayrec.train.worker.evaluation import Scores, _joined
 from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
 from rayrec.train.worker.position import START
 from rayrec.train.worker.session import Session, session_alone
-from rayrec.train.worker.skipped import SkippedRows
+from rayrec.train.worker.streams import SkippedRows
 from rayrec.train.worker.watch import EXIT_UNLIKE, Place, Watch, place_of
 from rayrec.train.worker.window import Window
 from tests.train.small import Silent, raw_config

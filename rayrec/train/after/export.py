@@ -14,7 +14,7 @@ from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
 from rayrec.checkpoint.manifest import read_checkpoint
-from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.data.source.windows import Windows
 from rayrec.inference.export import Export, Trained, Wanted, export

@@ -26,12 +26,10 @@ from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepI
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
-from rayrec.train.worker.profile import Profile
 from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import TEST, Job, Session
-from rayrec.train.worker.skipped import SkippedRows
-from rayrec.train.worker.streams import Stream, Streams
-from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
+from rayrec.train.worker.streams import SkippedRows, Stream, Streams
+from rayrec.train.worker.timeline import ExchangeClock, Profile, Stalls, Timeline
 from rayrec.train.worker.window import Window, touched
 
 PROGRESS_EVERY_S = 0.2
