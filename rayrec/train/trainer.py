@@ -30,7 +30,7 @@ from rayrec.train.driver.recorder import Lines, Recorder, reporting_errors
 from rayrec.train.errors import Interrupted, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import best_so_far
-from rayrec.train.run.config import refuse_code_from_elsewhere
+from rayrec.train.run.config import refuse_code_from_elsewhere, with_id_types, with_versions
 from rayrec.train.run.folder import (
     RunFolder,
     leased,
@@ -44,7 +44,6 @@ from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start
-from rayrec.train.setup.versions import with_id_types, with_versions
 from rayrec.train.worker.own_metrics import made as made_metric
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import TEST, Job

@@ -82,7 +82,7 @@ class Month:
         self.reporter = failure_reporter(Actor(self.mailbox), TRAINER.max_failures)
         ray = create_failure_policy(FailureConfig(max_failures=-1, controller_failure_limit=-1))
         self.policy = patient(ray, Actor(self.mailbox))
-        self.notices, self.wait = Notices(), Wait(NEED, self.limit_s)
+        self.notices, self.wait = Notices(), Wait(self.limit_s)
         self.begin()
 
     def begin(self) -> None:

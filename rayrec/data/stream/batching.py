@@ -7,7 +7,6 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, chain, pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +35,6 @@ class Skipped:
 
     count: int = 0
     samples: list[DataError] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values for the run folder."""
-        return {"count": self.count, "samples": [sample.to_dict() for sample in self.samples]}
 
 
 @dataclass(frozen=True, slots=True)
