@@ -26,8 +26,8 @@ import torch
 from rayrec.checkpoint import CheckpointStore
 from rayrec.checkpoint.index import INDEX, Index
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.checkpoint.store import folder_name
-from rayrec.checkpoint.weights import CheckpointWeights
 from rayrec.checkpoint.writer import Item, write
 from rayrec.distributed.plan.cuts import by_cols, by_rows, whole
 from rayrec.distributed.plan.shards import Shard

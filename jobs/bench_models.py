@@ -33,8 +33,7 @@ from rayrec.distributed import (
     EmbeddingCollectionSharder,
 )
 from rayrec.distributed.kernel import EmbOptimType
-from rayrec.inference.approximate import Approximate
-from rayrec.inference.topk import top_k
+from rayrec.inference.topk import Approximate, top_k
 from rayrec.metrics.ranking import Jagged, target_ranks
 from rayrec.models import DIN, Batch, mmoe, sasrec
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig

@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from rayrec.data.tools.split import by_hash
-from rayrec.data.tools.starter import Machine, start
+from rayrec.data.tools.starter import Machine, by_hash, start
 from rayrec.train import Trainer
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import parse_config

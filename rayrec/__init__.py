@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rayrec._compat import check_pair
+from rayrec._imports import lazy_names
 
 check_pair()
 
@@ -20,25 +21,9 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "JaggedTensor": "rayrec.sparse",
-    "KeyedJaggedTensor": "rayrec.sparse",
-    "KeyedTensor": "rayrec.sparse",
-    "DataType": "rayrec.modules",
-    "EmbeddingBagCollection": "rayrec.modules",
-    "EmbeddingBagCollectionInterface": "rayrec.modules",
-    "EmbeddingBagConfig": "rayrec.modules",
-    "EmbeddingCollection": "rayrec.modules",
-    "EmbeddingConfig": "rayrec.modules",
-    "PoolingType": "rayrec.modules",
-    "Multistreamable": "rayrec.streamable",
-    "Pipelineable": "rayrec.streamable",
-    "Batch": "rayrec.models",
-    "Trainer": "rayrec.train",
-    "TrainConfig": "rayrec.train",
-}
-_LOW = ("sparse", "optim", "modules", "models", "quant")
-_PACKAGES = frozenset((*_LOW, "checkpoint", "data", "distributed", "metrics", "train"))
+_PACKAGES = frozenset(
+    ["sparse", "optim", "modules", "models", "quant", "checkpoint", "data", "distributed", "metrics", "train"]
+)
 
 if TYPE_CHECKING:
     from rayrec.models import Batch
@@ -74,13 +59,12 @@ __all__ = [
 ]
 
 
+_named = lazy_names(__name__)
+
+
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _PACKAGES:
-        return importlib.import_module(f"rayrec.{name}")
-    raise AttributeError(f"module 'rayrec' has no attribute {name!r}")
+    return importlib.import_module(f"rayrec.{name}") if name in _PACKAGES else _named(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, *_PACKAGES, "__version__"])
+    return sorted([*__all__, *_PACKAGES, "__version__"])

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`: imports a name's module when the name is first used.
+def lazy_names(package: str) -> Callable[[str], Any]:
+    """A package's `__getattr__`: what its `if TYPE_CHECKING:` imports is imported when it is first used.
 
     Args:
         package: its `__name__`.
-        homes: module below the package → names in it, separated by spaces.
     """
-    places = {name: home for home, names in homes.items() for name in names.split()}
+
+    @cache
+    def homes() -> dict[str, str]:
+        import ast  # most programs need it for nothing else
+
+        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+        lines = [line for block in tree.body if isinstance(block, ast.If) for line in block.body]
+        return {one.name: str(line.module) for line in lines if isinstance(line, ast.ImportFrom) for one in line.names}
 
     def get(name: str) -> Any:
-        if name not in places:
+        if name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
-        return getattr(importlib.import_module(f"{package}.{places[name]}"), name)
+        return getattr(importlib.import_module(homes()[name]), name)
 
     return get
 

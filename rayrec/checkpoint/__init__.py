@@ -3,15 +3,14 @@
 | file | holds |
 |---|---|
 | `store` | what users call: save, find, load, prune |
-| `committed` | a checkpoint that is complete, and its manifest |
-| `contents`, `table_state`, `row_state`, `random_state`, `update_counts` | what of a model is saved, and its loading |
+| `contents`, `table_state` | what of a model is saved, and its loading |
 | `rectangles` | tensors in pieces, for torch.distributed.checkpoint's planners: what of the saved is needed |
 | `saving`, `background`, `polling`, `memory` | a save in a thread, beside training, without slow collectives |
-| `writer`, `reader`, `container`, `index`, `manifest` | the files: safetensors, a JSON index with checksums |
-| `convert`, `warm_start` | a checkpoint for other programs; tables and layers for another model |
-| `folder` | any file system |
+| `writer`, `reader`, `container`, `index` | the files: safetensors, a JSON index with checksums |
+| `manifest` | what makes a folder a complete checkpoint |
+| `tools`, `warm_start` | what the command does; tables and layers for another model |
 | `launch`, `attempt` | which start of a run holds the folder, and which of its worker groups owns it |
-| `retention`, `scores` | which checkpoints stay, which is best |
+| `retention` | which checkpoints stay, which is best |
 | `mapping`, `errors` | what ids mean, what can be wrong |
 
 The names here are loaded when first used: a folder can be listed without torch.
@@ -23,7 +22,6 @@ from rayrec._imports import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.checkpoint.background import Outcome
-    from rayrec.checkpoint.committed import Checkpoint, newer_damaged
     from rayrec.checkpoint.errors import (
         CheckpointError,
         DamagedCheckpointError,
@@ -33,20 +31,11 @@ if TYPE_CHECKING:
         TakenOverError,
         no_whole,
     )
-    from rayrec.checkpoint.scores import Best
+    from rayrec.checkpoint.manifest import Checkpoint, newer_damaged
+    from rayrec.checkpoint.retention import Best
     from rayrec.checkpoint.store import CheckpointStore, Saving
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "background": "Outcome",
-        "committed": "Checkpoint newer_damaged",
-        "errors": "CheckpointError DamagedCheckpointError FencedError "
-        "NoWholeCheckpointError RemovedCheckpointError TakenOverError no_whole",
-        "scores": "Best",
-        "store": "CheckpointStore Saving",
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 __all__ = [
     "Best",

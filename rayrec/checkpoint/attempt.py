@@ -14,7 +14,7 @@ import errno
 import json
 import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rayrec.checkpoint.errors import FencedError, TakenOverError
 from rayrec.checkpoint.launch import FILE, Launch, holder
@@ -48,7 +48,7 @@ class Attempt:
             _check_holder(root, launch)
         earlier = [order[0] for name in root.names() if (order := order_of(name))]
         mine = cls(max([_read(root).number, *earlier]) + 1, uuid.uuid4().hex, launch)
-        by = {} if launch is None else {"launch": launch.to_dict()}
+        by = {} if launch is None else {"launch": asdict(launch)}
         root.write(_FILE, json.dumps({"attempt": mine.number, "token": mine.token, **by}).encode())
         return mine
 

@@ -5,20 +5,27 @@ Nothing here knows files. `to_save` gives the state to write; `Loading` gives on
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rayrec.checkpoint import table_state
+from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.dmp_collection import DMPCollection
+from rayrec.distributed.kernel import UpdatingKernel
+from rayrec.distributed.kernel.choice import updating
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
+RNG = "rng"
 
 
 def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Rectangles]:
@@ -152,3 +159,73 @@ class Loading:
                 value = torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
                 self.state[f"{DENSE_STATE}/{name}/{key}"] = Rectangles.whole(value)
                 optimizer.state[param][key] = value
+
+
+def _trained_tables(model: DistributedModelParallel) -> list[tuple[UpdatingKernel, list[str]]]:
+    """This rank's kernels that update inside backward, each with the names of its tables in the model."""
+    names = {id(table): name for name, table in model.tables().items()}
+    return [
+        (kernel, [names[id(collection.tables()[table.config.name])] for table in kernel.tables])
+        for collection in model.sharded_modules().values()
+        for kernel in updating(collection.kernels())
+    ]
+
+
+def update_counts(model: DistributedModelParallel) -> dict[str, int]:
+    """The updates of each table of which this rank has a part."""
+    counts: dict[str, int] = {}
+    for kernel, tables in _trained_tables(model):
+        counts |= {name: max(kernel.iteration, counts.get(name, 0)) for name in tables}
+    return counts
+
+
+def set_update_counts(model: DistributedModelParallel, manifest: Manifest) -> None:
+    """A kernel takes the largest count of its tables."""
+    for kernel, tables in _trained_tables(model):
+        kernel.iteration = max(manifest.updates.get(name, manifest.iteration) for name in tables)
+
+
+def random_states(rank: int, device: torch.device) -> dict[str, torch.Tensor]:
+    """This rank's generators, torch's, Python's and numpy's, as bytes by key."""
+    states = {"torch": torch.get_rng_state(), "python": _bytes(random.getstate()), "numpy": _bytes(_numpy_state())}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"{RNG}/{rank:05d}/{name}": state for name, state in states.items()}
+
+
+def room_for(rank: int, sizes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Empty tensors for what a checkpoint has of a rank's states.
+
+    Args:
+        sizes: `size` of each of the checkpoint's tensors, by key.
+    """
+    own = f"{RNG}/{rank:05d}/"
+    return {key: torch.empty(saved.size, dtype=torch.uint8) for key, saved in sizes.items() if key.startswith(own)}
+
+
+def set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Put back what `random_states` gave."""
+    by_name = {key.rpartition("/")[2]: state for key, state in states.items()}
+    if "torch" in by_name:
+        torch.set_rng_state(by_name["torch"])
+    if "cuda" in by_name and device.type == "cuda":
+        torch.cuda.set_rng_state(by_name["cuda"], device)
+    if "python" in by_name:
+        version, numbers, gauss = _value(by_name["python"])
+        random.setstate((version, tuple(numbers), gauss))
+    if "numpy" in by_name:
+        name, keys, *rest = _value(by_name["numpy"])
+        np.random.set_state((name, np.array(keys, np.uint32), *rest))
+
+
+def _numpy_state() -> list[Any]:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return [name, np.asarray(keys).tolist(), *rest]
+
+
+def _bytes(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value(state: torch.Tensor) -> Any:
+    return json.loads(bytes(state.numpy()))

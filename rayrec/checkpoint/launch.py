@@ -51,14 +51,11 @@ class Launch:
 
     @classmethod
     def of(cls, raw: Any) -> Launch | None:
-        """What `to_dict` gave; None for anything else."""
+        """What `asdict` gave; None for anything else."""
         try:
             return cls(str(raw["token"]), str(raw["host"]), str(raw["space"]), int(raw["pid"]), float(raw["began"]))
         except (KeyError, TypeError, ValueError):
             return None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def ended(self) -> bool:
@@ -173,7 +170,7 @@ class Lease:
                 self._root.remove_all()  # a launch that was refused leaves nothing
 
     def _write(self) -> None:
-        self._root.write(FILE, json.dumps({"launch": self.launch.to_dict(), "beat": time.time()}).encode())
+        self._root.write(FILE, json.dumps({"launch": asdict(self.launch), "beat": time.time()}).encode())
 
 
 def _space() -> str:

@@ -1,4 +1,5 @@
-"""Reading a checkpoint: only the blocks of bytes that are needed, each checked before its numbers are used."""
+"""Reading a checkpoint: only the blocks of bytes that are needed, each checked before its numbers are used; with the
+sharded model that was saved, or rows at a time without it."""
 
 from __future__ import annotations
 
@@ -6,16 +7,18 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
+from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.index import INDEX, Index, Piece
-from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
+from rayrec.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint, sha256
 from rayrec.checkpoint.rectangles import LoadPlanner
-from rayrec.storage.folder import Folder, Source
+from rayrec.storage.folder import Folder, Source, open_folder
 
 _MISMATCH = "the bytes do not match their checksum"
 
@@ -213,3 +216,39 @@ def _read_index(folder: Folder, manifest: Manifest) -> Index:
         return Index.from_json(data)
     except ValueError as error:
         raise DamagedCheckpointError(folder.path, [Damage(INDEX, str(error))]) from error
+
+
+class CheckpointWeights:
+    """Tables and dense tensors of a committed checkpoint, by their unsharded names.
+
+    Args:
+        path: the checkpoint's folder, a path or URI.
+
+    Raises:
+        CheckpointError: it is no checkpoint, or damaged; also where rows are read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        folder = open_folder(path)
+        checkpoint = read_checkpoint(folder)
+        if checkpoint is None:
+            raise CheckpointError(f"{path} is no complete checkpoint: it has no manifest.json")
+        self.path, self.manifest = path, checkpoint.manifest
+        self._reader = Reader(folder, checkpoint.manifest)
+
+    def tables(self) -> dict[str, torch.Size]:
+        """Shape of each table, by the path of its module, as `embedding_bags.embedding_bags.user`."""
+        return {name: torch.Size(self._reader.index.tensors[f"{TABLE}/{name}"].size) for name in self._names(TABLE)}
+
+    def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
+        """`[stop - start, dim]` of a table, in the number format it was saved in."""
+        with self._reader:
+            return self._reader.tensor(f"{TABLE}/{table}", slice(start, stop))
+
+    def dense(self) -> dict[str, torch.Tensor]:
+        """Every parameter and buffer that is no table."""
+        with self._reader:
+            return {name: self._reader.tensor(f"{DENSE}/{name}") for name in self._names(DENSE)}
+
+    def _names(self, kind: str) -> list[str]:
+        return [key.removeprefix(f"{kind}/") for key in self._reader.index.tensors if key.startswith(f"{kind}/")]

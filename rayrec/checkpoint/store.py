@@ -15,20 +15,17 @@ import torch
 from rayrec.checkpoint import contents
 from rayrec.checkpoint.attempt import Attempt, folder_name
 from rayrec.checkpoint.background import Outcome, Underway
-from rayrec.checkpoint.committed import Checkpoint, read_checkpoint
+from rayrec.checkpoint.contents import random_states, room_for, set_random_states, set_update_counts, update_counts
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
 from rayrec.checkpoint.launch import Launch
-from rayrec.checkpoint.manifest import Manifest
+from rayrec.checkpoint.manifest import Checkpoint, Manifest, read_checkpoint
 from rayrec.checkpoint.mapping import MAPPING, check_mapping
 from rayrec.checkpoint.memory import fits_in_memory
 from rayrec.checkpoint.polling import on_every_rank
-from rayrec.checkpoint.random_state import random_states, room_for, set_random_states
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
-from rayrec.checkpoint.retention import checkpoint_names, remove_unfinished, thin_out
+from rayrec.checkpoint.retention import Best, checkpoint_names, note_scores, remove_unfinished, thin_out
 from rayrec.checkpoint.saving import Save, plan_save
-from rayrec.checkpoint.scores import Best, note_scores
-from rayrec.checkpoint.update_counts import set_update_counts, update_counts
 from rayrec.distributed import DistributedModelParallel, comm
 from rayrec.storage.folder import Folder, open_folder
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rayrec.checkpoint.committed import Checkpoint
 from rayrec.checkpoint.contents import DENSE, TABLE, dense_tensors
 from rayrec.checkpoint.errors import CheckpointError
+from rayrec.checkpoint.manifest import Checkpoint
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles

@@ -16,8 +16,7 @@ from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckp
 from rayrec.cli.predict import predict
 from rayrec.cli.retrieve import index, retrieve
 from rayrec.cli.runs import app as runs
-from rayrec.cli.serve import serve
-from rayrec.cli.service import app as service
+from rayrec.cli.serve import serve, service
 from rayrec.cli.tune import tune
 
 app = typer.Typer(
@@ -128,7 +127,7 @@ def plan(
 ) -> None:
     """Show how tables would be sharded, what limits the plan and what would help; needs no cluster and no GPU."""
     from rayrec.train import load_config
-    from rayrec.train.planning.plan_only import PlanFiles, show_plan
+    from rayrec.train.planning.plan_only import show_plan
 
     if world is not None and "," in world:
         from rayrec.train.planning.shapes import show_shapes
@@ -137,8 +136,8 @@ def plan(
             raise ValueError("--load, --diff, --save and --html are for one cluster: give --world only one")
         show_shapes(load_config(config, overrides or []), world.split(","), gpu)
         return
-    files = PlanFiles(load=load, against=against, save=save, html=html)
-    show_plan(load_config(config, overrides or []), world, gpu, files)
+    files = {"load": load, "against": against, "save": save, "html": html}
+    show_plan(load_config(config, overrides or []), world, gpu, **files)
 
 
 @app.command()

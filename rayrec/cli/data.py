@@ -231,8 +231,8 @@ def check(
 def _print_check(report: CheckReport) -> None:
     from rich.console import Console
 
-    from rayrec.cli.tables import show, table
-    from rayrec.train.driver.terminal import plain
+    from rayrec.cli.tables import show
+    from rayrec.train.driver.terminal import plain, table
 
     console = Console()
     console.print(f"{report.rows:,} rows, {report.bad_rows:,} bad, {report.positives:,} with label 1")

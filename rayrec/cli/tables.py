@@ -22,26 +22,11 @@ def show(shown: Table, console: Console) -> None:
     console.print(shown)
 
 
-def table(*heads: str, title: str | None = None) -> Table:
-    """A table of which the first column stays on one line.
-
-    Args:
-        heads: of the columns; one that ends in `>` is aligned to the right.
-    """
-    from rich.table import Table
-
-    made = Table(title=title, title_justify="left")
-    for place, head in enumerate(heads):
-        right = head.endswith(">")
-        made.add_column(head.rstrip(">"), justify="right" if right else "left", no_wrap=not place, overflow="fold")
-    return made
-
-
 def show_columns(found: Inspection, *, to_stderr: bool) -> None:
     """What every column is taken for, and a line below for each of which more is to be said."""
     from rich.console import Console
 
-    from rayrec.train.driver.terminal import plain
+    from rayrec.train.driver.terminal import plain, table
 
     console = Console(stderr=to_stderr, soft_wrap=True)
     files = f"{found.files:,} file{'' if found.files == 1 else 's'}"
@@ -70,7 +55,7 @@ def show_importance(parts: Sequence[Mapping[str, Any]]) -> None:
     """Permutation importance, the most important part first."""
     from rich.console import Console
 
-    from rayrec.train.driver.terminal import plain
+    from rayrec.train.driver.terminal import plain, table
 
     changes = table("part", "kind", "NE>", "AUC>", title="permuted, it changes")
     for part in parts:

@@ -42,7 +42,7 @@ def tune(
     from rayrec.train import load_config
     from rayrec.train.driver.console import Display
     from rayrec.train.tune import Search, folder_of, tune
-    from rayrec.train.tune.table import trials_table
+    from rayrec.train.tune.shown import trials_table
 
     search = Search(
         params=params,

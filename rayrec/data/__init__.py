@@ -26,25 +26,7 @@ if TYPE_CHECKING:
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "mapping.collate": "empty_batch",
-        "mapping.rules": "Hash Identity Vocabulary",
-        "mapping.mapping": "Mapping to_batch",
-        "mapping.schema": "DenseFeature Label SampleWeight Schema SparseFeature Task",
-        "mapping.transforms": "Standardize",
-        "options": "BadRows ReadOptions Shuffle",
-        "order.cursor": "Cursor",
-        "order.mix": "Mix manifest_of",
-        "source.dataset": "DataSet TrainingData WeightedDataSet data_sets",
-        "source.footer_index": "FooterIndex",
-        "source.footers": "FooterReading",
-        "source.manifest": "Manifest",
-        "stream.batch_stream": "BatchStream",
-        "stream.mixed_stream": "MixedStream",
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 __all__ = [
     "BadRows",

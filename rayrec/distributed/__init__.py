@@ -21,20 +21,7 @@ if TYPE_CHECKING:
     from rayrec.distributed.plan.sharding_plan import ShardingPlan
     from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "collections.embedding": "EmbeddingCollectionSharder ShardedEmbeddingCollection",
-        "collections.embedding_bag": "EmbeddingBagCollectionSharder ShardedEmbeddingBagCollection",
-        "comm.awaitable": "Awaitable",
-        "comm.env": "ShardingEnv",
-        "model_parallel": "DistributedModelParallel",
-        "pipeline": "TrainPipeline",
-        "plan.module_sharder": "ModuleSharder",
-        "plan.sharding_plan": "ShardingPlan",
-        "plan.shards": "EmbeddingComputeKernel ParameterSharding ShardingType",
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 __all__ = [
     "Awaitable",

@@ -12,11 +12,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import mmap
 import platform
+import shutil
+import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +39,7 @@ FORMAT = 2  # 1 knew no context: such folders, of which none has one, are read a
 FORMATS = (1, FORMAT)
 
 _CHUNK_BYTES = 16 << 20
+_LOCK = "export.lock"
 
 
 class ExportError(ValueError):
@@ -78,21 +84,28 @@ class Index:
         return {"format": FORMAT, **_INDEX.dump_python(self, mode="json")}
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], folder: Path) -> Index:
-        """
+    def parse(cls, data: bytes, place: str) -> Index:
+        """What the file at `place` holds.
+
         Raises:
-            ExportError: another version of the format, or a part is missing.
+            ExportError: no JSON, another version of the format, or a part is missing.
         """
+        try:
+            raw = json.loads(data)
+        except ValueError as error:
+            raise ExportError(f"{place} cannot be read: {error}") from None
+        if not isinstance(raw, dict):
+            raise ExportError(f"{place} is not the index of an export: export anew")
         if raw.get("format") not in FORMATS:
             raise ExportError(
-                f"{folder / INDEX}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run anew"
+                f"{place}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run anew"
             )
         try:
             return _INDEX.validate_python(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ExportError(f"{folder / INDEX} is not the index of an export ({wrong}): export anew") from None
+            raise ExportError(f"{place} is not the index of an export ({wrong}): export anew") from None
 
 
 _INDEX = TypeAdapter(Index)
@@ -114,19 +127,11 @@ def read_index(folder: Path) -> Index:
         ExportError: no whole export is there.
     """
     try:
-        raw = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return Index.parse((folder / INDEX).read_bytes(), str(folder / INDEX))
     except FileNotFoundError:
         raise ExportError(f"{folder} holds no whole export: it has no {INDEX}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ExportError(f"{folder / INDEX} cannot be read: {error}") from None
-    if not isinstance(raw, dict):
-        raise ExportError(f"{folder / INDEX} is not the index of an export: export anew")
-    return Index.from_dict(raw, folder)
-
-
-def check_files(folder: Path, index: Index, checksums: bool = True) -> None:
-    """`check_listed` of an export."""
-    check_listed(folder, index.files, checksums)
 
 
 def check_listed(folder: Path, files: Mapping[str, tuple[int, int]], checksums: bool = True) -> None:
@@ -209,3 +214,26 @@ def read_mapping(folder: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """An empty hidden folder next to `out`, removed at the end.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    prefix = f".{out.name}."
+    for lock in out.parent.glob(f"{glob.escape(prefix)}*/{_LOCK}"):
+        _remove_unless_held(lock)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=prefix) as made, open(Path(made) / _LOCK, "w") as held:
+        with suppress(OSError):  # a file system without locks: nothing is removed there
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Path(made)
+
+
+def _remove_unless_held(lock: Path) -> None:
+    """A process that ended in whatever way holds no lock."""
+    with suppress(OSError), open(lock) as held:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(lock.parent)

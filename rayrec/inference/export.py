@@ -16,16 +16,12 @@ from torch.export import ExportedProgram
 
 from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.inference import artifact, compiled, graph, processor
-from rayrec.inference.artifact import ExportError, Index
-from rayrec.inference.auto import choose_formats
-from rayrec.inference.graph import Inputs
-from rayrec.inference.graph_check import same_with_context
+from rayrec.inference.artifact import ExportError, Index, scratch_beside
+from rayrec.inference.graph import Inputs, same_with_context
 from rayrec.inference.model import Model
-from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare
-from rayrec.inference.parity_page import parity_page
-from rayrec.inference.scratch import scratch_beside
+from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare, parity_page
 from rayrec.inference.tables import SomeRows, fill_some, write_tables
-from rayrec.inference.wanted import AUTO, Wanted
+from rayrec.inference.wanted import AUTO, Wanted, choose_formats
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace, place_tables
 from rayrec.quant.layout import TableConfig
@@ -33,7 +29,7 @@ from rayrec.storage.errors import first_line
 from rayrec.storage.locations import local_path, open_filesystem, plain_path
 
 if TYPE_CHECKING:
-    from rayrec.checkpoint.weights import CheckpointWeights
+    from rayrec.checkpoint.reader import CheckpointWeights
 
 _CHUNK_BYTES = 16 << 20
 _SAMPLE_BYTES = 512 << 20  # of the rows that a sample reads of tables; equal ones count each time

@@ -29,9 +29,8 @@ import pyarrow.parquet as pq
 import torch
 
 from rayrec.inference import artifact
-from rayrec.inference.approximate import KINDS, Approximate
 from rayrec.inference.artifact import ExportError
-from rayrec.inference.topk import top_k
+from rayrec.inference.topk import KINDS, Approximate, top_k
 from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
 

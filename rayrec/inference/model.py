@@ -30,17 +30,16 @@ class Model:
         target: "aoti", "eager", or None for the compiled graph where it is there and fits this machine; where it does
             not, the other one runs, and `warnings` and the log say why.
         checksums: read every file once and compare; False looks only at their sizes.
-        runners: calls that may run at the same time (compiled graph).
 
     Raises:
         ExportError: no whole export, a damaged file, or a graph that was asked for but does not run here; names file
             and fix.
     """
 
-    def __init__(self, folder: str | Path, target: str | None = None, checksums: bool = True, runners: int = 1) -> None:
+    def __init__(self, folder: str | Path, target: str | None = None, checksums: bool = True) -> None:
         self.folder = Path(folder)
         self.index: Index = artifact.read_index(self.folder)
-        artifact.check_files(self.folder, self.index, checksums)
+        artifact.check_listed(self.folder, self.index.files, checksums)
         unfit = _unfit(self.index)
         self.target = target or ("aoti" if "aoti" in self.index.targets and unfit is None else "eager")
         if self.target not in self.index.targets:
@@ -57,7 +56,7 @@ class Model:
             _logger.warning("%s: %s", self.folder, warning)
         self.tables = artifact.map_tables(self.folder / artifact.TABLES)
         if self.target == "aoti":
-            self._run = compiled.load_compiled(self.folder / artifact.AOTI, runners)
+            self._run = compiled.load_compiled(self.folder / artifact.AOTI)
         else:
             self._run = compiled.load_graph(self.folder / artifact.GRAPH)
 

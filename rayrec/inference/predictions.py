@@ -36,10 +36,7 @@ class Output:
 
     @property
     def path(self) -> str:
-        """To be given to other processes."""
-        return self._folder.path
-
-    def __str__(self) -> str:
+        """As a user would write it; for other processes, too."""
         return self._folder.path
 
     def parts(self) -> set[int]:
@@ -82,7 +79,7 @@ class Output:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"another job is writing predictions into {self}; wait for it") from None
+                raise ValueError(f"another job is writing predictions into {self.path}; wait for it") from None
             except OSError:
                 pass  # a file system without locks
             for path in self._local.glob(".part-*"):
@@ -96,11 +93,6 @@ class Output:
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise ValueError(
-                f"{self} cannot be {what} ({reason}); check address, permissions and room, and run the same command "
-                "again: parts that are there stay"
+                f"{self.path} cannot be {what} ({reason}); check address, permissions and room, and run the same "
+                "command again: parts that are there stay"
             ) from error
-
-
-def parts_in(out: Path) -> list[Path]:
-    """The files of predictions, in the order of the rows."""
-    return sorted(out.glob("part-*.parquet"))

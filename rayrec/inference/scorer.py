@@ -56,10 +56,10 @@ class Scorer:
             DataError: a missing column or a wrong type, which concerns all rows.
         """
         batch, errors = self.mapping.to_batch_and_errors(rows)
-        probabilities = self.model.index.inputs.answers(self.model.score(batch)).numpy().T.copy()
-        if errors:
-            probabilities[:, list(errors)] = np.nan
-        return Scores(dict(zip(self.model.labels, probabilities, strict=True)), errors)
+        probabilities = self.model.outputs(batch)
+        for values in probabilities.values():
+            values[list(errors)] = np.nan
+        return Scores(probabilities, errors)
 
 
 def features_only(schema: Schema) -> Schema:

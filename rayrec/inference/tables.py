@@ -45,15 +45,14 @@ class SomeRows(nn.Parameter):
 
     def fill(self, start: int, rows: torch.Tensor) -> None:
         """Keeps what was noted of the rows from `start` on. All rows come once, in their order."""
-        if self.ids is None or self.kept is None:
-            self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *self.noted]).unique()
-            self.kept = torch.zeros(len(self.ids), self.shape[1])
         low, high = self._between(start, start + len(rows))
+        assert self.ids is not None and self.kept is not None
         self.kept[low:high] = rows[self.ids[low:high] - start]
 
     def wants(self, start: int, stop: int) -> bool:
-        """Whether a row of `[start, stop)` was noted."""
-        return any(bool(((ids >= start) & (ids < stop)).any()) for ids in self.noted)
+        """Whether a row of `[start, stop)` was noted; nothing is noted any more."""
+        low, high = self._between(start, stop)
+        return low < high
 
     def quantized(self, format: TableFormat, table: str) -> SomeRows:
         """The same rows with the numbers that lookups see in a format; raises ValueError as `quantize_rows`."""
@@ -63,7 +62,9 @@ class SomeRows(nn.Parameter):
         return SomeRows.of(rows, dim, self.ids, dequantize_rows(quantize_rows(self.kept, format, table), format, dim))
 
     def _between(self, start: int, stop: int) -> list[int]:
-        assert self.ids is not None
+        if self.ids is None:
+            self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *self.noted]).unique()
+            self.kept = torch.zeros(len(self.ids), self.shape[1])
         return torch.searchsorted(self.ids, torch.tensor([start, stop])).tolist()
 
     @classmethod
@@ -82,11 +83,7 @@ class SomeRows(nn.Parameter):
 
 def fill_some(some: Mapping[str, SomeRows], tables: Sequence[TableConfig], read: ReadRows) -> None:
     """Fills tables in which only some rows are there, from the blocks that have some of them."""
-
-    def wanted(table: str, start: int, stop: int) -> bool:
-        return start == 0 or some[table].wants(start, stop)
-
-    for table, start, rows in _blocks(tables, read, wanted):
+    for table, start, rows in _blocks(tables, read, lambda table, start, stop: some[table].wants(start, stop)):
         some[table].fill(start, rows)
 
 

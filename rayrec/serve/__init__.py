@@ -8,6 +8,6 @@ from rayrec.serve.config import ModelSpec, ServeConfig, load_serve_config
 if TYPE_CHECKING:
     from rayrec.serve.service import Service
 
-__getattr__ = lazy_names(__name__, {"service": "Service"})
+__getattr__ = lazy_names(__name__)
 
 __all__ = ["ModelSpec", "ServeConfig", "Service", "load_serve_config"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -13,31 +13,20 @@ from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How contexts and candidates make up a row.
-
-    Args:
-        schema: of whole rows.
-        columns: those that contexts hold.
-        keys: sparse features of the rows, in order.
-    """
-
-    schema: Schema
-    columns: frozenset[str]
-    keys: tuple[str, ...]
-
-
-def with_contexts(contexts: Batch, rest: Batch, of_row: I64, layout: Layout) -> Batch:
+def with_contexts(
+    contexts: Batch, rest: Batch, of_row: I64, schema: Schema, columns: frozenset[str], keys: Sequence[str]
+) -> Batch:
     """The candidates' rows with what their contexts say.
 
     Args:
-        contexts: C rows of the features in `layout.columns`.
+        contexts: C rows of the features in `columns`.
         rest: B rows of the others.
         of_row: [B], each row's context.
+        schema: of whole rows; keys: sparse features of the rows, in order.
     """
-    sparse = _sparse(contexts.sparse, rest.sparse, of_row, layout)
-    return Batch(_dense(contexts.dense, rest.dense, of_row, layout), sparse, torch.zeros(len(of_row)))
+    sparse = _sparse(contexts.sparse, rest.sparse, of_row, keys, schema.weighted)
+    dense = torch.cat([contexts.dense[torch.from_numpy(of_row)], rest.dense], dim=1)
+    return Batch(_in_order(dense, contexts.dense.shape[1], schema, columns), sparse, torch.zeros(len(of_row)))
 
 
 def split(contexts: Batch, keys: Sequence[str]) -> tuple[KeyedJaggedTensor, Batch]:
@@ -57,11 +46,11 @@ def _picked(sparse: KeyedJaggedTensor, places: list[int]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor([], nothing, lengths=nothing, stride=sparse.stride())
 
 
-def _dense(contexts: torch.Tensor, rest: torch.Tensor, of_row: I64, layout: Layout) -> torch.Tensor:
-    both = torch.cat([contexts[torch.from_numpy(of_row)], rest], dim=1)
-    next_own, next_rest, order = 0, contexts.shape[1], list[int]()
-    for feature in layout.schema.dense:
-        if layout.columns.issuperset(layout.schema.sources(feature)):
+def _in_order(both: torch.Tensor, own: int, schema: Schema, columns: frozenset[str]) -> torch.Tensor:
+    """Numbers in the schema's order, of which the first `own` are the contexts'."""
+    next_own, next_rest, order = 0, own, list[int]()
+    for feature in schema.dense:
+        if columns.issuperset(schema.sources(feature)):
             order += range(next_own, next_own + feature.width)
             next_own += feature.width
         else:
@@ -70,13 +59,15 @@ def _dense(contexts: torch.Tensor, rest: torch.Tensor, of_row: I64, layout: Layo
     return both if order == sorted(order) else both[:, order].contiguous()
 
 
-def _sparse(contexts: KeyedJaggedTensor, rest: KeyedJaggedTensor, of_row: I64, layout: Layout) -> KeyedJaggedTensor:
+def _sparse(
+    contexts: KeyedJaggedTensor, rest: KeyedJaggedTensor, of_row: I64, keys: Sequence[str], weighted: bool
+) -> KeyedJaggedTensor:
     """Bags are picked from the ids of both, put one after the other."""
     size, every = len(of_row), slice(None)
-    picked, offsets = joined_bags(layout.keys, size, ((contexts, every, of_row), (rest, every, every)))
+    picked, offsets = joined_bags(keys, size, ((contexts, every, of_row), (rest, every, every)))
     values = torch.cat([contexts.values(), rest.values()])[picked]
-    weights = torch.cat([_weights(contexts), _weights(rest)])[picked] if layout.schema.weighted else None
-    return KeyedJaggedTensor(list(layout.keys), values, weights, offsets=offsets, stride=size)
+    weights = torch.cat([_weights(contexts), _weights(rest)])[picked] if weighted else None
+    return KeyedJaggedTensor(list(keys), values, weights, offsets=offsets, stride=size)
 
 
 def _weights(part: KeyedJaggedTensor) -> torch.Tensor:

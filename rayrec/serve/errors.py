@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Dict
 from typing import Any
@@ -25,3 +26,20 @@ class BadRequest(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": self.text, **({"errors": self.errors} if self.errors else {})}
+
+
+def json_of(body: bytes, **how: Any) -> Any:
+    """What a body of JSON holds.
+
+    Args:
+        how: of `json.loads`.
+
+    Raises:
+        BadRequest: it holds none.
+    """
+    try:
+        return json.loads(body, **how)
+    except RecursionError:
+        raise BadRequest(400, "the body is nested too deeply") from None
+    except ValueError as error:
+        raise BadRequest(400, f"the body is no JSON: {str(error)[:300]}") from None

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
-import os
 import re
-import shutil
-import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.fs as pafs
 
 from rayrec.inference import ExportError
-from rayrec.inference.artifact import INDEX, Index, check_files, read_index
+from rayrec.inference.artifact import INDEX, Index, check_listed, read_index
+from rayrec.storage.cache import Cache, Held
 from rayrec.storage.errors import first_line
 from rayrec.storage.folder import Folder, open_folder
 from rayrec.storage.locations import cache_folder, open_filesystem
@@ -27,13 +23,6 @@ CURRENT = "current"
 Files = tuple[tuple[str, int, int], ...]
 _CHUNK_BYTES = 16 << 20
 _KEPT_MARKS = 1000
-
-
-@dataclass(frozen=True)
-class Here:
-    """An export on this node; as long as this object lives, no process of this node removes a copy."""
-
-    folder: Path
 
 
 class Exports:
@@ -80,7 +69,7 @@ class Exports:
                 if INDEX in self._there.sub(name).names():
                     yield name
 
-    def open(self, export: Folder) -> Here:
+    def open(self, export: Folder) -> Held:
         """Checks an export, or makes a copy of it that is checked; what this node has done already is not done again.
 
         Raises:
@@ -89,7 +78,7 @@ class Exports:
         if not export.remote:
             folder = Path(export.path).resolve()
             _check_once(folder)
-            return Here(folder)
+            return Held(folder)
         try:
             return self._copy(export)
         except OSError as error:
@@ -97,32 +86,29 @@ class Exports:
                 f"{export.path} cannot be copied to {cache_folder('exports')}: {first_line(error)}"
             ) from error
 
-    def _copy(self, there: Folder) -> Here:
-        root, data = cache_folder("exports"), there.read(INDEX)
-        index = _parsed(data, there)
-        folder = root / hashlib.sha256(data).hexdigest()[:32]
-        root.mkdir(parents=True, exist_ok=True)
-        with open(root / "lock", "w") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)  # another process may be copying the same
-            if not folder.exists():
-                _make_room(root, sum(size for size, _ in index.files.values()), self._cache_bytes)
-                part = root / f"{folder.name}.part"
-                part.mkdir()
-                for name, (size, crc) in index.files.items():
-                    _copy_file(there, name, part, size, crc)
-                (part / INDEX).write_bytes(data)
-                part.rename(folder)
-            os.utime(folder)
-            held = os.open(folder / INDEX, os.O_RDONLY)
-            fcntl.flock(held, fcntl.LOCK_SH)
-        here = Here(folder)
-        weakref.finalize(here, os.close, held)
-        return here
+    def _copy(self, there: Folder) -> Held:
+        data = there.read(INDEX)
+        files, name = Index.parse(data, there.sub(INDEX).path).files, hashlib.sha256(data).hexdigest()[:32]
+        needed = sum(size for size, _ in files.values())
+
+        def copied(folder: Path, room: int) -> str:
+            if needed > room:
+                raise ExportError(
+                    f"an export of {needed:,} bytes has no room in {cache.root}: cache_bytes is {self._cache_bytes:,}, "
+                    f"and exports that are served take {self._cache_bytes - room:,}; raise cache_bytes"
+                )
+            for file, (size, crc) in files.items():
+                _copy_file(there, file, folder, size, crc)
+            (folder / INDEX).write_bytes(data)
+            return name
+
+        cache = Cache(cache_folder("exports"), self._cache_bytes)
+        return cache.folder(name, needed, copied)
 
 
 def version_of(export: Folder) -> str:
     """The name of an export; raises ExportError where its index cannot be read."""
-    return _parsed(export.read(INDEX), export).version
+    return Index.parse(export.read(INDEX), export.sub(INDEX).path).version
 
 
 def files_of(export: Folder) -> Files:
@@ -139,14 +125,6 @@ def _order(name: str) -> tuple[Sequence[str | int], str]:
     return parts, name
 
 
-def _parsed(data: bytes, there: Folder) -> Index:
-    try:
-        raw = json.loads(data)
-    except ValueError as error:
-        raise ExportError(f"{there.path}: {INDEX} cannot be read: {error}") from None
-    return Index.from_dict(raw if isinstance(raw, dict) else {}, Path(there.name))
-
-
 def _copy_file(there: Folder, name: str, part: Path, size: int, crc: int) -> None:
     path, found, at = part / name, 0, 0
     if not path.resolve().is_relative_to(part.resolve()):
@@ -161,30 +139,6 @@ def _copy_file(there: Folder, name: str, part: Path, size: int, crc: int) -> Non
         raise ExportError(f"{there.path}: {name} is not what its index lists; copy it again, or export anew")
 
 
-def _make_room(root: Path, needed: int, most: int) -> None:
-    """Removes what was opened longest ago and is not held.
-
-    Raises:
-        ExportError: what is held leaves too little room.
-    """
-    for part in root.glob("*.part"):
-        shutil.rmtree(part)  # of a process that was killed: this one has the turn
-    copies = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
-    sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in copies}
-    for path in copies:
-        if sum(sizes.values()) + needed <= most:
-            return
-        with open(path / INDEX, "rb") as held, suppress(BlockingIOError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path)
-            del sizes[path]
-    if sum(sizes.values()) + needed > most:
-        raise ExportError(
-            f"an export of {needed:,} bytes has no room in {root}: cache_bytes is {most:,}, and exports that are "
-            f"served take {sum(sizes.values()):,}; raise cache_bytes"
-        )
-
-
 def _check_once(folder: Path) -> None:
     """That an export is whole; its checksums are computed once on this node, until one of its files changes.
 
@@ -192,7 +146,7 @@ def _check_once(folder: Path) -> None:
         ExportError: it is not.
     """
     index = read_index(folder)
-    check_files(folder, index, checksums=False)
+    check_listed(folder, index.files, checksums=False)
     stats = [(name, (folder / name).stat()) for name in (INDEX, *index.files)]
     state = repr([(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats])
     mark = cache_folder("checked") / hashlib.sha256(state.encode()).hexdigest()[:32]
@@ -200,13 +154,13 @@ def _check_once(folder: Path) -> None:
         mark.parent.mkdir(parents=True, exist_ok=True)
         turn = open(mark, "a+")  # noqa: SIM115 (closed below)
     except OSError:  # nothing can be kept here
-        check_files(folder, index)
+        check_listed(folder, index.files)
         return
     with turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
         turn.seek(0)
         if not turn.read():
-            check_files(folder, index)
+            check_listed(folder, index.files)
             turn.write(f"{folder}\n")
     marks = sorted(mark.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for old in marks[:-_KEPT_MARKS]:

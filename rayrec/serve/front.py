@@ -15,10 +15,9 @@ import torch
 
 from rayrec.serve.clients import Clients
 from rayrec.serve.errors import BadRequest
-from rayrec.serve.pace import DEADLINE_S
 from rayrec.serve.requests import Query
 from rayrec.serve.service import Answer, ScoreRequest, Service, Target
-from rayrec.serve.versions import Loaded
+from rayrec.serve.versions import DEADLINE_S, Loaded
 
 _QUIET_PASSES = 8  # of the event loop without a new request: as many as one takes from its socket to here, on Serve
 _LARGE_BYTES = 256 << 10  # a body that takes milliseconds to read

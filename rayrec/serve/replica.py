@@ -37,8 +37,7 @@ def application(config: ServeConfig) -> App:
     service = Service(config.models, config.limits, config.watch_s, config.log, config.cache_bytes)
     beside = None
     if config.grpc_port is not None:
-        listen = v2_grpc.Listen(config.host, config.grpc_port, config.tls)
-        beside = partial(v2_grpc.serving, listen=listen)
+        beside = partial(v2_grpc.serving, host=config.host, port=config.grpc_port, tls=config.tls)
     retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
     settle()
     return App(service, Clients(config.clients), config.batching, beside, retrieval)

@@ -5,7 +5,6 @@ Either N rows, or one context and N candidates: what the context says is mapped 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,8 +18,8 @@ from rayrec.data import DataError, Mapping, Schema
 from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
-from rayrec.serve.context import Layout, split, with_contexts
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.context import split, with_contexts
+from rayrec.serve.errors import BadRequest, json_of
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage.errors import first_line
@@ -103,12 +102,7 @@ class Reader:
         return Query({}, table, table.num_rows, table.schema.remove_metadata().to_string())
 
     def _json(self, body: bytes) -> Query:
-        try:
-            raw = json.loads(body, parse_constant=_refuse_constant)
-        except RecursionError:
-            raise BadRequest(400, "the body is nested too deeply") from None
-        except ValueError as error:
-            raise BadRequest(400, f"the body is no JSON: {str(error)[:300]}") from None
+        raw = json_of(body, parse_constant=_refuse_constant)
         given = [key for key in ("rows", "candidates") if isinstance(raw, dict) and key in raw]
         if not isinstance(raw, dict) or len(given) != 1 or set(raw) - {"rows", "context", "candidates"}:
             usage = 'the body must be {"rows": […]}, or {"context": {…}, "candidates": […]}; the path names a model'
@@ -140,7 +134,7 @@ class Reader:
         ids_C = each.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
         self._limits.check_ids(int(ids_C[query_of].sum()) + rest.sparse.values().numel() + once.values().numel())
         keys = tuple(key for key in self._keys if key not in shared)
-        whole = with_contexts(each, rest, query_of, Layout(self._schema, columns, keys))
+        whole = with_contexts(each, rest, query_of, self._schema, columns, keys)
         return whole, once if shared else None
 
     def _part(self, columns: frozenset[str], inside: bool) -> Mapping:

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from rayrec.serve.behind import Shadows
 from rayrec.serve.config import CACHE_BYTES, LogConfig, ModelSpec
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.feature_log import FeatureLog
 from rayrec.serve.limits import Limits
 from rayrec.serve.measures import Measures
 from rayrec.serve.requests import Query
-from rayrec.serve.shadows import Shadows
 from rayrec.serve.traffic import Answer, ScoreRequest, Target, by_share, place_of
 from rayrec.serve.versions import Loaded, Versions
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +44,9 @@ _CODES = {
 _logger = logging.getLogger("rayrec.serve")
 
 
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Where a server listens; port 0: any free one."""
-
-    host: str
-    port: int
-    tls: TlsConfig | None = None
-
-
 @asynccontextmanager
-async def serving(front: Front, listen: Listen) -> AsyncIterator[int]:
-    """A server that answers until the end; gives its port.
+async def serving(front: Front, host: str, port: int, tls: TlsConfig | None = None) -> AsyncIterator[int]:
+    """A server that answers until the end; gives its port, which any free one is where 0 was asked for.
 
     Raises:
         RuntimeError: the address cannot be listened on.
@@ -65,8 +55,8 @@ async def serving(front: Front, listen: Listen) -> AsyncIterator[int]:
     options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", most)]
     server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _Methods(front).handlers()),))
-    address = f"{listen.host}:{listen.port}"
-    port = server.add_insecure_port(address) if listen.tls is None else _secure(server, address, listen.tls)
+    address = f"{host}:{port}"
+    port = server.add_insecure_port(address) if tls is None else _secure(server, address, tls)
     await server.start()
     try:
         yield port

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import BadRequest, json_of
 from rayrec.serve.traffic import Answer
 from rayrec.serve.v2 import Tensor, chosen_outputs, tensor_of
 
@@ -58,12 +58,7 @@ def read_request(body: bytes, json_bytes: str | None) -> InferRequest:
     if json_bytes is not None and (not (json_bytes.isascii() and json_bytes.isdigit()) or int(json_bytes) > len(body)):
         raise BadRequest(400, f"{JSON_BYTES} must be a number of bytes of the body")
     end = len(body) if json_bytes is None else int(json_bytes)
-    try:
-        raw = json.loads(body[:end])
-    except RecursionError:
-        raise BadRequest(400, "the body is nested too deeply") from None
-    except ValueError as error:
-        raise BadRequest(400, f"the body is no JSON: {str(error)[:300]}") from None
+    raw = json_of(body[:end])
     try:
         return _request(raw, memoryview(body)[end:])
     except (TypeError, KeyError, AttributeError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""One model's versions: what is loaded, and the watch for newer ones, which take over under load or not at all."""
+"""One model's versions: what is loaded, how long it takes to score, and the watch for newer ones, which take over under
+load or not at all."""
 
 from __future__ import annotations
 
 import getpass
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,16 +20,19 @@ from rayrec.inference.artifact import PARITY
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
 from rayrec.serve.config import CACHE_BYTES
-from rayrec.serve.exports import CURRENT, Exports, Files, Here, files_of, version_of
+from rayrec.serve.exports import CURRENT, Exports, Files, files_of, version_of
 from rayrec.serve.limits import Limits
-from rayrec.serve.pace import Pace
 from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.storage.cache import Held
+from rayrec.storage.folder import LocalFolder
 from rayrec.storage.locations import without_secrets
 
 AUDIT = "audit.jsonl"
 _MANY = 100  # rows that show what a row costs
 PAUSE_S, LONGEST_S = 10.0, 3600.0  # before a refused version is read again as it is: the reason may have passed
+ENOUGH = 0.1  # fixed costs below this share of a batch's time are not worth a larger batch
+DEADLINE_S = 0.02  # the rows of several requests together are planned to take no longer, nor is an event loop kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Loaded:
     reader: Reader
     quantiles: dict[str, list[float]]
     pace: Pace
-    export: Here
+    export: Held
 
 
 def switch(path: Path, version: str | None = None) -> tuple[str, str]:
@@ -64,9 +67,7 @@ def switch(path: Path, version: str | None = None) -> tuple[str, str]:
     if now not in names:
         raise ExportError(f"{path} has no version {now!r}; there are {', '.join(names)}")
     check_version(path / now)
-    temporary = path / f".{CURRENT}-{os.getpid()}"
-    temporary.write_text(now + "\n", encoding="utf-8")
-    os.replace(temporary, path / CURRENT)
+    LocalFolder(path).write(CURRENT, f"{now}\n".encode())
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "user": getpass.getuser(), "from": before, "to": now}
     with open(path / AUDIT, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -91,7 +92,7 @@ def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
         raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
 
 
-def load(export: Here, limits: Limits) -> Loaded:
+def load(export: Held, limits: Limits) -> Loaded:
     """Loads and warms a version whose files are checked.
 
     Raises:
@@ -182,3 +183,30 @@ class Versions:
             self.refused.clear()
             self._on_change("loaded", loaded.version, str(loaded.folder))
             return True
+
+
+class Pace:
+    """Seconds of a batch: a fixed part, measured on every batch, and a row's, measured when a version is loaded.
+
+    Args:
+        fixed_s: the first guess.
+        row_s: of the model.
+        longest_s: that a batch of several requests may take.
+    """
+
+    def __init__(self, fixed_s: float, row_s: float, longest_s: float = DEADLINE_S) -> None:
+        self._longest_s = longest_s
+        self._fixed_s, self._row_s = max(fixed_s, 0.0), max(row_s, 1e-9)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A batch has been scored."""
+        self._fixed_s += 0.05 * (max(seconds - rows * self._row_s, 0.0) - self._fixed_s)
+
+    def seconds(self, rows: int) -> float:
+        """Of a batch, as far as is known."""
+        return self._fixed_s + rows * self._row_s
+
+    def most_rows(self) -> int:
+        """Of a batch of several requests: beyond, it gains nothing, or takes too long."""
+        worth = self._fixed_s * (1 - ENOUGH) / (ENOUGH * self._row_s)
+        return max(1, round(min(worth, self._longest_s / self._row_s)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Self
 
 
@@ -61,7 +62,9 @@ class DataError(ValueError):
         return asdict(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuilt, (type(self), self.to_dict()))
+        parts = self.to_dict()
+        problem = parts.pop("problem")
+        return partial(type(self), **parts), (problem,)
 
 
 class DataUnavailable(DataError):
@@ -70,10 +73,6 @@ class DataUnavailable(DataError):
 
 class FileChanged(DataError):
     """A file is not the one that it was: it was written anew while a run, or an epoch, still needs its rows."""
-
-
-def _rebuilt(kind: type[DataError], parts: dict[str, Any]) -> DataError:
-    return kind(parts.pop("problem"), **parts)
 
 
 def first_line(error: Exception) -> str:

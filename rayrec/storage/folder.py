@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from rayrec.storage.locations import locate
+from rayrec.storage.locations import inside, locate
 from rayrec.storage.retries import Patience, with_patience
 
 Bytes = bytes | memoryview
@@ -77,7 +77,7 @@ class LocalFolder:
     def read(self, name: str) -> bytes:
         return (self._path / name).read_bytes()
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: Bytes) -> None:
         """Replaces a small file."""
         temporary = _temporary(name)
         try:
@@ -199,8 +199,7 @@ class ArrowFolder:
         return self._inner.rpartition("/")[2]
 
     def sub(self, name: str) -> ArrowFolder:
-        place, mark, options = self._uri.partition("?")
-        return ArrowFolder(self._files, f"{self._inner}/{name}", f"{place.rstrip('/')}/{name}{mark}{options}")
+        return ArrowFolder(self._files, f"{self._inner}/{name}", inside(self._uri, name))
 
     def parent(self) -> ArrowFolder:
         place, mark, options = self._uri.partition("?")
@@ -215,7 +214,7 @@ class ArrowFolder:
             data: bytes = stream.read()
             return data
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: Bytes) -> None:
         if self._files.type_name in _BUCKETS:
             with self.create(name) as stream:
                 stream.write(data)

@@ -142,6 +142,12 @@ def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     return place.filesystem, place.path
 
 
+def inside(folder: str, name: str) -> str:
+    """What has this name in a folder, as a path or URI."""
+    place, mark, options = folder.partition("?") if "://" in folder else (folder, "", "")
+    return f"{place.rstrip('/')}/{name}{mark}{options}"
+
+
 def escaped(path: str) -> str:
     """A path as it stands in a URI."""
     return quote(path, safe="/=:@,+~!$&'();")

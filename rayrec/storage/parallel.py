@@ -78,7 +78,7 @@ def in_tasks(
 
     def begin(item: A) -> Callable[[], T]:
         ref = task.remote(work, item)
-        return lambda: _result(ref)
+        return lambda: answer(ref)
 
     return _ahead(begin, inputs, at_once or max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / cpus)))
 
@@ -101,15 +101,27 @@ def _ray_has_room() -> bool:
     return bool(ray.is_initialized()) and ray.available_resources().get("CPU", 0.0) >= _CPUS
 
 
-def _result(ref: Any) -> Any:
+def answer(ref: Any, timeout_s: float | None = None) -> Any:
+    """What a task or a call of an actor gives; raises its DataError as it is."""
     import ray
 
     try:
-        return ray.get(ref)
+        return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, DataError):
             raise error.cause from None
         raise
+
+
+def actor_here(kind: type, *given: Any) -> Any:
+    """An actor on this process's own node, as no other node's end takes it away; Ray makes another where its process
+    ends."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    made: Any = ray.remote(num_cpus=0)(kind)
+    return made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote(*given)
 
 
 def _call(function: Callable[[A], T], item: A) -> T:

@@ -18,16 +18,7 @@ if TYPE_CHECKING:
     from rayrec.train.trainer import Trainer
 
 # Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "config.train_config": "TrainConfig",
-        "config.file": "ConfigError load_config",
-        "driver.callbacks": "Callback RunInfo",
-        "run.result": "Result",
-        "trainer": "Trainer",
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 __all__ = [
     "Callback",

@@ -30,7 +30,7 @@ from rayrec.train.driver.recorder import Lines, Recorder, reporting_errors
 from rayrec.train.errors import Interrupted, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import best_so_far
-from rayrec.train.run.config import refuse_code_from_elsewhere
+from rayrec.train.run.config import refuse_code_from_elsewhere, with_id_types, with_versions
 from rayrec.train.run.folder import (
     RunFolder,
     leased,
@@ -44,7 +44,6 @@ from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start
-from rayrec.train.setup.versions import with_id_types, with_versions
 from rayrec.train.worker.own_metrics import made as made_metric
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import TEST, Job
@@ -116,14 +115,14 @@ class Trainer:
 
     def _run(self, job: Job) -> Result:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, also=self.callbacks.hear)
-        self.callbacks.start(RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
+        self.callbacks.call("on_start", RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
         try:
             outcome = run_job(job, recorder.course, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
             self._report_failure(error, recorder)
             advised = self._with_advice(error)
-            self.callbacks.end(None, advised)
+            self.callbacks.call("on_end", None, advised)
             raise advised from error.__cause__
         recorder.close()
         told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings, *self.callbacks.warnings]))
@@ -137,7 +136,7 @@ class Trainer:
         write_json(self.folder.result, result.to_dict())
         with reporting_errors(self.display, self.folder.report):
             write_report(self.folder.path)
-        self.callbacks.end(result)
+        self.callbacks.call("on_end", result, None)
         late = [text for text in self.callbacks.warnings if text not in told]
         if late:
             result = replace(result, warnings=(*told, *late))

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.checkpoint import convert, writer
+from rayrec.checkpoint import tools, writer
 from rayrec.checkpoint.container import DTYPES, header
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, named
 from rayrec.checkpoint.index import INDEX, DataFile, Index, Piece, SavedTensor
@@ -208,7 +208,7 @@ def test_numbers_lie_at_multiples_of_their_size(tmp_path: Path) -> None:
     }
     with written(tensors, 1000, 1, 100) as reader:
         assert all(piece.begin % saved.dtype.itemsize == 0 for _, saved, piece in reader.index.pieces())
-        assert convert.to_safetensors(reader, tmp_path / "all") == 3
+        assert tools.to_safetensors(reader, tmp_path / "all") == 3
     data = (tmp_path / "all").read_bytes()
     told = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     assert {name: one["data_offsets"] for name, one in told.items()} == {"1": [0, 24], "2": [24, 30], "0": [30, 33]}
@@ -303,8 +303,8 @@ def test_a_part_of_an_index_need_not_fill_its_tensors() -> None:
 def test_a_converted_tensor_is_read_in_runs_that_fit(shape: list[int], limit: int) -> None:
     tensor = SavedTensor(torch.float32, tuple(shape), ())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convert, "PIECE_BYTES", limit)
-        runs = convert._runs(tensor)
+        patch.setattr(tools, "PIECE_BYTES", limit)
+        runs = tools._runs(tensor)
     if not shape or not shape[0]:
         assert runs == [slice(None)]
         return

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def left_behind(root: LocalFolder, beat: float | None = None, **changes: object)
     """The file of a launch that writes it no more."""
     launch = replace(Launch.here(), **changes)  # type: ignore[arg-type]
     beat = time.time() if beat is None else beat
-    root.write(FILE, json.dumps({"launch": launch.to_dict(), "beat": beat}).encode())
+    root.write(FILE, json.dumps({"launch": asdict(launch), "beat": beat}).encode())
     return launch
 
 
@@ -121,7 +121,7 @@ def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) ->
     mine = Launch.here()
     with pytest.raises(FileNotFoundError, match=r"it is gone: the storage is not mounted here, or .*launch\.json"):
         Attempt.claim(root, mine)
-    root.write(FILE, json.dumps({"launch": mine.to_dict(), "beat": 0.0}).encode())
+    root.write(FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
     attempt = Attempt.claim(root, mine)
     attempt.check(root)
     other = left_behind(root, host="elsewhere", token="other")

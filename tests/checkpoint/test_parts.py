@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from rayrec.checkpoint import Best, CheckpointStore, FencedError, memory
 from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
 from rayrec.checkpoint.background import Underway
+from rayrec.checkpoint.contents import random_states, room_for, set_random_states
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.mapping import check_mapping
 from rayrec.checkpoint.memory import _fit, available_bytes, copy_bytes, fits_in_memory
 from rayrec.checkpoint.pace import Pace
 from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
-from rayrec.checkpoint.random_state import random_states, room_for, set_random_states
+from rayrec.checkpoint.retention import best_of, note_scores, read_scores
 from rayrec.checkpoint.saving import Save, Work
-from rayrec.checkpoint.scores import best_of, note_scores, read_scores
 from rayrec.checkpoint.tools import store_of
 from rayrec.checkpoint.warm_start import Names, _some
 from rayrec.checkpoint.writer import Item

@@ -16,9 +16,9 @@ import yaml
 
 from rayrec.cli import run
 from rayrec.serve import ModelSpec, ServeConfig, Service
-from rayrec.serve.check import check
 from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
+from rayrec.serve.on_ray import check
 from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import _filesystem, open_filesystem
 from tests.s3 import Faulty, s3_bucket

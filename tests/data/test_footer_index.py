@@ -125,7 +125,7 @@ def test_two_that_write_one_index_do_not_share_a_half_written_file(
         index = FooterIndex.open(tmp_path / "footers.arrow")
         Manifest.read(str(tmp_path / "set"), SCHEMA, reading=FooterReading(index))
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", lambda self, _: halves.append({self.name}))
+            patch.setattr("rayrec.storage.folder.os.replace", lambda one, _: halves.append({one.name}))
             index.save()
     assert len(set.union(*halves)) == 2
 

@@ -28,8 +28,8 @@ HASHES = st.one_of(st.integers(0, TOP), st.integers(0, 40), st.integers(TOP - 40
 def written(hashes: list[int], folder: Path) -> IdIndex:
     folder.mkdir()
     whole = np.array(hashes, np.uint64)
-    IdIndex.write(iter([whole[:7], whole[7:]]), len(hashes), folder)
-    return IdIndex.open(folder)
+    IdIndex.make(iter([whole[:7], whole[7:]]), len(hashes), False, folder / "index")
+    return IdIndex.open(folder / "index")
 
 
 @settings(max_examples=60, deadline=None)
@@ -45,13 +45,13 @@ def test_an_index_is_a_dict(
         query = np.array([*asked, *kept], np.uint64)
         wanted = [oracle.get(one, -1) for one in [*asked, *kept]]
         whole = np.array(kept, np.uint64)
-        assert IdIndex.of(whole).find(query).tolist() == wanted
-        assert written(kept, tmp_path_factory.mktemp("x") / "index").find(query).tolist() == wanted
+        assert IdIndex.of(whole, False).find_hashes(query).tolist() == wanted
+        assert written(kept, tmp_path_factory.mktemp("x") / "index").find_hashes(query).tolist() == wanted
 
 
 def test_an_id_that_is_there_twice_is_told_with_both_places(tmp_path: Path) -> None:
     hashes = [5, 9, 1 << 63, 77, 8, 2, 1, 4, 9, 6]
-    for make in (lambda: IdIndex.of(np.array(hashes, np.uint64)), lambda: written(hashes, tmp_path / "index")):
+    for make in (lambda: IdIndex.of(np.array(hashes, np.uint64), False), lambda: written(hashes, tmp_path / "index")):
         with pytest.raises(Twice) as caught:
             make()
         assert caught.value.places == (1, 8)
@@ -120,8 +120,8 @@ def test_processes_of_a_node_share_one_copy(tmp_path: Path, monkeypatch: pytest.
     assert found[0][0] == f"{wanted}\n"
     (link,) = (tmp_path / "cache" / "rayrec" / "vocabularies").glob("*-*")
     folder = link.resolve()
-    inodes = [(f"{folder.name}/{name}", str((folder / name).stat().st_ino)) for name in ("hashes", "places")]
-    assert found[0][1] == f"{inodes}\n"
+    inode = (f"{folder.name}/index", str((folder / "index").stat().st_ino))
+    assert found[0][1] == f"{[inode]}\n"
 
 
 def test_files_of_an_index_follow_their_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_copies_of_a_vocabulary_share_an_index_and_others_of_alike_footers_do_no
     monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
     cache = tmp_path / "rayrec" / "vocabularies"
     (cache / "making").mkdir(parents=True)
-    (cache / "making" / "hashes").write_bytes(b"what a kill left")
+    (cache / "making" / "index").write_bytes(b"what a kill left")
     for name, places in (("a", [0, 1, 2, 3]), ("b", [0, 1, 2, 3]), ("c", [0, 2, 1, 3])):
         ids = [f"id {place}" if text else place for place in places]
         kind = pa.string() if text else pa.int64()
@@ -287,5 +287,5 @@ def test_the_index_beside_an_exports_vocabulary_is_used_and_nothing_is_kept_else
     assert (found.text, found.size) == (made.text, len(ids))
     asked = pa.array([*ids, *(["x"] if found.text else [-5])], kind)
     query = asked if found.text else asked.to_numpy()
-    assert found.find(query).tolist() == [*range(len(ids)), -1] and isinstance(found.index.hashes.base, np.memmap)
+    assert found.find(query).tolist() == [*range(len(ids)), -1] and isinstance(found.hashes.base, np.memmap)
     assert not (tmp_path / "cache").exists()

@@ -16,10 +16,18 @@ from rayrec.data import DataError, DataSet, Manifest, Schema
 from rayrec.data.formats.parquet_parts import Layout
 from rayrec.data.source import partitioned
 from rayrec.data.source.partitioned import Partitioned
-from rayrec.data.tools import split
+from rayrec.data.tools import starter
 from rayrec.data.tools.check import check
-from rayrec.data.tools.split import by_hash, from_time, last_by_time, write_split
-from rayrec.data.tools.starter import Machine, _training, removed_on_failure, start
+from rayrec.data.tools.starter import (
+    Machine,
+    _training,
+    by_hash,
+    from_time,
+    last_by_time,
+    removed_on_failure,
+    start,
+    write_split,
+)
 from rayrec.storage.files import find_files
 
 ROWS = 400
@@ -117,7 +125,7 @@ def test_times_that_cannot_be_cut_are_not(tmp_path: Path) -> None:
 
 
 def test_of_very_many_times_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "_MOST_TIMES", 64)
+    monkeypatch.setattr(starter, "_MOST_TIMES", 64)
     monkeypatch.setattr(partitioned, "READ_ROWS", 50)
     pq.write_table(pa.table(columns(ts=SECONDS)), tmp_path / "x.parquet")
     cut = last_by_time(Partitioned.of(find_files(str(tmp_path))), "ts", 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -199,10 +200,12 @@ def test_a_shared_index_is_opened_before_another_process_may_remove_it(
     (tmp_path / "v.txt").write_text("3\n1\n2\n")
     opened = IdIndex.open
 
-    def opening(folder: Path) -> IdIndex:
-        with open(next(folder.parent.glob("*.lock"))) as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return opened(folder)
+    def opening(path: Path, held: object = None) -> IdIndex:
+        folder = os.open(path.parent, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(folder)
+        return opened(path, held)
 
     monkeypatch.setattr(IdIndex, "open", opening)
     assert ids_of(pa.array([2, 3]), feature(tmp_path / "v.txt")) == [4, 2]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.source import decoded_size, windows
-from rayrec.data.source.decoded_size import check_size
+from rayrec.data.source import slices, windows
 from rayrec.data.source.file_table import COLUMNS, FileTable
+from rayrec.data.source.slices import check_size
 from rayrec.data.source.windows import Windows
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import open_parquet
@@ -145,25 +145,25 @@ def test_rows_are_decoded_in_chunks_that_fit(
 ) -> None:
     assert sized(parquet, ["n"], None, tmp_path) == 8000
     assert [sized(parquet, ["n"], chunk, tmp_path) for chunk in (1, 100, 8000, 9000)] == [1, 100, 8000, 8000]
-    monkeypatch.setattr(decoded_size, "_CHUNK_BYTES", 8 * 100)
+    monkeypatch.setattr(slices, "_CHUNK_BYTES", 8 * 100)
     assert [sized(parquet, ["n"], chunk, tmp_path) for chunk in (99, 100, 101, 8000)] == [99, 100, 100, 100]
     assert sized(parquet, ["n"], None, tmp_path) == 8000
-    monkeypatch.setattr(decoded_size, "_CHUNK_BYTES", 7)
+    monkeypatch.setattr(slices, "_CHUNK_BYTES", 7)
     assert sized(parquet, ["n"], 10, tmp_path) == 1, "never less than a row"
 
 
 def test_what_decodes_to_too_much_is_refused_before_it_is_decoded(
     parquet: pq.ParquetFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8 * 8000)
+    monkeypatch.setattr(slices, "MOST_BYTES", 8 * 8000)
     assert sized(parquet, ["n"], None, tmp_path) == 8000
-    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8 * 8000 - 1)
+    monkeypatch.setattr(slices, "MOST_BYTES", 8 * 8000 - 1)
     with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
         sized(parquet, ["n"], None, tmp_path)
     assert (caught.value.row_group, caught.value.column) == (0, None)
-    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8000 * 1000)
+    monkeypatch.setattr(slices, "MOST_BYTES", 8000 * 1000)
     assert sized(parquet, ["text", "list"], None, tmp_path) == 8000
-    monkeypatch.setattr(decoded_size, "MOST_BYTES", 8000 * 1000 - 1)
+    monkeypatch.setattr(slices, "MOST_BYTES", 8000 * 1000 - 1)
     for column in ("text", "list"):
         with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
             sized(parquet, [column], None, tmp_path)

@@ -11,8 +11,7 @@ from torch import nn
 
 from rayrec import Batch, EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from rayrec.inference import Model, graph
-from rayrec.inference.graph import Inputs, Scoring, arguments
-from rayrec.inference.graph_check import same_with_context
+from rayrec.inference.graph import Inputs, Scoring, arguments, same_with_context
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import TableFormat, place_tables
 from rayrec.train.after.export import export_run

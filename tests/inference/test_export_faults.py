@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_nothing_stays(run: Path, t
 
 def test_what_a_killed_export_left_is_removed_by_the_next_of_its_name(run: Path, tmp_path: Path) -> None:
     """And what one that runs holds, or is named otherwise, stays."""
-    hold = "import sys, time; from pathlib import Path; from rayrec.inference.scratch import scratch_beside\n"
+    hold = "import sys, time; from pathlib import Path; from rayrec.inference.artifact import scratch_beside\n"
     hold += "with scratch_beside(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     started = [
         subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / name)], stdout=subprocess.PIPE)

@@ -22,7 +22,6 @@ import torch
 from rayrec.data import DataError
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
-from rayrec.inference.predictions import parts_in
 from rayrec.train.after.export import export_run
 from tests.inference.runs import TWO_LABELS, train, trainer_scores
 from tests.s3 import s3_bucket
@@ -40,7 +39,7 @@ def model(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(out: Path) -> pa.Table:
-    return pa.concat_tables([pq.read_table(path) for path in parts_in(out)])
+    return pa.concat_tables([pq.read_table(path) for path in sorted(out.glob("part-*.parquet"))])
 
 
 def test_every_row_is_there_once_with_its_columns_and_the_trainers_scores(
@@ -50,7 +49,7 @@ def test_every_row_is_there_once_with_its_columns_and_the_trainers_scores(
     done = predict(model, str(data), tmp_path / "out", rows_per_file=100)
     found = read(tmp_path / "out")
     source = pa.concat_tables([pq.read_table(path) for path in sorted(data.iterdir())])
-    assert done.rows == 301 and done.parts == len(list(parts_in(tmp_path / "out"))) > 2
+    assert done.rows == 301 and done.parts == len(list((tmp_path / "out").glob("part-*.parquet"))) > 2
     assert found.select(source.column_names).equals(source)
     expected = torch.cat([logits for _, logits in trainer_scores(run)]).sigmoid().numpy()
     for column, name in enumerate(("prediction_click", "prediction_like")):
@@ -61,7 +60,7 @@ def test_a_second_call_does_only_what_is_missing(model: Path, run: Path, tmp_pat
     data, out = str(run.parent.parent / "eval"), tmp_path / "out"
     predict(model, data, out, rows_per_file=100, columns=["row"])
     whole = read(out)
-    parts = list(parts_in(out))
+    parts = sorted(out.glob("part-*.parquet"))
     parts[1].unlink()
     (out / ".part-000001.parquet.1.2").write_bytes(b"half")
     kept = parts[0].stat().st_mtime_ns
@@ -147,11 +146,11 @@ def test_ray_workers_and_a_kill_leave_every_row_once(model: Path, tmp_path: Path
     )
     started = subprocess.Popen([sys.executable, "-c", code, str(model), str(tmp_path / "data"), str(out), "0"])
     deadline = time.monotonic() + 60
-    while len(list(parts_in(out))) < 5 and time.monotonic() < deadline:
+    while len(list(out.glob("part-*.parquet"))) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(started.pid, signal.SIGKILL)
     started.wait()
-    before = len(list(parts_in(out)))
+    before = len(list(out.glob("part-*.parquet")))
     assert 5 <= before < 80
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path: Ray's sockets are below it
         dead = Path(folder) / "ray" / "ray_current_cluster"
@@ -159,7 +158,7 @@ def test_ray_workers_and_a_kill_leave_every_row_once(model: Path, tmp_path: Path
         dead.write_text("127.0.0.1:1")
         words = [sys.executable, "-c", code, str(model), str(tmp_path / "data"), str(out), "2"]
         subprocess.run(words, check=True, timeout=120, env={**os.environ, "RAY_TMPDIR": folder})
-    assert len(list(parts_in(out))) == 80
+    assert len(list(out.glob("part-*.parquet"))) == 80
     rows = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "data").iterdir())])["row"]
     assert read(out)["row"].equals(rows)
     assert Model(model).labels == ("click", "like")

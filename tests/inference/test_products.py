@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from rayrec.inference.products import MOST_VECTORS, without_slow_products
+from rayrec.inference.compiled import MOST_VECTORS, without_slow_products
 from rayrec.models.interaction import InteractionArch
 from rayrec.modules import MLP
 

@@ -14,7 +14,6 @@ from torch import nn
 
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
-from rayrec.inference.predictions import parts_in
 from rayrec.models import Batch, mean_loss
 from rayrec.modules import EmbeddingBagConfig, EmbeddingCollection
 from rayrec.modules.lookup import as_collection_table
@@ -123,7 +122,7 @@ def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, 
         torch.testing.assert_close(model.score(batch), logits, rtol=1e-6, atol=1e-6)
     expected = torch.cat([logits for _, logits in scored]).sigmoid().numpy()
     predict(model.folder, str(data / "eval"), tmp_path / "out")
-    found = pa.concat_tables([pq.read_table(path) for path in parts_in(tmp_path / "out")])
+    found = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").glob("part-*.parquet"))])
     table = pq.read_table(data / "eval" / "rows.parquet").drop_columns(["click", "buy"])
     server = Server(App(Service([ModelSpec(name="ctr", path=model.folder)])))
     try:

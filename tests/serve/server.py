@@ -17,7 +17,7 @@ from rayrec.serve.clients import Clients
 from rayrec.serve.config import ClientConfig, TlsConfig
 from rayrec.serve.front import Front
 from rayrec.serve.requests import JSON
-from rayrec.serve.v2_grpc import Listen, serving
+from rayrec.serve.v2_grpc import serving
 
 GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}
 
@@ -75,7 +75,7 @@ class GrpcServer:
 
     async def _run(self, front: Front, tls: TlsConfig | None) -> None:
         self._stop = asyncio.Event()
-        async with serving(front, Listen("127.0.0.1", 0, tls)) as self.port:
+        async with serving(front, "127.0.0.1", 0, tls) as self.port:
             self._started.set()
             await self._stop.wait()
 

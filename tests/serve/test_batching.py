@@ -18,9 +18,9 @@ from rayrec.serve import Service
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.front import Front
 from rayrec.serve.http import App
-from rayrec.serve.pace import DEADLINE_S, Pace
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.service import Answer, ScoreRequest
+from rayrec.serve.versions import DEADLINE_S, Pace
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import SCHEMA, stream
 

@@ -12,10 +12,9 @@ import yaml
 from rayrec.cli.main import run
 from rayrec.inference import ExportError
 from rayrec.serve import ModelSpec, ServeConfig, load_serve_config
-from rayrec.serve.check import check
 from rayrec.serve.clients import read_token
 from rayrec.serve.config import ClientConfig, TlsConfig
-from rayrec.serve.port import wait_until_free
+from rayrec.serve.on_ray import check, wait_until_free
 from tests import kuberay
 
 

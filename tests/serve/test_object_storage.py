@@ -20,8 +20,8 @@ import pytest
 
 from rayrec.inference import ExportError, artifact
 from rayrec.serve import ModelSpec, ServeConfig, Service
-from rayrec.serve.check import check
 from rayrec.serve.config import load_serve_config
+from rayrec.serve.on_ray import check
 from rayrec.serve.requests import JSON
 from rayrec.serve.versions import check_version
 from rayrec.storage.folder import open_folder

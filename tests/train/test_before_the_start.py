@@ -23,10 +23,10 @@ from rayrec.train.driver.trackers import tracker
 from rayrec.train.errors import is_retryable
 from rayrec.train.planning.plan_only import group_words
 from rayrec.train.planning.shapes import Shape, compare, shapes_table
+from rayrec.train.run.config import with_versions
 from rayrec.train.run.log import Record, drained
 from rayrec.train.run.paths import in_job_package, resolved
 from rayrec.train.setup.init_from import _same_rows, warm_start
-from rayrec.train.setup.versions import with_versions
 from rayrec.train.tune.search import Search, _Reports
 from rayrec.train.tune.space import space_of
 from tests.train.small import RAW, raw_config

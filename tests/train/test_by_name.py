@@ -11,10 +11,9 @@ import pytest
 from rayrec.train import Interrupted, Result, Trainer
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.after.export import export_run, exported_run
-from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.resources import Demand, Supply
+from rayrec.train.driver.terminal import plan_table
 from rayrec.train.planning.groups import Decision
-from rayrec.train.planning.plan_only import PlanFiles
 from rayrec.train.planning.shapes import Shape, compare
 from rayrec.train.report.run import RunRecord
 from rayrec.train.report.svg import Chart, Mark
@@ -29,7 +28,7 @@ from rayrec.train.worker.watch import Watch
 
 @pytest.mark.parametrize(
     "made",
-    [Best, Chart, Decision, Demand, Job, Machine, Mark, PlanFiles, Position, Result, RunRecord, Search, Session, Shape,
+    [Best, Chart, Decision, Demand, Job, Machine, Mark, Position, Result, RunRecord, Search, Session, Shape,
      Supply, Trial, WarmStart],
 )  # fmt: skip
 def test_fields_that_could_be_taken_for_each_other_are_given_by_name(made: type) -> None:

@@ -30,10 +30,10 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.elastic import REQUEST, note_request, reading_unreserved, room_for
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
-from rayrec.train.driver.plan_table import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.driver.recorder import Lines
 from rayrec.train.driver.resources import Demand, Supply, demand_of, refuse_if_short
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
+from rayrec.train.driver.terminal import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.errors import Interrupted, describe
 from rayrec.train.planning.groups import Decision, layout_of
 from rayrec.train.run.folder import RunFolder, _short
@@ -45,7 +45,7 @@ from rayrec.train.worker.evaluation import Scores, _joined
 from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
 from rayrec.train.worker.position import START
 from rayrec.train.worker.session import Session, session_alone
-from rayrec.train.worker.skipped import SkippedRows
+from rayrec.train.worker.streams import SkippedRows
 from rayrec.train.worker.watch import EXIT_UNLIKE, Place, Watch, place_of
 from rayrec.train.worker.window import Window
 from tests.train.small import Silent, raw_config

@@ -21,9 +21,9 @@ from rich.console import Console
 from rayrec.train.driver import signals as signals_module
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, too_often
-from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
+from rayrec.train.driver.terminal import plan_table
 from rayrec.train.errors import Interrupted
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, drained

@@ -15,9 +15,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from rayrec.train import ResourceError, StorageError
 from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Display, evaluation_lines, figure
-from rayrec.train.driver.plan_table import plan_table
 from rayrec.train.driver.recorder import Recorder, reporting_errors
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
+from rayrec.train.driver.terminal import plan_table
 from rayrec.train.run.folder import RunFolder, newest_checkpoint
 from rayrec.train.run.log import Course, Record
 from rayrec.train.run.mirror import FILES, Mirror

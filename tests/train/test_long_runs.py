@@ -22,8 +22,7 @@ from rayrec.distributed.plan.cuts import whole
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.train.report import write_report
-from rayrec.train.report.run import BRIEF_BYTES, MOST_EVENTS, MOST_LINES, read_run
-from rayrec.train.report.thinned import Thinned
+from rayrec.train.report.run import BRIEF_BYTES, MOST_EVENTS, MOST_LINES, Thinned, read_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.mirror import Mirror
 from rayrec.train.run.runs import find_runs, list_table

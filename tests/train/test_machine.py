@@ -14,7 +14,7 @@ from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
 from rayrec.distributed.planner.machine.devices import DEVICES
 from rayrec.train import TrainError
 from rayrec.train.config.file import parse_config
-from rayrec.train.driver.plan_table import host_lines
+from rayrec.train.driver.terminal import host_lines
 from rayrec.train.run.paths import resolved
 from rayrec.train.setup import build
 from rayrec.train.worker.learner import make_learner

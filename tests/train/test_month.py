@@ -21,8 +21,8 @@ from rayrec.storage.retries import Patience
 from rayrec.train.config.sections import StorageConfig
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display
+from rayrec.train.driver.elastic import Notices
 from rayrec.train.driver.failures import FAILED_STARTS, failure_reporter, patient
-from rayrec.train.driver.preemption import Notices
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.driver.room import Wait, missing_of
@@ -82,7 +82,7 @@ class Month:
         self.reporter = failure_reporter(Actor(self.mailbox), TRAINER.max_failures)
         ray = create_failure_policy(FailureConfig(max_failures=-1, controller_failure_limit=-1))
         self.policy = patient(ray, Actor(self.mailbox))
-        self.notices, self.wait = Notices(), Wait(NEED, self.limit_s)
+        self.notices, self.wait = Notices(), Wait(self.limit_s)
         self.begin()
 
     def begin(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
 def another_launch(folder: Path) -> Launch:
     """Takes the run over, from another machine."""
     launch, root = replace(Launch.here(), host="elsewhere"), LocalFolder(folder / "checkpoints")
-    root.write(FILE, json.dumps({"launch": launch.to_dict(), "beat": time.time()}).encode())
+    root.write(FILE, json.dumps({"launch": asdict(launch), "beat": time.time()}).encode())
     Attempt.claim(root, launch)
     return launch
 

@@ -30,11 +30,11 @@ from rayrec.train.driver import elastic
 from rayrec.train.driver.cluster import Cluster, await_resources, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, REQUEST, recount, release_request, resizing
-from rayrec.train.driver.exported import GAUGES, ExportedMetrics
 from rayrec.train.driver.failures import END_WAIT, failure_reporter
 from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
+from rayrec.train.driver.trackers import GAUGES, ExportedMetrics
 from rayrec.train.run.log import Mailbox, Record, sink_to
 from rayrec.train.worker.session import Job
 from rayrec.train.worker.start import start_worker

@@ -32,9 +32,9 @@ from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import note_request, release_request
-from rayrec.train.driver.exported import GAUGES
 from rayrec.train.driver.failures import END_WAIT, failure_reporter
 from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.trackers import GAUGES
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from tests.ranks import on_ranks

@@ -43,7 +43,7 @@ def test_what_is_missing() -> None:
 
 def test_a_wait_is_told_once_a_minute_and_ends_at_its_limit() -> None:
     for limit_s in (None, 200.0):
-        wait = Wait(NEED, limit_s)
+        wait = Wait(limit_s)
         assert wait.look(0.0, lambda: "a node", 1000.0) is None, "the workers run"
         lines = {second: wait.look(5.0, lambda: "a node", 1000.0 + second) for second in range(0, 190, 10)}
         told = {second: line for second, line in lines.items() if line is not None}

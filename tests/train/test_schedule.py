@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rayrec.train.config.optimizers import ScheduleConfig
-from rayrec.train.setup.schedule import factor
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, write_all
@@ -17,7 +16,7 @@ from tests.train.test_loop import batches
 
 
 def factors(steps: list[int], **given: Any) -> list[float]:
-    return [factor(ScheduleConfig(**given), step) for step in steps]
+    return [ScheduleConfig(**given).factor(step) for step in steps]
 
 
 def test_shapes_by_hand() -> None:

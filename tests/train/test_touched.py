@@ -10,7 +10,7 @@ import torch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.worker.loop import fit
 from rayrec.train.worker.session import session_alone
-from rayrec.train.worker.touched import touched
+from rayrec.train.worker.window import touched
 from tests.train.small import USERS, Heard, make_job, raw_config, write_all
 
 

@@ -23,8 +23,8 @@ from rayrec.storage.folder import open_folder
 from rayrec.train.config.file import ConfigError, parse_config, read_yaml
 from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.tune.search import Search, Trial, _trials, _when_free, _write, check_metric, folder_of, tune
+from rayrec.train.tune.shown import trials_table
 from rayrec.train.tune.space import check_space, space_of, with_values
-from rayrec.train.tune.table import trials_table
 from tests.s3 import s3_bucket
 from tests.train.small import raw_config, write_all
 

@@ -1,14 +1,13 @@
-"""Where each of many ids stands: an open-addressed table of 64-bit hashes, in memory or in files that processes map.
+"""Where each of many ids stands: an open-addressed table of 64-bit hashes, in memory or in a file that processes map.
 
 About 17 bytes an id. Hashes lie in ascending order, an empty cell being the largest number, so a search goes from a
-hash's own cell to the first that is not smaller (linear probing in order, Amble and Knuth 1974). What is hashed, and
-where the files lie, is `vocabulary.py`'s matter.
+hash's own cell to the first that is not smaller (linear probing in order, Amble and Knuth 1974). A file, which
+`deploy/cpp/vocabulary.h` reads too, has the uint64 ids, whether they are strings, and cells; then a hash a cell, and
+then a place a cell. Where files lie is `vocabulary.py`'s matter.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -18,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from rayrec.data.mapping.buffers import I64, U32, U64
+from rayrec.data.mapping.hashing import hash_texts, mix64_array
 
 _LOAD = 0.7
 _EMPTY, _NO_PLACE = np.uint64((1 << 64) - 1), np.uint32((1 << 32) - 1)
 _32 = np.uint64(32)
 _BLOCK = 16_384  # what a search holds stays in the second-level cache
 _PART_IDS = 1 << 21
-_HASHES, _PLACES, _FACTS = "hashes", "places", "facts.json"
+_HEAD_BYTES = 24
 
 
 class Twice(Exception):
@@ -43,20 +44,24 @@ class Twice(Exception):
 
 @dataclass(frozen=True, slots=True)
 class IdIndex:
-    """Hashes and their places.
+    """Hashes of ids and their places.
 
     Args:
         size: how many ids there are.
+        text: whether they are strings.
         hashes: [cells + more], ascending but for empty cells.
         places: of the ids in those cells.
+        held: what keeps the file of both.
     """
 
     size: int
+    text: bool
     hashes: U64
     places: U32
+    held: object = None
 
     @classmethod
-    def of(cls, hashes: U64) -> IdIndex:
+    def of(cls, hashes: U64, text: bool) -> IdIndex:
         """That of hashes in the order of their places, in memory.
 
         Raises:
@@ -65,46 +70,61 @@ class IdIndex:
         cells = _cells(len(hashes))
         none = (np.empty(0, np.uint64), np.empty(0, np.uint32))
         kept, places = next(_placed([(hashes, np.arange(len(hashes), dtype=np.uint32))], cells), none)
-        return cls(len(hashes), *_with_end(kept, places, cells))
+        return cls(len(hashes), text, *_with_end(kept, places, cells))
 
     @classmethod
-    def open(cls, folder: Path) -> IdIndex:
-        """That of a folder that `write` made; its pages are shared with all processes that open it."""
-        facts = json.loads((folder / _FACTS).read_text())
-        with open(folder / _HASHES, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH)  # until the pages are given back, as these keep the file open
-            hashes = np.memmap(file, dtype=np.uint64, mode="r")
-        return cls(facts["size"], np.asarray(hashes), np.asarray(np.memmap(folder / _PLACES, np.uint32, "r")))
+    def open(cls, path: Path, held: object = None) -> IdIndex:
+        """That of a file; its pages are shared with all processes that open it."""
+        size, text, cells = np.fromfile(path, "<u8", 3).tolist()
+        hashes = np.memmap(path, np.uint64, "r", _HEAD_BYTES, cells)
+        places = np.memmap(path, np.uint32, "r", _HEAD_BYTES + hashes.nbytes, cells)
+        return cls(size, bool(text), np.asarray(hashes), np.asarray(places), held)
+
+    def write(self, path: Path) -> None:
+        """Writes the file that `open` reads."""
+        with open(path, "wb") as file:
+            for part in (_head(self.size, self.text, len(self.hashes)), self.hashes, self.places):
+                part.tofile(file)
 
     @staticmethod
-    def write(chunks: Iterable[U64], size: int, folder: Path) -> None:
-        """Makes the files of an index in bounded memory, in an empty folder.
+    def make(chunks: Iterable[U64], size: int, text: bool, path: Path) -> None:
+        """Makes such a file in bounded memory, in a folder that takes as much again meanwhile.
 
         Args:
-            chunks: hashes in the order of their places; size: how many.
+            chunks: hashes in the order of their places; size: how many; text: of what.
 
         Raises:
             Twice: a hash is there twice.
         """
         cells, written = _cells(size), 0
-        with tempfile.TemporaryDirectory(dir=folder) as spills:
-            parts = _by_hash(chunks, size, Path(spills))
-            with open(folder / _HASHES, "wb") as hashes, open(folder / _PLACES, "wb") as places:
-                for kept, at in _placed(parts, cells):
-                    kept.tofile(hashes)
-                    at.tofile(places)
-                    written += len(kept)
-                kept, at = _with_end(np.empty(0, np.uint64), np.empty(0, np.uint32), cells - written)
-                kept.tofile(hashes)
+        with (
+            tempfile.TemporaryDirectory(dir=path.parent) as spills,
+            open(path, "wb") as file,
+            open(Path(spills) / "places", "w+b") as places,
+        ):
+            _head(size, text, cells).tofile(file)
+            for kept, at in _placed(_by_hash(chunks, size, Path(spills)), cells):
+                kept.tofile(file)
                 at.tofile(places)
-        (folder / _FACTS).write_text(json.dumps({"size": size}))
+                written += len(kept)
+            kept, at = _with_end(np.empty(0, np.uint64), np.empty(0, np.uint32), cells - written)
+            kept.tofile(file)
+            at.tofile(places)
+            places.seek(0)
+            shutil.copyfileobj(places, file)
+            file.seek(0)
+            _head(size, text, written + len(kept)).tofile(file)
 
-    @property
-    def size_bytes(self) -> int:
-        return self.hashes.nbytes + self.places.nbytes
+    def find(self, ids: I64 | pa.Array) -> I64:
+        """The place of each id, -1 where it is not there.
 
-    def find(self, hashes: U64) -> I64:
-        """The place of each hash, -1 where it is not there."""
+        Args:
+            ids: integers, or an Arrow array of strings; what a null finds means nothing.
+        """
+        return self.find_hashes(hashes_of(ids))
+
+    def find_hashes(self, hashes: U64) -> I64:
+        """The same of hashes."""
         out = np.empty(len(hashes), np.int64)
         cells = _cells(self.size)
         for start in range(0, len(hashes), _BLOCK):
@@ -124,15 +144,13 @@ class IdIndex:
         return np.where((there == hashes) & (places != _NO_PLACE), places, np.int64(-1))
 
 
-def remove_unused(folder: Path) -> bool:
-    """Removes an index that `IdIndex.write` made, unless a process has it open; returns whether it is gone."""
-    try:
-        with open(folder / _HASHES, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-    except OSError:
-        return False
-    return True
+def hashes_of(ids: I64 | pa.Array) -> U64:
+    """What stands for ids: integers, or an Arrow array of strings."""
+    return hash_texts(ids) if isinstance(ids, pa.Array) else mix64_array(ids, 0)
+
+
+def _head(size: int, text: bool, cells: int) -> U64:
+    return np.array([size, text, cells], "<u8")
 
 
 def _cells(size: int) -> int:

@@ -1,17 +1,14 @@
 """Vocabularies: which ids have a table row of their own. Read and looked up here; `tools/` counts them.
 
-One of more ids than `_IN_MEMORY` is looked up in files that are made once a node, in the user's cache, and shared by
+One of more ids than `_IN_MEMORY` is looked up in a file that is made once a node, in the user's cache, and shared by
 all of its processes and by all copies of the vocabulary; one of an export in the file beside it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,64 +21,22 @@ import pyarrow.fs as pafs
 
 from rayrec.data.mapping.arrow_types import decoded, is_text, without_views
 from rayrec.data.mapping.buffers import I64, U64
-from rayrec.data.mapping.hashing import hash_texts, mix64_array
-from rayrec.data.mapping.id_index import IdIndex, Twice, remove_unused
+from rayrec.data.mapping.hashing import hash_texts
+from rayrec.data.mapping.id_index import IdIndex, Twice, hashes_of
+from rayrec.storage.cache import Cache
 from rayrec.storage.errors import DataError
 from rayrec.storage.locations import cache_folder, open_filesystem
 from rayrec.storage.parquet import open_parquet
 
-_FORMAT = 1  # of the files: another layout or hash, another number
+_FILE, _ID_BYTES = "index", 17
+_FORMAT = 2  # another layout or hash, another number
 _IN_MEMORY = 65_536
 _READ_IDS = 1 << 20
 _LIMIT, _BYTES = "RAYREC_VOCABULARY_BYTES", 32 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """A vocabulary ready for searching.
-
-    Args:
-        text: whether its ids are strings.
-        index: where the hashes of its ids stand.
-    """
-
-    text: bool
-    index: IdIndex
-
-    @property
-    def size(self) -> int:
-        return self.index.size
-
-    def find(self, ids: I64 | pa.Array) -> I64:
-        """The place of each id in the vocabulary, -1 where it is not there.
-
-        Args:
-            ids: integers, or an Arrow array of strings; what a null finds means nothing.
-        """
-        return self.index.find(_hashes(ids))
-
-    def write(self, path: Path) -> None:
-        """Writes it as one file, which `open` and `deploy/cpp/vocabulary.h` read."""
-        with open(path, "wb") as file:
-            np.array([self.size, self.text, len(self.index.hashes)], "<u8").tofile(file)
-            self.index.hashes.tofile(file)
-            self.index.places.tofile(file)
-
-    @classmethod
-    def open(cls, path: Path) -> Lookup:
-        """That of a file that `write` made; its pages are shared with all processes that open it."""
-        size, text, cells = np.fromfile(path, "<u8", 3).tolist()
-        hashes = np.memmap(path, np.uint64, "r", 24, cells)
-        places = np.memmap(path, np.uint32, "r", 24 + hashes.nbytes, cells)
-        return cls(bool(text), IdIndex(size, np.asarray(hashes), np.asarray(places)))
-
-
-def _hashes(ids: I64 | pa.Array) -> U64:
-    return hash_texts(ids) if isinstance(ids, pa.Array) else mix64_array(ids, 0)
-
-
 @lru_cache(maxsize=256)
-def load_vocabulary(path: str) -> Lookup:
+def load_vocabulary(path: str) -> IdIndex:
     """Opens a vocabulary: a Parquet file with a column `id`, or a text file with one id a line. Kept open.
 
     A text file of nothing but integers is a vocabulary of integers, and is read as a whole: long ones are Parquet.
@@ -91,13 +46,13 @@ def load_vocabulary(path: str) -> Lookup:
     """
     beside = Path(f"{path}.index")
     if beside.exists():
-        return Lookup.open(beside)
+        return IdIndex.open(beside)
     source = _Source.of(path)
     try:
         if source.size <= _IN_MEMORY:
-            chunks = [_hashes(ids) for ids in source.ids()]
-            return Lookup(source.text, IdIndex.of(np.concatenate([np.empty(0, np.uint64), *chunks])))
-        return Lookup(source.text, _shared(source))
+            chunks = [hashes_of(ids) for ids in source.ids()]
+            return IdIndex.of(np.concatenate([np.empty(0, np.uint64), *chunks]), source.text)
+        return _shared(source)
     except Twice as error:
         raise _twice(source, error.places) from error
 
@@ -194,53 +149,27 @@ def _twice(source: _Source, places: tuple[int, int]) -> DataError:
 
 
 def _shared(source: _Source) -> IdIndex:
-    """The files of the vocabulary's index on this node, made by whoever comes first.
+    """The vocabulary's index on this node, made by whoever comes first; its folder is named by the ids, to which the
+    name and version of a file lead."""
+    limit = os.environ.get(_LIMIT, str(_BYTES))
+    if not limit.isdigit():
+        raise DataError(f"{_LIMIT}={limit} is no number of bytes", fix=f"write one, e.g. {_LIMIT}={_BYTES}")
 
-    They lie in a folder that is named by the ids, to which a link leads that is named by a file and its version.
-    """
-    folder = _cache()
-    link, making = folder / f"{_digest(source.path)}-{source.version}", folder / "making"
-    with open(folder / "cache.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if fresh := not link.exists():
-            shutil.rmtree(making, ignore_errors=True)  # what a kill left
-            making.mkdir()
-            digest = hashlib.sha256(f"{_FORMAT} {source.text}".encode())
-            try:
-                IdIndex.write(_digested(map(_hashes, source.ids()), digest), source.size, making)
-                whole = folder / digest.hexdigest()[:32]
-                if not whole.exists():
-                    making.rename(whole)
-            finally:
-                shutil.rmtree(making, ignore_errors=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(whole.name)
-        os.utime(link, ns=(now := time.time_ns(), now))  # more exact than the system's own
-        index = IdIndex.open(link)
-        if fresh:
-            _make_room(folder)
-        return index
+    def make(folder: Path, _: int) -> str:
+        digest = hashlib.sha256(f"{_FORMAT} {source.text}".encode())
+        chunks = _digested(map(hashes_of, source.ids()), digest)
+        IdIndex.make(chunks, source.size, source.text, folder / _FILE)
+        return digest.hexdigest()[:32]
+
+    key = f"{_digest(source.path)}-{source.version}"
+    held = Cache(_cache(), int(limit)).folder(key, _ID_BYTES * source.size, make)
+    return IdIndex.open(held.folder / _FILE, held)
 
 
 def _digested(chunks: Iterable[U64], digest: Any) -> Iterator[U64]:
     for chunk in chunks:
         digest.update(chunk.tobytes())
         yield chunk
-
-
-def _make_room(folder: Path) -> None:
-    """Removes the indexes that were opened longest ago while all take more than the limit, but none in use."""
-    limit = os.environ.get(_LIMIT, str(_BYTES))
-    if not limit.isdigit():
-        raise DataError(f"{_LIMIT}={limit} is no number of bytes", fix=f"write one, e.g. {_LIMIT}={_BYTES}")
-    indexes = [one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()]
-    sizes = {one: sum(file.stat().st_size for file in one.iterdir()) for one in indexes}
-    for one in sorted(indexes, key=lambda one: one.stat().st_mtime_ns):
-        if sum(sizes.values()) > int(limit) and remove_unused(one):
-            del sizes[one]
-    for link in folder.iterdir():
-        if link.is_symlink() and not link.exists():
-            link.unlink()
 
 
 def _cache() -> Path:

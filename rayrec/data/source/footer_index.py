@@ -10,17 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 
 from rayrec.data.mapping.buffers import I64
 from rayrec.data.source.file_table import split
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found
+from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import open_filesystem
 
 INDEX_NAME = "_rayrec_index.arrow"
@@ -168,23 +167,13 @@ def _load(path: str | None) -> pa.Table:
 
 def _write(table: pa.Table, path: str) -> bool:
     try:
-        filesystem, inner = open_filesystem(path)
-        local = isinstance(filesystem, pafs.LocalFileSystem)
-        folder, _, name = inner.rpartition("/")
-        partial = f"{folder}/.{name}.{uuid4().hex}.part" if local else inner  # others may write the same index now
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        try:
-            with (
-                filesystem.open_output_stream(partial) as sink,
-                pa.ipc.new_file(sink, table.schema, options=options) as w,
-            ):
-                w.write_table(table.combine_chunks())
-            if local:
-                Path(partial).replace(inner)
-        except OSError:
-            if local:
-                Path(partial).unlink(missing_ok=True)
-            raise
+        sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+            writer.write_table(table.combine_chunks())
+        folder, name = split(path)
+        if "://" not in folder and not Path(folder).is_dir():
+            return False  # what is not there is not made
+        open_folder(folder).write(name, memoryview(sink.getvalue()))
     except (pa.ArrowException, OSError, DataError):
         return False
     return True

@@ -1,7 +1,8 @@
 """Reads parts of files into Arrow tables: whole row groups where possible, in chunks where they are huge.
 
 A file that cannot be read gives nulls and an error beside them; what that means for the run is decided elsewhere. One
-that was written anew, or whose storage is away, ends the reading: its rows may be good.
+that was written anew, or whose storage is away, ends the reading: its rows may be good. How large a row group will be
+is judged before it is decoded: a few kilobytes can hold many gigabytes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.types import is_dictionary
 
-from rayrec.data.mapping.arrow_types import without_views
+from rayrec.data.mapping.arrow_types import is_list, without_views
 from rayrec.data.mapping.buffers import I64, Mask
-from rayrec.data.source.decoded_size import check_size
+from rayrec.data.mapping.lists import unnest
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, rows_that_pass
 from rayrec.data.source.manifest import Manifest
@@ -33,6 +36,8 @@ Columns = tuple[tuple[str, pa.DataType], ...]
 
 _CHUNK_ROWS = 65_536
 _STREAMS = 64  # that are open at a time, at least
+MOST_BYTES = 1 << 30  # that one read may decode
+_CHUNK_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +280,57 @@ def _begin(part: FileSlice, columns: list[str]) -> _Stream:
     rows = check_size(parquet, part.uri, part.row_group, columns, part.rows if whole else _CHUNK_ROWS)
     batches = parquet.iter_batches(rows, row_groups=[part.row_group], columns=columns, use_threads=False)
     return _Stream(parquet, batches)
+
+
+def check_size(
+    parquet: pq.ParquetFile, uri: str, row_group: int, columns: Sequence[str], chunk_rows: int | None = None
+) -> int:
+    """How many rows of a row group to decode at a time.
+
+    Args:
+        columns: that are read.
+        chunk_rows: decode at most so many; None: all of them at once.
+
+    Raises:
+        DataError: that would take more than `MOST_BYTES`, by what the footer says or by the longest of its texts.
+    """
+    group = parquet.metadata.row_group(row_group)
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    sizes = [max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in read]
+    a_row = sum(sizes) / max(1, group.num_rows)
+    rows = max(1, group.num_rows if chunk_rows is None else min(chunk_rows, group.num_rows))
+    if chunk_rows is not None and rows * a_row > _CHUNK_BYTES:
+        rows = max(1, int(_CHUNK_BYTES / a_row))
+    if rows * a_row > MOST_BYTES:
+        raise _too_large(uri, row_group, int(rows * a_row), rows)
+    # Texts that a dictionary page holds once come as often as rows name them: each is as long as the page, at most.
+    texts = [c for c in read if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page]
+    times = {c.path_in_schema: rows * c.num_values / max(1, group.num_rows) for c in texts}
+    doubtful = [c.path_in_schema for c in texts if times[c.path_in_schema] * c.total_uncompressed_size > MOST_BYTES]
+    for path, longest in _longest(uri, row_group, doubtful).items() if doubtful else ():
+        if times[path] * longest > MOST_BYTES:
+            raise _too_large(uri, row_group, int(times[path] * longest), rows, path.partition(".")[0])
+    return rows
+
+
+def _longest(uri: str, row_group: int, paths: list[str]) -> dict[str, int]:
+    """Bytes of the longest text in the dictionary of each column; it is read, its rows are not."""
+    with open_parquet(uri, read_dictionary=paths) as parquet:
+        batch = next(parquet.iter_batches(1, row_groups=[row_group], columns=paths, use_threads=False))
+    found = {}
+    for path in paths:
+        leaf = batch.column(path.partition(".")[0])
+        leaf = unnest(leaf).leaf if is_list(leaf.type) else leaf
+        found[path] = (pc.max(pc.binary_length(leaf.dictionary)).as_py() or 0) if is_dictionary(leaf.type) else 0
+    return found
+
+
+def _too_large(uri: str, row_group: int, needed: int, rows: int, column: str | None = None) -> DataError:
+    return DataError(
+        f"{rows:,} rows would take {needed / 1e9:,.1f} GB of memory when they are decoded",
+        file=uri,
+        row_group=row_group,
+        column=column,
+        fix="write the file with smaller row groups and shorter values, if it can be trusted; else remove it",
+    )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate, chain, pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +35,6 @@ class Skipped:
 
     count: int = 0
     samples: list[DataError] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values for the run folder."""
-        return {"count": self.count, "samples": [sample.to_dict() for sample in self.samples]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +88,8 @@ class _Pool:
     """Good rows on their way into batches.
 
     Args:
+        schema: of the rows; part: whose they are.
+        policy: on bad rows, which are noted in `skipped`.
         block_ends: where windows come mixed: rows of the rank up to the end of each block that is being read. All of a
             block is here before its first row is taken.
         whole: whether the tables have all rows.
@@ -100,9 +97,13 @@ class _Pool:
         arriving: runs of the block that is not all here yet.
         seen: rows of all tables.
         bad: for bad rows that no cursor has passed yet, how many rows the rank has passed after each (a heap);
-            skipped: the number of those that some cursor has.
+            left_out: the number of those that some cursor has.
     """
 
+    schema: Schema
+    part: RankPart
+    policy: BadRows
+    skipped: Skipped
     block_ends: deque[int] | None = None
     whole: bool = True
     stretches: deque[_Stretch] = field(default_factory=deque)
@@ -110,22 +111,26 @@ class _Pool:
     arriving: list[_Run] = field(default_factory=list)
     seen: int = 0
     bad: list[int] = field(default_factory=list)
-    skipped: int = 0
+    left_out: int = 0
 
-    def cursor(self, part: RankPart, passed: int) -> Cursor:
+    def cursor(self, passed: int) -> Cursor:
         """The rank's state after so many rows; call it in ascending order."""
         while self.bad and self.bad[0] <= passed:
             heappop(self.bad)
-            self.skipped += 1
-        return part.cursor(passed, self.skipped)
+            self.left_out += 1
+        return self.part.cursor(passed, self.left_out)
 
-    def add(self, rows: Rows, ends: I64, bad: Sequence[int]) -> None:
-        """Takes a table.
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Takes rows; returns how many of its sequence the rank has passed after the last of them.
 
-        Args:
-            bad: rows of it that cannot be used, ascending.
+        Raises:
+            DataError: the first bad row, or more of them than the policy allows.
         """
-        for end in ends[list(bad)].tolist():
+        rows, ends = from_columns(batch, self.schema.num_lists), np.arange(self.seen + 1, self.seen + len(batch) + 1)
+        if END in batch.schema.names:
+            ends = batch.column(END).to_numpy()
+        bad = self._bad_rows(batch.column(PROBLEM))
+        for end in ends[bad].tolist():
             heappush(self.bad, end)
         falls = [] if self.block_ends is None else (np.flatnonzero(np.diff(ends) < 0) + 1).tolist()
         for start, stop in pairwise([0, *falls, len(rows)]):
@@ -135,6 +140,25 @@ class _Pool:
                 runs = [_Run(rows, ends, first + 1, last) for first, last in pairwise(edges) if first + 1 < last]
                 self._arrived(runs, cut - start)
                 start = cut
+        return int(ends[-1]) if len(ends) else 0
+
+    def _bad_rows(self, problems: pa.Array) -> list[int]:
+        """Those that cannot be used, ascending."""
+        if problems.null_count == len(problems):
+            return []
+        errors, skipped = from_array(problems), self.skipped
+        if self.policy.policy == "error":
+            raise errors[0]
+        bad: list[int] = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
+        skipped.count += len(bad)
+        skipped.samples += errors[: self.policy.samples - len(skipped.samples)]
+        if skipped.count > self.policy.limit:
+            last = f", among them: {skipped.samples[-1]}" if skipped.samples else ""
+            raise DataError(
+                f"more than {self.policy.limit} bad rows were skipped{last}",
+                fix="mend the data (`rayrec data check` shows what is wrong), or raise data.read.bad_rows.limit",
+            )
+        return bad
 
     def _end_of_block(self, ends: I64, start: int, stop: int) -> int:
         """Where rows of the next block begin among these, which ascend; that one is begun if all of them are its."""
@@ -201,7 +225,7 @@ def make_batches(
     Raises:
         DataError: the first bad row, or more of them than the policy allows.
     """
-    pool, consumed, total = _Pool(block_ends, not fewer), 0, part.rows
+    pool, consumed, total = _Pool(schema, part, policy, skipped, block_ends, not fewer), 0, part.rows
     wanted = iter(sizes)
     size = next(wanted)
     ready: Batch | None = None  # held back until it is known whether it is the last
@@ -210,23 +234,23 @@ def make_batches(
             if batch is None:
                 pool.finish()
             else:
-                _add(batch, schema.num_lists, _ends(batch, pool.seen), pool, policy, skipped)
+                pool.add(batch)
             while pool.rows >= size:
                 if ready is not None:
-                    yield ready, pool.cursor(part, consumed)
+                    yield ready, pool.cursor(consumed)
                 parts, consumed = pool.take(size)
                 ready, size = collate(parts, schema), next(wanted)
         if pool.seen != total and not fewer:
             raise DataError(f"{pool.seen} rows were read where the footers promise {total}")
         if ready is not None and pool.rows:
-            yield ready, pool.cursor(part, consumed)
+            yield ready, pool.cursor(consumed)
         if ready is None or pool.rows:
             ready = collate(pool.take(pool.rows)[0], schema)
         if total:
-            yield ready, pool.cursor(part, total)
+            yield ready, pool.cursor(total)
     except DataError:
         if ready is not None:
-            yield ready, pool.cursor(part, consumed)
+            yield ready, pool.cursor(consumed)
         raise
     finally:
         tables.close()
@@ -250,48 +274,12 @@ def make_steps(
     Raises:
         DataError: as `make_batches`.
     """
-    pool, read = _Pool(), 0
-    ends_of_steps = accumulate(steps)
+    pool, read = _Pool(schema, part, policy, skipped), 0
+    batches = (batch for table in tables for batch in table.to_batches())
     try:
-        end = next(ends_of_steps, None)
-        for table in tables:
-            for batch in table.to_batches():
-                ends = _ends(batch, read)
-                read = int(ends[-1]) if len(ends) else read
-                _add(batch, schema.num_lists, ends, pool, policy, skipped)
-                while end is not None and read >= end:
-                    yield collate(pool.take_until(end), schema), pool.cursor(part, end)
-                    end = next(ends_of_steps, None)
-        while end is not None:  # rows that were left out came last
-            yield collate(pool.take_until(end), schema), pool.cursor(part, end)
-            end = next(ends_of_steps, None)
+        for end in accumulate(steps):
+            while read < end and (batch := next(batches, None)) is not None:  # rows that were left out come last
+                read = max(read, pool.add(batch))
+            yield collate(pool.take_until(end), schema), pool.cursor(end)
     finally:
         tables.close()
-
-
-def _ends(batch: pa.RecordBatch, seen: int) -> I64:
-    """How many rows of its sequence the rank has passed after each of these, before which it has seen so many."""
-    if END not in batch.schema.names:
-        return np.arange(seen + 1, seen + batch.num_rows + 1)
-    ends: I64 = batch.column(END).to_numpy()
-    return ends
-
-
-def _add(batch: pa.RecordBatch, num_lists: int, ends: I64, pool: _Pool, policy: BadRows, skipped: Skipped) -> None:
-    rows, problems = from_columns(batch, num_lists), batch.column(PROBLEM)
-    if problems.null_count == len(problems):
-        pool.add(rows, ends, [])
-        return
-    errors = from_array(problems)
-    if policy.policy == "error":
-        raise errors[0]
-    bad = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
-    skipped.count += len(bad)
-    skipped.samples += errors[: policy.samples - len(skipped.samples)]
-    if skipped.count > policy.limit:
-        last = f", among them: {skipped.samples[-1]}" if skipped.samples else ""
-        raise DataError(
-            f"more than {policy.limit} bad rows were skipped{last}",
-            fix="mend the data (`rayrec data check` shows what is wrong), or raise data.read.bad_rows.limit",
-        )
-    pool.add(rows, ends, bad)

@@ -17,7 +17,8 @@ from rayrec.data.order.mix import Mix
 from rayrec.data.order.rank_part import EpochPlanner, Ordering, PieceColumns, RankPart
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
-from rayrec.storage.errors import DataError, DataUnavailable
+from rayrec.storage.errors import DataUnavailable
+from rayrec.storage.parallel import actor_here, answer
 
 SENT_WHOLE_BYTES = 256 << 10  # less than this is sent to every worker: an actor is a process
 _PATIENCE_S = 120.0
@@ -48,16 +49,10 @@ class SharedManifest:
         Args:
             folder: of this node, where the holder finds the manifest, then too.
         """
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        made: Any = ray.remote(num_cpus=0)(EpochPlanner)
-        options = made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
         file = folder / f"{manifest.fingerprint}.pickle"
         file.write_bytes(pickle.dumps(manifest))
         about = {one.name: getattr(manifest, one.name) for one in fields(cls) if one.name != "holder"}
-        return cls(options.remote(file), **about)
+        return cls(actor_here(EpochPlanner, file), **about)
 
     @property
     def parts(self) -> tuple[SharedManifest, ...]:
@@ -81,11 +76,7 @@ class SharedManifest:
         import ray
 
         try:
-            return ray.get(ref, timeout=_PATIENCE_S)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, DataError):
-                raise error.cause from None
-            raise
+            return answer(ref, _PATIENCE_S)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
             raise DataUnavailable(
                 f"the driver's node has not said for {_PATIENCE_S:g} s which rows this rank reads",

@@ -6,7 +6,7 @@ are held in memory, of windows spread over the data; of smaller data sets the st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,7 @@ def unfitted_names(schema: Schema) -> list[str]:
 
 def without_statistics(schema: Schema) -> Schema:
     """The schema with all statistics to be fitted anew."""
-    derived = [spec.model_copy(update={"boundaries": None}) if _by_quantiles(spec) else spec for spec in schema.derived]
-    dense = [f.model_copy(update={"transforms": [_unfitted(step) for step in f.transforms]}) for f in schema.dense]
-    return schema.model_copy(update={"derived": derived, "dense": dense})
+    return _changed(schema, None, lambda steps: [_unfitted(step) for step in steps])
 
 
 def fit(data: Manifest | Mix, schema: Schema, sample_rows: int = SAMPLE_ROWS) -> Schema:
@@ -84,18 +82,18 @@ def statistics(schema: Schema) -> dict[str, Any]:
 
 def for_reading(schema: Schema) -> Schema:
     """A schema that reads the same columns and whose manifest can be made before anything is fitted."""
-    derived = [
-        spec.model_copy(update={"boundaries": [0.0]}) if _by_quantiles(spec) else spec for spec in schema.derived
-    ]
-    dense = [
-        f.model_copy(update={"transforms": [s for s in f.transforms if not isinstance(s, Fitted)]})
-        for f in schema.dense
-    ]
+    return _changed(schema, [0.0], lambda steps: [step for step in steps if not isinstance(step, Fitted)])
+
+
+def _changed(
+    schema: Schema, boundaries: list[float] | None, steps: Callable[[list[Transform]], list[Transform]]
+) -> Schema:
+    """With these boundaries in place of quantiles, and other transforms."""
+    by_quantiles = [isinstance(spec, Buckets) and spec.quantiles is not None for spec in schema.derived]
+    update = {"boundaries": boundaries}
+    derived = [s.model_copy(update=update) if q else s for s, q in zip(schema.derived, by_quantiles, strict=True)]
+    dense = [f.model_copy(update={"transforms": steps(f.transforms)}) for f in schema.dense]
     return schema.model_copy(update={"derived": derived, "dense": dense})
-
-
-def _by_quantiles(spec: Derived) -> bool:
-    return isinstance(spec, Buckets) and spec.quantiles is not None
 
 
 def _unfitted(step: Transform) -> Transform:

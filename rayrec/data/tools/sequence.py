@@ -75,7 +75,6 @@ def make_sequences(
     rows: Literal["impressions", "users"] = "impressions",
     length: int = 50,
     divide: Divide | None = None,
-    layout: Layout | None = None,
 ) -> dict[Path, int]:
     """Writes Parquet files; the number of rows in each folder: `out`, or `train`, `validation` and `test` in it.
 
@@ -112,7 +111,7 @@ def make_sequences(
             places = places if folder.name in PARTS[1:] and divide else places[::-1]  # the first of a user, or the last
             made = _users(table, log, listed, at, places[np.unique(at.first[places], return_index=True)[1]])
         written[folder] = int(made.num_rows)
-        write_parts(made.to_batches(max_chunksize=1 << 16), folder, rows, layout or Layout(row_group_rows=1 << 14))
+        write_parts(made.to_batches(max_chunksize=1 << 16), folder, rows, Layout(row_group_rows=1 << 14))
     return written
 
 

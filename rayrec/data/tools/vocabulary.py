@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 from rayrec.data.mapping.arrow_types import is_text
 from rayrec.data.mapping.columns import column_missing
 from rayrec.data.mapping.hashing import hash_texts, mix64_array
+from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.lists import ids_of
-from rayrec.data.mapping.vocabulary import Lookup, ids_in, load_vocabulary
+from rayrec.data.mapping.vocabulary import ids_in, load_vocabulary
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.partitioned import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
 from rayrec.storage.errors import DataError
@@ -203,7 +204,7 @@ def _by_hash(counts: Iterable[pa.Table], folder: Path) -> list[Path]:
     return paths
 
 
-def _merge(path: Path, min_count: int, old: Lookup | None) -> tuple[Path, Counter[int], int]:
+def _merge(path: Path, min_count: int, old: IdIndex | None) -> tuple[Path, Counter[int], int]:
     """A file of one part's ids that come often enough and are new, how many have each count, and how many ids there
     are."""
     table = _add_up(pq.read_table(path))

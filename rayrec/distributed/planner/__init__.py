@@ -26,19 +26,7 @@ if TYPE_CHECKING:
     from rayrec.distributed.planner.report.result import NoPlanError, PlanResult
     from rayrec.distributed.planner.tables.constraints import ParameterConstraints
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "machine.topology": "Topology",
-        "planner": "EmbeddingShardingPlanner plan_tables",
-        "report.check": "check_plan",
-        "report.compare": "diff",
-        "report.explain": "explain",
-        "report.html": "write_html",
-        "report.result": "NoPlanError PlanResult",
-        "tables.constraints": "ParameterConstraints",
-    },
-)
+__getattr__ = lazy_names(__name__)
 
 __all__ = [
     "EmbeddingShardingPlanner",

@@ -62,7 +62,7 @@ def read_exported_tables(model: nn.Module, folder: str | Path) -> nn.Module:
     """
     folder = Path(folder)
     index = artifact.read_index(folder)
-    artifact.check_files(folder, index, checksums=False)
+    artifact.check_listed(folder, index.files, checksums=False)
     places = {place.table: place for place in index.places}
     for config in (config for module in collections_in(model).values() for config in configs_of(module)):
         place, wanted = places.get(config.name), (config.num_embeddings, config.embedding_dim)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
-from rayrec.checkpoint.committed import read_checkpoint
-from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.checkpoint.manifest import read_checkpoint
+from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.data.source.windows import Windows
 from rayrec.inference.export import Export, Trained, Wanted, export
@@ -60,22 +60,15 @@ def export_run(
         ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
     """
     folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
-    return _export(folder, found, out, wanted, data, factory, allow_code)
+    return _export(folder, found, out, wanted, data=data, factory=factory, allow_code=allow_code)
 
 
-def _export(
-    folder: RunFolder,
-    checkpoint: Checkpoint,
-    out: str | Path,
-    wanted: Wanted | None,
-    data: str | None,
-    factory: build.Factory | None,
-    allow_code: bool,
-) -> Export:
+def _export(folder: RunFolder, checkpoint: Checkpoint, out: str | Path, wanted: Wanted | None, **how: Any) -> Export:
+    """`how`: as `trained_of` takes it."""
     if config_of_run(folder, allow_code=True)["model"].get("name") in RETRIEVERS:
         raise TrainError(f"{folder.path} is of a retriever, which scores no rows: `rayrec index {folder.path} OUT`")
     try:
-        made = export(trained_of(folder, checkpoint, data, factory, allow_code), out, wanted)
+        made = export(trained_of(folder, checkpoint, **how), out, wanted)
     except DamagedCheckpointError as error:
         raise refused(error) from error
     with suppress(OSError, StorageError):  # an export needs no run that can be written
@@ -98,7 +91,7 @@ def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NE
         tell(f"read the checkpoint of step {found.step}: {found.path}")
     out = folder.path / "exports" / open_folder(found.path).name
     if not out.exists():
-        _export(folder, found, out, None, None, None, allow_code)
+        _export(folder, found, out, None, allow_code=allow_code)
     return out
 
 

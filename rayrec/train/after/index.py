@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from rayrec.checkpoint.weights import CheckpointWeights
+from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import Mapping
 from rayrec.data.formats.converted import find_parquet
 from rayrec.data.mapping.rules import Identity

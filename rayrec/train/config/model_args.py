@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -10,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from rayrec.models import BUILT_IN
-from rayrec.train.config.section import Section, listed_meaning
+from rayrec.train.config.section import Section
 
 # What the trainer gives itself.
 GIVEN = frozenset(
@@ -58,3 +59,13 @@ def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]
 def _as_list(annotation: Any) -> Any:
     """A sequence is a list in a file."""
     return list[get_args(annotation)] if get_origin(annotation) is Sequence else annotation  # type: ignore[misc]
+
+
+def listed_meaning(owners: Sequence[Any], name: str) -> str:
+    """What the first docstring that lists an argument under `Args:` says of it; empty where none does."""
+    for owner in owners:
+        _, _, listed = (owner.__doc__ or "").partition("Args:\n")
+        found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
+        if found:
+            return " ".join(found.group(1).split()).removesuffix(".")
+    return ""

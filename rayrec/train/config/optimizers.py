@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -29,6 +30,27 @@ class ScheduleConfig(Section):
         if self.kind != "constant" and self.decay_steps is None:
             raise ValueError(f"kind {self.kind!r} needs `decay_steps`")
         return self
+
+    def factor(self, step: int) -> float:
+        """What the learning rate is multiplied with in a step, counted from 0.
+
+        The warm-up's last step has the factor 1; a decay's first step after its length has `end`.
+        """
+        if step < self.warmup_steps:
+            done = (step + 1) / self.warmup_steps
+            return self.warmup_from + (1 - self.warmup_from) * done
+        since = step - max(self.decay_from, self.warmup_steps)
+        if self.kind == "constant" or self.decay_steps is None or since < 0:
+            return 1.0
+        if self.kind == "step":
+            return float(self.gamma ** (since // self.decay_steps))
+        left = 1 - min(1.0, since / self.decay_steps)
+        shape = {
+            "linear": left,
+            "cosine": (1 - math.cos(math.pi * left)) / 2,
+            "polynomial": left**self.power,
+        }[self.kind]
+        return float(self.end + (1 - self.end) * shape)
 
 
 class DenseOptimizerConfig(Section):

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rayrec.train.config.section import listed_meaning
+from rayrec.train.config.model_args import args_of, listed_meaning
 
 HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
@@ -59,7 +59,6 @@ def _sentence(text: str) -> str:
 def _model_args() -> list[str]:
     """A chapter for each built-in model: the arguments that it takes."""
     from rayrec.models import BUILT_IN
-    from rayrec.train.config.model_args import args_of
 
     lines = []
     for model in BUILT_IN:

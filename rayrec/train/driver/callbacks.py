@@ -69,23 +69,18 @@ class Callbacks:
         """What has failed so far, a line each."""
         return tuple(self._failed.values())
 
-    def start(self, run: RunInfo) -> None:
-        self._call("on_start", run)
-
     def hear(self, record: Mapping[str, Any]) -> None:
         """A record of the run."""
         match record["kind"]:
             case "train":
-                self._call("on_step", record)
+                self.call("on_step", record)
             case "eval":
-                self._call("on_evaluation", record)
+                self.call("on_evaluation", record)
             case "event" if record["event"] == "checkpoint":
-                self._call("on_checkpoint", record)
+                self.call("on_checkpoint", record)
 
-    def end(self, result: Result | None, error: Exception | None = None) -> None:
-        self._call("on_end", result, error)
-
-    def _call(self, method: str, *given: Any) -> None:
+    def call(self, method: str, *given: Any) -> None:
+        """A method of every callback."""
         for callback in self._callbacks:
             try:
                 getattr(callback, method)(*given)

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rayrec._debug import debugging
-from rayrec.train.driver.plan_table import host_lines, memory_lines, plan_table
-from rayrec.train.driver.terminal import plain
+from rayrec.train.driver.terminal import host_lines, memory_lines, plain, plan_table
 from rayrec.train.tolerance import Tolerance, lenient, tolerated
 
 MIN_S_BETWEEN_LINES = 1.0

@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayrec.data.stream.shared_manifest import shared
+from rayrec.storage.parallel import actor_here
 from rayrec.train.driver.cluster import Cluster, await_resources, connected, refuse_unseen
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import NEVER_S, note_request, reading_unreserved, release_request, resizing
-from rayrec.train.driver.exported import ExportedMetrics
+from rayrec.train.driver.elastic import NEVER_S, avoiding, note_request, reading_unreserved, release_request, resizing
 from rayrec.train.driver.failures import failure_reason, failure_reporter, line_of, patient
 from rayrec.train.driver.local_group import run_here
-from rayrec.train.driver.preemption import avoiding
 from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import Demand, demand_of, for_its_gpus
 from rayrec.train.driver.room import waiting_for_room
 from rayrec.train.driver.signals import StopSignals, listening, run_beside
+from rayrec.train.driver.trackers import ExportedMetrics
 from rayrec.train.errors import Interrupted, TrainError, describe
 from rayrec.train.run.log import Course, Mailbox, Record, ask, drained
 from rayrec.train.worker.start import start_worker
@@ -113,7 +113,7 @@ def _run_on_ray(
     each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     number = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"starting {number} workers ({each} each) on {'a local' if cluster.local else 'the'} Ray …")
-    actor = _mailbox_actor(attempts_before)
+    actor = actor_here(Mailbox, attempts_before)  # of a second one, what had not been taken is lost
     signals = _stop_signals(job, lambda: ask(actor.ask_stop), display)
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
 
@@ -151,17 +151,6 @@ def _for_its_gpus(job: Job, cluster: Cluster, display: Display) -> Job:
         text += f"{gpus}, one a GPU; trainer.use_gpu=false trains with {wanted} on CPUs"
         display.say(text, style="yellow")
     return replace(job, config=config)
-
-
-def _mailbox_actor(attempts_before: int) -> Any:
-    """The mailbox, on the driver's own node: no other node's end takes it away. Should its process end, Ray makes
-    another, and what had not been taken is lost."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    made: Any = ray.remote(num_cpus=0)(Mailbox)
-    return made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote(attempts_before)
 
 
 class _GaveUp(TrainError):

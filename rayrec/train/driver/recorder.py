@@ -168,16 +168,8 @@ class Recorder:
             self._event(record, "resumed", where)
 
     def _event(self, record: Record, event: str, message: str) -> None:
-        self(
-            {
-                "kind": "event",
-                "time": record["time"],
-                "step": record["resumed_step"] or 0,
-                "event": event,
-                "message": message,
-                "attempt": record["attempt"],
-            }
-        )
+        at = {"time": record["time"], "step": record["resumed_step"] or 0, "attempt": record["attempt"]}
+        self({"kind": "event", **at, "event": event, "message": message})
 
     def _curves(self, record: Record) -> None:
         if self._board is None:

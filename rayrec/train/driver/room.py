@@ -23,12 +23,11 @@ class Wait:
     """How long a run has waited for room, and what is to be said of it.
 
     Args:
-        need: what the workers reserve.
         limit_s: seconds after which the run gives up; None: never.
     """
 
-    def __init__(self, need: Demand, limit_s: float | None) -> None:
-        self._need, self._limit_s = need, limit_s
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
         self._since: float | None = None
         self._said = 0.0
         self.given_up: str | None = None
@@ -98,7 +97,7 @@ def waiting_for_room(
         return
     import ray
 
-    wait, pending_at = Wait(need, limit_s), 0.0
+    wait, pending_at = Wait(limit_s), 0.0
 
     def missing() -> str | None:
         nonlocal pending_at

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from rayrec.distributed import ShardingPlan
@@ -13,28 +12,11 @@ from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train.config.file import text_of
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.plan_table import plan_table
+from rayrec.train.driver.terminal import plan_table
 from rayrec.train.errors import StorageError
 from rayrec.train.planning.groups import plan_groups
 from rayrec.train.run.folder import write_json
 from rayrec.train.setup import build
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanFiles:
-    """Files that a plan is read from, compared with, and written to.
-
-    Args:
-        load: a plan to judge instead of searching for one.
-        against: an earlier plan, whose differences are shown.
-        save: takes the plan, for `sharding.plan`.
-        html: takes a picture of the plan with its explanation.
-    """
-
-    load: Path | None = None
-    against: Path | None = None
-    save: Path | None = None
-    html: Path | None = None
 
 
 def make_groups(config: TrainConfig, topology: Topology, given: ShardingPlan | None = None) -> Grouped:
@@ -60,22 +42,34 @@ def group_words(groups: Grouped, sync_every: int) -> str:
     )
 
 
-def show_plan(config: TrainConfig, world: str | None, gpu: str, files: PlanFiles | None = None) -> PlanResult:
+def show_plan(
+    config: TrainConfig,
+    world: str | None,
+    gpu: str,
+    *,
+    load: Path | None = None,
+    against: Path | None = None,
+    save: Path | None = None,
+    html: Path | None = None,
+) -> PlanResult:
     """Plan, show tables, each rank's load, what binds and what would help; write the plan or a picture of it.
 
     Args:
         world: workers, or `HOSTSxWORKERS`; default `trainer.num_workers`.
         gpu: a device that the planner knows; "cpu" for workers without one.
+        load: a plan to judge instead of searching for one.
+        against: an earlier plan, whose differences are shown.
+        save: takes the plan, for `sharding.plan`; html: takes a picture of it with its explanation.
 
     Raises:
         ValueError: as `make_groups`; an unknown device; a file that is no plan, or cannot be written (`StorageError`).
     """
-    display, files = Display(), files or PlanFiles()
+    display = Display()
     topology = Topology.from_world(world or str(max(1, config.trainer.most_workers)), gpu=gpu)
-    given = _read_plan("--load", files.load)
+    given = _read_plan("--load", load)
     if given is not None and given.min_world_size > topology.world_size:
         raise ValueError(
-            f"--load {files.load}: the plan uses {given.min_world_size} ranks, but the world has "
+            f"--load {load}: the plan uses {given.min_world_size} ranks, but the world has "
             f"{topology.world_size}; give --world {given.min_world_size}, or a plan for {topology.world_size}"
         )
     groups = make_groups(config, topology, given)
@@ -85,15 +79,15 @@ def show_plan(config: TrainConfig, world: str | None, gpu: str, files: PlanFiles
     display.console.print(plan_table(result.plan.to_dict()))
     explanation = explain(result)
     display.console.print(explanation, highlight=False, markup=False, soft_wrap=True)
-    earlier = _read_plan("--diff", files.against)
+    earlier = _read_plan("--diff", against)
     if earlier is not None:
         display.console.print("\n" + diff(earlier, result.plan), highlight=False, markup=False, soft_wrap=True)
-    if files.save is not None:
-        _writing("--save", files.save, lambda path: write_json(path, result.plan.to_dict()))
-        display.say(f"plan written to {files.save}; use it with --set sharding.plan={files.save}")
-    if files.html is not None:
-        _writing("--html", files.html, lambda path: write_html(result, path, f"plan of {config.name}", explanation))
-        display.say(f"picture written to {files.html}")
+    if save is not None:
+        _writing("--save", save, lambda path: write_json(path, result.plan.to_dict()))
+        display.say(f"plan written to {save}; use it with --set sharding.plan={save}")
+    if html is not None:
+        _writing("--html", html, lambda path: write_html(result, path, f"plan of {config.name}", explanation))
+        display.say(f"picture written to {html}")
     return result
 
 

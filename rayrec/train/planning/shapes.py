@@ -13,7 +13,7 @@ from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.terminal import plain
+from rayrec.train.driver.terminal import plain, table
 from rayrec.train.planning.plan_only import make_groups
 from rayrec.train.setup import build
 
@@ -114,20 +114,19 @@ def _shape(config: TrainConfig, world: str, topology: Topology, batch: int) -> S
 
 def shapes_table(shapes: Sequence[Shape], gpu: str) -> Table:
     """A line a cluster."""
-    table = Table(title=f"the embedding part of a step, {gpu}, as planned", title_justify="left")
-    for head in ("world", "rows a step", "step", "rows/s", "fullest rank", "binds"):
-        table.add_column(head, justify="left" if head in ("world", "binds") else "right")
+    title = f"the embedding part of a step, {gpu}, as planned"
+    shown = table("world", "rows a step>", "step>", "rows/s>", "fullest rank>", "binds", title=title)
     for shape in shapes:
         if shape.step_s is None or shape.memory_bytes is None or shape.memory_there is None:
             first = (shape.problem or "").splitlines()[0]
-            table.add_row(shape.world, f"{shape.batch_size:,}", "–", "–", "–", plain(f"does not fit: {first}"))
+            shown.add_row(shape.world, f"{shape.batch_size:,}", "–", "–", "–", plain(f"does not fit: {first}"))
             continue
         memory = f"{human_bytes(shape.memory_bytes)} of {human_bytes(shape.memory_there)}"
         speed = f"{shape.batch_size / shape.step_s:,.0f}"
-        table.add_row(
+        shown.add_row(
             shape.world, f"{shape.batch_size:,}", f"{shape.step_s * 1e3:.2f} ms", speed, memory, str(shape.binds)
         )
-    return table
+    return shown
 
 
 def show_shapes(config: TrainConfig, worlds: Sequence[str], gpu: str) -> list[Shape]:

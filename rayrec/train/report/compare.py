@@ -8,9 +8,9 @@ from typing import Any
 from markupsafe import Markup
 
 from rayrec.train.config.difference import differing as config_differences
-from rayrec.train.report.evaluations import figure_text
 from rayrec.train.report.run import Line, RunRecord, history, number, points_of
 from rayrec.train.report.svg import Chart, svg_chart
+from rayrec.train.report.tables import figure_text
 from rayrec.train.report.templates import Column, render, table
 
 FIGURES = ("auc", "gauc", "ne", "logloss", "calibration", "auprc", "ndcg@10", "recall@10")

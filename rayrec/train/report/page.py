@@ -9,21 +9,22 @@ from html import escape
 
 from markupsafe import Markup
 
-from rayrec.train.report.evaluations import (
+from rayrec.train.report.plan import memory_section, plan_section, time_section
+from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, points_of, task_names
+from rayrec.train.report.svg import Chart, Mark, evenly, svg_chart
+from rayrec.train.report.tables import (
     by_time_table,
     by_value_table,
     count_text,
     epoch_text,
     evaluations_table,
+    exports_table,
     figure_text,
+    importance_table,
     popularity_table,
+    skipped_rows,
+    skipped_section,
 )
-from rayrec.train.report.exports import exports_table
-from rayrec.train.report.importance import importance_table
-from rayrec.train.report.plan import memory_section, plan_section, time_section
-from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, points_of, task_names
-from rayrec.train.report.skipped import skipped_rows, skipped_section
-from rayrec.train.report.svg import Chart, Mark, evenly, svg_chart
 from rayrec.train.report.templates import Column, render, table
 from rayrec.train.report.timeline import timeline_section
 
@@ -101,7 +102,7 @@ def _cards(run: RunRecord) -> list[Card]:
     seconds = run.last_time - run.first_time if run.first_time is not None and run.last_time is not None else None
     attempts = max((int(number(line, "attempt") or 0) for line in run.lines), default=0)
     return [
-        *(_number_cards if "rmse" in {**train, **evaluation} else _binary_cards)(run, train, evaluation),
+        *_lead_cards(run, train, evaluation),
         ("Throughput", f"{rate:,.0f}" if rate else "–", "samples / s", ""),
         ("Waiting for data", *_waited(run), ""),
         ("Workers", f"{world:.0f}" if world else "–", f"attempt {attempts}" if attempts > 1 else "", ""),
@@ -119,39 +120,22 @@ def _best_card(best: object) -> list[Card]:
     return [("Best checkpoint", f"step {count_text(best, 'step')}", about, "")]
 
 
-def _binary_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
-    """Of a label that is 0 or 1."""
-    return [
-        ("AUC", figure_text(evaluation, "auc"), _best(run.evals, "auc", max) or _training(train, "auc"), "lead"),
-        (
-            "Normalized entropy",
-            figure_text(evaluation, "ne"),
-            _best(run.evals, "ne", min) or _training(train, "ne"),
-            "lead",
-        ),
-        ("Log loss", figure_text(evaluation, "logloss"), _evaluated_on(evaluation), "lead"),
-        ("Calibration", figure_text(evaluation, "calibration"), "predicted / observed positives", "lead"),
-    ]
+def _lead_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
+    """The figures of a label that is 0 or 1, or a number."""
 
+    def card(name: str, key: str, about: str = "", choose: Callable[..., Line] | None = None) -> Card:
+        if choose is not None:
+            about = _best(run.evals, key, choose) or _training(train, key)
+        return name, figure_text(evaluation, key), about, "lead"
 
-def _number_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
-    """Of a label that is a number."""
-    return [
-        ("RMSE", figure_text(evaluation, "rmse"), _best(run.evals, "rmse", min) or _training(train, "rmse"), "lead"),
-        ("R²", figure_text(evaluation, "r2"), _best(run.evals, "r2", max) or _training(train, "r2"), "lead"),
-        ("MAE", figure_text(evaluation, "mae"), _evaluated_on(evaluation), "lead"),
-        (
-            "Mean",
-            figure_text(evaluation, "prediction_mean"),
-            f"labels: {figure_text(evaluation, 'label_mean')}",
-            "lead",
-        ),
-    ]
-
-
-def _evaluated_on(evaluation: Line) -> str:
     samples = number(evaluation, "samples")
-    return f"evaluated on {samples:,.0f} rows" if samples else ""
+    rows = f"evaluated on {samples:,.0f} rows" if samples else ""
+    if "rmse" in {**train, **evaluation}:
+        mean = card("Mean", "prediction_mean", f"labels: {figure_text(evaluation, 'label_mean')}")
+        return [card("RMSE", "rmse", choose=min), card("R²", "r2", choose=max), card("MAE", "mae", rows), mean]
+    lead = [card("AUC", "auc", choose=max), card("Normalized entropy", "ne", choose=min)]
+    calibration = card("Calibration", "calibration", "predicted / observed positives")
+    return [*lead, card("Log loss", "logloss", rows), calibration]
 
 
 def _waited(run: RunRecord) -> tuple[str, str]:

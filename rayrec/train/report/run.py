@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.train.report.thinned import Thinned
 
 Line = Mapping[str, Any]
 """One line of metrics.jsonl, or one rank of plan.json's `memory` or `time`."""
@@ -23,6 +23,7 @@ Line = Mapping[str, Any]
 MOST_LINES, MOST_EVENTS = 10_000, 2_000  # of each kind; evenly chosen where there are more
 BRIEF_BYTES = 1 << 14
 ENDS = ("failed", "interrupted")  # events after which a run does not go on
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,3 +282,25 @@ def _yaml(text: str | None, problems: list[str]) -> dict[str, Any]:
         problems.append(f"config.yaml: not YAML ({error})")
         config = None
     return config if isinstance(config, dict) else {}
+
+
+class Thinned(Generic[T]):
+    """Takes items one by one; keeps up to `most` evenly spaced ones, the first among them, and the last `tail`."""
+
+    def __init__(self, most: int, tail: int = 1) -> None:
+        self._most, self._stride, self.seen = most, 1, 0
+        self._kept: list[tuple[int, T]] = []
+        self._last: deque[tuple[int, T]] = deque(maxlen=tail)
+
+    def add(self, item: T) -> None:
+        if self.seen % self._stride == 0:
+            self._kept.append((self.seen, item))
+            if len(self._kept) > self._most:
+                self._kept, self._stride = self._kept[::2], 2 * self._stride
+        self._last.append((self.seen, item))
+        self.seen += 1
+
+    def __iter__(self) -> Iterator[T]:
+        tail = self._last[0][0] if self._last else 0
+        yield from (item for place, item in self._kept if place < tail)
+        yield from (item for _, item in self._last)

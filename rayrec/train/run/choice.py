@@ -7,7 +7,7 @@ from typing import Any
 
 from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
 from rayrec.checkpoint.attempt import order_of
-from rayrec.checkpoint.scores import best_of, read_scores
+from rayrec.checkpoint.retention import best_of, read_scores
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.trainer import lower_is_better
 from rayrec.train.errors import StorageError, TrainError

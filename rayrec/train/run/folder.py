@@ -18,7 +18,7 @@ import yaml
 from rayrec.checkpoint.errors import InUseError
 from rayrec.checkpoint.launch import Lease
 from rayrec.storage.folder import LocalFolder, open_folder
-from rayrec.storage.locations import cache_folder
+from rayrec.storage.locations import cache_folder, inside
 from rayrec.train.config.difference import differing, same, value_at
 from rayrec.train.errors import RunInUseError, StorageError
 
@@ -65,8 +65,7 @@ class RunFolder:
         """The folder of a run below a path or URI."""
         if "://" not in storage:
             return cls(Path(storage) / name)
-        place, mark, options = storage.partition("?")
-        uri = f"{place.rstrip('/')}/{name}{mark}{options}"
+        uri = inside(storage, name)
         folder = cls(cache_folder("runs") / hashlib.sha256(uri.encode()).hexdigest()[:12] / name)
         folder.path.mkdir(parents=True, exist_ok=True)
         (folder.path / REMOTE).write_text(uri, encoding="utf-8")
@@ -93,19 +92,12 @@ class RunFolder:
     @property
     def checkpoints(self) -> str:
         """Path or URI of the folder of checkpoints."""
-        return self._in_storage("checkpoints")
+        return inside(self.remote or str(self.path), "checkpoints")
 
     @property
     def converted(self) -> str:
         """Path or URI of Parquet of the data's files in other formats."""
-        return self._in_storage("converted")
-
-    def _in_storage(self, name: str) -> str:
-        remote = self.remote
-        if remote is None:
-            return str(self.path / name)
-        place, mark, options = remote.partition("?")
-        return f"{place}/{name}{mark}{options}"
+        return inside(self.remote or str(self.path), "converted")
 
     def create(self) -> None:
         """Make the folder and prove that it can be written.

@@ -5,7 +5,7 @@
     hear   `drained` takes what has come, from a thread of the driver, and hands each record to its `Recorder`
     know   a `Course` knows how the job goes and how it ended
     keep   `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard
-    show   `driver/console.py` writes for people; `driver/exported.py` for Prometheus
+    show   `driver/console.py` writes for people; `driver/trackers.py` for Prometheus
 
 Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, failure and restart
 (from Ray's controller), stopped, fatal, excused (fatal records so far come from a lost worker), done.

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from rayrec.train.driver.console import figure
+from rayrec.train.driver.terminal import table
 from rayrec.train.errors import StorageError
 from rayrec.train.report.compare import compare_page, differing, last_figures
 from rayrec.train.report.run import RunRecord, number, read_run
@@ -31,16 +32,14 @@ def find_runs(folder: Path) -> list[RunRecord]:
 
 def list_table(runs: Sequence[RunRecord]) -> Table:
     """A row a run: how it stands and how good it is."""
-    table = Table()
-    for head in ("run", "status", "began", "minutes", "steps", "workers", "samples/s", "AUC", "NE"):
-        table.add_column(head, justify="left" if head in ("run", "status", "began") else "right", no_wrap=head == "run")
+    shown = table("run", "status", "began", "minutes>", "steps>", "workers>", "samples/s>", "AUC>", "NE>")
     for run in runs:
         scores, result = last_figures(run), run.result or {}
         began = "–" if run.first_time is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.first_time))
         lasted = None if run.first_time is None or run.last_time is None else (run.last_time - run.first_time) / 60
         world = number(result, "world_size") or (run.plan.min_world_size if run.plan else None)
         speed = number(result, "samples_per_second")
-        table.add_row(
+        shown.add_row(
             run.name,
             run.status,
             began,
@@ -51,28 +50,25 @@ def list_table(runs: Sequence[RunRecord]) -> Table:
             figure(number(scores, "auc")),
             figure(number(scores, "ne")),
         )
-    return table
+    return shown
 
 
 def compare_table(runs: Sequence[RunRecord]) -> Table:
     """A column a run: last figures, and the config fields that differ."""
-    table = Table()
-    table.add_column("", no_wrap=True)
-    for run in runs:
-        table.add_column(run.name, justify="right")
+    shown = table("", *(f"{run.name}>" for run in runs))
     scores = [last_figures(run) for run in runs]
-    table.add_row("status", *(run.status for run in runs))
-    table.add_row("steps", *(f"{run.steps:,}" for run in runs))
+    shown.add_row("status", *(run.status for run in runs))
+    shown.add_row("steps", *(f"{run.steps:,}" for run in runs))
     for name in ("auc", "gauc", "ne", "logloss", "calibration", "auprc"):
         if any(number(line, name) is not None for line in scores):
-            table.add_row(name, *(figure(number(line, name)) for line in scores))
-    table.add_section()
+            shown.add_row(name, *(figure(number(line, name)) for line in scores))
+    shown.add_section()
     fields = differing(runs)
     for name, values in list(fields.items())[:MOST_FIELDS]:
-        table.add_row(name, *("–" if value is None else str(value) for value in values))
+        shown.add_row(name, *("–" if value is None else str(value) for value in values))
     if len(fields) > MOST_FIELDS:
-        table.caption = f"and {len(fields) - MOST_FIELDS} more fields; see the page"
-    return table
+        shown.caption = f"and {len(fields) - MOST_FIELDS} more fields; see the page"
+    return shown
 
 
 def write_comparison(runs: Sequence[RunRecord], path: Path) -> None:

@@ -173,7 +173,7 @@ def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
     params = fused_params(optimizers.sparse)
     own = {name: fused_params(optimizers.of_table(name)) for name in optimizers.tables}
     for table in frozen_tables(config):
-        # Other than that of any table that is trained: a kernel of its own, which `worker/rates.py` keeps at 0.
+        # Other than that of any table that is trained: a kernel of its own, which `worker/dense_update.py` keeps at 0.
         own[table] = {**fused_params(optimizers.of_table(table)), "learning_rate": 0.0}
     kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
     return [kind(fused_params=params, by_table=own, codec=codec) for kind in kinds]

@@ -34,7 +34,7 @@ from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
 from rayrec.train.setup.build import Factory
-from rayrec.train.tune.progress import progress_of
+from rayrec.train.tune.shown import Trial, progress_of
 from rayrec.train.tune.space import check_space, holds, space_of, with_values
 
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
@@ -74,25 +74,6 @@ class Search:
     @property
     def mode(self) -> str:
         return "min" if self.lower or self.metric in LOWER_IS_BETTER else "max"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """How a trial ended.
-
-    Args:
-        name: of the trial and of its run folder.
-        values: what was drawn.
-        score: the best value of the metric; None where there was no evaluation.
-        evaluations: how many it had.
-        error: why it failed, if it did.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    score: float | None
-    evaluations: int
-    error: str | None = None
 
 
 class _Reports(Display):
@@ -136,15 +117,14 @@ def tune(
         raise TrainError("data.eval: a search compares evaluations; name rows to evaluate on")
     check_metric(search.metric, config)
     search = replace(search, lower=lower_is_better(search.metric, config.trainer.own_metrics))
-    space, raw = space_of(search.params), config.to_dict()
-    check_space(raw, space)
-    folder = folder_of(config)
+    space = space_of(search.params)
+    check_space(config.to_dict(), space)
     draws = _draws(search, config, space)
     callbacks = [] if search.track is None else [tracker(search.track, config.name)]
     with connected() as cluster:
-        results = _run(raw, config, search, space, draws, folder, factory, callbacks, cluster, display)
+        results = _run(config, search, space, draws, factory, callbacks, cluster, display)
         trials = _trials(results, search)
-    _write(folder, raw, search, trials)
+    _write(folder_of(config), config.to_dict(), search, trials)
     if all(trial.score is None for trial in trials):
         raise TrainError(f"no trial came to an evaluation: {next((t.error for t in trials if t.error), 'all stopped')}")
     return trials
@@ -170,12 +150,10 @@ def check_metric(metric: str, config: TrainConfig) -> None:
 
 
 def _run(
-    raw: Mapping[str, Any],
     config: TrainConfig,
     search: Search,
     space: dict[str, Any],
     draws: Any,
-    folder: str,
     factory: Factory | None,
     callbacks: Sequence[Callback],
     cluster: Cluster,
@@ -184,7 +162,7 @@ def _run(
     from ray import tune as ray_tune
     from ray.tune.schedulers import ASHAScheduler
 
-    need = demand_of(config, cluster.total())
+    need, folder = demand_of(config, cluster.total()), folder_of(config)
     alone = config.trainer.most_workers == 0
     cpus = 1.0 if alone else need.cpus
     if not alone:
@@ -193,7 +171,7 @@ def _run(
     display.say(f"{search.trials} trials, {concurrent} at a time, in {folder}")
 
     def run_trial(values: dict[str, Any]) -> None:
-        _train_one(raw, values, search.metric, folder, factory, callbacks)
+        _train_one(config, values, search.metric, factory, callbacks)
 
     # The trial's own process waits for its workers: only a trial without workers computes in it.
     trainable = ray_tune.with_resources(run_trial, {"CPU": 1 if alone else NEARLY_NONE})
@@ -231,12 +209,7 @@ def _run(
 
 
 def _train_one(
-    raw: Mapping[str, Any],
-    values: Mapping[str, Any],
-    metric: str,
-    folder: str,
-    factory: Factory | None,
-    callbacks: Sequence[Callback],
+    config: TrainConfig, values: Mapping[str, Any], metric: str, factory: Factory | None, callbacks: Sequence[Callback]
 ) -> None:
     """One trial, in its own process."""
     from ray import tune as ray_tune
@@ -244,8 +217,8 @@ def _train_one(
     from rayrec.train.trainer import Trainer
 
     name = ray_tune.get_context().get_trial_name()
-    own = {**with_values(raw, values), "name": name}
-    own["storage"] = {**own["storage"], "path": folder}
+    own = {**with_values(config.to_dict(), values), "name": name}
+    own["storage"] = {**own["storage"], "path": folder_of(config)}
     reports = _Reports(metric)
     result = _when_free(Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit)
     if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard

@@ -1,14 +1,17 @@
-"""One pass over the evaluation rows: each exactly once, by however many ranks."""
+"""One pass over the evaluation rows: each exactly once, by however many ranks; figures of all, and of slices."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rayrec.data import Schema, empty_batch
+from rayrec.data.mapping.rules import Vocabulary
+from rayrec.data.mapping.schema import SparseFeature
+from rayrec.data.mapping.vocabulary import ids_in
 from rayrec.distributed import comm
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
 from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
@@ -19,7 +22,6 @@ from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
 from rayrec.train.worker.own_metrics import OwnMetrics
 from rayrec.train.worker.session import Session
-from rayrec.train.worker.slices import Slices
 from rayrec.train.worker.streams import Stream
 
 BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
@@ -196,3 +198,53 @@ def evaluate(
     (skipped,) = session.control.sums([stream.skipped.count])
     figures = scores.figures() if ranking is None else {**scores.figures(), **ranking.figures()}
     return {**figures, "skipped": int(skipped)}
+
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+class Slices:
+    """The figures of the rows of each value of some features, such as each country's.
+
+    Args:
+        features: names of features with one id a row; `trainer.slices`, which is checked with the config.
+    """
+
+    def __init__(self, features: Sequence[str], schema: Schema) -> None:
+        by_name = {feature.name: feature for feature in schema.sparse}
+        self._features = [by_name[name] for name in features]
+        self._by_row = {name: BucketedMetrics(schema.task_names, schema.label_kinds) for name in features}
+
+    def update(self, batch: Batch, logits: torch.Tensor) -> None:
+        """One batch of this rank."""
+        for name, metrics in self._by_row.items():
+            ids = batch.sparse[name]
+            rows_B = ids.lengths().new_full((batch.rows,), -1, dtype=torch.int64)
+            rows_B[ids.lengths() > 0] = ids.values().long()
+            metrics.update(rows_B, logits, batch.label, batch.weight)
+
+    def compute(self, group: dist.ProcessGroup | None) -> dict[str, list[dict[str, Any]]]:
+        """For each feature, the figures of every value that was seen, those of most rows first. A collective."""
+        found = {}
+        for feature in self._features:
+            figures = self._by_row[feature.name].compute(group)
+            names = _names(feature)
+            lines = [{"value": _value(row, names), **of} for row, of in figures.items()]
+            found[feature.name] = sorted(lines, key=lambda line: (-line["samples"], line["value"]))
+        return found
+
+
+def _names(feature: SparseFeature) -> list[str] | None:
+    """The value of each table row; None where it is the row's number."""
+    rule = feature.mapping
+    if not isinstance(rule, Vocabulary):
+        return None
+    ids = [str(one) for part in ids_in(rule.path) for one in part.tolist()]
+    return ["(not in the vocabulary)"] * rule.oov_rows + ids
+
+
+def _value(row: int, names: list[str] | None) -> str:
+    if row < 0:
+        return "(none)"
+    return str(row) if names is None else names[row]

@@ -18,9 +18,8 @@ from rayrec.train.errors import TrainError
 from rayrec.train.planning.groups import Decision, decide
 from rayrec.train.setup import build
 from rayrec.train.worker.accumulate import step_in_parts
-from rayrec.train.worker.dense_update import DenseUpdate
+from rayrec.train.worker.dense_update import DenseUpdate, Rates
 from rayrec.train.worker.machine import topology_of
-from rayrec.train.worker.rates import Rates
 from rayrec.train.worker.session import Job, Session
 
 

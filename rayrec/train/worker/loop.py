@@ -19,7 +19,6 @@ from rayrec.distributed.comm.trace import listen
 from rayrec.models import Retriever
 from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
-from rayrec.train.setup.schedule import factor
 from rayrec.train.worker.evaluation import evaluate, item_counts
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
@@ -27,14 +26,11 @@ from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepI
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
-from rayrec.train.worker.profile import Profile
 from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import TEST, Job, Session
-from rayrec.train.worker.skipped import SkippedRows
-from rayrec.train.worker.streams import Stream, Streams
-from rayrec.train.worker.timeline import ExchangeClock, Stalls, Timeline
-from rayrec.train.worker.touched import touched
-from rayrec.train.worker.window import Window
+from rayrec.train.worker.streams import SkippedRows, Stream, Streams
+from rayrec.train.worker.timeline import ExchangeClock, Profile, Stalls, Timeline
+from rayrec.train.worker.window import Window, touched
 
 PROGRESS_EVERY_S = 0.2
 PREPARE_AHEAD_S = 5.0
@@ -234,7 +230,7 @@ class Loop:
         """Those of the dense parameters and of the tables in a step, counted from 0."""
         dense, sparse = self.config.optimizers.dense, self.config.optimizers.sparse
         part = 0.5**self.position.halvings
-        return part * dense.lr * factor(dense.schedule, step), part * sparse.lr * factor(sparse.schedule, step)
+        return part * dense.lr * dense.schedule.factor(step), part * sparse.lr * sparse.schedule.factor(step)
 
     def _stop(self, position: Position) -> NoReturn:
         """End between two steps, with a checkpoint of the position of all ranks.

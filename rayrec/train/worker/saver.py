@@ -23,7 +23,7 @@ from rayrec.checkpoint import (
 )
 from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.polling import on_every_rank
-from rayrec.checkpoint.scores import read_scores
+from rayrec.checkpoint.retention import read_scores
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.data.mapping.fingerprint import as_before
 from rayrec.distributed.comm import broadcast_object

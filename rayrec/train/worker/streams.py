@@ -1,11 +1,17 @@
-"""The streams of a run, opened shortly before they are needed: the first rows of an epoch take Ray a moment to find."""
+"""The streams of a run, opened shortly before they are needed: the first rows of an epoch take Ray a moment to find.
+
+Rows that they skip are reported.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from rayrec.data import BatchStream, Cursor, Manifest, Mix, MixedStream, Shuffle
 from rayrec.data.order.epoch import dealt
 from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.train.setup import build
+from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.session import Job, Session
 
 Use = str  # "train", "popular" (its items are counted), "eval", or one of the job's `sets`
@@ -100,3 +106,37 @@ def _opened(found: Stream | Exception) -> Stream:
     if isinstance(found, Exception):
         raise found
     return found
+
+
+class SkippedRows:
+    """The rows that one stream skips, reported at checkpoints and at its end.
+
+    A stream reads ahead, so reported rows may lie a few batches beyond the checkpoint.
+
+    Args:
+        what: whose rows they are, "training" or "evaluation".
+    """
+
+    def __init__(self, stream: BatchStream | MixedStream, control: Control, what: str) -> None:
+        self._stream, self._control, self._what = stream, control, what
+        self._reported = self._reported_samples = 0
+
+    def event(self, epoch: int) -> dict[str, Any] | None:
+        """An event with the rows of all ranks since the last one: `count`, and `samples` with their places. None where
+        there are none. A collective.
+        """
+        found = self._stream.skipped
+        count, samples = found.count - self._reported, found.samples[self._reported_samples :]
+        self._reported, self._reported_samples = self._reported + count, self._reported_samples + len(samples)
+        ranks = self._control.gather((count, [sample.to_dict() for sample in samples]))
+        count = sum(counted for counted, _ in ranks)
+        if not count:
+            return None
+        rows = f"{count:,} {self._what} row{'' if count == 1 else 's'}"
+        message = f"{rows} could not be used and {'was' if count == 1 else 'were'} left out in epoch {epoch + 1}"
+        return {
+            "event": "skipped",
+            "message": message,
+            "count": count,
+            "samples": [s for _, some in ranks for s in some],
+        }

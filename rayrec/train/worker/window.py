@@ -1,15 +1,16 @@
-"""What is measured between two logging steps: loss, quality, speed, and time spent waiting for data."""
+"""What is measured between two logging steps: loss, quality, speed, time spent waiting for data, rows of tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from rayrec.distributed.comm import Group
 from rayrec.metrics import LabelMetrics
+from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.worker.lockstep import Control, NotFiniteError, StepInput
 
 
@@ -131,3 +132,21 @@ def _refuse_infinite(loss_sum: float, step: int) -> None:
             f"the loss is not a finite number any more at step {step}; earlier checkpoints are intact: lower "
             f"optimizers.dense.lr or optimizers.sparse.lr, and check dense features for extreme values"
         )
+
+
+def touched(sparse: KeyedJaggedTensor, tables: Iterable[tuple[str, Iterable[str]]]) -> dict[str, dict[str, Any]]:
+    """By table: `ids` that the batch has for it, `rows` of it that those are, and `top`, the part of the ids that are
+    of the most frequent row (None without an id). Waits for the device.
+
+    Args:
+        sparse: a batch's features.
+        tables: names of tables, each with its features.
+    """
+    features = sparse.to_dict()
+    found = {}
+    for table, names in tables:
+        ids = torch.cat([features[name].values() for name in names])
+        counts = torch.unique(ids, return_counts=True)[1]
+        top = float(counts.max()) / ids.numel() if ids.numel() else None
+        found[table] = {"ids": ids.numel(), "rows": counts.numel(), "top": top}
+    return found

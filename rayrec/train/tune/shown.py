@@ -1,10 +1,34 @@
-"""What a search says while it runs: a line for each trial that has ended."""
+"""What a search says: a line for each trial that has ended, and the table of all."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rich.table import Table
+
 from rayrec.train.driver.console import Display, figure
+from rayrec.train.driver.terminal import plain, table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How a trial ended.
+
+    Args:
+        name: of the trial and of its run folder.
+        values: what was drawn.
+        score: the best value of the metric; None where there was no evaluation.
+        evaluations: how many it had.
+        error: why it failed, if it did.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    score: float | None
+    evaluations: int
+    error: str | None = None
 
 
 def progress_of(metric: str, mode: str, count: int, display: Display | None = None) -> Any:
@@ -39,3 +63,18 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
             shown.say(f"{text} ({self.ended} of {count} trials, best {figure(self.best)})")
 
     return Progress()
+
+
+def trials_table(trials: Sequence[Trial], metric: str) -> Table:
+    """A row a trial, the best first: score, evaluations, and what was drawn."""
+    fields = list(trials[0].values) if trials else []
+    shown = table("trial", *(f"{plain(head)}>" for head in (metric, "evaluations", *fields)))
+    for trial in trials:
+        score = plain(f"failed: {trial.error}") if trial.error else figure(trial.score)
+        values = [plain(_short(trial.values[field])) for field in fields]
+        shown.add_row(trial.name, score, str(trial.evaluations), *values)
+    return shown
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

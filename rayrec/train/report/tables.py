@@ -1,8 +1,12 @@
-"""The report's tables of evaluation figures: every evaluation, and the last one by stretches of time."""
+"""The report's tables: evaluations, and the last one by time and value; exports; importance; rows left out."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -24,6 +28,29 @@ FIGURES = {
     "rmse": "RMSE",
     "r2": "R²",
 }
+PAGE = "parity.html"
+EXPORT_COLUMNS = (
+    Column("export"), Column("version"), Column("step", "num"), Column("tables"), Column("dense"), Column("target"),
+    Column("size of fp32", "num"), Column("AUC as trained", "num"), Column("AUC exported", "num"),
+    Column("compared on rows", "num"),
+    Column("within its limits"),
+)  # fmt: skip
+IMPORTANCE_COLUMNS = (
+    Column("part"), Column("", "soft"), Column("normalized entropy", "num"), Column("AUC", "num"), Column(""),
+)  # fmt: skip
+LINK = Markup("<a href='{}' title='{}'>{}</a>")
+REMOVED = Markup("<span class='soft' title='{}'>{} (removed)</span>")
+BAR = Markup("<progress max='1' value='{:.3f}'></progress>")
+NOTE = Markup("<p class='note'>{}</p>")
+MOST_SAMPLES = 50  # of rows that were left out
+SAMPLES = {
+    "problem": "what is wrong",
+    "column": "column",
+    "value": "value",
+    "row": "row",
+    "row_group": "row group",
+    "file": "file",
+}
 MOST_ROWS = 200
 ALWAYS = ("auc", "ne", "logloss", "calibration")  # of a label that is 0 or 1
 
@@ -39,8 +66,8 @@ def evaluations_table(evals: Sequence[Line]) -> Markup:
                 if line is best and len(of) > 1:
                     marked.add(len(rows))
                 rows.append((name, [epoch_text(line), count_text(line, "step")], line))
-    note = f"<p class='note'>the last {MOST_ROWS} evaluations, and the best of those that are drawn</p>"
-    return _table(lines, ["epoch", "step"], rows, marked) + Markup(note if len(lines) > MOST_ROWS else "")
+    note = NOTE.format(f"the last {MOST_ROWS} evaluations, and the best of those that are drawn")
+    return _table(lines, ["epoch", "step"], rows, marked) + (note if len(lines) > MOST_ROWS else "")
 
 
 def popularity_table(evals: Sequence[Line]) -> Markup:
@@ -132,3 +159,66 @@ def epoch_text(line: Line) -> str:
     """Of a line of metrics.jsonl, which counts epochs from 0, for people."""
     epoch = number(line, "epoch")
     return "–" if epoch is None else f"{epoch + 1:,.0f}"
+
+
+def exports_table(exports: Sequence[Line], run_dir: Path) -> Markup:
+    """Newest first, each with a link to its page; a removed one is marked."""
+    return table(EXPORT_COLUMNS, [_export(line, run_dir) for line in reversed(exports)])
+
+
+def _export(line: Line, run_dir: Path) -> list[object]:
+    folder = Path(str(line.get("path", "")))
+    page, share = folder / PAGE, number(line, "share")
+    link = REMOVED.format(folder, folder.name)
+    if page.exists():
+        link = LINK.format(quote(os.path.relpath(page, run_dir.absolute())), folder, folder.name)
+    return [
+        link,
+        line.get("version", ""),
+        count_text(line, "step"),
+        *(line.get(name, "") for name in ("tables", "dense", "target")),
+        "–" if share is None else f"{share:.0%}",
+        _auc(line.get("trained")),
+        _auc(line.get("exported")),
+        count_text(line, "rows") + (" drawn" if line.get("sampled") else ""),
+        "yes" if line.get("within_limits") else "no",
+    ]
+
+
+def _auc(figures: Any) -> str:
+    """Of one label, or of each of several."""
+    figures = figures if isinstance(figures, dict) else {}
+    tasks = figures.get("tasks")
+    of = list(tasks.values()) if isinstance(tasks, dict) else [figures]
+    values = [number(one, "auc") if isinstance(one, dict) else None for one in of]
+    return ", ".join("–" if value is None else f"{value:.6f}" for value in values)
+
+
+def importance_table(parts: Sequence[Line]) -> Markup:
+    """A row for each table and number, with a bar; nothing where it was not measured."""
+    figures = [(part, number(part, "ne"), number(part, "auc")) for part in parts]
+    shown = [(part, ne, auc) for part, ne, auc in figures if ne is not None and auc is not None]
+    most = max((0.0, *(ne for _, ne, _ in shown)))
+    rows = [
+        [part.get("name"), part.get("kind"), f"{ne:+.4f}", f"{-auc:+.4f}", BAR.format(max(0.0, ne) / (most or 1))]
+        for part, ne, auc in shown
+    ]
+    note = NOTE.format("How the evaluation changes when a part's values are permuted over the rows.")
+    return note + table(IMPORTANCE_COLUMNS, rows, "even") if rows else Markup("")
+
+
+def skipped_section(events: Sequence[Line]) -> Markup:
+    """How many rows were left out of what, and the described ones with their places; nothing where there were none."""
+    skipped = [line for line in events if line.get("event") == "skipped"]
+    notes = [NOTE.format(line.get("message", "")) for line in skipped[-MOST_SAMPLES:]]
+    samples = [sample for line in skipped for sample in line.get("samples") or () if isinstance(sample, dict)]
+    columns = [Column(title, "text") for title in SAMPLES.values()]
+    rows = [["–" if sample.get(key) is None else sample[key] for key in SAMPLES] for sample in samples[:MOST_SAMPLES]]
+    more = len(samples) - MOST_SAMPLES
+    rest = [NOTE.format(f"{more:,} more are in metrics.jsonl")] if more > 0 else []
+    return Markup("").join([*notes, table(columns, rows), *rest])
+
+
+def skipped_rows(events: Sequence[Line]) -> int:
+    """Rows of all events."""
+    return sum(int(number(line, "count") or 0) for line in events if line.get("event") == "skipped")

@@ -1,0 +1,178 @@
+"""Draws what ranks hold and how long they take, as HTML: bars by rank, and tables by rank. Knows no planner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from rayrec.distributed.plan.shards import Shard, ShardingType
+from rayrec.distributed.planner.report.text import human_bytes, human_seconds
+
+MOST_TABLES = 400  # maximum drawn; the cheapest tables beyond are only counted
+LABEL_W, CHART_W, CHART_H, TOP = 190, 900, 150, 12
+TERM_COLORS = ("#3b6fb6", "#8fc1e3", "#4f9dca", "#f2b872", "#e08a2e", "#6a9f58", "#d98cb3", "#b5508a", "#9a9a9a")
+STORAGE = {  # name and color
+    "weights": ("weights", "#3b6fb6"),
+    "optimizer": ("optimizer state", "#e08a2e"),
+    "gradients": ("dense gradients", "#b5508a"),
+    "ids": ("id buffers", "#8fc1e3"),
+    "vectors": ("vector buffers", "#f2b872"),
+    "cache": ("UVM cache", "#6a9f58"),
+    "reserve": ("reserved", "#c4c4c4"),
+}
+KIND_COLORS = {
+    ShardingType.TABLE_WISE.value: "#3b6fb6",
+    ShardingType.COLUMN_WISE.value: "#e08a2e",
+    ShardingType.TABLE_COLUMN_WISE.value: "#f2b872",
+    ShardingType.ROW_WISE.value: "#6a9f58",
+    ShardingType.TABLE_ROW_WISE.value: "#a7cf97",
+    ShardingType.GRID_SHARD.value: "#b5508a",
+    ShardingType.DATA_PARALLEL.value: "#9a9a9a",
+}
+
+
+class Drawn(NamedTuple):
+    """A shard in the picture, with the bytes that it takes, and its seconds of a step where they are known."""
+
+    label: str
+    sharding_type: str
+    kernel: str
+    shard: Shard
+    device_bytes: float
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Equal shards of one table on ranks `first` to `last`."""
+
+    first: int
+    last: int
+    held: Drawn
+    seconds: float
+
+    @property
+    def color(self) -> str:
+        return KIND_COLORS[self.held.sharding_type]
+
+    @property
+    def tip(self) -> str:
+        shard, ranks = self.held.shard, f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+        cost = f"{human_seconds(self.seconds)} a step, " if self.seconds else ""
+        return (
+            f"{self.held.label} on rank {ranks}\n{self.held.sharding_type}, {self.held.kernel}\n"
+            f"rows {shard.rows.size:,} x columns {shard.cols.size}\n{cost}{human_bytes(self.held.device_bytes)}"
+        )
+
+    def width(self, step: float) -> float:
+        return max(1.0, (self.last - self.first + 1) * step - (1.5 if step > 6 else 0))
+
+
+def rank_chart(
+    stacks: Sequence[Sequence[float]],
+    kinds: Sequence[tuple[str, str]],
+    show: Callable[[float], str],
+    lines: Mapping[str, float] | None = None,
+    note: str = "",
+) -> Markup:
+    """A bar for each rank, stacked by kind, as HTML.
+
+    Args:
+        stacks: for each rank, the value of each kind.
+        kinds: name and color of each; those that are nowhere more than 0 are not drawn.
+        show: a value as text.
+        lines: name and value of each line across the bars.
+        note: below the chart.
+    """
+    lines = lines or {}
+    top = max([*lines.values(), *map(sum, stacks), 1e-12])
+    bars = []
+    for rank, stack in enumerate(stacks):
+        y, tip, boxes = float(TOP + CHART_H), f"rank {rank}: {show(sum(stack))}", []
+        for value, (name, color) in zip(stack, kinds, strict=True):
+            height = value / top * CHART_H
+            if height < 0.05:
+                continue
+            y -= height
+            tip += f"\n{name}: {show(value)}"
+            boxes.append((y, height, color))
+        bars.append((rank, tip, boxes))
+    used = [kind for kind, column in zip(kinds, zip(*stacks, strict=True), strict=True) if max(column) > 0]
+    at = [(text, TOP + CHART_H * (1 - value / top)) for text, value in lines.items()]
+    return _by_rank("chart", len(stacks), kinds=used, height=TOP + CHART_H + 20, bars=bars, lines=at, note=note)
+
+
+def tables_by_rank(drawn: Iterable[Drawn], edges: Sequence[int]) -> Markup:
+    """Which rank holds what of which table, as HTML; those that cost most first.
+
+    Args:
+        edges: the first rank of each host, and the number of ranks.
+    """
+    by_table: dict[str, list[Drawn]] = {}
+    for one in drawn:
+        by_table.setdefault(one.label, []).append(one)
+
+    def cost(label: str) -> tuple[float, float]:
+        return sum(one.seconds for one in by_table[label]), sum(one.device_bytes for one in by_table[label])
+
+    shown = sorted(sorted(by_table), key=cost, reverse=True)[:MOST_TABLES]
+    more, line = len(by_table) - len(shown), 16 if len(shown) <= 60 else 7
+    kinds = dict.fromkeys(of[0].sharding_type for of in by_table.values())
+    return _by_rank(
+        "picture",
+        edges[-1],
+        edges=edges,
+        kinds=[(kind.replace("_", "-"), KIND_COLORS[kind]) for kind in kinds],
+        tables=[(label, _boxes(by_table[label])) for label in shown],
+        line=line,
+        height=24 + len(shown) * line,
+        heaviest=max((one.seconds for of in by_table.values() for one in of), default=0.0),
+        note=f"and {more:,} tables that cost less" if more > 0 else "",
+    )
+
+
+def _boxes(shards: Iterable[Drawn]) -> list[_Box]:
+    boxes: list[_Box] = []
+    for held in sorted(shards, key=lambda each: (each.shard.rank, each.shard)):
+        last = boxes[-1] if boxes else None
+        rank = held.shard.rank
+        if last and rank == last.last:
+            boxes[-1] = _Box(last.first, last.last, last.held, last.seconds + held.seconds)
+        elif last and rank == last.last + 1 and _equal(last.held, held):
+            boxes[-1] = _Box(last.first, rank, last.held, last.seconds)
+        else:
+            boxes.append(_Box(rank, rank, held, held.seconds))
+    return boxes
+
+
+def _equal(first: Drawn, second: Drawn) -> bool:
+    return first.shard.shape == second.shard.shape and abs(first.seconds - second.seconds) < 1e-15
+
+
+def _by_rank(name: str, ranks: int, **values: Any) -> Markup:
+    """A template with the ranks from left to right."""
+    step = CHART_W / ranks
+    page = template(name).render(
+        left=LABEL_W,
+        width=CHART_W,
+        ranks=ranks,
+        step=step,
+        bar_width=max(1.0, step * 0.86 if ranks <= 64 else step),
+        every=max(1, -(-ranks // 32)),
+        **values,
+    )
+    return Markup(page)
+
+
+@cache
+def template(name: str) -> Template:
+    """One of the files beside this one."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    known = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return known.get_template(f"{name}.html")
