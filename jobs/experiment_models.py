@@ -1,10 +1,10 @@
 """Quality of rankers with histories and several tasks, on real data: `python jobs/experiment_models.py --help`.
 
 `--only movielens` compares target attention (DIN) with the same model over the pooled history, on MovieLens-100K by
-time: item, genre and stars of a user's earlier ratings; settings are chosen by `--folds`, and the test part is read
-once. `--only census` compares MMoE, PLE and a shared bottom with models of one task each, on Census-Income
-(census_income_test.csv.gz of UCI's KDD set); with `--peers` (see `peers.py`) each beside the same of FuxiCTR's layers,
-the epoch chosen on validation rows. Each seed is a run in this process.
+time: what a user rated before, how many stars, and how far above what others had given; settings are chosen by
+`--folds`, and the test part is read last. `--only census` compares MMoE, PLE and a shared bottom with models of one
+task each, on Census-Income (census_income_test.csv.gz of UCI's KDD set); with `--peers` (see `peers.py`) each beside
+the same of FuxiCTR's layers, the epoch chosen on validation rows. Each seed is a run in this process.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -43,10 +44,17 @@ from rayrec.train.config.file import parse_config
 NUMBERS = (0, 5, 16, 17, 18, 30, 39)
 LEFT_OUT = (7, 24, 41)
 HISTORY, ITEM_ROWS = 30, 1683
-# Those that were best on `FOLDS`, of 24 settings of each of the two, seed 0.
-SETTINGS: dict[str, Any] = {"dim": 16, "stars": 16, "hidden": [32, 16], "softmax": False, "dropout": 0.5}
-SETTINGS |= {"over": [64, 32], "lr": 1e-3, "sparse_lr": 1e-4}
-EPOCHS_OF = {"history pooled": 6, "DIN": 4}
+# Those that were best on `FOLDS`, seed 0 (jobs/RESULTS.md says what was tried).
+SETTINGS: dict[str, Any] = {"dim": 16, "hidden": [32, 16], "softmax": True, "dropout": 0.5, "over": [64, 32]}
+SETTINGS |= {"sparse_lr": 1e-4}
+OF_MODEL: dict[str, dict[str, Any]] = {
+    "history pooled": {"std": 1.0, "lr": 1e-3, "epochs": 8},
+    "DIN": {"std": 1.0, "lr": 2e-3, "epochs": 6},
+}
+# Of a rating that lies in the history: its columns, each with what the candidate has like it, if anything.
+COLUMNS = {"genre": "genre", "genre_2": "genre_2", "year": "year", "mean": "mean", "stars": None, "lift": None}
+# Tables of buckets in an order, by their rows: five years, quarters of a star, stars, half stars above others' mean.
+ORDERED = {"year": 14, "mean": 12, "stars": 6, "lift": 13}
 RATINGS = 100_000
 TRAINED = range(RATINGS * 4 // 5)
 TEST = range(RATINGS * 4 // 5, RATINGS)
@@ -63,7 +71,7 @@ EXPERTS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ratings:
-    """MovieLens-100K in order of time; of each rating its user's `HISTORY` ratings before it, item, genre and stars.
+    """MovieLens-100K in order of time; of each rating `COLUMNS` of its user's `HISTORY` ratings before it.
 
     Args:
         lists: of each feature its values, and where each rating's begin.
@@ -83,14 +91,19 @@ class Ratings:
         history, prepare, ratings = (importlib.import_module(name) for name in ("history", "prepare", "ratings"))
         data = ratings.read(folder)
         table, past = prepare.examples(data), history.earlier(data.user_R, data.time_R)
-        genre = np.zeros(ITEM_ROWS, dtype=np.int64)
+        genre = np.zeros((ITEM_ROWS, 2), dtype=np.int64)
         for item, about in data.items.items():
-            genre[item] = (about.genres or (0,))[0]
+            first, *others = about.genres or (0,)
+            genre[item] = first, (others or [first])[0]
+        others_mean, year = table["item_mean"].to_numpy(), np.nan_to_num(table["release_year"].to_numpy(), nan=1990)
+        of = {"genre": genre[data.item_R, 0], "genre_2": genre[data.item_R, 1], "stars": data.rating_R}
+        of["year"] = (year.clip(1930, 1999) - 1930) // 5
+        of["mean"] = (4 * (others_mean - 1.5)).clip(0, 11)
+        of["lift"] = np.round(2 * (data.rating_R - others_mean)).clip(-6, 6) + 6
         every = np.ones(table.num_rows, dtype=bool)
-        seen = {"seen": data.item_R, "seen_genre": genre[data.item_R], "seen_stars": data.rating_R}
-        earlier = {name: history.last_items(past, of, every, HISTORY) for name, of in seen.items()}
-        lists = {name: (of.values, of.offsets) for name, of in earlier.items()}
-        single = {"item": data.item_R, "genre": genre[data.item_R]}
+        earlier = {name: history.last_items(past, of[name].astype(np.int64), every, HISTORY) for name in COLUMNS}
+        lists = {f"seen_{name}": (of.values, of.offsets) for name, of in earlier.items()}
+        single = {name: of[name] for name in filter(None, COLUMNS.values())}
         single |= {name: table[name].to_numpy() for name in ("gender", "occupation")}
         lists |= {name: (of, np.arange(len(of) + 1)) for name, of in single.items()}
         genres = table["genres"].combine_chunks()
@@ -119,8 +132,19 @@ class Ratings:
         return Batch(self.dense[rows], kjt, self.label[rows])
 
 
-def small_normal(rows: torch.Tensor) -> None:
-    rows.normal_(std=0.1)
+def init(std: float, ordered: bool) -> Callable[[torch.Tensor], None]:
+    """How a table starts. Attention can tell from products of vectors which are alike only if they are not small; rows
+    of ordered buckets have the more in common the nearer they are (random Fourier features, Rahimi & Recht 2007)."""
+
+    def fill(rows: torch.Tensor) -> None:
+        if not ordered:
+            rows.normal_(std=std)
+            return
+        place = torch.arange(len(rows))[:, None] / len(rows)
+        speed, phase = torch.rand(2, rows.shape[1]) * 2 * torch.pi
+        rows.copy_(std * 2**0.5 * torch.cos(1.5 * speed * place + phase))
+
+    return fill
 
 
 def movielens(
@@ -128,7 +152,11 @@ def movielens(
 ) -> list[float]:
     """AUC on the second part after each epoch of training on the first."""
     torch.manual_seed(seed)
-    dim, stars = settings["dim"], settings["stars"]
+    dim, genres = settings["dim"], ["genre", "genre_2", "genres", "seen_genre", "seen_genre_2"]
+    sizes: list[tuple[str, int, int, list[str]]] = [("genre", 19, dim, genres)]
+    for name, rows in ORDERED.items():
+        sizes.append((name, rows, dim, [*filter(None, [COLUMNS[name]]), f"seen_{name}"]))
+    sizes += [("gender", 2, 4, ["gender"]), ("occupation", 21, 4, ["occupation"])]
     tables = [
         EmbeddingBagConfig(
             name=name,
@@ -136,17 +164,11 @@ def movielens(
             embedding_dim=dim_of,
             feature_names=features,
             pooling=PoolingType.MEAN,
-            init_fn=small_normal,
+            init_fn=init(0.1 if dim_of < dim else settings["std"], name in ORDERED),
         )
-        for name, rows, dim_of, features in (
-            ("item", ITEM_ROWS, dim, ["item", "seen"]),
-            ("genre", 19, dim, ["genre", "genres", "seen_genre"]),
-            ("stars", 6, stars, ["seen_stars"]),
-            ("gender", 2, 4, ["gender"]),
-            ("occupation", 21, 4, ["occupation"]),
-        )
+        for name, rows, dim_of, features in sizes
     ]
-    histories = [{"history": ["seen", "seen_genre", "seen_stars"], "target": ["item", "genre", None]}]
+    histories = [{"history": [f"seen_{name}" for name in COLUMNS], "target": [*COLUMNS.values()]}]
     model = DIN(
         tables,
         data.dense.shape[1],
@@ -337,8 +359,8 @@ def main() -> None:
             if args.movielens is None:
                 parser.error("--movielens is needed: the folder of the published files")
             data = Ratings.read(args.movielens)
-            for name, epochs in EPOCHS_OF.items():
-                start, settings = time.monotonic(), {**SETTINGS, "epochs": epochs, **json.loads(args.set)}
+            for name, own in OF_MODEL.items():
+                start, settings = time.monotonic(), {**SETTINGS, **own, **json.loads(args.set)}
                 for what, parts in (("on later training days", FOLDS), ("test", [(TRAINED, TEST)])):
                     if args.folds == (what == "test"):
                         continue

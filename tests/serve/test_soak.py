@@ -35,7 +35,7 @@ pytest.importorskip("ray.serve")
 
 HOLDER = """
 import os, sys
-import ray
+import ray, ray.serve
 from pathlib import Path
 from rayrec.serve import ModelSpec, ServeConfig
 from rayrec.serve.on_ray import environment
@@ -43,6 +43,8 @@ os.environ.update(environment(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1
 ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
+ray.serve.shutdown()  # or its balancer outlives it
+ray.shutdown()
 """
 SECONDS, AFTER_A_KILL = float(os.environ.get("RAYREC_SOAK_S", "60")), 10.0
 SWAP_S = 5 if SECONDS < 300 else 20
@@ -210,10 +212,13 @@ def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tm
         assert until(lambda: len(replicas(port)) == 2, 60), "a replica does not come back"
     finally:
         end(clients)
-        for process in (driver, holder):
-            if process is not None:
-                process.kill()
-                process.wait()
+        if driver is not None:
+            driver.kill()
+            driver.wait()
+        try:
+            holder.communicate(timeout=60)
+        finally:
+            holder.kill()
 
 
 ALONE = """

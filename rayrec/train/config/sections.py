@@ -64,6 +64,8 @@ class TableConfig(Section):
     features: list[str] = Field(min_length=1, description="sparse features of the schema that read this table")
     pooling: Literal["sum", "mean"] = Field(default="sum", description="how the vectors of a list of ids become one")
     data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
+    init: Annotated[float, Field(gt=0)] | None = None
+    """the first weights lie within ±init, evenly; `null`: within ±sqrt(1 / rows)"""
 
 
 class LossConfig(Section):

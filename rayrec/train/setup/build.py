@@ -59,6 +59,8 @@ def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
             feature_names=list(table.features),
             pooling=PoolingType[table.pooling.upper()],
             data_type=DataType[table.data_type.upper()],
+            weight_init_max=table.init,
+            weight_init_min=None if table.init is None else -table.init,
         )
         for table in config.tables
     ]
