@@ -3,9 +3,8 @@
     python jobs/bench_routing.py [--threads 1 2] [--ids power-law] [--json]
 
 One process routes a batch of 26 features for 8 ranks; a row for each plan, ids a bag and number of threads. Beside it,
-in the same run and in turns: what the host does where a GPU splits the ids (it checks and counts them), torch's
-operators, which rayrec takes where numba is missing, fbgemm's operator that splits ids by blocks of rows
-(`block_bucketize_sparse_features`), and a plain copy of the ids.
+in the same run and in turns: what the host does where a GPU splits the ids (it checks and counts them), fbgemm's
+operator that splits ids by blocks of rows (`block_bucketize_sparse_features`), and a plain copy of the ids.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from bench_embedding import draw_ids
 from rayrec.distributed.comm.host_memory import keep_freed_memory
 from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.input_dist import IdCheck
-from rayrec.distributed.ids.plain_split import PlainSplit
 from rayrec.distributed.ids.routes import Routes, make_routes
-from rayrec.distributed.ids.sender import CompiledSplit, make_split
+from rayrec.distributed.ids.sender import CompiledSplit
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
@@ -68,7 +66,7 @@ def batch_of(bag: int, ids: str, weighted: bool) -> KeyedJaggedTensor:
     return KeyedJaggedTensor([f"f{n}" for n in range(FEATURES)], values, weights, lengths=lengths)
 
 
-def route(split: CompiledSplit | PlainSplit, check: IdCheck, batch: KeyedJaggedTensor) -> None:
+def route(split: CompiledSplit, check: IdCheck, batch: KeyedJaggedTensor) -> None:
     check.check(batch)
     split.split(batch)
 
@@ -82,10 +80,8 @@ def timed(work: Callable[[], object]) -> float:
 def measure(kind: ShardingType, bag: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(threads)
     routes, batch = routes_of(kind), batch_of(bag, args.ids, args.weighted)
-    sides = []
-    for split in (make_split(routes, args.weighted, False), PlainSplit(routes, args.weighted, False)):
-        check = IdCheck(tables(), args.weighted, split.checked)
-        sides.append(partial(route, split, check, batch))
+    split = CompiledSplit(routes, args.weighted, False)
+    sides: list[Callable[[], object]] = [partial(route, split, IdCheck(tables(), args.weighted, split.checked), batch)]
     on_device = DeviceSplit(routes, args.weighted, torch.device("cpu"))
     checked = IdCheck(tables(), args.weighted, frozenset(routes.features))
 
@@ -107,7 +103,7 @@ def measure(kind: ShardingType, bag: int, threads: int, args: argparse.Namespace
     num_ids = batch.values().numel()
     ns = [statistics.median(times) / num_ids * 1e9 for times in zip(*rounds, strict=True)]
     row: dict[str, Any] = {"plan": kind.value, "ids_a_bag": bag, "ids": num_ids, "threads": threads}
-    row |= dict(zip(("rayrec_ns", "torch_ns", "count_ns", "fbgemm_ns", "copy_ns"), ns, strict=True))
+    row |= dict(zip(("rayrec_ns", "count_ns", "fbgemm_ns", "copy_ns"), ns, strict=True))
     row["ids_a_second"] = 1e9 / ns[0]
     row["goal_ns"] = GOALS[bag] / threads if kind is ShardingType.ROW_WISE else None
     return row
@@ -135,7 +131,7 @@ def main() -> None:
                 goal = f" (goal ≤ {row['goal_ns']:.1f})" if row["goal_ns"] else ""
                 print(
                     f"{row['plan']:10s} {bag:3d} ids a bag, {threads} threads: rayrec {row['rayrec_ns']:5.1f}{goal}  "
-                    f"for a GPU {row['count_ns']:4.1f} (goal ≤ {COUNT_GOAL:.1f})  torch {row['torch_ns']:5.1f}  "
+                    f"for a GPU {row['count_ns']:4.1f} (goal ≤ {COUNT_GOAL:.1f})  "
                     f"fbgemm {row['fbgemm_ns']:5.1f}  copy {row['copy_ns']:4.1f}",
                     flush=True,
                 )

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rayrec.compiled import compiled, loops
+from rayrec.compiled import compiled
 from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, tbe
 from rayrec.distributed.kernel.choice import make_pooling_kernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
@@ -124,8 +124,6 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.pages == "small":
         tbe.use_large_pages = lambda _: None
-    if loops("rayrec.distributed.kernel.update_loops") is None:
-        raise SystemExit("numba is missing: there is no compiled loop to time")
     print(
         f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}; "
         f"{TABLES} tables of {ROWS:,} × {DIM} {args.dtype}, {BAGS} bags, uniform ids, {args.optimizer}, "

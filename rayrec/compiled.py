@@ -1,20 +1,16 @@
 """The door to numba, which compiles the loops over ids and rows for which torch has no operator.
 
 What is compiled for a machine is kept beside the sources, or in the user's cache folder if that cannot be written, so
-that only the first process pays for it. Without numba callers use torch's operators, which give the same results and
-take longer; a warning says so once.
+that only the first process pays for it.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from itertools import pairwise
-from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -23,22 +19,11 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
 _pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads when it has work
-_logger = logging.getLogger(__name__)
 
 
-@cache
 def loops(module: str) -> Any:
-    """The module of this name, whose functions `compiled` made; None where numba is missing or cannot compile."""
-    try:
-        found: ModuleType = importlib.import_module(module)
-    except ImportError as error:
-        _logger.warning(
-            "numba cannot be used (%s): torch's and fbgemm's operators route ids and update CPU tables, more slowly; "
-            "`pip install numba` mends it",
-            error,
-        )
-        return None
-    return found
+    """The module of this name, whose functions `compiled` made. Imported when first needed: numba takes a while."""
+    return importlib.import_module(module)
 
 
 def compiled(types: Mapping[str, str], **options: Any) -> Callable[[F], F]:

@@ -55,7 +55,7 @@ class DeviceSplit:
     def possible(self) -> bool:
         """Whether all buckets of a table have equally many rows, as plans have them unless made by hand."""
         cut = self._buckets.buckets_V > 1
-        return bool((self._buckets.block_V[cut] > 0).all()) and self._loop is not None
+        return bool((self._buckets.block_V[cut] > 0).all())
 
     def count(self, kjt: KeyedJaggedTensor) -> Counts | None:
         """Counts a batch; `kjt` is on the host. None if its weights are trained: the host then splits it, too.

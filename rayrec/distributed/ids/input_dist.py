@@ -43,7 +43,6 @@ class IdCheck:
         self._features = feature_names(tables)
         self._table_of = {name: table for name, table in smallest_tables(tables).items() if name not in checked}
         self._limits: dict[tuple[str, ...], np.ndarray] = {}
-        self._loops = split_loops() if self._table_of else None
 
     def check(self, kjt: KeyedJaggedTensor) -> None:
         """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
@@ -62,11 +61,9 @@ class IdCheck:
             raise ValueError(f"the input's lengths add up to {total}, but it has {values.numel()} ids")
         if not self._table_of:
             return
-        if self._loops is not None:
-            ids = values.to(torch.int64).contiguous().numpy().view(np.uint64)
-            if not self._loops.any_outside(ids, np.array(kjt.offset_per_key()), self._limits[keys]):
-                return
-        self._raise_for(kjt)
+        ids = values.to(torch.int64).contiguous().numpy().view(np.uint64)
+        if split_loops().any_outside(ids, np.array(kjt.offset_per_key()), self._limits[keys]):
+            self._raise_for(kjt)
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
         """Raises for the first id that is outside its table; nothing if there is none."""

@@ -30,11 +30,8 @@ from rayrec.distributed.ids.batch import (
     Trace,
 )
 from rayrec.distributed.ids.buckets import Buckets
-from rayrec.distributed.ids.plain_split import PlainSplit
 from rayrec.distributed.ids.routes import Routes
 from rayrec.sparse import KeyedJaggedTensor
-
-MOST_BUCKETS = 256
 
 
 class IdSender:
@@ -52,7 +49,7 @@ class IdSender:
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool, num_counts: int) -> None:
         self._routes, self._weighted, self._num_counts = routes, weighted, num_counts
-        self.split = make_split(routes, weighted, traced)
+        self.split = CompiledSplit(routes, weighted, traced)
         self._packed = 0  # batches so far, by which ranks check that they are at the same one
         self._header_width = GROUPS + routes.num_groups
         self.streams = [len(route.streams) for route in routes.ranks]
@@ -124,14 +121,6 @@ def part_sizes(headers: Headers, streams: Sequence[int], weighted: bool) -> list
     return sizes
 
 
-def make_split(routes: Routes, weighted: bool, traced: bool) -> CompiledSplit | PlainSplit:
-    """The split of a collection: by compiled loops where numba is there."""
-    most = max((len(variant.edges or ()) for variant in routes.variants), default=0)
-    if most <= MOST_BUCKETS + 1 and split_loops() is not None:
-        return CompiledSplit(routes, weighted, traced)
-    return PlainSplit(routes, weighted, traced)
-
-
 class CompiledSplit:
     """Splits ids by compiled loops.
 
@@ -164,7 +153,7 @@ class CompiledSplit:
         size_V = np.diff(first_K)[key_V]
         cut_V = np.where(of.buckets_V > 1, size_V, 0)
         first_V = cut_V.cumsum() - cut_V
-        bucket_N = np.empty(int(cut_V.sum()), np.uint8)
+        bucket_N = np.empty(int(cut_V.sum()), np.uint16)
         lengths_SB = torch.empty(of.num_streams + of.num_unread, kjt.stride(), dtype=torch.int32)
         totals = torch.empty(len(lengths_SB), dtype=torch.int64)
         out_SB, total_S = lengths_SB.numpy(), totals.numpy()
@@ -213,5 +202,5 @@ class CompiledSplit:
 
 
 def split_loops() -> Any:
-    """The compiled loops, or None."""
+    """The compiled loops."""
     return loops("rayrec.distributed.ids.split_loops")

@@ -23,7 +23,7 @@ _TYPES |= {
     "lengths_KB": "int32[:,::1]",
     "lengths_SB": "int32[:,::1]",
     "edges_VE": "uint64[:,::1]",
-    "bucket_N": "uint8[::1]",
+    "bucket_N": "uint16[::1]",
 }
 _TYPES |= {"stream_VE": "int64[:,::1]", "pair_CC": "int64[:,::1]", "start": "int64", "stop": "int64"}
 _TYPES |= {"weights": "float32[::1]", "out_weights": "float32[::1]"}
@@ -55,7 +55,7 @@ def _divide(values: Any, number: Any, stop: Any, rows: Any, block: Any, place: A
         row = values[number + each]
         outside |= row >= rows
         bucket = (row * reciprocal) >> _BITS
-        bucket_N[place + each] = nb.uint8(bucket + nb.uint64(row - bucket * block >= block))
+        bucket_N[place + each] = nb.uint16(bucket + nb.uint64(row - bucket * block >= block))
     return outside
 
 
@@ -109,7 +109,7 @@ def _find(values: Any, number: Any, stop: Any, edges_E: Any, buckets: Any, place
             else:
                 low = middle
         outside |= values[number] >= edges_E[buckets]
-        bucket_N[place] = nb.uint8(low)
+        bucket_N[place] = nb.uint16(low)
         number += _ONE
         place += _ONE
     return outside

@@ -1,9 +1,7 @@
 """The update of CPU tables by a compiled loop: the sums and the optimizer's formula of fbgemm's own backward.
 
-Of a whole step on two ranks the loop takes 0.90 to 0.99 of the time with 10 ids a bag and more, and 0.80 to 0.84 with
-1000 tables of few bags; with 26 tables and one id a bag 0.95 to 1.05. So there fbgemm's own stays, but for tables with
-several lookups, for which it has another, slower one (jobs/RESULTS.md). bfloat16, which fbgemm does not have on a CPU,
-is always trained by the loop, and so is Adam.
+fbgemm's own stays where it is as fast (`CompiledUpdate.pays`; jobs/RESULTS.md has a step of both). bfloat16 and Adam,
+which it does not have on a CPU, are always trained by the loop.
 """
 
 from __future__ import annotations
@@ -94,7 +92,6 @@ class CompiledUpdate:
             and not spec.weight_decay
             and spec.optimizer in _RULES
             and all(table.rows.size < _MOST for table in tables)
-            and loops(_LOOPS) is not None
         )
 
     def trained(self, bags: torch.Tensor, lookups: Lookups, rate: float) -> torch.Tensor:

@@ -50,9 +50,9 @@ class InPlaceColumns:
 
     @cached_property
     def link(self) -> HostLink | None:
-        """Joins the ranks; None where they are on several hosts or send other number formats, or without numba.
-        Collective at its first use."""
-        if not self._wanted or loops(_LOOPS) is None:
+        """Joins the ranks; None where they are on several hosts or send other number formats. Collective at its first
+        use."""
+        if not self._wanted:
             return None
         assert self._group is not None
         return comm.link_of(self._group, torch.empty(0))

@@ -1,4 +1,4 @@
-"""A batch's ids in the order of the ranks that hold their rows, by torch's operators: without compiled loops."""
+"""A batch's ids in the order of the ranks that hold their rows, by torch's operators: what loops are compared with."""
 
 from __future__ import annotations
 
