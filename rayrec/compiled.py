@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
@@ -21,6 +22,7 @@ MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
 _pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads when it has work
 
 
+@cache
 def loops(module: str) -> Any:
     """The module of this name, whose functions `compiled` made. Imported when first needed: numba takes a while."""
     return importlib.import_module(module)

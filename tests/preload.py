@@ -8,6 +8,7 @@ if os.environ.get("RAYREC_PRETEND_GPUS"):
 import torch.distributed  # noqa: F401
 
 import rayrec.train.worker.loop  # noqa: F401
-from rayrec.distributed.ids.sender import split_loops
+from rayrec.compiled import loops
+from rayrec.distributed.ids.sender import SPLIT_LOOPS
 
-split_loops()  # compiled, or loaded, once for all
+loops(SPLIT_LOOPS)  # compiled, or loaded, once for all

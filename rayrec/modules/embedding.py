@@ -14,6 +14,7 @@ from torch import nn
 from rayrec.modules import init
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rayrec.sparse.keyed_jagged import check_input
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
@@ -56,15 +57,6 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
             raise ValueError(f"table {table.name!r}: feature_names is empty; name the features that read it")
         if len(set(table.feature_names)) < len(table.feature_names):
             raise ValueError(f"table {table.name!r}: a feature comes twice in {table.feature_names}")
-
-
-def check_input(kjt: KeyedJaggedTensor, wanted: Sequence[str], weighted: bool = False) -> None:
-    """Raises ValueError where the input lacks a feature that a table reads, or weights of a weighted collection."""
-    missing = [name for name in wanted if name not in kjt.index_per_key()]
-    if missing:
-        raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
-    if weighted and kjt.weights_or_none() is None:
-        raise ValueError("the collection is weighted, but the input has no weights")
 
 
 def outside_rows(feature: str, ids: torch.Tensor, table: BaseEmbeddingConfig) -> ValueError | None:

@@ -10,12 +10,13 @@ from torch import nn
 
 from rayrec import modules
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from rayrec.modules.embedding import check_input, check_tables, feature_names, output_names, tables_of
+from rayrec.modules.embedding import check_tables, feature_names, output_names, tables_of
 from rayrec.quant.check import check_lookups
 from rayrec.quant.formats import TableFormat, quantize_rows
 from rayrec.quant.layout import TablePlace, place_tables
 from rayrec.quant.lookup import MEAN, SUM, Call, Reader, calls_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rayrec.sparse.keyed_jagged import check_input
 
 Format = TableFormat | torch.dtype | str
 Formats = Format | Mapping[str, Format]

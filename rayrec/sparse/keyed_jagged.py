@@ -209,3 +209,12 @@ def _as_lists(strides: Strides) -> list[list[int]] | None:
     if strides is None:
         return None
     return strides.tolist() if isinstance(strides, torch.Tensor) else [list(s) for s in strides]
+
+
+def check_input(kjt: KeyedJagged, wanted: Sequence[str], weighted: bool = False) -> None:
+    """Raises ValueError where the input lacks a feature that a table reads, or weights of a weighted collection."""
+    missing = [name for name in wanted if name not in kjt.index_per_key()]
+    if missing:
+        raise ValueError(f"the input has no feature {missing[0]!r}, which a table reads; it has {kjt.keys()}")
+    if weighted and kjt.weights_or_none() is None:
+        raise ValueError("the collection is weighted, but the input has no weights")

@@ -40,7 +40,7 @@ def cut(table: BaseEmbeddingConfig, kind: ShardingType, ranks: Any, kernel: str 
 
 def by_message() -> AbstractContextManager[Any]:
     """Pooled vectors travel as messages, as between GPUs or hosts, in collections that are first called in here."""
-    return mock.patch.object(pooled_in_place, "loops", return_value=None)
+    return mock.patch.object(pooled_in_place.InPlaceColumns, "link", None)
 
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

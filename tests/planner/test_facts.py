@@ -19,7 +19,7 @@ POSITIONAL = {
     "constraints.ParameterConstraints",
     "env.ShardingEnv2D",
     "hosts.Host",
-    "html._Box",
+    "picture._Box",
     "layout.GroupLayout",
     "row_kernel.RowGroups",
     "optimizer_formulas.Step",

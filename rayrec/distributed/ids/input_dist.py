@@ -14,15 +14,17 @@ from functools import cache
 import numpy as np
 import torch
 
+from rayrec.compiled import loops
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import IDS, ROUTE, span
 from rayrec.distributed.ids.batch import HostIds, Ids, Kept, RankIds, SentIds
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.sender import split_loops
+from rayrec.distributed.ids.sender import SPLIT_LOOPS
 from rayrec.distributed.ids.upload import TrainedWeights, Upload
 from rayrec.modules import BaseEmbeddingConfig
-from rayrec.modules.embedding import check_input, feature_names, outside_rows, smallest_tables
+from rayrec.modules.embedding import feature_names, outside_rows, smallest_tables
 from rayrec.sparse import KeyedJaggedTensor, ops
+from rayrec.sparse.keyed_jagged import check_input
 
 _ANY = torch.iinfo(torch.int64).max
 
@@ -43,6 +45,7 @@ class IdCheck:
         self._features = feature_names(tables)
         self._table_of = {name: table for name, table in smallest_tables(tables).items() if name not in checked}
         self._limits: dict[tuple[str, ...], np.ndarray] = {}
+        self._loops = loops(SPLIT_LOOPS)
 
     def check(self, kjt: KeyedJaggedTensor) -> None:
         """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
@@ -62,7 +65,7 @@ class IdCheck:
         if not self._table_of:
             return
         ids = values.to(torch.int64).contiguous().numpy().view(np.uint64)
-        if split_loops().any_outside(ids, np.array(kjt.offset_per_key()), self._limits[keys]):
+        if self._loops.any_outside(ids, np.array(kjt.offset_per_key()), self._limits[keys]):
             self._raise_for(kjt)
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:

@@ -7,7 +7,6 @@ and, where ids carry weights, weights (float32). Messages are tensors of 4-byte 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +31,8 @@ from rayrec.distributed.ids.batch import (
 from rayrec.distributed.ids.buckets import Buckets
 from rayrec.distributed.ids.routes import Routes
 from rayrec.sparse import KeyedJaggedTensor
+
+SPLIT_LOOPS = "rayrec.distributed.ids.split_loops"
 
 
 class IdSender:
@@ -134,7 +135,7 @@ class CompiledSplit:
     """
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool) -> None:
-        self._loops, self._buckets = split_loops(), Buckets(routes)
+        self._loops, self._buckets = loops(SPLIT_LOOPS), Buckets(routes)
         self._weighted, self._traced = weighted, traced
         self.checked = frozenset(routes.features)
 
@@ -199,8 +200,3 @@ class CompiledSplit:
             out, moved, origins = out[:num_ids], moved[:num_ids], origins[:num_ids]
         ids = Ids(lengths_SB, out, None if weights is None else moved)
         return Split(ids, totals, Trace(torch.from_numpy(lengths_KB[key_F]), origins) if self._traced else None)
-
-
-def split_loops() -> Any:
-    """The compiled loops."""
-    return loops("rayrec.distributed.ids.split_loops")
