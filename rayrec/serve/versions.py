@@ -155,9 +155,8 @@ class Versions:
         self._pause_s = self._again_at = 0.0
 
     def refresh(self) -> bool:
-        """Loads what is newest now, beside the version that answers, and lets it take over; on any failure the old one
-        stays, and the new one is not read again before one of its files changes, or after a pause, twice as long each
-        time. Returns whether another took over."""
+        """Loads what is newest now, and lets it take over; what fails is read again once one of its files changes, or a
+        pause is over, twice as long each time. Returns whether another took over."""
         with self._turn:
             version = place = without_secrets(str(self._exports.place))
             files: Files = ()
