@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -310,8 +311,29 @@ def test_a_refused_version_is_not_read_again_before_it_changes(
         index.touch()
     else:
         later = time.monotonic() + versions.PAUSE_S
-        monkeypatch.setattr(versions.time, "monotonic", lambda: later)
+        clock = SimpleNamespace(monotonic=lambda: later, perf_counter=time.perf_counter)
+        monkeypatch.setattr(versions, "time", clock)
     assert service.refresh() == 1
+
+
+def test_what_stays_refused_is_read_ever_more_seldom(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another_version(model, tmp_path / "v1")
+    service = Service([ModelSpec(name="ctr", path=tmp_path)])
+    with open(another_version(model, tmp_path / "v2") / "tables.bin", "r+b") as file:
+        file.write(b"\x01")
+    clock, reads, opened = [0], list[int](), Exports.open
+
+    def read(exports: Exports, export: Any) -> Any:
+        reads.append(clock[0])
+        return opened(exports, export)
+
+    monkeypatch.setattr(versions, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(Exports, "open", read)
+    for clock[0] in range(0, 9000, 10):
+        assert service.refresh() == 0
+    assert reads == [0, 10, 30, 70, 150, 310, 630, 1270, 2550, 5110, 8710]  # an hour apart at most
 
 
 @pytest.mark.parametrize("fault", ["checksum", "half", "deleted", "parity", "outside"])
