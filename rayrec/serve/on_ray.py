@@ -89,10 +89,8 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
     """
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
-    for name, value in environment(config).items():
-        os.environ.setdefault(name, value)  # before Ray starts
     checked = beside(lambda: check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
-    with _ray(config) as shared:
+    with _while_set(environment(config)), _ray(config) as shared:
         checked.result()
         from ray import serve
         from ray.serve.config import HTTPOptions
@@ -267,6 +265,16 @@ def own_haproxy() -> Iterator[None]:
         starter.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         starter.chmod(0o700)
         wanted[_BINARY] = str(starter)
+    try:
+        with _while_set(wanted):
+            yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _while_set(wanted: dict[str, str]) -> Iterator[None]:
+    """Variables of the environment for what starts inside, the next service not among it; what is set stays."""
     wanted = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(wanted)
     try:
@@ -274,7 +282,6 @@ def own_haproxy() -> Iterator[None]:
     finally:
         for name in wanted:
             os.environ.pop(name, None)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _binary() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -60,6 +61,16 @@ def test_what_cannot_be_served_is_reported_before_ray_is_started(
             check(ServeConfig(models=(good,), port=taken.getsockname()[1]))
         port = taken.getsockname()[1]
     check(ServeConfig(models=(good,), port=port))
+
+
+def test_a_service_leaves_no_variable_to_the_next(tmp_path: Path) -> None:
+    """Or one that is direct would have the balancer of the one before."""
+    before = set(os.environ)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    assert run(["serve", str(tmp_path), "--port", port]) == 1
+    assert not [name for name in set(os.environ) - before if name.startswith(("RAY_SERVE_", "RAY_worker_"))]
 
 
 @pytest.mark.parametrize("direct", [False, True])
