@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -11,7 +12,7 @@ from rayrec.cli.options import AllowCode, WhichCheckpoint
 
 def predict(
     place: Annotated[
-        str, typer.Argument(metavar="MODEL|RUN", help="An exported folder, or a run folder; a run may be a URI.")
+        str, typer.Argument(metavar="MODEL|RUN", help="An exported folder, a folder of exports, or a run; or its URI.")
     ],
     data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob.")],
     out: Annotated[
@@ -28,17 +29,17 @@ def predict(
 ) -> None:
     """Score Parquet files: every row once, with its columns; the same command again resumes."""
     from rayrec.inference.predict import predict as run_predict
+    from rayrec.storage.folder import open_folder
     from rayrec.train.after.export import exported_run
     from rayrec.train.driver.terminal import notice
     from rayrec.train.run.mirror import run_here
 
-    with run_here(place, notice) as model:
-        if (model / "config.yaml").exists():
-            model = exported_run(model, allow_code, checkpoint, tell=typer.echo)
-        elif checkpoint != "newest":
-            raise typer.BadParameter(
-                f"--checkpoint {checkpoint}: {place} is no run folder; an export has one checkpoint"
-            )
+    model: str | Path = place
+    if "config.yaml" in open_folder(place).names():
+        with run_here(place, notice) as run:
+            model = exported_run(run, allow_code, checkpoint, tell=typer.echo)
+    elif checkpoint != "newest":
+        raise typer.BadParameter(f"--checkpoint {checkpoint}: {place} is no run folder; an export has one checkpoint")
     kept, say = columns.split(",") if columns else None, typer.echo
     done = run_predict(
         model, data, out, columns=kept, workers=workers, bad_rows=bad_rows, bad_rows_limit=bad_rows_limit, say=say

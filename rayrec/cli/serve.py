@@ -137,7 +137,7 @@ def stop(name: Annotated[str, typer.Argument(help="Of the Serve application.")] 
 
 @service.command()
 def rollback(
-    models: Annotated[Path, typer.Argument(metavar="PATH", parser=path, help="A folder of exports that is served.")],
+    models: Annotated[str, typer.Argument(metavar="PATH", help="A folder of exports that is served, or its URI.")],
     to: Annotated[str | None, typer.Option(help="The version's folder; default: the one before.")] = None,
 ) -> None:
     """Serve an earlier version (or any: --to) of a folder of exports; its name stays in the file `current`."""

@@ -19,9 +19,11 @@ import torch
 
 from rayrec.data import DataError, Manifest
 from rayrec.data.source.slices import Columns, FileSlice, Origin, read_slices, slices_of
+from rayrec.inference.exports import Exports
 from rayrec.inference.model import Model
 from rayrec.inference.predictions import Output
 from rayrec.inference.scorer import Scorer, features_only
+from rayrec.storage.cache import Held
 from rayrec.storage.parallel import in_tasks, start_ray
 from rayrec.storage.parquet import open_parquet
 from rayrec.storage.retries import Patience
@@ -59,7 +61,7 @@ def predict(
     probability; rows keep their order inside a file. Call it again after an interruption: it goes on.
 
     Args:
-        model: an exported folder.
+        model: an exported folder, or a folder of exports, of which the newest scores; a path or URI.
         data: files, folders or globs.
         out: a folder that all workers see, a path or the URI of object storage.
         columns: of the input to keep; default: all.
@@ -68,20 +70,19 @@ def predict(
         bad_rows_limit: with "skip": more of them than this end the job.
 
     Raises:
+        ExportError: there is no whole export.
         DataError: files that do not fit the schema; a bad row, with file, row group, row, column and fix.
         ValueError: `out` holds predictions of other data or another model, or cannot be written.
     """
     begin, place = time.perf_counter(), Output(out)
     if workers:
         start_ray()
-    scorer = Scorer(Model(model))
+    export = Exports(model).newest()
+    source = export.path if export.remote else str(Path(export.path).absolute())
+    scorer, _held = _opened(source)
     manifest = Manifest.read(data, features_only(scorer.schema), window_rows=rows_per_file)
-    task = Task(
-        model=Path(model).absolute(),
-        out=place.path,
-        columns=_kept(manifest, columns, scorer.model.labels),
-        bad_rows=bad_rows,
-    )
+    kept = _columns(manifest, columns, scorer.model.labels)
+    task = Task(model=source, out=place.path, columns=kept, bad_rows=bad_rows)
     parts = [slices_of(manifest, number) for number in range(len(manifest.windows))]
     skipped: Counter[str] = Counter()
     rows = done = 0
@@ -104,7 +105,7 @@ def predict(
     return Predicted(done, rows, seconds, dict(skipped))
 
 
-def _kept(manifest: Manifest, wanted: Sequence[str] | None, labels: Sequence[str]) -> Columns:
+def _columns(manifest: Manifest, wanted: Sequence[str] | None, labels: Sequence[str]) -> Columns:
     """The columns to copy, by the first file's footer, partitions among them."""
     first = manifest.files[0]
     with open_parquet(first.uri, first.version) as parquet:
@@ -158,13 +159,13 @@ class Task:
     """The settings of a prediction job that every worker needs.
 
     Args:
-        model: folder of the export.
+        model: path or URI of the export.
         out: path or URI of the predictions' folder.
         columns: of the input to keep, with their types.
         bad_rows: "error" ends the job at the first bad row; "skip" gives bad rows the prediction null and counts them.
     """
 
-    model: Path
+    model: str
     out: str
     columns: Columns
     bad_rows: Policy
@@ -199,13 +200,18 @@ def predict_part(task: Task, scorer: Scorer, number: int, slices: tuple[FileSlic
 
 def predict_in_worker(task: Task, part: tuple[int, tuple[FileSlice, ...]]) -> dict[str, Any]:
     """As `predict_part`, in a process that keeps the model for its next part."""
-    return predict_part(task, _kept_scorer(task.model), *part)
-
-
-@lru_cache(maxsize=1)
-def _kept_scorer(model: Path) -> Scorer:
     torch.set_num_threads(1)
-    return Scorer(Model(model, checksums=False))
+    return predict_part(task, _kept(task.model)[0], *part)
+
+
+def _opened(model: str) -> tuple[Scorer, Held]:
+    """Of an export at a path or URI; it scores as long as its folder is held."""
+    exports = Exports(model)
+    held = exports.open(exports.newest())
+    return Scorer(Model(held.folder, checksums=False)), held
+
+
+_kept = lru_cache(maxsize=1)(_opened)
 
 
 def prediction_columns(labels: Sequence[str]) -> dict[str, str]:

@@ -14,13 +14,13 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 
 from rayrec.data.strict import Strict
 from rayrec.serve.limits import Count, Limits, Positive
+from rayrec.storage.cache import CACHE_BYTES
 from rayrec.storage.errors import suggestion
 from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import without_credentials, without_secrets
 
 LOOPBACK = ("127.0.0.1", "localhost")
 LAST_PORT = 64_000
-CACHE_BYTES = 100 << 30
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 _WORD = r"[\w.-]+"
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rayrec.serve.behind import Shadows
-from rayrec.serve.config import CACHE_BYTES, LogConfig, ModelSpec
+from rayrec.serve.config import LogConfig, ModelSpec
 from rayrec.serve.errors import BadRequest
 from rayrec.serve.feature_log import FeatureLog
 from rayrec.serve.limits import Limits
@@ -23,6 +23,7 @@ from rayrec.serve.measures import Measures
 from rayrec.serve.requests import Query
 from rayrec.serve.traffic import Answer, ScoreRequest, Target, by_share, place_of
 from rayrec.serve.versions import Loaded, Versions
+from rayrec.storage.cache import CACHE_BYTES
 
 audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that takes over, or is refused
 

@@ -17,15 +17,14 @@ import torch
 from rayrec.data import empty_batch
 from rayrec.inference import ExportError, Model
 from rayrec.inference.artifact import PARITY
+from rayrec.inference.exports import CURRENT, Exports, Files, files_of, version_of
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
-from rayrec.serve.config import CACHE_BYTES
-from rayrec.serve.exports import CURRENT, Exports, Files, files_of, version_of
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.storage.cache import Held
-from rayrec.storage.folder import LocalFolder
+from rayrec.storage.cache import CACHE_BYTES, Held
+from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import without_secrets
 
 AUDIT = "audit.jsonl"
@@ -48,29 +47,29 @@ class Loaded:
     export: Held
 
 
-def switch(path: Path, version: str | None = None) -> tuple[str, str]:
+def switch(place: Path | str, version: str | None = None) -> tuple[str, str]:
     """Names in the file `current` of a folder of exports which of them is served; services look at it soon. A line in
     `audit.jsonl` says when and who. Returns the folder's name before and now.
 
     Args:
-        version: a folder below `path`; None: the last by name before the one that is served now.
+        version: a folder below `place`; None: the last by name before the one that is served now.
 
     Raises:
         ExportError: there is no such version, or it is damaged or outside its limits.
     """
-    exports = Exports(path, 0)
+    exports, there = Exports(place, 0), open_folder(place)
     names, before = list(exports.names())[::-1], exports.newest().name
     earlier = names[: names.index(before)] if before in names else names
     if version is None and not earlier:
-        raise ExportError(f"{path} holds nothing older than {before}; there are {', '.join(names)}")
+        raise ExportError(f"{there.path} holds nothing older than {before}; there are {', '.join(names)}")
     now = earlier[-1] if version is None else version
     if now not in names:
-        raise ExportError(f"{path} has no version {now!r}; there are {', '.join(names)}")
-    check_version(path / now)
-    LocalFolder(path).write(CURRENT, f"{now}\n".encode())
+        raise ExportError(f"{there.path} has no version {now!r}; there are {', '.join(names)}")
+    check_version(there.sub(now).path)
+    there.write(CURRENT, f"{now}\n".encode())
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "user": getpass.getuser(), "from": before, "to": now}
-    with open(path / AUDIT, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    earlier_lines = there.read(AUDIT) if AUDIT in there.names() else b""
+    there.write(AUDIT, earlier_lines + f"{json.dumps(line)}\n".encode())
     return before, now
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+CACHE_BYTES = 100 << 30  # that copies of exports may take on a node, if nothing else is said
+
 
 @dataclass(frozen=True)
 class Held:

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from rayrec.cli import run
+from rayrec.inference.exports import Exports
 from rayrec.serve import ModelSpec, ServeConfig, Service
-from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
 from rayrec.serve.on_ray import check
 from rayrec.storage.folder import open_folder

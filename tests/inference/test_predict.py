@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayrec.cli.main import run as cli
 from rayrec.data import DataError
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
@@ -113,6 +114,10 @@ def test_predictions_in_object_storage_are_those_of_a_folder_and_go_on_where_the
     assert there().equals(read(tmp_path / "out"))
     with pytest.raises(ValueError, match="another job"):
         predict(model, data, uri, rows_per_file=50)
+    pafs.copy_files(str(model), f"{folder}/models/v1", destination_filesystem=filesystem)
+    models = uri.replace("of/eval", "of/eval/models")
+    assert cli(["predict", models, data, str(tmp_path / "far")]) == 0
+    assert read(tmp_path / "far").equals(read(tmp_path / "out"))
     with pytest.raises(ValueError, match=r"no-such-bucket/x.* cannot be"):
         predict(model, data, f"s3://no-such-bucket/x{bucket}")
     with pytest.raises(DataError, match="was given with credentials"):

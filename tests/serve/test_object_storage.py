@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
+from rayrec.cli.main import run
 from rayrec.inference import ExportError, artifact
 from rayrec.serve import ModelSpec, ServeConfig, Service
 from rayrec.serve.config import load_serve_config
@@ -73,7 +74,8 @@ def test_versions_in_a_bucket_are_served_and_watched_for(model: Path, tmp_path: 
     assert not service.refresh() and service.health()["models"][0]["refused"] == {}, "it has no index yet"
     send(local[1], f"s3://{BUCKET}/ctr/v10{options}")
     assert service.refresh() == 1 and scores(service) == expected[1]
-    open_folder(place).write("current", b"v9\n")
+    assert run(["service", "rollback", place]) == 0 and run(["service", "rollback", place, "--to", "v8"]) == 1
+    assert json.loads(open_folder(place).read("audit.jsonl"))["to"] == "v9"
     assert service.refresh() == 1 and scores(service) == expected[0]
     pinned = Service([ModelSpec(path=place, version="v10")])
     assert scores(pinned) == expected[1]

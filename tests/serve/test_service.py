@@ -23,8 +23,8 @@ import torch
 
 from rayrec.inference import ExportError, processor
 from rayrec.inference.artifact import checksum
+from rayrec.inference.exports import Exports
 from rayrec.serve import ModelSpec, Service, versions
-from rayrec.serve.exports import Exports
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.service import settle

@@ -189,7 +189,7 @@ def run_here(place: str, report: Callable[[str], object]) -> Iterator[Path]:
         else:
             mirror.pull(writes=False)
     if not folder.config.exists():
-        raise TrainError(f"{place} is not a run folder: it has no config.yaml; exports are read from local folders")
+        raise TrainError(f"{place} is not a run folder: it has no config.yaml")
     yield folder.path / "checkpoints" / checkpoint if checkpoint else folder.path
     if not trains:
         mirror.push(report)

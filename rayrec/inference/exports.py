@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 
 from rayrec.inference import ExportError
 from rayrec.inference.artifact import INDEX, Index, check_listed, read_index
-from rayrec.storage.cache import Cache, Held
+from rayrec.storage.cache import CACHE_BYTES, Cache, Held
 from rayrec.storage.errors import first_line
 from rayrec.storage.folder import Folder, open_folder
 from rayrec.storage.locations import cache_folder, open_filesystem
@@ -36,7 +36,7 @@ class Exports:
         cache_bytes: that copies may take on this node.
     """
 
-    def __init__(self, place: Path | str, cache_bytes: int) -> None:
+    def __init__(self, place: Path | str, cache_bytes: int = CACHE_BYTES) -> None:
         self.place, self._cache_bytes = place, cache_bytes
         self._there = open_folder(place)
 
