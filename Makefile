@@ -18,7 +18,9 @@ ARGS ?=
 PYTEST_ARGS ?=
 # How many test files run at a time. Most tests use one process; those that measure time run alone.
 TESTS_AT_ONCE ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
+# Of the long tests, which wait for processes, limits and each other, one more.
+LONG_TESTS_AT_ONCE ?= 3
+PYTEST = $(BIN)/python -m pytest --dist loadfile
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
@@ -45,10 +47,10 @@ types: $(READY)  ## mypy on rayrec/
 	$(BIN)/mypy rayrec
 
 unit: data  ## all tests but the long ones
-	$(PYTEST) -m "not long" $(PYTEST_ARGS)
+	$(PYTEST) -n $(TESTS_AT_ONCE) -m "not long" $(PYTEST_ARGS)
 
 test-long: data  ## the long tests: chaos, several hosts, soak
-	$(PYTEST) -m long $(PYTEST_ARGS)
+	$(PYTEST) -n $(LONG_TESTS_AT_ONCE) --no-loadscope-reorder -m long $(PYTEST_ARGS)
 
 cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests that need them skip by name without
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

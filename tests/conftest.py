@@ -34,6 +34,17 @@ def locked(path: Path, kind: int) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the file open, too
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that say how many minutes they take begin first, and those that must be alone come last: no worker waits
+    for either at the end."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, float]:
+    long = item.get_closest_marker("long")
+    return item.get_closest_marker("alone") is not None, -float(long.kwargs.get("minutes", 0) if long else 0)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Nothing runs beside a test marked `alone`: it has the gate until it is over, others only as they enter.

@@ -13,8 +13,9 @@ from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_r
 from rayrec.distributed.kernel import RULES, OptimizerSpec
 from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable, pooling_group, vector_group
 from rayrec.distributed.kernel.fused import FusedVectorKernel
-from rayrec.distributed.kernel.interface import LocalTable, Lookups, Stack
+from rayrec.distributed.kernel.interface import LocalTable, Lookups
 from rayrec.distributed.kernel.optimizer_formulas import rounded
+from rayrec.distributed.kernel.row_kernel import Stack
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig

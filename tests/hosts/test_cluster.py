@@ -17,7 +17,7 @@ from tests.hosts.ray_hosts import DASHBOARD, RAY, ROOT, RayHosts, ray_hosts
 from tests.ranks import on_ranks
 from tests.train.small import fit_on_rank, raw_config, table, write_all
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long(minutes=5), pytest.mark.timeout(1500)]
 CUTS = {
     "user": {"sharding_types": ["row_wise"]},
     "item": {"sharding_types": ["table_row_wise"]},

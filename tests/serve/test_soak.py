@@ -1,6 +1,6 @@
-"""A service at most of what it can, while what happens in a year happens to it; and five times that.
+"""A service at most of what it can, for ten minutes, while what happens in a year happens to it.
 
-`RAYREC_SOAK_S` says for how many seconds the first one runs; 60 if it is not set.
+`RAYREC_SOAK_S` says for how many seconds, 60 at least.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -25,8 +24,6 @@ import pytest
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.requests import JSON
 from rayrec.serve.versions import switch
-from tests.serve import open_loop
-from tests.serve.open_loop import Sent
 from tests.serve.server import GOOD
 from tests.serve.test_on_ray import ask, until
 from tests.serve.test_service import version_of
@@ -46,7 +43,7 @@ sys.stdin.read()
 ray.serve.shutdown()  # or its balancer outlives it
 ray.shutdown()
 """
-SECONDS, AFTER_A_KILL = float(os.environ.get("RAYREC_SOAK_S", "60")), 10.0
+SECONDS, AFTER_A_KILL = float(os.environ.get("RAYREC_SOAK_S", "600")), 10.0
 SWAP_S = 5 if SECONDS < 300 else 20
 CLIENTS, ROWS = 8, 20
 BODY = json.dumps({"rows": [{**GOOD, "item": item} for item in range(ROWS)]}).encode()
@@ -105,7 +102,7 @@ def load(port: int, expected: dict[str, Any], rate: float | None) -> list[Client
 
 
 def events() -> list[tuple[float, str]]:
-    """What happens, and when: a replica is killed each minute, or twice in one; the driver once."""
+    """What happens, and when; in a run shorter than two minutes, sooner."""
     kills = [15.0, 40.0] if SECONDS < 120 else [60.0 * minute for minute in range(1, int(SECONDS / 60))]
     planned = [*((at, "replica") for at in kills), (12.0, "look"), (SECONDS / 2, "driver"), (SECONDS, "end")]
     return sorted(planned)
@@ -150,14 +147,15 @@ def series_of(port: int, pid: int) -> int:
     raise AssertionError(f"replica {pid} does not answer")
 
 
-@pytest.mark.long
+@pytest.mark.long(minutes=11)
 @pytest.mark.timeout(340 + int(SECONDS))
 def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tmp_path: Path) -> None:
-    """At 80 % of its capacity: 3 % bad requests, a version every 5 s (20 s in a long run), replicas and the driver
-    killed."""
+    """At 80 % of its capacity: 3 % bad requests, versions each 20 s, a replica killed each minute, the driver once."""
     models = tmp_path / "models"
     models.mkdir()
     expected = versions_of(model, models)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})  # clients and service, which inherits it: other tests have the other cores
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -211,6 +209,7 @@ def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tm
         assert after[0] < before[0] + (32 << 20) and after[1] < before[1] + 60, (before, after)
         assert until(lambda: len(replicas(port)) == 2, 60), "a replica does not come back"
     finally:
+        os.sched_setaffinity(0, cores)
         end(clients)
         if driver is not None:
             driver.kill()
@@ -219,83 +218,3 @@ def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tm
             holder.communicate(timeout=60)
         finally:
             holder.kill()
-
-
-ALONE = """
-import sys, uvicorn
-from pathlib import Path
-from rayrec.serve import ModelSpec, ServeConfig
-from rayrec.serve.limits import Limits
-from rayrec.serve.replica import application
-app = application(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), limits=Limits(queue=4), watch_s=0.0))
-uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
-"""
-OVERLOAD_S = 60
-LARGE = json.dumps({"rows": {name: [value] * 2000 for name, value in GOOD.items()}}).encode()
-
-
-def p99(times: list[float]) -> float:
-    return sorted(times)[int(len(times) * 0.99)]
-
-
-@pytest.mark.long
-@pytest.mark.alone
-@pytest.mark.timeout(300)
-def test_five_times_its_capacity_slows_no_request_that_it_takes(model: Path, tmp_path: Path) -> None:
-    """For a minute; the rest is refused at once, and after five seconds all is as before. Requests come when they are
-    due, however long earlier ones take."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    server = subprocess.Popen([sys.executable, "-c", ALONE, str(model), str(port)])
-    body = tmp_path / "body"
-    body.write_bytes(LARGE)
-
-    def times(sent: list[Sent], status: int) -> list[float]:
-        return [one.seconds for one in sent if one.status == status]
-
-    try:
-        assert until(lambda: ask(port, "/healthz"), 60)
-        open_loop.run(port, 5, 2, body)
-        rate = capacity(port, 4)
-        phases = {
-            "steady": open_loop.run(port, 0.8 * rate, 20, body),
-            "five": open_loop.run(port, 5 * rate, OVERLOAD_S, body),
-            "after": open_loop.run(port, 0.8 * rate, 20, body),
-        }
-        later = [one for one in phases["after"] if one.due >= 5]
-        told = {(name, status): times(sent, status) for name, sent in phases.items() for status in (200, 503, 0)}
-        told = {key: values for key, values in told.items() if values}
-        late = max(p99([one.late for one in sent]) for sent in phases.values())
-        print(f"capacity {rate:.0f}/s; requests were sent up to {late * 1e3:.0f} ms late (p99)")
-        print({key: f"{len(values)}, p99 {p99(values) * 1e3:.0f} ms" for key, values in told.items()})
-        assert all(one.status in (200, 503) for sent in phases.values() for one in sent)
-        assert len(told["five", 503]) > 2 * len(told["five", 200]) > rate * OVERLOAD_S
-        assert p99(told["five", 200]) <= 2 * p99(told["steady", 200])
-        assert p99(told["five", 503]) < max(p99(told["five", 200]), 0.1)
-        assert p99(times(later, 200)) <= 1.5 * p99(told["steady", 200])
-        refused = len(times(phases["steady"], 503)) / len(phases["steady"])
-        assert len(times(later, 503)) <= (1.5 * refused + 0.05) * len(later)
-        assert statistics.median(times(later, 200)) <= 1.5 * statistics.median(told["steady", 200])
-    finally:
-        server.kill()
-        server.wait()
-
-
-def capacity(port: int, seconds: float) -> float:
-    """Requests a second of two clients that ask as fast as they are answered."""
-    counts = [0, 0]
-
-    def run(number: int) -> None:
-        connection, end = http.client.HTTPConnection("127.0.0.1", port, timeout=30), time.monotonic() + seconds
-        while time.monotonic() < end:
-            connection.request("POST", "/score", LARGE, {"content-type": JSON})
-            counts[number] += connection.getresponse().read() is not None
-        connection.close()
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts) / seconds

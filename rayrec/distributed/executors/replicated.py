@@ -99,7 +99,8 @@ class ReplicatedExecutor(Generic[Config]):
         kept, trains = [], torch.is_grad_enabled()
         for group in self.groups:
             given = group.features.of(kjt)
-            rows = group.kernel.matrix.rows_of(given.values, given.lengths)
+            counts_L = given.lengths.sum(1, dtype=torch.int64)
+            rows = group.kernel.matrix.rows(given.values.to(torch.int64), counts_L)
             offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if group.pooled else None
             groups = RowGroups.of(rows) if trains else None
             kept.append(GroupIds(rows, offsets, given.weights, groups, group.scale.of(kjt)))

@@ -10,7 +10,8 @@ from weakref import WeakSet
 import torch
 
 from rayrec.distributed.kernel.compiled_update import CompiledUpdate, Memory
-from rayrec.distributed.kernel.interface import LocalTable, Lookups, Stack, of_inner
+from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
+from rayrec.distributed.kernel.row_kernel import Stack
 from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Span
 

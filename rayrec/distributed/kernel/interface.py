@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -57,35 +56,6 @@ class Lookups:
     ids: torch.Tensor
     offsets: torch.Tensor
     weights: torch.Tensor | None
-
-
-class Stack:
-    """Tables one below the other: the rows of all, counted through.
-
-    Args:
-        tables: the rectangles.
-        table_of_lookup: for each lookup, the index of its table in `tables`.
-        device: of the ids.
-    """
-
-    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
-        self._rows = [table.rows.size for table in tables]
-        *first_row, self.num_rows = accumulate(self._rows, initial=0)
-        shifts = [first_row[table] for table in table_of_lookup]
-        self._shift_L = torch.tensor(shifts, dtype=torch.int64, device=device) if any(shifts) else None
-        self._num_lookups = len(shifts)
-
-    def ids(self, lookups: Lookups) -> torch.Tensor:
-        """The ids of `lookups` as rows of the stack."""
-        num_bags = lookups.offsets.numel() - 1
-        if self._shift_L is None or not num_bags:
-            return lookups.ids
-        ends = lookups.offsets[:: num_bags // self._num_lookups]
-        return lookups.ids + self._shift_L.repeat_interleave(ends.diff(), output_size=lookups.ids.numel())
-
-    def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor of the stack's rows as views of each table's rows."""
-        return list(whole.split(self._rows))
 
 
 class Kernel(Protocol):

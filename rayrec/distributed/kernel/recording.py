@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.kernel.interface import LocalTable, Lookups, Stack, of_inner
+from rayrec.distributed.kernel.interface import LocalTable, Lookups, of_inner
+from rayrec.distributed.kernel.row_kernel import Stack
 
 
 def records(table: LocalTable) -> bool:

@@ -60,41 +60,53 @@ class RowGroups:
         return F.embedding_bag(picked, grads, self.starts, mode="sum", per_sample_weights=weights)
 
 
-class RowMatrix:
-    """Tables of one width and dtype, one below the other, and an unused row after the last one.
+class Stack:
+    """Tables one below the other: the rows of all, counted through.
 
     Args:
         tables: the rectangles.
         table_of_lookup: for each lookup, the index of its table in `tables`.
-        device: of the matrix.
+        device: of the ids, or the CPU.
     """
 
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
-        first = tables[0]
-        self.dim = first.cols.size
         self.sizes = [table.rows.size for table in tables]
-        *starts, total = [0, *accumulate(self.sizes)]
-        on_host = torch.tensor([starts[t] for t in table_of_lookup])
-        self._first_row = {"cpu": on_host, device.type: on_host.to(device)}
+        *self.first_rows, self.num_rows = accumulate(self.sizes, initial=0)
+        shift_L = torch.tensor([self.first_rows[table] for table in table_of_lookup], dtype=torch.int64)
+        self._shift_L = {"cpu": shift_L, device.type: shift_L.to(device)} if shift_L.any() else None
         self.table_of_lookup, self.num_lookups = list(table_of_lookup), len(table_of_lookup)
-        self.spare = total
-        self.weight_RD = torch.zeros(total + 1, self.dim, dtype=first.config.data_type.dtype, device=device)
-        use_large_pages(self.weight_RD)
+
+    def ids(self, lookups: Lookups) -> torch.Tensor:
+        """The ids of `lookups` as rows of the stack."""
+        num_bags = lookups.offsets.numel() - 1
+        if self._shift_L is None or not num_bags:
+            return lookups.ids
+        return self.rows(lookups.ids, lookups.offsets[:: num_bags // self.num_lookups].diff())
+
+    def rows(self, ids: torch.Tensor, counts_L: torch.Tensor) -> torch.Tensor:
+        """The rows of ids, which count from the first row of their table; those of a lookup lie beside each other."""
+        if self._shift_L is None:
+            return ids
+        return ids + self._shift_L[ids.device.type].repeat_interleave(counts_L, output_size=ids.numel())
 
     def split(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        """A tensor with one number, or one vector, for each row of the matrix, as views of each table's rows."""
-        return list(whole[: self.spare].split(self.sizes))
+        """A tensor with one number, or one vector, for each row of the stack, as views of each table's rows."""
+        return list(whole[: self.num_rows].split(self.sizes))
 
-    def rows_of(self, ids: torch.Tensor, lengths_LB: torch.Tensor) -> torch.Tensor:
-        """int64 `[N]`: the row in the matrix of each id, which counts from the first row of its table."""
-        counts = lengths_LB.sum(1, dtype=torch.int64)
-        return ids.to(torch.int64) + self._first_row[ids.device.type].repeat_interleave(counts, output_size=ids.numel())
+
+class RowMatrix(Stack):
+    """Tables of one width and dtype, one below the other, and an unused row after the last one."""
+
+    def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
+        super().__init__(tables, table_of_lookup, device)
+        self.dim, dtype = tables[0].cols.size, tables[0].config.data_type.dtype
+        self.spare = self.num_rows
+        self.weight_RD = torch.zeros(self.num_rows + 1, self.dim, dtype=dtype, device=device)
+        use_large_pages(self.weight_RD)
 
     def row_lookups(self, lookups: Lookups) -> Lookups:
         """The same lookups with rows of the matrix as ids."""
-        num_bags = lookups.offsets.numel() - 1
-        lengths_LB = (lookups.offsets[1:] - lookups.offsets[:-1]).view(self.num_lookups, num_bags // self.num_lookups)
-        return Lookups(self.rows_of(lookups.ids, lengths_LB), lookups.offsets.to(torch.int64), lookups.weights)
+        return Lookups(self.ids(lookups).to(torch.int64), lookups.offsets.to(torch.int64), lookups.weights)
 
     def look_up(
         self,
@@ -176,16 +188,16 @@ class RowKernel:
     @cached_property
     def compiled(self) -> CompiledUpdate | None:
         """The update of bags by a compiled loop; None where there is none for this kernel."""
-        table_of_lookup, sizes, device = self.matrix.table_of_lookup, self.matrix.sizes, self.matrix.weight_RD.device
+        table_of_lookup, device = self.matrix.table_of_lookup, self.matrix.weight_RD.device
         shared = self.spec.replicas is not None and self.spec.replicas.every_step
         if shared or not CompiledUpdate.possible(self.tables, table_of_lookup, device):
             return None
-        firsts, states = list(accumulate(sizes[:-1], initial=0)), list(self.state.values())
+        firsts, states = self.matrix.first_rows, list(self.state.values())
         memory = Memory(
             held=lambda: (self.matrix.weight_RD, states),
             first_weights=[first * self.matrix.dim for first in firsts],
             first_states=[[first * state[0].numel() for first in firsts] for state in states],
-            widths=[self.matrix.dim] * len(sizes),
+            widths=[self.matrix.dim] * len(firsts),
         )
         return CompiledUpdate(memory, self.tables, table_of_lookup)
 
