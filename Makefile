@@ -18,9 +18,7 @@ ARGS ?=
 PYTEST_ARGS ?=
 # How many test files run at a time. Most tests use one process; those that measure time run alone.
 TESTS_AT_ONCE ?= 2
-# Of the long tests, which wait for processes, limits and each other, one more.
-LONG_TESTS_AT_ONCE ?= 3
-PYTEST = $(BIN)/python -m pytest --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
@@ -47,10 +45,11 @@ types: $(READY)  ## mypy on rayrec/
 	$(BIN)/mypy rayrec
 
 unit: data  ## all tests but the long ones
-	$(PYTEST) -n $(TESTS_AT_ONCE) -m "not long" $(PYTEST_ARGS)
+	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
-test-long: data  ## the long tests: chaos, several hosts, soak
-	$(PYTEST) -n $(LONG_TESTS_AT_ONCE) --no-loadscope-reorder -m long $(PYTEST_ARGS)
+# RAYREC_SOAK_S=60 makes ten minutes of soak one.
+test-long: data  ## the long tests: chaos, several hosts, ten minutes of soak
+	$(PYTEST) --no-loadscope-reorder -m long $(PYTEST_ARGS)
 
 cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests that need them skip by name without
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
