@@ -254,11 +254,11 @@ def test_what_is_removed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None
 def test_a_store_that_takes_nothing_is_given_up_and_one_that_is_slow_is_not(tmp_path: Path) -> None:
     gate = threading.Event()
     model, dense = build(None, "tw", ADAGRAD, 1)
-    slow = CheckpointStore(Disk(tmp_path / "slow", {"delay_s": 0.3}), still_s=0.6)
+    slow = CheckpointStore(Disk(tmp_path / "slow", {"delay_s": 0.8}), still_s=3.0)  # five files: 4 s together
     slow.save(1, model, dense)
-    hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), still_s=0.3)
+    hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), still_s=1.0)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match=r"the storage has taken nothing of a checkpoint for 0\.3 s"):
+        with pytest.raises(TimeoutError, match=r"the storage has taken nothing of a checkpoint for 1 s"):
             hung.save(1, model, dense)
     gate.set()
     hung.finish()
