@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -28,22 +27,18 @@ def predict(
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Score Parquet files: every row once, with its columns; the same command again resumes."""
-    from rayrec.inference.predict import predict as run_predict
-    from rayrec.storage.folder import open_folder
+    from rayrec.inference.predict import predict as score
     from rayrec.train.after.export import exported_run
     from rayrec.train.driver.terminal import notice
-    from rayrec.train.run.mirror import run_here
+    from rayrec.train.run.mirror import holds, run_here
 
-    model: str | Path = place
-    if "config.yaml" in open_folder(place).names():
+    if holds(place, "config.yaml"):
         with run_here(place, notice) as run:
-            model = exported_run(run, allow_code, checkpoint, tell=typer.echo)
+            place = str(exported_run(run, allow_code, checkpoint, tell=typer.echo))
     elif checkpoint != "newest":
         raise typer.BadParameter(f"--checkpoint {checkpoint}: {place} is no run folder; an export has one checkpoint")
-    kept, say = columns.split(",") if columns else None, typer.echo
-    done = run_predict(
-        model, data, out, columns=kept, workers=workers, bad_rows=bad_rows, bad_rows_limit=bad_rows_limit, say=say
-    )
+    kept = columns.split(",") if columns else None
+    done = score(place, data, out, columns=kept, workers=workers, bad_rows=bad_rows, bad_rows_limit=bad_rows_limit)
     typer.echo(f"{out}: {done.rows:,} rows in {done.parts} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
     for reason, count in done.skipped.items():
         typer.echo(f"{count:,} rows without prediction: {reason}")

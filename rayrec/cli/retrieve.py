@@ -37,17 +37,14 @@ def index(
     from rayrec.checkpoint.manifest import MANIFEST
     from rayrec.inference.index import Index, Search, write_index
     from rayrec.inference.retrieve import read_vectors
-    from rayrec.storage.folder import open_folder
     from rayrec.train.after.index import index_run
     from rayrec.train.driver.terminal import notice
-    from rayrec.train.run.mirror import run_here
+    from rayrec.train.run.mirror import holds, run_here
 
     wanted = Search(kind=search, recall=recall, k=k)
     of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--checkpoint": checkpoint != "newest"}
     of_vectors: dict[str, object] = {"--queries": queries, "--extend": extend, "--vector": vector != "vector"}
-    marks = ("config.yaml", MANIFEST)  # of a run, and of a checkpoint of one
-    far = open_folder(source).names() if "://" in source else []
-    if any(mark in far or (Path(source) / mark).exists() for mark in marks):
+    if holds(source, "config.yaml", MANIFEST):  # a run, or a checkpoint of one
         _refuse(of_vectors, f"{source} is a run")
         with run_here(source, notice) as run:
             report = index_run(run, out, items, id_column, search=wanted, tables=tables, checkpoint=checkpoint)

@@ -37,8 +37,7 @@ class Exports:
     """
 
     def __init__(self, place: Path | str, cache_bytes: int = CACHE_BYTES) -> None:
-        self.place, self._cache_bytes = place, cache_bytes
-        self._there = open_folder(place)
+        self.place, self._there, self._cache_bytes = place, open_folder(place), cache_bytes
 
     def newest(self) -> Folder:
         """The export that is to be served, where it lies.

@@ -96,7 +96,7 @@ def bucket() -> Iterator[str]:
 
 
 def test_predictions_in_object_storage_are_those_of_a_folder_and_go_on_where_they_stopped(
-    model: Path, run: Path, tmp_path: Path, bucket: str
+    model: Path, run: Path, tmp_path: Path, bucket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, uri = str(run.parent.parent / "eval"), f"s3://scores/of/eval{bucket}"
     predict(model, data, tmp_path / "out", rows_per_file=100)
@@ -118,6 +118,11 @@ def test_predictions_in_object_storage_are_those_of_a_folder_and_go_on_where_the
     models = uri.replace("of/eval", "of/eval/models")
     assert cli(["predict", models, data, str(tmp_path / "far")]) == 0
     assert read(tmp_path / "far").equals(read(tmp_path / "out"))
+    capsys.readouterr()
+    away = "s3://scores/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
+    for wrong in (away, str(model / "export.json")):
+        assert cli(["predict", wrong, data, str(tmp_path / "none")]) == 1
+        assert f"error: {wrong} cannot be read: " in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"no-such-bucket/x.* cannot be"):
         predict(model, data, f"s3://no-such-bucket/x{bucket}")
     with pytest.raises(DataError, match="was given with credentials"):

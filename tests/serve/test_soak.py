@@ -150,7 +150,8 @@ def series_of(port: int, pid: int) -> int:
 @pytest.mark.long(minutes=11)
 @pytest.mark.timeout(340 + int(SECONDS))
 def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tmp_path: Path) -> None:
-    """At 80 % of its capacity: 3 % bad requests, versions each 20 s, a replica killed each minute, the driver once."""
+    """At 80 % of its capacity: 3 % bad requests, a version every 20 s, a replica killed every minute, the driver
+    once."""
     models = tmp_path / "models"
     models.mkdir()
     expected = versions_of(model, models)

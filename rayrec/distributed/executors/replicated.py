@@ -155,7 +155,7 @@ class _Lookup(torch.autograd.Function):
         of_leaves: list[torch.Tensor] = []
         of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
         for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, of_all, strict=True):
-            groups = RowGroups.of(all_rows, kernel.matrix.spare)
+            groups = RowGroups.of(all_rows, kernel.matrix.num_rows)
             of_leaves += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *of_leaves
 

@@ -100,7 +100,6 @@ class RowMatrix(Stack):
     def __init__(self, tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> None:
         super().__init__(tables, table_of_lookup, device)
         self.dim, dtype = tables[0].cols.size, tables[0].config.data_type.dtype
-        self.spare = self.num_rows
         self.weight_RD = torch.zeros(self.num_rows + 1, self.dim, dtype=dtype, device=device)
         use_large_pages(self.weight_RD)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rayrec.storage.errors import first_line
 from rayrec.storage.folder import Folder, open_folder
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.run.folder import RunFolder, write_atomically
@@ -159,6 +160,15 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
+def holds(place: str, *names: str) -> bool:
+    """Whether one of these files lies in a path or URI; raises StorageError where it cannot be read."""
+    try:
+        found = open_folder(place).names() if "://" in place else [n for n in names if (Path(place) / n).exists()]
+    except OSError as error:
+        raise StorageError(f"{place} cannot be read: {first_line(error)}") from error
+    return any(name in found for name in names)
+
+
 @contextmanager
 def run_here(place: str, report: Callable[[str], object]) -> Iterator[Path]:
     """A run, or one of its checkpoints, as a path here: a URI's small files are copied here, and back what changed.
@@ -175,9 +185,8 @@ def run_here(place: str, report: Callable[[str], object]) -> Iterator[Path]:
         yield Path(place)
         return
     above, _, name = uri.rstrip("/").rpartition("/")
-    checkpoint = ""
-    if above.endswith("/checkpoints"):
-        checkpoint = name
+    checkpoint = name if above.endswith("/checkpoints") else ""
+    if checkpoint:
         above, _, name = above.removesuffix("/checkpoints").rpartition("/")
     folder = RunFolder.at(f"{above}{mark}{options}", name)
     mirror, trains = Mirror(folder), False
