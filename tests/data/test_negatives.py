@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, Schema
-from rayrec.data.order.epoch import draw
+from rayrec.data.stream.downsampling import keep_mask
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 from tests.data.test_stream import LOCAL, RAY, row_ids, stream
 
@@ -69,9 +69,9 @@ def test_every_epoch_and_seed_draws_anew(manifest: Manifest) -> None:
 def test_a_seed_draws_the_same_rows_as_ever() -> None:
     """A run that goes on under another version of rayrec has read just these."""
     label = pa.chunked_array([[0, 1, 0, 0], [0] * 28])
-    kept = draw(label, RATE, seed=7, epoch=1, window=3, first=100)
+    kept = keep_mask(label, RATE, seed=7, epoch=1, window=3, first=100)
     assert np.flatnonzero(kept).tolist() == [1, 2, 4, 9, 22, 23, 26, 27]
-    later = draw(label.slice(10), RATE, seed=7, epoch=1, window=3, first=110)
+    later = keep_mask(label.slice(10), RATE, seed=7, epoch=1, window=3, first=110)
     assert (later == kept[10:]).all()
 
 
@@ -81,8 +81,8 @@ def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataO
     expected = sorted(read(manifest, 1))
     cursor, ids = Cursor.start(0), []
     for last in (False, False, True):
-        world_size, batch_rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 200))
-        steps = 10_000 if last else data.draw(st.integers(0, 5))
+        world_size, batch_rows = data.keep_mask(st.integers(1, 4)), data.keep_mask(st.integers(1, 200))
+        steps = 10_000 if last else data.keep_mask(st.integers(0, 5))
         after = []
         for rank in range(world_size):
             with stream(manifest, cursor, rank, world_size, batch_rows=batch_rows, negative_rate=RATE) as batches:
