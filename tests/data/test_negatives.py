@@ -81,8 +81,8 @@ def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataO
     expected = sorted(read(manifest, 1))
     cursor, ids = Cursor.start(0), []
     for last in (False, False, True):
-        world_size, batch_rows = data.keep_mask(st.integers(1, 4)), data.keep_mask(st.integers(1, 200))
-        steps = 10_000 if last else data.keep_mask(st.integers(0, 5))
+        world_size, batch_rows = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 200))
+        steps = 10_000 if last else data.draw(st.integers(0, 5))
         after = []
         for rank in range(world_size):
             with stream(manifest, cursor, rank, world_size, batch_rows=batch_rows, negative_rate=RATE) as batches:
