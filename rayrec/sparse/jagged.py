@@ -12,9 +12,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from rayrec._runtime.streamable import Pipelineable
 from rayrec.sparse import ops
 from rayrec.sparse.text import jagged_text
-from rayrec.streamable import Pipelineable
 
 
 def counts_of(kind: str, name: str, given: torch.Tensor | None) -> torch.Tensor | None:
