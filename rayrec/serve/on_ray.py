@@ -89,9 +89,8 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
     """
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
-    checked = run_in_thread(
-        lambda: check(config), "rayrec-check"
-    )  # torch is imported and models are looked at meanwhile
+    # The check imports torch and reads the models while Ray starts.
+    checked = run_in_thread(lambda: check(config), "rayrec-check")
     with _while_set(environment(config)), _ray(config) as shared:
         checked.result()
         from ray import serve

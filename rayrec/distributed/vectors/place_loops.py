@@ -1,4 +1,4 @@
-"""Compiled loops that move columns between the parts of several ranks and a result. Import it through `numba_loops.loops`.
+"""Compiled loops that move columns between the parts of several ranks and a result. Import through `numba_loops.loops`.
 
 Shapes: B examples, C columns of a rank, W columns of the result. A run is (first column at the rank, first column of
 the result, number of columns, whether an earlier rank has columns of this run).

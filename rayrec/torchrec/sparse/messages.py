@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from rayrec.sparse import KeyedJaggedTensor, ops
-from rayrec.sparse.keyed_jagged import KeyedJagged
 
 
-def parts(kjt: KeyedJagged) -> dict[str, torch.Tensor]:
+def parts(kjt: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
     """The tensors to send, by name; with varying batch sizes these too."""
     out = {"lengths": kjt.lengths(), "values": kjt.values()}
     weights = kjt.weights_or_none()
@@ -27,7 +26,7 @@ def parts(kjt: KeyedJagged) -> dict[str, torch.Tensor]:
     return out
 
 
-def splits(kjt: KeyedJagged, key_splits: Sequence[int]) -> list[list[int]]:
+def splits(kjt: KeyedJaggedTensor, key_splits: Sequence[int]) -> list[list[int]]:
     """For consecutive groups of keys, how much of each part belongs to each group."""
     edges = [0, *accumulate(key_splits)]
     rows, ids = kjt.lengths_offset_per_key(), kjt.offset_per_key()

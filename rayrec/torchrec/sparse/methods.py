@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from rayrec.sparse.jagged import Jagged
-from rayrec.sparse.keyed_jagged import InverseIndices, Strides
+from rayrec.sparse.jagged_tensor import Jagged
+from rayrec.sparse.keyed_jagged_tensor import InverseIndices, Strides
 from rayrec.torchrec.sparse import messages
 
 Device = torch.device | str | None
@@ -183,7 +183,7 @@ def keyed_copy_(kjt: KeyedJaggedTensor, other: KeyedJaggedTensor, non_blocking: 
     copy_(kjt, other, non_blocking)
     kjt._length_per_key, kjt._offset_per_key = other._length_per_key, other._offset_per_key
     kjt._jagged_by_key = None
-    kjt._remember(other)
+    kjt._set_host_copy(other)
     return kjt
 
 
