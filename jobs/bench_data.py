@@ -49,7 +49,7 @@ from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems, Unplaced
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.order.epoch import row_order
-from rayrec.data.order.rank_part import EpochPlanner, Ordering
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
 from rayrec.data.stream.reading import pieces_of
 from rayrec.models.batch import Batch

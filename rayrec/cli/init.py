@@ -27,7 +27,7 @@ def init(
 
     from rayrec._runtime.cgroup_limits import cpus
     from rayrec.cli.tables import show_columns
-    from rayrec.data.tools.starter import Machine, removed_on_failure, start
+    from rayrec.data.tools.init.make_config import Machine, removed_on_failure, start
     from rayrec.train.config.file import parse_config
     from rayrec.train.driver.terminal import visible
 

@@ -56,8 +56,8 @@ def test_what_only_checks_or_saves_memory_is_equivalent() -> None:
     assert "memory" in str(why_equivalent("rayrec/a.py", fields))
     assert why_equivalent("rayrec/a.py", fields.replace("slots=False", "slots=True")) is None
     tuned = "`_BLOCK = 16_384` → `_BLOCK =  16385`"
-    assert "at a time" in str(why_equivalent("rayrec/data/mapping/hashing.py", tuned))
-    assert why_equivalent("rayrec/data/mapping/hashing.py", tuned.replace("_BLOCK", "_FOLD")) is None
+    assert "at a time" in str(why_equivalent("rayrec/data/arrays/hashing.py", tuned))
+    assert why_equivalent("rayrec/data/arrays/hashing.py", tuned.replace("_BLOCK", "_FOLD")) is None
     assert why_equivalent("rayrec/data/mapping/a.py", tuned) is None
 
 
