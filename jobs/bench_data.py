@@ -42,6 +42,7 @@ import ray
 import ray.data
 from ray.data.collate_fn import ArrowBatchCollateFn
 
+from rayrec._runtime.local_ray import LOCAL_SYSTEM
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.map_rows import map_rows
@@ -51,7 +52,6 @@ from rayrec.data.order.epoch import row_order
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
 from rayrec.data.stream.reading import pieces_of
-from rayrec.local_ray import LOCAL_SYSTEM
 from rayrec.models.batch import Batch
 from rayrec.storage.retries import Patience
 

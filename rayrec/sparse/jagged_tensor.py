@@ -12,8 +12,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from rayrec._runtime.streamable import Pipelineable
 from rayrec.sparse import ops
-from rayrec.streamable import Pipelineable
 
 
 def checked_integers(type_name: str, argument: str, tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from rayrec._runtime.streamable import Pipelineable
 from rayrec.sparse.jagged_tensor import Traceable
-from rayrec.streamable import Pipelineable
 
 
 class KeyedTensor(Pipelineable, metaclass=Traceable):

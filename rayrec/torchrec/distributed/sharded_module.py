@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from rayrec._runtime.streamable import Multistreamable
 from rayrec.distributed.collections.embedding_bag import ShardedCollection
 from rayrec.distributed.collections.fused_optimizer import EmbeddingFusedOptimizer
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
-from rayrec.streamable import Multistreamable
 from rayrec.torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 Ids = TypeVar("Ids")
