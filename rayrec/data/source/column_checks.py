@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.arrow_types import wider
-from rayrec.data.mapping.buffers import I64, Mask
-from rayrec.data.mapping.columns import check_types
+from rayrec.data.arrays.arrow_types import wider
+from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.footer_index import HIGH, LOW
-from rayrec.data.source.partitioned import Partitioned, PartitionedFile, Types, with_partitions
+from rayrec.data.source.partitions import Partitioned, PartitionedFile, Types, with_partitions
 from rayrec.storage.errors import DataError, suggestion
 
 _FIELD_ID = b"PARQUET:field_id"

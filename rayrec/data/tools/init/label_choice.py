@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import decoded, is_list, is_text
+from rayrec.data.arrays.arrow_types import decoded, is_list, is_text
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import Task
 from rayrec.data.mapping.targets import map_label
-from rayrec.data.tools.column_facts import ColumnFacts
+from rayrec.data.tools.init.column_facts import ColumnFacts
 from rayrec.storage.errors import DataError, suggestion
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")

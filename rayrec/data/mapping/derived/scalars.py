@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,27 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import decoded, floats_of, is_list, is_text, nulls_of, plain_numbers
-from rayrec.data.mapping.buffers import I64
-from rayrec.data.mapping.derived import (
+from rayrec.data.arrays.arrow_types import decoded, floats_of, is_list, is_text, nulls_of, plain_numbers
+from rayrec.data.arrays.buffers import I64
+from rayrec.data.arrays.lists import row_of, unnest
+from rayrec.data.mapping.derived.expressions import compute
+from rayrec.data.mapping.derived.lists import relisted
+from rayrec.data.mapping.derived.specs import (
     Age,
     Buckets,
-    Cross,
     Custom,
-    Derived,
     Expression,
-    Lookup,
     Missing,
-    Overlap,
-    Pairs,
     TimePart,
-    Tokens,
 )
-from rayrec.data.mapping.expressions import compute
-from rayrec.data.mapping.list_columns import cross, lookup, overlap, pairs, relisted, tokens
-from rayrec.data.mapping.lists import row_of, unnest
 from rayrec.data.mapping.problems import Problems
-from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.errors import DataError
 
 _DAY_US = 86_400_000_000
 _PARTS: dict[str, Callable[[I64], I64]] = {  # of microseconds of local time since 1970
@@ -52,32 +46,6 @@ _CLEAN = "clean the column: a null is taken as the feature says"
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 
 
-def derive(specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: Problems) -> dict[str, pa.Array]:
-    """The columns with the derived ones; bad rows are noted in `problems` and become null.
-
-    Raises:
-        DataError: columns of types that a spec cannot take, statistics that are not fitted, a function that fails.
-    """
-    out = dict(columns)
-    for spec in specs:
-        try:
-            out[spec.name] = _MAKERS[type(spec)](spec, [out[name] for name in spec.inputs], problems)
-        except (pa.ArrowException, TypeError, AttributeError) as error:
-            types = ", ".join(f"{name}: {out[name].type}" for name in spec.inputs)
-            raise DataError(
-                f"derived column {spec.name!r} ({spec.kind}) cannot be made of {types}: {first_line(error)}",
-                column=spec.inputs[0],
-                fix="correct its columns in schema.derived, or convert them",
-            ) from error
-    return out
-
-
-def derived_types(specs: Sequence[Derived], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """The types of the columns with the derived ones, found by making them of no rows; raises as `derive`."""
-    empty = {name: pa.nulls(0, kind) for name, kind in types.items()}
-    return {name: array.type for name, array in derive(specs, empty, Problems()).items()}
-
-
 def _elements(array: pa.Array, function: Callable[[pa.Array, Callable[[I64], I64]], pa.Array]) -> pa.Array:
     """The function of an array, or of a list array's elements; it also gets a function from elements to rows."""
     if not is_list(array.type):
@@ -86,7 +54,7 @@ def _elements(array: pa.Array, function: Callable[[pa.Array, Callable[[I64], I64
     return relisted(lists, function(lists.leaf, lambda positions: row_of(lists.offsets, positions)))
 
 
-def _buckets(spec: Buckets, arrays: list[pa.Array], problems: Problems) -> pa.Array:
+def buckets(spec: Buckets, arrays: list[pa.Array], problems: Problems) -> pa.Array:
     if spec.edges is None:
         raise unfitted(f"derived column {spec.name!r}", "quantiles", spec.column)
     edges = np.asarray(spec.edges)
@@ -103,7 +71,7 @@ def _buckets(spec: Buckets, arrays: list[pa.Array], problems: Problems) -> pa.Ar
     return _elements(arrays[0], made)
 
 
-def _missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
+def missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
     (array,) = arrays
     nan = pat.is_floating(array.type)
     return pc.cast(pc.is_null(array, nan_is_null=nan), pa.int8())
@@ -119,7 +87,7 @@ def _instants(array: pa.Array, unit: str) -> pa.Array:
     return array.cast(pa.timestamp("us"), safe=False)
 
 
-def _time_part(spec: TimePart, arrays: list[pa.Array], _: Problems) -> pa.Array:
+def time_part(spec: TimePart, arrays: list[pa.Array], _: Problems) -> pa.Array:
     def made(array: pa.Array, _: Callable[[I64], I64]) -> pa.Array:
         times = _instants(array, spec.unit)
         if spec.zone != "UTC":
@@ -130,7 +98,7 @@ def _time_part(spec: TimePart, arrays: list[pa.Array], _: Problems) -> pa.Array:
     return _elements(arrays[0], made)
 
 
-def _age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
+def age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
     at = _instants(arrays[1], spec.unit)
     each = 1e6 * _SECONDS[spec.per]
 
@@ -152,7 +120,7 @@ def _age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
     return _elements(arrays[0], made)
 
 
-def _expression(spec: Expression, arrays: list[pa.Array], _: Problems) -> pa.Array:
+def expression(spec: Expression, arrays: list[pa.Array], _: Problems) -> pa.Array:
     rows = len(arrays[0])
     words = [is_text(array.type) or pat.is_boolean(array.type) for array in arrays]
     numbers = (
@@ -163,7 +131,7 @@ def _expression(spec: Expression, arrays: list[pa.Array], _: Problems) -> pa.Arr
     return found if len(found) == rows else pa.array([], found.type)
 
 
-def _custom(spec: Custom, arrays: list[pa.Array], _: Problems) -> pa.Array:
+def custom(spec: Custom, arrays: list[pa.Array], _: Problems) -> pa.Array:
     name = f"derived column {spec.name!r}: {spec.function}"
     function = _imported(spec.function)
     try:
@@ -204,18 +172,3 @@ def unfitted(what: str, which: str, column: str) -> DataError:
     """The error of statistics that are not there yet."""
     fix = "compute them from the training data: rayrec data fit CONFIG --out FITTED, and train with FITTED"
     return DataError(f"{what} has no fitted {which} yet", column=column, fix=fix)
-
-
-_MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
-    Buckets: _buckets,
-    Missing: _missing,
-    Cross: cross,
-    TimePart: _time_part,
-    Age: _age,
-    Lookup: lookup,
-    Expression: _expression,
-    Tokens: tokens,
-    Overlap: overlap,
-    Pairs: pairs,
-    Custom: _custom,
-}

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import decoded, is_list, nulls_of, without_views
-from rayrec.data.mapping.buffers import I64, Mask, empty
+from rayrec.data.arrays.arrow_types import decoded, is_list, nulls_of, without_views
+from rayrec.data.arrays.buffers import I64, Mask, empty
 
 N = TypeVar("N", bound=np.generic)
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import decoded, is_list, is_text, nulls_of
-from rayrec.data.mapping.buffers import I64, U64, Mask
-from rayrec.data.mapping.derived import Cross, Lookup, Overlap, Pairs, Tokens
-from rayrec.data.mapping.hashing import hash_texts, mix64_array, seed_of
-from rayrec.data.mapping.lists import Lists, filtered_offsets, offsets_of, row_of, unnest
+from rayrec.data.arrays.arrow_types import decoded, is_list, is_text, nulls_of
+from rayrec.data.arrays.buffers import I64, U64, Mask
+from rayrec.data.arrays.hashing import hash_texts, mix64_array, seed_of
+from rayrec.data.arrays.lists import Lists, filtered_offsets, offsets_of, row_of, unnest
+from rayrec.data.mapping.derived.specs import Cross, Lookup, Overlap, Pairs, Tokens
 from rayrec.data.mapping.problems import Problems
 
 _CROSSES = 7  # keeps the hashes of crosses apart from other ones

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rayrec.data.mapping.buffers import I64
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.order.cursor import Cursor, Progress
 from rayrec.data.order.deal import deal, deal_steps
 from rayrec.data.order.epoch import EpochOrder
 from rayrec.data.order.intervals import Intervals, Spans, count, cut, spans, union
+from rayrec.data.order.periods import Only
 from rayrec.data.source.file_table import FileNames, ranges
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.periods import Only
 from rayrec.data.source.windows import Slices
 from rayrec.storage.errors import DataError
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.formats.converted import find_parquet
-from rayrec.data.formats.parquet_parts import Layout, write_parts
-from rayrec.data.mapping.buffers import I64
-from rayrec.data.mapping.columns import column_missing
-from rayrec.data.mapping.lists import offsets_of
+from rayrec.data.arrays.buffers import I64
+from rayrec.data.arrays.lists import offsets_of
+from rayrec.data.formats.find_parquet import find_parquet
+from rayrec.data.formats.parquet_writer import Layout, write_parts
+from rayrec.data.mapping.column_types import column_missing
 from rayrec.data.source.filters import Condition
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import open_parquet

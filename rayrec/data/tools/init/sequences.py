@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rayrec.data.tools.column_facts import ColumnFacts, time_unit
+from rayrec.data.tools.init.column_facts import ColumnFacts, time_unit
 
 VALUES = {"time_list": "time", "number_list": "number"}  # role to kind
 _TIME_WORDS = ("at", "time", "times", "ts", "timestamp", "timestamps", "date", "datetime")

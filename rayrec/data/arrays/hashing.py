@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import U64, empty
+from rayrec.data.arrays.buffers import U64, empty
 
 # A version of the law by which everything here maps; a checkpoint keeps it. Another number for any id: raise it.
 HASH_LAW = 1

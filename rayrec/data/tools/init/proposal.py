@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.data.mapping.arrow_types import is_text
-from rayrec.data.tools.column_facts import BUCKETS, ColumnFacts, time_unit
-from rayrec.data.tools.label_choice import suggested_labels
-from rayrec.data.tools.sequence_columns import VALUES
+from rayrec.data.arrays.arrow_types import is_text
+from rayrec.data.tools.init.column_facts import BUCKETS, ColumnFacts, time_unit
+from rayrec.data.tools.init.label_choice import suggested_labels
+from rayrec.data.tools.init.sequences import VALUES
 from rayrec.storage.errors import DataError
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")

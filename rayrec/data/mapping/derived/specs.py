@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.data.mapping.expressions import names_in
+from rayrec.data.mapping.derived.expressions import names_in
 from rayrec.data.strict import Strict
 
 Unit = Literal["s", "ms", "us", "ns"]

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from rayrec.data.formats.converted import find_parquet
+from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.source.filters import only_passing, parse_all
-from rayrec.data.source.partitioned import Partitioned, nothing_left, tables_of
-from rayrec.data.tools.column_facts import ColumnFacts, column_facts
-from rayrec.data.tools.label_choice import LabelChoice, choose_label
-from rayrec.data.tools.proposal import propose
-from rayrec.data.tools.sequence_columns import in_sequences
+from rayrec.data.source.partitions import Partitioned, nothing_left, tables_of
+from rayrec.data.tools.init.column_facts import ColumnFacts, column_facts
+from rayrec.data.tools.init.label_choice import LabelChoice, choose_label
+from rayrec.data.tools.init.proposal import propose
+from rayrec.data.tools.init.sequences import in_sequences
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import Version, open_parquet
 

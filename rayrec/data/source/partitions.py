@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.formats.converted import find_parquet
+from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.source.filters import Condition, only_passing
 from rayrec.data.source.lake import TableFiles
 from rayrec.storage.errors import DataError

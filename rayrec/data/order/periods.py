@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.filters import Condition, parse_all
-from rayrec.data.source.partitioned import find_partitioned
+from rayrec.data.source.partitions import find_partitioned
 from rayrec.storage.errors import DataError
 
 Value = int | str

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from rayrec._debug import debugging
+from rayrec._runtime.debug import debugging
 
 # What `ray.init` starts beside those that run a cluster.
 HELPERS = ("start_api_server", "start_monitor", "start_log_monitor")

@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, without_views
-from rayrec.data.mapping.derive import derived_types, unfitted
-from rayrec.data.mapping.derived import sources
+from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, without_views
+from rayrec.data.mapping.derived.derive import derived_types
+from rayrec.data.mapping.derived.scalars import unfitted
+from rayrec.data.mapping.derived.specs import sources
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeature, Task
 from rayrec.data.mapping.sequences import check_value_type

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
+from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary

@@ -18,14 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from rayrec.data.arrays.arrow_types import UNITS, decoded
+from rayrec.data.arrays.buffers import Mask
+from rayrec.data.arrays.hashing import mix64_array, seed_of
 from rayrec.data.formats.convert import convert
-from rayrec.data.formats.parquet_parts import Layout, write_parts
-from rayrec.data.mapping.arrow_types import UNITS, decoded
-from rayrec.data.mapping.buffers import Mask
-from rayrec.data.mapping.hashing import mix64_array, seed_of
+from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.source.filters import Condition
-from rayrec.data.source.partitioned import Partitioned, tables_of
-from rayrec.data.tools.inspect import Inspection, inspect
+from rayrec.data.source.partitions import Partitioned, tables_of
+from rayrec.data.tools.init.inspect import Inspection, inspect
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import PARQUET, SUFFIXES, find_files
 

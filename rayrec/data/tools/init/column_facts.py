@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import UNITS, decoded, floats_of, is_list, is_text, seconds_of, without_views
-from rayrec.data.mapping.buffers import I64
-from rayrec.data.mapping.lists import unnest
+from rayrec.data.arrays.arrow_types import UNITS, decoded, floats_of, is_list, is_text, seconds_of, without_views
+from rayrec.data.arrays.buffers import I64
+from rayrec.data.arrays.lists import unnest
 from rayrec.data.mapping.targets import LATEST_S
+from rayrec.data.tools.quantiles import bucket_edges
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
 WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
@@ -265,21 +265,3 @@ def _distinct(leaf: pa.Array, share: float) -> tuple[int, int]:
     once, twice = (pc.sum(pc.equal(counts, n)).as_py() or 0 for n in (1, 2))
     unseen = once * once / (2 * twice) if twice else once * (once - 1) / 2
     return seen, int(seen + min(unseen, seen * (1 / share - 1)))
-
-
-def bucket_edges(ascending: npt.NDArray[np.floating], count: int) -> list[float]:
-    """Boundaries of buckets of about equal frequency; a value as frequent as a bucket has one of its own."""
-    values, counts = np.unique(ascending, return_counts=True)
-    own = np.flatnonzero(counts * count >= len(ascending))
-    rest = np.repeat(np.delete(values, own), np.delete(counts, own))
-    shares = np.linspace(0, 1, max(count - len(own), 1) + 1)[:-1]
-    parts = np.quantile(rest, shares, method="lower") if len(rest) else rest
-    after = values[np.minimum(own + 1, len(values) - 1)]
-    edges = np.unique(np.concatenate([parts, values[own], after]))
-    return [float(one) for one in (edges[edges > values[0]] if len(values) > 1 else values)]
-
-
-def quantiles(ascending: npt.NDArray[np.floating], count: int) -> list[float]:
-    """Different values at the ends of so many parts of equal frequency."""
-    found = np.unique(np.quantile(ascending, np.linspace(0, 1, count + 1), method="closest_observation"))
-    return [float(one) for one in found]
