@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from rayrec._runtime.numba_loops import compiled
-from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, tbe
-from rayrec.distributed.kernel.choice import make_pooling_kernel
+from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, make_pooling_kernel, tbe
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig
 
@@ -104,7 +103,7 @@ def measure(
     took: dict[str, list[float]] = {"other": [], "loop": [], "floor": []}
     for number in range(rounds + 2):  # two to warm up
         batch = batches[number % BATCHES]
-        bags = other._tbe(batch.ids, batch.offsets, None) if fused else other.pooled(batch)
+        bags = other._tbe(batch.ids, batch.offsets, None) if fused else other.lookup(batch)
         spent = {"other": milliseconds(bags.backward, grad)}
         spent["loop"] = milliseconds(loop.train, batches[(number + BATCHES // 2) % BATCHES], grad, 0.01)
         spent["floor"] = milliseconds(floor_loop, rows[(number + 1) % BATCHES], floor.numpy(), DIM)
