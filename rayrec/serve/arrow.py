@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2  # MessageHeader in Arrow's Message.fbs
@@ -20,14 +20,14 @@ _MOST_TEXT = 64 << 20  # bytes of the strings of a column, once every row has it
 def read_stream(body: bytes, limits: Limits) -> pa.Table:
     """
     Raises:
-        BadRequest: no stream, compressed, too many rows, or rows that share what would have to be copied too often.
+        RequestError: no stream, compressed, too many rows, or rows that share what would have to be copied too often.
     """
     try:
         rows = 0
         for header in _headers(body):
             count, compressed = _batch(bytes(header))
             if compressed:
-                raise BadRequest(400, "the Arrow stream is compressed: write it without compression")
+                raise RequestError(400, "the Arrow stream is compressed: write it without compression")
             rows += count
         limits.check_rows(rows)
         with pa.ipc.open_stream(body) as stream:
@@ -38,7 +38,7 @@ def read_stream(body: bytes, limits: Limits) -> pa.Table:
         return table
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        raise BadRequest(400, f"the body is no Arrow IPC stream: {lines[0][:300]}") from error
+        raise RequestError(400, f"the body is no Arrow IPC stream: {lines[0][:300]}") from error
 
 
 def _headers(body: bytes) -> Iterator[pa.Buffer]:
@@ -80,13 +80,13 @@ def _check_copies(name: str, column: pa.ChunkedArray, limits: Limits) -> None:
     """In views, dictionaries and runs many rows may be the same bytes; they are copied for each."""
     kind = column.type
     if pat.is_run_end_encoded(kind):
-        raise BadRequest(422, f"column {name!r} is run-end encoded: send plain values")
+        raise RequestError(422, f"column {name!r} is run-end encoded: send plain values")
     if pat.is_list_view(kind) or pat.is_large_list_view(kind):
         count = pc.sum(pc.list_value_length(column)).as_py() or 0
         limits.check_ids(count)
     if pat.is_string_view(kind) or pat.is_binary_view(kind):
         size = pc.sum(pc.binary_length(column)).as_py() or 0
         if size > _MOST_TEXT:
-            raise BadRequest(
+            raise RequestError(
                 413, f"column {name!r} has {size:,} bytes of text, at most {_MOST_TEXT:,}; send fewer rows"
             )

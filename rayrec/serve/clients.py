@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayrec.serve.config import ClientConfig, TlsConfig
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 
 _LOOK_S = 1.0  # between two looks at the files
 _logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Clients:
             scores: the request counts against the client's rate.
 
         Raises:
-            BadRequest: 401, or 429 where it asks too often.
+            RequestError: 401, or 429 where it asks too often.
         """
         if not self._configs:
             return None
@@ -64,14 +64,14 @@ class Clients:
         # by digest: how long the search takes says nothing of a token
         found = self._by_digest.get(_digest(token)) if token != authorization else None
         if found is None:
-            raise BadRequest(401, "send the service's token as `Authorization: Bearer TOKEN`")
+            raise RequestError(401, "send the service's token as `Authorization: Bearer TOKEN`")
         bucket = self._buckets.get(found.name)
         if scores and bucket is not None:
             with self._turn:
                 allowed = bucket.take()
             if not allowed:
                 text = f"client {found.name!r} asks more than {found.requests_per_s:g} times a second: ask again later"
-                raise BadRequest(429, text)
+                raise RequestError(429, text)
         return found
 
     def _look(self) -> None:
@@ -99,10 +99,10 @@ class Clients:
 def check_model(client: ClientConfig | None, model: str) -> None:
     """
     Raises:
-        BadRequest: 403, the client may not ask for this model.
+        RequestError: 403, the client may not ask for this model.
     """
     if client is not None and client.models is not None and model not in client.models:
-        raise BadRequest(403, f"client {client.name!r} may ask for {', '.join(client.models)} only, not {model!r}")
+        raise RequestError(403, f"client {client.name!r} may ask for {', '.join(client.models)} only, not {model!r}")
 
 
 def read_token(path: Path) -> str:

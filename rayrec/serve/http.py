@@ -9,7 +9,7 @@
 | `GET /metrics` | Prometheus |
 | `GET /v2…`, `POST /v2/models/MODEL/infer` | the open inference protocol (`v2.py`); its health needs no token |
 
-What takes long is a thread's work (`front.py`): the event loop answers all but `/score` at any load.
+What takes long is a thread's work (`batching.py`): the event loop answers all but `/score` at any load.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from rayrec.serve import v2
+from rayrec.serve.batching import Batcher
 from rayrec.serve.clients import Clients, check_model
-from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import Front
+from rayrec.serve.errors import RequestError
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.retrieval import Retrieval
+from rayrec.serve.routing import Answer, Target, request_id
 from rayrec.serve.service import Service
-from rayrec.serve.traffic import Answer, Target, request_id
 from rayrec.serve.v2_http import JSON_BYTES, ModelPath, numbers, read_request, written
 
 Scope = MutableMapping[str, Any]
@@ -58,10 +58,10 @@ class App:
         service: Service,
         clients: Clients | None = None,
         together: bool = True,
-        beside: Callable[[Front], AbstractAsyncContextManager[object]] | None = None,
+        beside: Callable[[Batcher], AbstractAsyncContextManager[object]] | None = None,
         retrieval: Retrieval | None = None,
     ) -> None:
-        self.front, self._service = Front(service, clients, together), service
+        self.front, self._service = Batcher(service, clients, together), service
         self._beside, self._retrieval = beside, retrieval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +75,7 @@ class App:
         number = request_id(headers.get(REQUEST_ID, ""))
         try:
             reply = await self._answer(scope["method"], path, headers, receive, number)
-        except BadRequest as error:
+        except RequestError as error:
             more = {"retry-after": "1"} if error.status in (429, 503) else None
             reply = _json(error.to_dict(), error.status, more)
         except Exception as error:
@@ -84,7 +84,7 @@ class App:
             _logger.error("request %s failed", number, exc_info=error)
         if (name := _scored_model(path)) is not None:
             name = name or self._service.default
-            self._service.measures.request(name if name in self._service.names else "other", reply.status_code)
+            self._service.stats.request(name if name in self._service.names else "other", reply.status_code)
         _logger.debug("request %s: %s", number, reply.status_code)
         reply.headers.setdefault(REQUEST_ID, number)
         await reply(scope, receive, send)
@@ -109,12 +109,12 @@ class App:
         if path == "/retrieve" and self._retrieval is not None:
             return Response(await self._retrieve(self._retrieval, method, headers, receive), media_type=JSON)
         if scored is None:
-            raise BadRequest(404, "there are POST /score, GET /schema, /healthz, /metrics and /v2")
+            raise RequestError(404, "there are POST /score, GET /schema, /healthz, /metrics and /v2")
         check_model(client, scored or self._service.default)
         if method != "POST":
-            raise BadRequest(405, f"{method} {path}: send the rows with POST")
+            raise RequestError(405, f"{method} {path}: send the rows with POST")
         if (coding := headers.get("content-encoding", "identity")) != "identity":
-            raise BadRequest(415, f"content encoding {coding!r}: send the body as it is")
+            raise RequestError(415, f"content encoding {coding!r}: send the body as it is")
         answer = self._infer if path.startswith("/v2/") else self._score
         try:
             async with asyncio.timeout(_deadline_s(headers)) as limit:
@@ -122,13 +122,13 @@ class App:
                 if asyncio.get_running_loop().time() > (limit.when() or float("inf")):
                     raise TimeoutError  # the loop was kept from noticing
         except TimeoutError:
-            raise BadRequest(504, f"not scored within the {DEADLINE} of the request; it was given up") from None
+            raise RequestError(504, f"not scored within the {DEADLINE} of the request; it was given up") from None
         return reply
 
     async def _score(self, headers: Headers, receive: Receive, path: str, number: str) -> Response:
         kind = headers.get("content-type", JSON)
         if not kind.startswith((JSON, ARROW)):
-            raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
+            raise RequestError(415, f"content type {kind!r}: send {JSON} or {ARROW}")
         wanted = headers.get("accept", "*/*")
         arrow = wanted.startswith(ARROW) or (wanted == "*/*" and kind.startswith(ARROW))
         body = await self._whole_body(headers, receive)
@@ -166,11 +166,11 @@ class App:
             async with asyncio.timeout(limits.body_s):
                 return await self._body(headers, receive)
         except TimeoutError:
-            raise BadRequest(408, f"the body was not there after {limits.body_s:g} s") from None
+            raise RequestError(408, f"the body was not there after {limits.body_s:g} s") from None
 
     async def _retrieve(self, retrieval: Retrieval, method: str, headers: Headers, receive: Receive) -> bytes:
         if method != "POST":
-            raise BadRequest(405, f"{method} /retrieve: send the queries with POST")
+            raise RequestError(405, f"{method} /retrieve: send the queries with POST")
         body = await self._whole_body(headers, receive)
         with self.front.place():
             return await asyncio.to_thread(retrieval.answer, body)
@@ -180,16 +180,18 @@ class App:
         most = self._service.limits.body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > most:
-            raise BadRequest(413, f"the body has {int(declared):,} bytes, a request at most {most:,}; send fewer rows")
+            raise RequestError(
+                413, f"the body has {int(declared):,} bytes, a request at most {most:,}; send fewer rows"
+            )
         parts, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise BadRequest(400, "the connection ended before the body did")
+                raise RequestError(400, "the connection ended before the body did")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > most:
-                raise BadRequest(413, f"the body has more than {most:,} bytes; send fewer rows")
+                raise RequestError(413, f"the body has more than {most:,} bytes; send fewer rows")
             if not message.get("more_body", False):
                 return b"".join(parts)
 
@@ -223,7 +225,7 @@ def _deadline_s(headers: Headers) -> float | None:
     """Seconds that a request gives the service; None: no limit.
 
     Raises:
-        BadRequest: they are no number above 0.
+        RequestError: they are no number above 0.
     """
     text = headers.get(DEADLINE, "")
     if not text:
@@ -233,7 +235,7 @@ def _deadline_s(headers: Headers) -> float | None:
     except ValueError:
         ms = 0.0
     if not 0 < ms < float("inf"):
-        raise BadRequest(400, f"{DEADLINE}: {text[:40]}: give milliseconds, from the request's arrival to its answer")
+        raise RequestError(400, f"{DEADLINE}: {text[:40]}: give milliseconds, from the request's arrival to its answer")
     return ms / 1e3
 
 

@@ -59,7 +59,7 @@ def built(args: dict[str, Any]) -> Any:
     """The application of a config, given as plain values: what `serve deploy` and a RayService import."""
     from ray import serve
 
-    from rayrec.serve.replica import Replica, application
+    from rayrec.serve.app import Replica, application
 
     config = ServeConfig.model_validate(args)
     replica = serve.deployment(

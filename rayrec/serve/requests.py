@@ -19,7 +19,7 @@ from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
 from rayrec.serve.context import split, with_contexts
-from rayrec.serve.errors import BadRequest, json_of
+from rayrec.serve.errors import RequestError, parse_json
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage.errors import first_line
@@ -74,7 +74,7 @@ class Reader:
     def read(self, body: bytes, content_type: str) -> Query:
         """
         Raises:
-            BadRequest: the body cannot be parsed, is built in another way, or has no or too many rows.
+            RequestError: the body cannot be parsed, is built in another way, or has no or too many rows.
         """
         return self._arrow(body) if content_type.startswith(ARROW) else self._json(body)
 
@@ -83,7 +83,7 @@ class Reader:
         rows comes beside them, a row of its own.
 
         Raises:
-            BadRequest: anything at all is wrong with one of them; its text and rows are right for a query alone, of
+            RequestError: anything at all is wrong with one of them; its text and rows are right for a query alone, of
                 several `queries` names those that are probably at fault.
         """
         rows = _together([query.rows for query in queries])
@@ -95,31 +95,31 @@ class Reader:
                 return batch, None
             return self._with_contexts([query.context for query in queries], rows, query_of)
         except _UNREADABLE as error:
-            raise BadRequest(422, f"the rows cannot be read: {first_line(error)[:300]}") from error
+            raise RequestError(422, f"the rows cannot be read: {first_line(error)[:300]}") from error
 
     def _arrow(self, body: bytes) -> Query:
         table = read_stream(body, self._limits)
         return Query({}, table, table.num_rows, table.schema.remove_metadata().to_string())
 
     def _json(self, body: bytes) -> Query:
-        raw = json_of(body, parse_constant=_refuse_constant)
+        raw = parse_json(body, parse_constant=_refuse_constant)
         given = [key for key in ("rows", "candidates") if isinstance(raw, dict) and key in raw]
         if not isinstance(raw, dict) or len(given) != 1 or set(raw) - {"rows", "context", "candidates"}:
             usage = 'the body must be {"rows": […]}, or {"context": {…}, "candidates": […]}; the path names a model'
-            raise BadRequest(400, usage)
+            raise RequestError(400, usage)
         context = raw.get("context", {})
         if not isinstance(context, dict) or (context and given == ["rows"]):
-            raise BadRequest(400, "context must be an object of columns, beside candidates")
+            raise RequestError(400, "context must be an object of columns, beside candidates")
         rows = raw[given[0]]
         size, even = _rows_in(rows)
         self._limits.check_rows(size)
         if _deeper(context.values(), _MOST_LISTS) or _deeper(_each(rows), _MOST_LISTS + 1):
-            raise BadRequest(400, "the body is nested too deeply: a value is a number, a string, or a list of them")
+            raise RequestError(400, "the body is nested too deeply: a value is a number, a string, or a list of them")
         there = frozenset(rows if isinstance(rows, dict) else set().union(*rows))
         shared = self._columns.intersection(context)
         twice = sorted(shared & there)
         if twice:
-            raise BadRequest(422, f"column {twice[0]!r} is in the context and in the candidates; give it once")
+            raise RequestError(422, f"column {twice[0]!r} is in the context and in the candidates; give it once")
         form = (type(rows), there & self._columns, shared) if even else None
         return Query({name: context[name] for name in shared}, rows, size, form)
 
@@ -143,7 +143,7 @@ class Reader:
         def taken(needed: set[str]) -> bool:
             split = needed & columns
             if split and split != needed:
-                raise BadRequest(422, f"columns {sorted(needed)} belong together: give all in the context, or none")
+                raise RequestError(422, f"columns {sorted(needed)} belong together: give all in the context, or none")
             return bool(split) == inside
 
         dense = [feature for feature in self._schema.dense if taken({*self._schema.sources(feature)})]
@@ -166,16 +166,16 @@ class Reader:
             if error.column is not None and error.column not in _columns_of(rows):
                 fix = "give it in every row, or in the context; GET /schema lists what a request needs"
                 missing = DataError(f"column {error.column!r} is missing", column=error.column, fix=fix)
-                raise BadRequest(422, f"{missing.problem}; {fix}", [self._detail(None, missing)]) from error
+                raise RequestError(422, f"{missing.problem}; {fix}", [self._detail(None, missing)]) from error
             row = _odd_row(mapping, rows, error.column)
             text = str(error) + ("" if row is None else f" (row {row})")
             suspects = [] if row is None else [int(query_of[row])]
-            raise BadRequest(422, text, [self._detail(row, error)], suspects) from error
+            raise RequestError(422, text, [self._detail(row, error)], suspects) from error
         if errors:
             details = [self._detail(row, error) for row, error in sorted(errors.items())[:_MOST_ERRORS]]
             first = min(errors)
             text = f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}"
-            raise BadRequest(422, text, details, query_of[list(errors)].tolist())
+            raise RequestError(422, text, details, query_of[list(errors)].tolist())
         return batch
 
     def _detail(self, row: int | None, error: DataError) -> dict[str, Any]:
@@ -198,14 +198,14 @@ def _rows_in(rows: Any) -> tuple[int, bool]:
     """How many rows, and whether all columns have so many.
 
     Raises:
-        BadRequest: neither a list of objects nor an object of lists.
+        RequestError: neither a list of objects nor an object of lists.
     """
     if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
         return len(rows), True
     if isinstance(rows, dict) and all(isinstance(column, list) for column in rows.values()):
         lengths = {len(column) for column in rows.values()}
         return max(lengths, default=0), len(lengths) == 1
-    raise BadRequest(400, "rows (or candidates) must be a list of objects, or an object of columns, a list each")
+    raise RequestError(400, "rows (or candidates) must be a list of objects, or an object of columns, a list each")
 
 
 def _each(rows: Any) -> Any:

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from rayrec.data.strict import Strict
 from rayrec.inference.artifact import ExportError, check_listed
 from rayrec.inference.index import INDEX, Index, read_report
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 
 MOST_K = 1000
@@ -70,7 +70,7 @@ class Retrieval:
     def answer(self, body: bytes) -> bytes:
         """
         Raises:
-            BadRequest: the request is wrong, in any way.
+            RequestError: the request is wrong, in any way.
         """
         asked = _parsed(body)
         self.limits.check_rows(len(asked.queries))
@@ -84,7 +84,7 @@ class Retrieval:
             queries = self._queries(asked.queries, histories)
             scores, rows = self.index.search(queries, asked.k, exclude, asked.filter)
         except _UNREADABLE as error:
-            raise BadRequest(422, str(error)[:300]) from None
+            raise RequestError(422, str(error)[:300]) from None
         results = [
             {"ids": ids, "scores": [float(f"{score:.9g}") for score in of_query[: len(ids)]]}
             for ids, of_query in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
@@ -142,14 +142,14 @@ def check_index(folder: Path) -> None:
 def _parsed(body: bytes) -> Asked:
     """
     Raises:
-        BadRequest: no JSON, or not what is asked.
+        RequestError: no JSON, or not what is asked.
     """
     try:
         return Asked.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "json_invalid":
-            raise BadRequest(400, f"the body is no JSON: {first['msg'][:200]}") from None
+            raise RequestError(400, f"the body is no JSON: {first['msg'][:200]}") from None
         place = ".".join(map(str, first["loc"]))
         text = f"{place}: {first['msg'].removeprefix('Value error, ')}" if place else first["msg"]
-        raise BadRequest(422, f'{text}; send {{"queries": [{{"history": [ids]}}]}}') from None
+        raise RequestError(422, f'{text}; send {{"queries": [{{"history": [ids]}}]}}') from None

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.data import Schema
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import Query
 from rayrec.serve.versions import Loaded
@@ -51,18 +51,20 @@ def tensor_of(name: str, datatype: str, shape: Sequence[int], data: bytes | Sequ
     """From raw bytes, or from values.
 
     Raises:
-        BadRequest: another datatype, or not as many numbers as the shape says.
+        RequestError: another datatype, or not as many numbers as the shape says.
     """
     if datatype != BYTES and datatype not in DTYPES:
-        raise BadRequest(422, f"input {name!r}: datatype {datatype!r}; there are {', '.join((*DTYPES, BYTES))}")
+        raise RequestError(422, f"input {name!r}: datatype {datatype!r}; there are {', '.join((*DTYPES, BYTES))}")
     if not 1 <= len(shape) <= 2 or any(size < 0 for size in shape):
-        raise BadRequest(422, f"input {name!r} has shape {list(shape)}; it must be [rows] or [rows, numbers]")
+        raise RequestError(422, f"input {name!r} has shape {list(shape)}; it must be [rows] or [rows, numbers]")
     try:
         found = _values(datatype, data)
     except (TypeError, ValueError, OverflowError) as error:
-        raise BadRequest(422, f"input {name!r}: its data are no {datatype}: {str(error)[:200]}") from None
+        raise RequestError(422, f"input {name!r}: its data are no {datatype}: {str(error)[:200]}") from None
     if len(found) != math.prod(shape):
-        raise BadRequest(422, f"input {name!r}: shape {list(shape)} needs {math.prod(shape)} values, not {len(found)}")
+        raise RequestError(
+            422, f"input {name!r}: shape {list(shape)} needs {math.prod(shape)} values, not {len(found)}"
+        )
     return Tensor(name, tuple(shape), found)
 
 
@@ -94,20 +96,20 @@ def _strings(data: bytes) -> list[bytes]:
 def query_of(tensors: Sequence[Tensor], schema: Schema, limits: Limits) -> Query:
     """
     Raises:
-        BadRequest: names that the model does not have, or rows of unequal number.
+        RequestError: names that the model does not have, or rows of unequal number.
     """
     given = {tensor.name: tensor for tensor in tensors}
     if len(given) < len(tensors):
-        raise BadRequest(422, "an input is there twice; give it once")
+        raise RequestError(422, "an input is there twice; give it once")
     names = {entry["name"] for entry in inputs_of(schema)}
     if unknown := sorted(set(given) - names):
-        raise BadRequest(422, f"the model has no input {unknown[0]!r}; it has {', '.join(sorted(names))}")
+        raise RequestError(422, f"the model has no input {unknown[0]!r}; it has {', '.join(sorted(names))}")
     columns = _columns(given, schema, limits)
     size = max((len(column) for column in columns.values()), default=0)
     limits.check_rows(size)
     uneven = [name for name, column in columns.items() if len(column) not in (1, size)]
     if uneven:
-        raise BadRequest(422, f"input {uneven[0]!r} has {len(columns[uneven[0]])} rows, others have {size}")
+        raise RequestError(422, f"input {uneven[0]!r} has {len(columns[uneven[0]])} rows, others have {size}")
     shared = frozenset(name for name, column in columns.items() if len(column) < size)
     table = pa.table({name: column for name, column in columns.items() if name not in shared})
     context = {name: columns[name][0].as_py() for name in shared}
@@ -147,11 +149,11 @@ def _offsets(tensor: Tensor, lengths: Tensor, limits: Limits) -> pa.Array:
     name, counts = tensor.name, lengths.data
     limits.check_rows(len(counts))
     if len(lengths.shape) != 1 or isinstance(counts, list) or counts.dtype.kind not in "iu":
-        raise BadRequest(422, f"input {lengths.name!r} must be integers [rows]: how many values each row has")
+        raise RequestError(422, f"input {lengths.name!r} must be integers [rows]: how many values each row has")
     exact = [int(one) for one in counts]
     if min(exact) < 0 or sum(exact) != len(tensor.data):
         text = f"input {lengths.name!r}: lengths must be 0 or more and add up to the {len(tensor.data)} of {name!r}"
-        raise BadRequest(422, text)
+        raise RequestError(422, text)
     return pa.array(np.cumsum([0, *exact]), pa.int32())
 
 
@@ -162,7 +164,7 @@ def _arrow(tensor: Tensor) -> pa.Array:
     try:
         return pa.array([one.decode() for one in tensor.data], pa.string())
     except UnicodeDecodeError:
-        raise BadRequest(422, f"input {tensor.name!r} holds bytes that are no UTF-8") from None
+        raise RequestError(422, f"input {tensor.name!r} holds bytes that are no UTF-8") from None
 
 
 def _list_columns(schema: Schema) -> set[str]:
@@ -227,9 +229,9 @@ def metadata(name: str, loaded: Loaded) -> dict[str, Any]:
 def chosen_outputs(scores: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
     """
     Raises:
-        BadRequest: an output that the model does not have.
+        RequestError: an output that the model does not have.
     """
     for name in wanted:
         if name not in scores:
-            raise BadRequest(422, f"the model has no output {name!r}; it has {', '.join(scores)}")
+            raise RequestError(422, f"the model has no output {name!r}; it has {', '.join(scores)}")
     return {name: scores[name] for name in wanted} if wanted else scores

@@ -16,11 +16,11 @@ import grpc
 import numpy as np
 
 from rayrec.serve import v2
+from rayrec.serve.batching import Batcher
 from rayrec.serve.clients import check_model
 from rayrec.serve.config import TlsConfig
-from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import Front
-from rayrec.serve.traffic import Answer, Target, request_id
+from rayrec.serve.errors import RequestError
+from rayrec.serve.routing import Answer, Target, request_id
 from rayrec.serve.v2_messages import SERVICE, message
 
 _CONTENTS = {
@@ -45,7 +45,7 @@ _logger = logging.getLogger("rayrec.serve")
 
 
 @asynccontextmanager
-async def serving(front: Front, host: str, port: int, tls: TlsConfig | None = None) -> AsyncIterator[int]:
+async def serving(front: Batcher, host: str, port: int, tls: TlsConfig | None = None) -> AsyncIterator[int]:
     """A server that answers until the end; gives its port, which any free one is where 0 was asked for.
 
     Raises:
@@ -72,7 +72,7 @@ def _secure(server: Any, address: str, tls: TlsConfig) -> int:
 class _Methods:
     """What the service's methods do."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Batcher) -> None:
         self._front, self._service = front, front.service
 
     def handlers(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class _Methods:
         async def answer(request: Any, context: Any) -> Any:
             try:
                 return await method(request, context)
-            except BadRequest as error:
+            except RequestError as error:
                 code, text = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT), error.text
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
@@ -124,7 +124,7 @@ class _Methods:
         self._admit(context)
         try:
             self._service.find(Target(model=request.name, version=request.version or None))
-        except BadRequest:
+        except RequestError:
             return message("ModelReadyResponse")(ready=False)
         return message("ModelReadyResponse")(ready=True)
 
@@ -137,7 +137,7 @@ class _Methods:
         """The call's metadata, and the client.
 
         Raises:
-            BadRequest: it may not ask.
+            RequestError: it may not ask.
         """
         given = {str(key): value for key, value in context.invocation_metadata() or ()}
         return given, self._front.clients.admit(str(given.get("authorization", "")).encode(), scores)
@@ -148,11 +148,11 @@ class _Methods:
             response = await self._scored(request, context)
             status = 200
             return response
-        except BadRequest as error:
+        except RequestError as error:
             status = error.status
             raise
         finally:
-            self._service.measures.request(name if name in self._service.names else "other", status)
+            self._service.stats.request(name if name in self._service.names else "other", status)
 
     async def _scored(self, request: Any, context: Any) -> Any:
         given, client = self._admit(context, scores=True)
@@ -166,23 +166,23 @@ class _Methods:
         )
         remaining = context.time_remaining()
         if remaining is not None and remaining <= 0:
-            raise BadRequest(504, "not scored within the call's deadline; it was given up")
+            raise RequestError(504, "not scored within the call's deadline; it was given up")
         return _response(answer, [one.name for one in request.outputs], number)
 
 
 def _tensors(request: Any) -> list[v2.Tensor]:
     """
     Raises:
-        BadRequest: the contents are not what the protocol says.
+        RequestError: the contents are not what the protocol says.
     """
     raw, found = list(request.raw_input_contents), []
     if raw and len(raw) != len(request.inputs):
-        raise BadRequest(422, f"there are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents")
+        raise RequestError(422, f"there are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents")
     for number, one in enumerate(request.inputs):
         data: Any = raw[number] if raw else None
         if data is None:
             if one.datatype not in _CONTENTS:
-                raise BadRequest(422, f"input {one.name!r}: send datatype {one.datatype!r} in raw_input_contents")
+                raise RequestError(422, f"input {one.name!r}: send datatype {one.datatype!r} in raw_input_contents")
             data = list(getattr(one.contents, _CONTENTS[one.datatype]))
         found.append(v2.tensor_of(one.name, one.datatype, list(one.shape), data))
     return found
@@ -191,7 +191,7 @@ def _tensors(request: Any) -> list[v2.Tensor]:
 def _response(answer: Answer, wanted: list[str], number: str) -> Any:
     """
     Raises:
-        BadRequest: an output that the model does not have.
+        RequestError: an output that the model does not have.
     """
     made = message("ModelInferResponse")(model_name=answer.model, model_version=answer.version, id=number)
     for name, values in v2.chosen_outputs(answer.scores, wanted).items():

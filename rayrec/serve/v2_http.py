@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.serve.errors import BadRequest, json_of
-from rayrec.serve.traffic import Answer
+from rayrec.serve.errors import RequestError, parse_json
+from rayrec.serve.routing import Answer
 from rayrec.serve.v2 import Tensor, chosen_outputs, tensor_of
 
 JSON_BYTES = "Inference-Header-Content-Length"
@@ -53,17 +53,17 @@ def read_request(body: bytes, json_bytes: str | None) -> InferRequest:
         json_bytes: the header `JSON_BYTES`: where the binary tensors begin.
 
     Raises:
-        BadRequest: the body is not what the protocol says.
+        RequestError: the body is not what the protocol says.
     """
     if json_bytes is not None and (not (json_bytes.isascii() and json_bytes.isdigit()) or int(json_bytes) > len(body)):
-        raise BadRequest(400, f"{JSON_BYTES} must be a number of bytes of the body")
+        raise RequestError(400, f"{JSON_BYTES} must be a number of bytes of the body")
     end = len(body) if json_bytes is None else int(json_bytes)
-    raw = json_of(body[:end])
+    raw = parse_json(body[:end])
     try:
         return _request(raw, memoryview(body)[end:])
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         text = f"the body is no inference request of the open inference protocol: {type(error).__name__}: {error}"
-        raise BadRequest(400, text[:300]) from None
+        raise RequestError(400, text[:300]) from None
 
 
 def _request(raw: dict[str, Any], rest: memoryview) -> InferRequest:
@@ -75,13 +75,13 @@ def _request(raw: dict[str, Any], rest: memoryview) -> InferRequest:
         elif type(size) is int and 0 <= size <= len(rest):
             data, rest = rest[:size], rest[size:]
         else:
-            raise BadRequest(400, f"input {str(one['name'])[:100]!r}: {_BINARY} is more than the body holds")
+            raise RequestError(400, f"input {str(one['name'])[:100]!r}: {_BINARY} is more than the body holds")
         shape = one["shape"]
         if not isinstance(shape, list) or not all(type(size) is int for size in shape):
-            raise BadRequest(400, "a shape is a list of whole numbers")
+            raise RequestError(400, "a shape is a list of whole numbers")
         tensors.append(tensor_of(str(one["name"]), str(one["datatype"]), shape, data))
     if len(rest):
-        raise BadRequest(400, f"{len(rest)} bytes of the body belong to no input")
+        raise RequestError(400, f"{len(rest)} bytes of the body belong to no input")
     binary = bool((raw.get("parameters") or {}).get("binary_data_output", False))
     outputs = tuple(
         (str(one["name"]), bool((one.get("parameters") or {}).get("binary_data", binary)))
@@ -94,7 +94,7 @@ def _request(raw: dict[str, Any], rest: memoryview) -> InferRequest:
 def _flat(data: Any) -> list[Any]:
     """Values of nested lists; the protocol allows both."""
     if not isinstance(data, list):
-        raise BadRequest(400, "data must be a list")
+        raise RequestError(400, "data must be a list")
     if data and isinstance(data[0], list):
         return [value for row in data for value in (row if isinstance(row, list) else [row])]
     return data
@@ -104,7 +104,7 @@ def written(answer: Answer, request: InferRequest, request_id: str) -> tuple[byt
     """The body of an answer, and how many bytes of it are JSON; None: all.
 
     Raises:
-        BadRequest: an output that the model does not have.
+        RequestError: an output that the model does not have.
     """
     scores = chosen_outputs(answer.scores, [name for name, _ in request.outputs])
     as_bytes = dict(request.outputs)

@@ -11,7 +11,7 @@ from rayrec.serve import Service
 from rayrec.serve import clients as clients_module
 from rayrec.serve.clients import Clients
 from rayrec.serve.config import ClientConfig
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from tests.serve.server import GOOD, Server, clients_of
 
@@ -55,7 +55,7 @@ def test_a_replaced_token_is_read_anew_and_a_lost_file_changes_nothing(
     (tmp_path / "one").write_text("after")
     os.utime(tmp_path / "one", ns=(1, 1))
     assert clients.admit(b"Bearer after")
-    with pytest.raises(BadRequest, match="send the service's token"):
+    with pytest.raises(RequestError, match="send the service's token"):
         clients.admit(b"Bearer before")
     (tmp_path / "one").unlink()
     assert clients.admit(b"Bearer after")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rayrec.serve import ModelSpec, Service
-from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import _LARGE_BYTES
+from rayrec.serve.batching import _LARGE_BYTES
+from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import JSON
@@ -31,7 +31,7 @@ class Slow(Service):
         self.begun, self.may_score = threading.Event(), threading.Event()
         self.read(json.dumps(BODY).encode(), JSON).loaded.pace.observe(1, 1000.0)
 
-    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
+    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
         self.begun.set()
         assert self.may_score.wait(30)
         return super().answers(requests)
@@ -120,7 +120,7 @@ def test_scores_never_come_after_the_deadline(model: Path) -> None:
     """Not where the event loop itself scores, either."""
 
     class Late(Service):
-        def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
+        def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
             time.sleep(0.5)
             return super().answers(requests)
 

@@ -27,7 +27,7 @@ from rayrec.inference.exports import Exports
 from rayrec.serve import ModelSpec, Service, versions
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
-from rayrec.serve.service import settle
+from rayrec.serve.service import freeze_garbage
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server, clients_of
 
@@ -186,7 +186,7 @@ def test_nothing_of_a_request_is_kept_or_logged(
     finally:
         server.close()
     written = capfd.readouterr()
-    everywhere = "\n".join([metrics, caplog.text, written.out, written.err, repr(service.log)])
+    everywhere = "\n".join([metrics, caplog.text, written.out, written.err, repr(service.events)])
     assert not [secret for secret in secrets if secret in everywhere]
 
 
@@ -382,7 +382,7 @@ def test_the_collector_passes_over_what_was_there_first_and_a_version_that_has_g
     ((_, versions),) = service._models["ctr"]
     before = weakref.ref(versions.active.model)
     try:
-        settle()
+        freeze_garbage()
         assert gc.get_freeze_count() > 100_000 > sum(gc.get_count()) and before() is not None
         another_version(model, tmp_path / "v2")
         assert service.refresh() == 1

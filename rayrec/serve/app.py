@@ -27,7 +27,7 @@ def application(config: ServeConfig) -> App:
         from rayrec.serve.clients import Clients
         from rayrec.serve.http import App
         from rayrec.serve.retrieval import Retrieval, newest_index
-        from rayrec.serve.service import Service, settle
+        from rayrec.serve.service import Service, freeze_garbage
 
     torch.set_num_threads(config.cpus)
     logger = logging.getLogger("rayrec.serve")  # to the worker's log in Ray's folder, audit lines among them
@@ -39,5 +39,5 @@ def application(config: ServeConfig) -> App:
     if config.grpc_port is not None:
         beside = partial(v2_grpc.serving, host=config.host, port=config.grpc_port, tls=config.tls)
     retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
-    settle()
+    freeze_garbage()
     return App(service, Clients(config.clients), config.batching, beside, retrieval)

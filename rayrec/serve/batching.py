@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from rayrec.serve.clients import Clients
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.requests import Query
 from rayrec.serve.service import Answer, ScoreRequest, Service, Target
 from rayrec.serve.versions import DEADLINE_S, Loaded
@@ -23,7 +23,7 @@ _QUIET_PASSES = 8  # of the event loop without a new request: as many as one tak
 _LARGE_BYTES = 256 << 10  # a body that takes milliseconds to read
 
 
-class Front:
+class Batcher:
     """Stands between an event loop and a service.
 
     The loop scores what is expected to take no longer than `DEADLINE_S`; requests that arrive meanwhile wait in their
@@ -46,17 +46,17 @@ class Front:
     def check_queue(self) -> None:
         """
         Raises:
-            BadRequest: 503, too many requests wait.
+            RequestError: 503, too many requests wait.
         """
         if self.queued >= self.service.limits.queue:
-            raise BadRequest(503, f"{self.queued} requests wait already: ask again after a second, or another replica")
+            raise RequestError(503, f"queue full ({self.queued} requests): retry after 1 s")
 
     @contextmanager
     def place(self) -> Iterator[None]:
         """One in the queue.
 
         Raises:
-            BadRequest: 503, too many requests wait.
+            RequestError: 503, too many requests wait.
         """
         self.check_queue()
         self.queued += 1
@@ -72,7 +72,7 @@ class Front:
             size: bytes that it reads; many, which take long, are read by the thread.
 
         Raises:
-            BadRequest: the request is wrong, in any way, or too many wait.
+            RequestError: the request is wrong, in any way, or too many wait.
         """
         with self.place():
             loop = asyncio.get_running_loop()
@@ -85,11 +85,11 @@ class Front:
     async def scored(self, request: ScoreRequest) -> Answer:
         """
         Raises:
-            BadRequest: what was read cannot be scored.
+            RequestError: what was read cannot be scored.
         """
         if not self._together:
             (alone,) = await self._answers([request])
-            if isinstance(alone, BadRequest):
+            if isinstance(alone, RequestError):
                 raise alone
             return alone
         loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class Front:
             quiet = quiet + 1 if len(self._waiting) == seen else 0
             seen = len(self._waiting)
 
-    async def _answers(self, requests: Sequence[ScoreRequest]) -> Sequence[Answer | BadRequest]:
+    async def _answers(self, requests: Sequence[ScoreRequest]) -> Sequence[Answer | RequestError]:
         rows = sum(request.query.size for request in requests)
         if not requests or requests[0].loaded.pace.seconds(rows) <= DEADLINE_S:
             return self.service.answers(requests)
