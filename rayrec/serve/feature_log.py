@@ -72,9 +72,8 @@ class FeatureLog:
         """Writes one file per model that has rows, and removes the oldest files."""
         for model, rows in self._rows.items():
             folder, self._num_files = self._config.folder / model, self._num_files + 1
-            name = (
-                f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()}-{os.getpid()}-{self._num_files:06d}.parquet"
-            )
+            replica = f"{socket.gethostname()}-{os.getpid()}"
+            name = f"{time.strftime('%Y%m%d-%H%M%S')}-{replica}-{self._num_files:06d}.parquet"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 pq.write_table(_table(rows, self._schemas[model]), folder / f".{name}")

@@ -180,9 +180,7 @@ class App:
         most = self._service.limits.body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > most:
-            raise RequestError(
-                413, f"the body has {int(declared):,} bytes, a request at most {most:,}; send fewer rows"
-            )
+            raise RequestError(413, f"the body has {int(declared):,} bytes; the limit is {most:,}: send fewer rows")
         parts, size = [], 0
         while True:
             message = await receive()
@@ -191,7 +189,7 @@ class App:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > most:
-                raise RequestError(413, f"the body has more than {most:,} bytes; send fewer rows")
+                raise RequestError(413, f"the body exceeds the limit of {most:,} bytes; send fewer rows")
             if not message.get("more_body", False):
                 return b"".join(parts)
 

@@ -63,7 +63,7 @@ def tensor_of(name: str, datatype: str, shape: Sequence[int], data: bytes | Sequ
         raise RequestError(422, f"input {name!r}: its data are no {datatype}: {str(error)[:200]}") from None
     if len(found) != math.prod(shape):
         raise RequestError(
-            422, f"input {name!r}: shape {list(shape)} needs {math.prod(shape)} values, not {len(found)}"
+            422, f"input {name!r}: shape {list(shape)} needs {math.prod(shape)} values, got {len(found)}"
         )
     return Tensor(name, tuple(shape), found)
 

@@ -96,7 +96,7 @@ def test_requests_beyond_the_queue_are_refused_at_once(busy: tuple[Server, Asked
         time.sleep(0.01)
     status, refused, headers = server.ask_all("POST", "/score", BODY)
     assert status == 503
-    assert "2 requests wait already" in refused["error"] and headers["retry-after"] == "1"
+    assert "queue full (2 requests)" in refused["error"] and headers["retry-after"] == "1"
     assert asked.is_alive() and waiting.is_alive()
     slow.may_score.set()
     assert asked.result()[0] == 200 and waiting.result()[0] == 422
