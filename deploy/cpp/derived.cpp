@@ -1,4 +1,4 @@
-// Derived columns, like in rayrec/data/mapping/derive.py.
+// Derived columns, like in rayrec/data/mapping/derived.
 #include <algorithm>
 #include <cmath>
 
