@@ -20,7 +20,7 @@ from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.service import Answer, ScoreRequest
-from rayrec.serve.versions import DEADLINE_S, Pace
+from rayrec.serve.versions import MAX_INLINE_S, Pace
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import SCHEMA, stream
 
@@ -59,7 +59,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, str]:
 
 
 def together(service: Service, requests: list[ScoreRequest]) -> list[Answer | RequestError]:
-    """As a front scores them where all of them wait, and there is time for all."""
+    """As a batcher scores them where all of them wait, and there is time for all."""
     answers: dict[int, Answer | RequestError] = {}
     while rest := [place for place in range(len(requests)) if place not in answers]:
         form = requests[rest[0]].query.form
@@ -100,8 +100,8 @@ def test_those_that_wait_are_scored_together_and_a_bad_request_spoils_only_itsel
     users = [replace(one, loaded=loaded) for one in users]
 
     async def ask(*requests: ScoreRequest) -> list[Any]:
-        front = Batcher(service)
-        return await asyncio.gather(*(front.scored(one) for one in requests), return_exceptions=True)
+        batcher = Batcher(service)
+        return await asyncio.gather(*(batcher.scored(one) for one in requests), return_exceptions=True)
 
     before = len_of(service)
     answers = asyncio.run(ask(*users, other))
@@ -140,10 +140,10 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
     """Between its coming and its scoring the event loop goes round a few times, and never sleeps."""
 
     async def ask() -> int:
-        loop, times, front = asyncio.get_running_loop(), 0, Batcher(service)
-        answer = asyncio.ensure_future(front.scored(request_of(service, 1)))
+        loop, times, batcher = asyncio.get_running_loop(), 0, Batcher(service)
+        answer = asyncio.ensure_future(batcher.scored(request_of(service, 1)))
         await asyncio.sleep(0)
-        while front._waiting:
+        while batcher._waiting:
             times += 1
             assert not [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
             await asyncio.sleep(0)
@@ -155,9 +155,9 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
 
 def test_whose_client_has_gone_is_not_scored(service: Service) -> None:
     async def ask() -> Any:
-        front = Batcher(service)
-        gone = asyncio.ensure_future(front.scored(request_of(service, 1)))
-        here = asyncio.ensure_future(front.scored(request_of(service, 1)))
+        batcher = Batcher(service)
+        gone = asyncio.ensure_future(batcher.scored(request_of(service, 1)))
+        here = asyncio.ensure_future(batcher.scored(request_of(service, 1)))
         await asyncio.sleep(0)
         gone.cancel()
         return await asyncio.wait_for(here, 30)
@@ -196,10 +196,10 @@ def len_of(service: Service) -> tuple[float, float]:
 
 def test_the_pace_says_how_many_rows_are_worth_it() -> None:
     pace = Pace(fixed_s=1e-3, row_s=1e-5)
-    assert pace.most_rows() == 900  # then a tenth of the time is fixed
+    assert pace.max_rows() == 900  # then a tenth of the time is fixed
     for _ in range(300):
         pace.observe(10, 5e-3)
-    assert pace.most_rows() == round(DEADLINE_S / 1e-5)
+    assert pace.max_rows() == round(MAX_INLINE_S / 1e-5)
     for _ in range(300):
         pace.observe(1000, 1e-2)
-    assert pace.most_rows() == 1  # nothing is fixed
+    assert pace.max_rows() == 1  # nothing is fixed

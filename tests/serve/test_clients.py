@@ -36,10 +36,10 @@ def test_each_client_has_its_token_rate_and_models(service: Service, tmp_path: P
         code, answer, headers = server.ask_all("POST", "/score", BODY, authorization="Bearer slow-token")
         assert code == 200
         code, answer, headers = server.ask_all("POST", "/score", BODY, authorization="Bearer slow-token")
-        assert (code, headers["retry-after"]) == (429, "1") and "client 'slow' asks more than 0.01" in answer["error"]
+        assert (code, headers["retry-after"]) == (429, "1") and "client 'slow' exceeds its rate limit of 0.01" in answer["error"]
         assert server.ask("GET", "/schema", authorization="Bearer slow-token")[0] == 200
         code, answer = server.ask("POST", "/score", BODY, authorization="Bearer other-token")
-        assert code == 403 and "may ask for none only, not 'ctr'" in answer["error"]
+        assert code == 403 and "may only use none, not 'ctr'" in answer["error"]
         assert status(server, "fast-token ") == 401 and status(server, "") == 401
         assert server.ask("POST", "/score", BODY, authorization="fast-token")[0] == 401
     finally:
@@ -62,5 +62,5 @@ def test_a_replaced_token_is_read_anew_and_a_lost_file_changes_nothing(
 
 
 def test_two_clients_have_two_tokens(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="two clients have one token"):
+    with pytest.raises(ValueError, match="two clients have the same token"):
         clients_of(tmp_path, one="same", two="same")

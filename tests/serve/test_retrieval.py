@@ -66,16 +66,16 @@ def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> Non
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        ("[", 400, "no JSON"),
+        ("[", 400, "not valid JSON"),
         ("[]", 422, "an object"),
         ('{"queries": 3}', 422, "queries: .* array"),
         ('{"queries": []}', 422, "no rows"),
-        ('{"queries": [{}]}', 422, "queries.0: give either history or vector"),
+        ('{"queries": [{}]}', 422, "queries.0: a query must have one of: history, vector"),
         ('{"queries": [{"history": [1.5]}]}', 422, "queries.0.history.0"),
         ('{"queries": [{"history": [], "user": 3}]}', 422, "queries.0.user"),
         ('{"queries": [{"vector": [1, 2, 3]}]}', 422, "vector must be 4 finite numbers"),
         ('{"queries": [{"vector": [1, 2, 3, NaN]}]}', 422, "queries.0.vector.3"),
-        ('{"queries": [{"vector": [1, 2, 3, 4]}, {"history": []}]}', 422, "all histories or all vectors"),
+        ('{"queries": [{"vector": [1, 2, 3, 4]}, {"history": []}]}', 422, "all histories, all vectors"),
         ('{"queries": [{"history": []}], "k": 0}', 422, "k: .* greater than or equal to 1"),
         ('{"queries": [{"history": []}], "k": true}', 422, "k: .* integer"),
         ('{"queries": [{"history": []}], "keep_seen": 1}', 422, "keep_seen"),
@@ -160,5 +160,5 @@ def test_a_service_may_have_an_index_alone(retrieval: Retrieval) -> None:
 def test_of_a_folder_of_indexes_the_last_by_name_is_served(retrieval: Retrieval, tmp_path: Path) -> None:
     folder = retrieval.index.folder
     assert newest_index(folder) == folder == newest_index(folder.parent)
-    with pytest.raises(ExportError, match="holds no index"):
+    with pytest.raises(ExportError, match="has no index"):
         newest_index(tmp_path)

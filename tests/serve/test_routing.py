@@ -87,4 +87,4 @@ def test_one_command_goes_back_and_leaves_a_line(
     assert run(["service", "rollback", str(versions), "--to", "v9"]) == 1
     assert run(["service", "rollback", str(versions), "--to", "v1"]) == 0
     assert run(["service", "rollback", str(versions)]) == 1
-    assert "nothing older than v1" in capsys.readouterr().err
+    assert "no version older than v1" in capsys.readouterr().err
