@@ -49,7 +49,7 @@ def test_each_client_has_its_token_rate_and_models(service: Service, tmp_path: P
 def test_a_replaced_token_is_read_anew_and_a_lost_file_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients_module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(clients_module, "_CHECK_FILES_S", 0.0)
     clients = clients_of(tmp_path, one="before")
     assert clients.admit(b"Bearer before")
     (tmp_path / "one").write_text("after")
