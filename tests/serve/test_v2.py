@@ -94,7 +94,7 @@ def test_a_foreign_client_gets_the_scores_of_the_service(
     assert again.as_numpy("label").tolist() == found.as_numpy("label").tolist()
     with pytest.raises(InferenceServerException, match="no output 'none'"):
         client.infer("ctr", inputs(module, columns()), outputs=[module.InferRequestedOutput("none")])
-    with pytest.raises(InferenceServerException, match="version 'v0' of model .* is not active"):
+    with pytest.raises(InferenceServerException, match=r"version 'v0' of model .* is not active"):
         client.infer("ctr", inputs(module, columns()), "v0")
     with pytest.raises(InferenceServerException, match=r"row 1: .*'user'|'user'.*row 1"):
         client.infer("ctr", inputs(module, columns([GOOD, {**GOOD, "user": -1}])))
