@@ -44,7 +44,7 @@ ENVIRONMENT = dict(os.environ)  # before the service of this process adds its po
 UVICORN = (
     "import sys, torch, uvicorn; from pathlib import Path; from rayrec.serve import ModelSpec, Service; "
     "from rayrec.serve.http import App; path, port, cores, together = sys.argv[1:]; torch.set_num_threads(int(cores)); "
-    "app = App(Service([ModelSpec(name='ctr', path=Path(path))]), together=together == 'True'); "
+    "app = App(Service([ModelSpec(name='ctr', path=Path(path))]), batching=together == 'True'); "
     "uvicorn.run(app, port=int(port), log_level='error')"
 )
 
