@@ -57,7 +57,7 @@ NUMBA_DOORS = (
     "rayrec/distributed/ids/count_loop.py",
     "rayrec/distributed/ids/split_loops.py",
     "rayrec/distributed/kernel/update_loops.py",
-    "rayrec/distributed/vectors/place_loops.py",
+    "rayrec/distributed/vectors/column_loops.py",
 )
 COLLECTIVE_DOORS = ("rayrec/distributed/comm/", BENCHMARKS)
 

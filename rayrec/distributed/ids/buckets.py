@@ -59,9 +59,8 @@ class Buckets:
             else:
                 repeated.append((first, number))
         self.repeated = np.array(repeated, dtype=np.int64).reshape(-1, 2)
-        unread = [
-            (v, n) for v, edges_E in enumerate(edges) for n in range(len(edges_E) - 1) if self.stream_VE[v, n] < 0
-        ]
+        buckets = [(v, n) for v, count in enumerate(self.buckets_V) for n in range(count)]
+        unread = [bucket for bucket in buckets if self.stream_VE[bucket] < 0]
         for number, bucket in enumerate(unread, self.num_streams):
             self.stream_VE[bucket] = number
         self.num_unread = len(unread)

@@ -4,8 +4,8 @@ Routes are frozen data, equal on every rank; exchanges and executors follow them
 
 - output: one feature read by one table; its vector is a block of columns of the result.
 - variant: all ids of a feature (edges None), or its ids split by the row edges of a table that is cut by rows.
-- stream: the part of a variant that one rank receives: all ids, or those of one bucket of rows. It is sent once, however
-  many lookups of that rank read it.
+- stream: the part of a variant that one rank receives: all ids, or those of one bucket of rows. It is sent once, even
+  if several lookups of that rank read it.
 - lookup: one output read in one shard of its table, on the rank that holds the shard.
 """
 
