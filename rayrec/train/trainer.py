@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rayrec._runtime.cgroup_limits import cpus
 from rayrec.checkpoint.launch import Launch, Lease
-from rayrec.container import cpus
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
-from rayrec.data.formats.converted import converting_into
-from rayrec.data.mapping.columns import fill_id_types
+from rayrec.data.formats.find_parquet import converting_into
+from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
-from rayrec.data.source.periods import Periods
+from rayrec.data.order.periods import Periods
 from rayrec.models import Retriever
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig

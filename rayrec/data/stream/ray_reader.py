@@ -16,10 +16,10 @@ from ray.data import ExecutionResources
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from rayrec.data.options import ReadOptions
+from rayrec.data.config import ReadOptions
 from rayrec.data.source.slices import RowGroupStreams
+from rayrec.data.stream.bad_rows import or_nothing, without_nothing
 from rayrec.data.stream.reading import Piece, Recipe, read_piece
-from rayrec.data.stream.records import or_nothing, without_nothing
 from rayrec.storage.errors import DataError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from rayrec.compiled import loops
+from rayrec._runtime.numba_loops import loops
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import IDS, ROUTE, span
 from rayrec.distributed.ids.batch import HostIds, Ids, Kept, OutgoingIds, RankIds, SentIds

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rayrec.compiled import in_threads, loops
+from rayrec._runtime.numba_loops import in_threads, loops
 from rayrec.distributed.comm.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
 from rayrec.distributed.ids.batch import (
     BATCH,
@@ -159,9 +159,9 @@ class IdSender:
             lengths_SB, totals = lengths_SB[: buckets.num_streams], totals[: buckets.num_streams]
             out, out_weights, origins = out[:num_ids], out_weights[:num_ids], origins[:num_ids]
         ids = Ids(lengths_SB, out, None if weights is None else out_weights)
-        return (
-            (ids, totals, torch.from_numpy(lengths_KB[key_F]), origins) if self._traced else (ids, totals, None, None)
-        )
+        if not self._traced:
+            return ids, totals, None, None
+        return ids, totals, torch.from_numpy(lengths_KB[key_F]), origins
 
 
 def _header_slots(routes: Routes, width: int) -> tuple[torch.Tensor, torch.Tensor]:

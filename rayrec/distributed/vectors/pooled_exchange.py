@@ -164,7 +164,9 @@ class _Indices:
 
 
 class ColumnOrder:
-    """Puts the senders' columns in the order of the result, in units: the widest runs of columns that every cut respects.
+    """Puts the senders' columns in the order of the result.
+
+    Columns move in units: a unit is the widest run of columns that every cut respects.
 
     Args:
         columns: the result's columns that each sender has.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data import Manifest, manifest_of
-from rayrec.data.formats.converted import converting_into
+from rayrec.data.formats.find_parquet import converting_into
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.models import Retriever
 from rayrec.train.config.file import parse_config
