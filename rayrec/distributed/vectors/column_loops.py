@@ -1,8 +1,4 @@
-<<<<<<< HEAD:rayrec/distributed/vectors/column_loops.py
-"""Compiled loops that copy columns between ranks' vectors and a result. Import this module through `compiled.loops`.
-=======
-"""Compiled loops that move columns between the parts of several ranks and a result. Import through `numba_loops.loops`.
->>>>>>> main:rayrec/distributed/vectors/place_loops.py
+"""Compiled loops that copy columns between ranks' vectors and a result. Import through `numba_loops.loops`.
 
 Shapes: B examples, C columns of a rank, W columns of the result. A run is (first column of the rank, first column of
 the result, number of columns, whether an earlier rank has columns of this run).
