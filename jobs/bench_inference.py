@@ -1,24 +1,20 @@
 """What an export costs and gives: bytes, milliseconds on one thread, beside the float model. Ratios are interleaved.
 
-python jobs/bench_inference.py --json [--cpp build/cpp/rayrec_server]
+python jobs/bench_inference.py --json
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rayrec import quant
@@ -26,7 +22,6 @@ from rayrec.inference import Model, Trained, Wanted, export
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
-from rayrec.serve import ModelSpec, Service
 from rayrec.sparse import KeyedJaggedTensor
 
 DENSE = 13
@@ -84,12 +79,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--cpp", type=Path, help="rayrec_server, to be compared with scoring in this process")
     args = parser.parse_args()
-    if args.cpp is not None and not args.cpp.is_file():
-        parser.error(
-            f"--cpp {args.cpp} is not there; build it: cmake -S deploy/cpp -B build/cpp && cmake --build build/cpp"
-        )
     torch.set_num_threads(1)
     keys = [f"f{i}" for i in range(26)]
     tables = [
@@ -142,54 +132,12 @@ def main() -> None:
             figures |= {f"{name}_{size}_ms": value for name, value in found.items()}
             figures[f"aoti_over_eager_{size}"] = found["aoti"] / found["eager"]
             figures[f"bf16_over_fp32_{size}"] = found["bf16"] / found["aoti"]
-        if args.cpp is not None:
-            for name, model in (("fp32", fp32), ("bf16", bf16)):
-                figures[f"cpp_over_python_{name}_100"] = cpp_over_python(args.cpp, model, 100, args.repeats)
     figures["cpu"] = torch.backends.cpu.get_cpu_capability()  # type: ignore[assignment]
     if args.json:
         print(json.dumps(figures))
     else:
         for name, value in figures.items():
             print(f"{name:32} {value if isinstance(value, str) else f'{value:,.4g}'}")
-
-
-def cpp_over_python(server: Path, model: Model, rows: int, repeats: int) -> float:
-    """Time from a body of raw rows to scores: in the server without Python, over that of a service in this process;
-    median of pairs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    started = subprocess.Popen([server, model.folder, "--port", str(port)], stderr=subprocess.DEVNULL)
-    connection = http.client.HTTPConnection("127.0.0.1", port)
-    service, ratios = Service([ModelSpec(name="ctr", path=model.folder)]), []
-    schema = service.schema()
-    drawn = np.random.default_rng(0)
-    columns: dict[str, list[float]] = {one["name"]: drawn.normal(size=rows).tolist() for one in schema["dense"]}
-    columns |= {
-        one["name"]: drawn.integers(model.index.rows_of[one["name"]], size=rows).tolist() for one in schema["sparse"]
-    }
-    body = json.dumps({"rows": columns}).encode()
-    try:
-        for _ in range(200):
-            try:
-                connection.connect()
-                break
-            except OSError:
-                time.sleep(0.05)
-        for turn in range(repeats + 3):
-            connection.request("POST", "/score", body, {"content-type": "application/json"})
-            response = connection.getresponse()
-            response.read()
-            theirs = float((response.getheader("Server-Timing") or "").partition("dur=")[2])
-            begin = time.perf_counter()
-            service.score(body, "application/json")
-            if turn >= 3:
-                ratios.append(theirs / ((time.perf_counter() - begin) * 1e3))
-    finally:
-        connection.close()
-        started.kill()
-        started.wait()
-    return statistics.median(ratios)
 
 
 def lookups(bags: torch.nn.Module, keys: list[str], args: argparse.Namespace) -> dict[str, float]:

@@ -1,12 +1,11 @@
 """What a service costs: latency and requests a second of one replica beside bare uvicorn, and 60 swaps under load; what
-scoring requests together gains, and a second core; gRPC and the C++ server beside the replica.
+scoring requests together gains, and a second core; gRPC beside JSON.
 
     python jobs/bench_serving.py --json
     git worktree add OLD COMMIT; python jobs/bench_serving.py --beside OLD
 
-The load comes from this machine: a request is one context and 100 candidates of 26 features, as JSON; as tensors over
-gRPC; C++ gets the same JSON. With `--beside` the benchmark of another checkout runs next, and each figure of both is
-divided by its.
+The load comes from this machine: a request is one context and 100 candidates of 26 features, as JSON, or as tensors
+over gRPC. With `--beside` the benchmark of another checkout runs next, and each figure of both is divided by its.
 """
 
 from __future__ import annotations
@@ -15,17 +14,14 @@ import argparse
 import http.client
 import json
 import os
-import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +45,7 @@ ENVIRONMENT = dict(os.environ)  # before this process's service adds its ports
 UVICORN = (
     "import sys, torch, uvicorn; from pathlib import Path; from rayrec.serve import ModelSpec, Service; "
     "from rayrec.serve.http import App; path, port, cores, together = sys.argv[1:]; torch.set_num_threads(int(cores)); "
-    "app = App(Service([ModelSpec(name='ctr', path=Path(path))]), together=together == 'True'); "
+    "app = App(Service([ModelSpec(name='ctr', path=Path(path))]), batching=together == 'True'); "
     "uvicorn.run(app, port=int(port), log_level='error')"
 )
 
@@ -131,30 +127,6 @@ class Load:
                 time.sleep(0.02)
 
 
-class LeanLoad(Load):
-    """Bytes that are made before, and answers of which one in 64 is parsed: the servers' cost, hardly the client's."""
-
-    def _client(self) -> None:
-        head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(self._sent)}"
-        sent, turn = head.encode() + b"\r\n\r\n" + self._sent, 0
-        with socket.create_connection(("127.0.0.1", self._port), timeout=30) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while not self._stop.is_set():
-                begin = time.perf_counter()
-                connection.sendall(sent)
-                found = connection.recv(1 << 20)
-                while (end := found.find(b"\r\n\r\n")) < 0:
-                    found += connection.recv(1 << 20)
-                length = int(re.search(rb"(?i)content-length: *(\d+)", found)[1])  # type: ignore[index]
-                while len(found) < end + 4 + length:
-                    found += connection.recv(1 << 20)
-                self.times.append(time.perf_counter() - begin)
-                self.failed += not found.startswith(b"HTTP/1.1 200")
-                turn += 1
-                if turn % 64 == 1:
-                    self.mixed += not self._check(json.loads(found[end + 4 :]))
-
-
 class GrpcLoad(Load):
     """As tensors of the open inference protocol."""
 
@@ -184,54 +156,25 @@ class GrpcLoad(Load):
                 self.mixed += not self._check(found)
 
 
-@contextmanager
-def cpp_server(model: Path, build: Path, port: int, threads: int) -> Iterator[None]:
-    sources = Path(__file__).parents[1] / "deploy" / "cpp"
-    quiet = {"check": True, "stdout": subprocess.DEVNULL}
-    subprocess.run(["cmake", "-S", sources, "-B", build, f"-DPYTHON={sys.executable}"], **quiet)  # type: ignore[call-overload]
-    subprocess.run(["cmake", "--build", build], **quiet)  # type: ignore[call-overload]
-    process = subprocess.Popen([build / "rayrec_server", model, "--port", str(port), "--threads", str(threads)])
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def other_servers(
-    ports: dict[str, int], model: Path, build: Path, sound: Callable[[dict[str, Any]], bool], args: argparse.Namespace
+def grpc_beside_json(
+    ports: dict[str, int], sound: Callable[[dict[str, Any]], bool], args: argparse.Namespace
 ) -> dict[str, float]:
-    """gRPC of the replica, and the C++ server where cmake is, beside the replica's JSON: 8 clients."""
+    """gRPC of the replica beside its JSON: 8 clients."""
     loads: dict[str, Callable[[], Load]] = {
         "json": lambda: Load(ports["json"], 8, sound),
         "grpc": lambda: GrpcLoad(ports["grpc"], 8, sound),
     }
-    with ExitStack() as stack:
-        if shutil.which("cmake") is not None:
-            for threads in (1, 2):
-                port = ports["cpp"] + threads
-                stack.enter_context(cpp_server(model, build, port, threads))
-                until(lambda port=port: http.client.HTTPConnection("127.0.0.1", port).connect())  # type: ignore[misc]
-            for count in (1, CANDIDATES):
-                sent, check = body(count), sound if count == CANDIDATES else lambda _: True
-                for name, port in (("json", ports["json"]), ("cpp", ports["cpp"] + 1), ("cpp2", ports["cpp"] + 2)):
-                    loads[f"{name}_rows_{count}"] = lambda port=port, sent=sent, check=check: LeanLoad(
-                        port, 8, check, sent
-                    )  # type: ignore[misc]
-        checked: list[Load] = []
+    checked: list[Load] = []
 
-        def kept(make: Callable[[], Load]) -> Load:
-            checked.append(make())
-            return checked[-1]
+    def kept(make: Callable[[], Load]) -> Load:
+        checked.append(make())
+        return checked[-1]
 
-        found = in_turns({name: lambda make=make: kept(make) for name, make in loads.items()}, args.turns, args.seconds)  # type: ignore[misc]
+    found = in_turns({name: lambda make=make: kept(make) for name, make in loads.items()}, args.turns, args.seconds)  # type: ignore[misc]
     figures: dict[str, float] = {"other_wrong": sum(load.failed + load.mixed for load in checked)}
-    for name in list(loads)[1:]:
-        base = f"json{name[name.index('_') :]}" if name.startswith("cpp") else "json"
-        for key in ("p50", "p99", "rps"):
-            figures[f"{name}_{key}_8"] = statistics.median(turn[key] for turn in found[name])
-            if not name.startswith("json"):
-                figures[f"{name}_over_{base}_{key}_8"] = middle(found[name], found[base], key)
+    for key in ("p50", "p99", "rps"):
+        figures[f"grpc_{key}_8"] = statistics.median(turn[key] for turn in found["grpc"])
+        figures[f"grpc_over_json_{key}_8"] = middle(found["grpc"], found["json"], key)
     return figures
 
 
@@ -366,7 +309,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--port", type=int, default=18200)
-    parser.add_argument("--servers", action="store_true", help="only gRPC and C++ beside the replica")
+    parser.add_argument("--servers", action="store_true", help="only gRPC beside JSON")
     parser.add_argument("--beside", type=Path, help="another checkout, whose benchmark is run as well")
     args = parser.parse_args()
     figures: dict[str, float] = {}
@@ -385,14 +328,14 @@ def main() -> None:
             if not args.servers:
                 figures |= of_uvicorn(servers, args)
             spec = ModelSpec(name="ctr", path=root)
-            ports = {"json": args.port, "grpc": args.port + 10, "cpp": args.port + 60}
+            ports = {"json": args.port, "grpc": args.port + 10}
             config = ServeConfig(
                 models=(spec,), port=args.port, grpc_port=ports["grpc"], direct=True, watch_s=0.1, cpus=1
             )
             with serving(config):
                 if not args.servers:
                     figures |= beside_uvicorn(args.port, servers.plain, sound, args)
-                figures |= other_servers(ports, root / "v1", Path(folder) / "build", sound, args)
+                figures |= grpc_beside_json(ports, sound, args)
                 steady = Load(args.port, 2, sound).run(args.seconds)
                 load = Load(args.port, 2, sound)
                 swapped = load.run(0, lambda: swaps(root, SWAPS, args.port))

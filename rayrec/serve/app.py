@@ -1,4 +1,4 @@
-"""What a replica of the service runs."""
+"""The ASGI application of a replica."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ if TYPE_CHECKING:
 
 
 class Replica:
-    """A process of the service; the ASGI application beside it does the work."""
+    """The class that Ray Serve deploys. Empty: the ASGI application answers all requests."""
 
 
 def application(config: ServeConfig) -> App:
-    """The ASGI application of one replica, which scores on all of the replica's cores."""
-    with quick_imports():  # here, as Ray itself imports what is above: a replica starts in less time
+    """The ASGI application of a replica, which computes on all cores of the replica."""
+    # Ray imports this module itself, so imports at its top would not be quick ones.
+    with quick_imports():
         import torch
 
         from rayrec.serve import v2_grpc
         from rayrec.serve.clients import Clients
         from rayrec.serve.http import App
         from rayrec.serve.retrieval import Retrieval, newest_index
-        from rayrec.serve.service import Service, settle
+        from rayrec.serve.service import Service, freeze_garbage
 
     torch.set_num_threads(config.cpus)
-    logger = logging.getLogger("rayrec.serve")  # to the worker's log in Ray's folder, audit lines among them
+    logger = logging.getLogger("rayrec.serve")  # includes the audit lines
     if not logger.handlers:
-        logger.addHandler(logging.StreamHandler(sys.__stderr__))  # Serve's own `sys.stderr` waits for a thousand lines
+        # The worker's log in Ray's folder. Serve replaces `sys.stderr` by one that buffers a thousand lines.
+        logger.addHandler(logging.StreamHandler(sys.__stderr__))
         logger.setLevel(logging.INFO)
     service = Service(config.models, config.limits, config.watch_s, config.log, config.cache_bytes)
-    beside = None
+    grpc_server = None
     if config.grpc_port is not None:
-        beside = partial(v2_grpc.serving, host=config.host, port=config.grpc_port, tls=config.tls)
+        grpc_server = partial(v2_grpc.serving, host=config.host, port=config.grpc_port, tls=config.tls)
     retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
-    settle()
-    return App(service, Clients(config.clients), config.batching, beside, retrieval)
+    freeze_garbage()
+    return App(service, Clients(config.clients), config.batching, grpc_server, retrieval)

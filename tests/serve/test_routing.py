@@ -1,4 +1,4 @@
-"""Which version answers: sticky shares, shadows that answer nobody, and the way back."""
+"""Which version answers: sticky shares, and rollback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayrec.cli.main import run
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
 from rayrec.serve.requests import JSON
-from rayrec.serve.traffic import by_share, place_of
+from rayrec.serve.routing import by_share, unit_hash
 from tests.serve.server import GOOD, Server
 from tests.serve.test_service import version_of
 
@@ -55,7 +55,7 @@ def test_one_key_has_one_version_in_every_process_and_keys_are_shared_out(versio
 
 
 def test_shares_are_kept_and_another_share_moves_only_what_it_must() -> None:
-    places = [place_of(f"ctr {number}") for number in range(20_000)]
+    places = [unit_hash(f"ctr {number}") for number in range(20_000)]
     now = [by_share([(3.0, "a"), (1.0, "b")], place) for place in places]
     assert 0.23 < now.count("b") / len(now) < 0.27
     more = [by_share([(2.0, "a"), (2.0, "b")], place) for place in places]
@@ -66,47 +66,6 @@ def test_shares_are_kept_and_another_share_moves_only_what_it_must() -> None:
 def series(service: Service, name: str) -> dict[str, float]:
     lines = (line.rpartition(" ") for line in service.metrics().decode().splitlines() if line.startswith(name + "{"))
     return {labels: float(value) for labels, _, value in lines}
-
-
-def test_a_shadow_scores_and_is_compared_but_never_answers(versions: Path) -> None:
-    service = Service(
-        [ModelSpec(name="ctr", path=versions / "v1"), ModelSpec(name="ctr", path=versions / "v2", shadow=True)]
-    )
-    alone = {name: Service([ModelSpec(name="ctr", path=versions / name)]) for name in ("v1", "v2")}
-    scores = {name: float(one.score(BODY, JSON).scores["label"][0]) for name, one in alone.items()}
-    answers = [service.score(BODY, JSON) for _ in range(20)]
-    service.close()  # what waits is scored
-    assert {answer.version for answer in answers} == {"v1"}
-    assert {float(answer.scores["label"][0]) for answer in answers} == {scores["v1"]}
-    assert sum(series(service, "rayrec_shadow_requests_total").values()) == 20
-    (total,) = series(service, "rayrec_shadow_difference_sum").values()
-    assert total == pytest.approx(20 * abs(scores["v1"] - scores["v2"]), rel=1e-5) and total > 0.01
-    assert [one["shadow"] for one in service.health()["models"]] == [False, True]
-    assert {*series(service, "rayrec_rows_total").values()} == {20.0}, "its rows are not the service's"
-
-
-def test_a_shadow_that_is_slow_or_fails_costs_no_request(versions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = [ModelSpec(name="ctr", path=versions / "v1"), ModelSpec(name="ctr", path=versions / "v2", shadow=True)]
-    service = Service(specs)
-    (_, shadow), *_ = service._shadows["ctr"]
-    monkeypatch.setattr(type(shadow.active.reader), "batch", failing(shadow.active.reader.batch, shadow.active.reader))
-    for _ in range(100):
-        assert service.score(BODY, JSON).version == "v1"
-    service.close()
-    outcomes = series(service, "rayrec_shadow_requests_total")
-    assert sum(outcomes.values()) == 100 and all("scored" not in labels for labels in outcomes)
-
-
-def failing(real: object, broken: object) -> object:
-    """`Reader.batch`, which raises for one reader."""
-    original = type(broken).batch  # type: ignore[attr-defined]
-
-    def batch(self: object, queries: object) -> object:
-        if self is broken:
-            raise RuntimeError("planted")
-        return original(self, queries)
-
-    return batch
 
 
 def test_one_command_goes_back_and_leaves_a_line(
@@ -128,4 +87,4 @@ def test_one_command_goes_back_and_leaves_a_line(
     assert run(["service", "rollback", str(versions), "--to", "v9"]) == 1
     assert run(["service", "rollback", str(versions), "--to", "v1"]) == 0
     assert run(["service", "rollback", str(versions)]) == 1
-    assert "nothing older than v1" in capsys.readouterr().err
+    assert "no version older than v1" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-// A file's bytes, read only, shared by all processes that map it.
+// The bytes of a file, mapped read-only into memory; processes that map the same file share them.
 #pragma once
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@ class MappedFile {
     struct stat found;
     if (file < 0 || ::fstat(file, &found) != 0) {
       if (file >= 0) ::close(file);
-      throw ExportError(path + " cannot be opened: the folder holds no whole export of today; export the run anew");
+      throw ExportError(path + " is missing from the export, or the export is from an older rayrec: run `rayrec export` again");
     }
     size_ = static_cast<size_t>(found.st_size);
     data_ = size_ ? ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0) : nullptr;

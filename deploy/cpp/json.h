@@ -1,4 +1,4 @@
-// A JSON text as a tree of small values in one arena; parsed by nlohmann/json.
+// A JSON text as a tree of small values in one arena. nlohmann/json parses it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace rayrec {
 
 struct Member;
 
-// `Big` is an integer beyond int64.
+// `Big` is an integer that does not fit int64.
 struct Value {
   enum class Kind : uint8_t { Null, Bool, Int, Big, Real, Text, List, Object };
   Kind kind = Kind::Null;
@@ -26,7 +26,7 @@ struct Value {
 
   bool null() const { return kind == Kind::Null; }
   std::string_view text() const { return {bytes, size}; }
-  // A member of an object, the last of this name; nullptr where there is none.
+  // The last member of this name; nullptr if there is none, or this is not an object.
   const Value* find(std::string_view name) const;
 };
 
@@ -35,11 +35,11 @@ struct Member {
   Value value;
 };
 
-// Owns all that its values point to.
+// Owns the memory of its values.
 class Document {
  public:
-  // Throws Refused where the text is no JSON, or is nested more than `most_nested` deep.
-  Document(std::string_view text, size_t most_nested);
+  // Throws RequestError if the text is not valid JSON or is nested deeper than `max_depth`.
+  Document(std::string_view text, size_t max_depth);
   const Value& root() const { return root_; }
 
  private:
