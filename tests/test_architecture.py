@@ -35,7 +35,7 @@ LEVELS = {
     "torchrec": 11,
 }
 
-BENCHMARKS = "jobs/bench_"  # measure what lies behind the doors, and may compare with other libraries
+BENCHMARKS = "jobs/bench/"  # measure the code behind the doors, and may compare with other libraries
 FBGEMM_DOORS = (
     "rayrec/sparse/",
     "rayrec/distributed/kernel/",

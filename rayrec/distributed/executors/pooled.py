@@ -28,7 +28,7 @@ from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 WORTHWHILE = 0.75  # of one tier's columns between hosts
-FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench_hosts.py)
+FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench/hosts.py)
 
 
 class PooledExecutor:
