@@ -21,8 +21,8 @@ from harness import arguments, in_turns, machine, medians, milliseconds, print_j
 from rayrec.distributed.comm.host_memory import keep_freed_memory
 from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.input_dist import IdCheck
-from rayrec.distributed.ids.routes import Routes, make_routes
-from rayrec.distributed.ids.sender import CompiledSplit
+from rayrec.distributed.ids.routes import PlannedTable, Routes, make_routes
+from rayrec.distributed.ids.sender import IdSender
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
@@ -48,7 +48,8 @@ def routes_of(kind: ShardingType) -> Routes:
         ranks = [number % RANKS] if kind is ShardingType.TABLE_WISE else list(range(RANKS))
         plan[table.name] = ParameterSharding(kind.value, "fused", shards=CUTS[kind](table.name, ROWS, DIM, ranks))
     spec = OptimizerSpec.from_fused_params(None)
-    return make_routes(tables(), plan, dict.fromkeys(plan, spec), RANKS, lambda table: table.config.data_type)
+    planned = [PlannedTable(table, plan[table.name], spec) for table in tables()]
+    return make_routes(planned, RANKS, lambda table: table.config.data_type)
 
 
 def batch_of(bag: int, ids: str, weighted: bool) -> KeyedJaggedTensor:
@@ -62,18 +63,17 @@ def batch_of(bag: int, ids: str, weighted: bool) -> KeyedJaggedTensor:
     return KeyedJaggedTensor([f"f{n}" for n in range(FEATURES)], values, weights, lengths=lengths)
 
 
-def route(split: CompiledSplit, check: IdCheck, batch: KeyedJaggedTensor) -> None:
+def route(sender: IdSender, check: IdCheck, batch: KeyedJaggedTensor) -> None:
     check.check(batch)
-    split.split(batch)
+    sender.pack(batch, ())
 
 
 def measure(kind: ShardingType, bag: int, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(threads)
     routes, batch = routes_of(kind), batch_of(bag, args.ids, args.weighted)
-    split = CompiledSplit(routes, args.weighted, False)
-    check = IdCheck(tables(), args.weighted, split.checked)
-    on_device = DeviceSplit(routes, args.weighted, torch.device("cpu"))
+    sender = IdSender(routes, args.weighted, traced=False, num_counts=0)
     checked = IdCheck(tables(), args.weighted, frozenset(routes.features))
+    on_device = DeviceSplit(routes, args.weighted, torch.device("cpu"))
 
     def count() -> None:
         checked.check(batch)
@@ -87,7 +87,7 @@ def measure(kind: ShardingType, bag: int, threads: int, args: argparse.Namespace
         )
 
     acts: dict[str, Callable[[], object]] = {
-        "rayrec_ns": lambda: route(split, check, batch),
+        "rayrec_ns": lambda: route(sender, checked, batch),
         "count_ns": count,
         "fbgemm_ns": fbgemm,
         "copy_ns": lambda: copied.copy_(batch.values()),

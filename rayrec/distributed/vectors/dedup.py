@@ -6,6 +6,7 @@ each block of rows that it reads). That is less where ids come often: few rows o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -13,14 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rayrec.distributed.executors.setup import Config, Setup
 from rayrec.distributed.ids.batch import Ids
 from rayrec.distributed.ids.input_dist import FeatureOrder
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel.row_kernel import RowGroups
 from rayrec.distributed.vectors.pooled_exchange import MeanScale
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig
+from rayrec.modules.pooling import row_of
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 
@@ -65,14 +66,14 @@ class Distinct:
     """Takes out what comes twice, and puts vectors where they belong, with one operator a width.
 
     Args:
-        setup: what is served; bags, or vectors of one example.
-        routes: of the collection.
+        tables: tables of the collection.
+        weighted: whether ids carry weights.
+        routes: routes of the collection.
     """
 
-    def __init__(self, setup: Setup[Config], routes: Routes) -> None:
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], weighted: bool, routes: Routes) -> None:
         self._keys = list(routes.features)
-        self._features = FeatureOrder(routes.features, setup.weighted)
-        tables = setup.configs
+        self._features = FeatureOrder(routes.features, weighted)
         rows = [max(table.num_embeddings for table in tables if key in table.feature_names) for key in self._keys]
         # ids of different features in ranges of their own, so that one pass finds the distinct ids of all
         self._edges = torch.tensor([0, *accumulate(rows)], dtype=torch.int64)
@@ -186,8 +187,7 @@ class _Sums(torch.autograd.Function):
                 leaf = weights.detach().requires_grad_()
                 (weight_grad,) = torch.autograd.grad(_bags(vectors.detach(), leaf, places, offsets), leaf, grad)
         if offsets is not None:
-            bags = torch.arange(offsets.numel() - 1, device=offsets.device)
-            bag_of_id = bags.repeat_interleave(offsets.diff(), output_size=places.numel())
+            bag_of_id = row_of(offsets.diff(), places.numel())
         return ctx.groups.sum(grad, bag_of_id, weights), weight_grad, None, None, None
 
 
