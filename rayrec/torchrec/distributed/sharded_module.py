@@ -83,6 +83,3 @@ class ShardedEmbeddingModule(ShardedModule[Ids, Vectors, Out, Context], FusedOpt
 
 ShardedEmbeddingModule.register(ShardedCollection)  # type: ignore[type-abstract]
 FusedOptimizer.register(EmbeddingFusedOptimizer)
-for stage in ("_input_dists", "_output_dists"):  # the stages by the tutorials' names
-    setattr(ShardedCollection, stage, ShardedCollection.executors)
-ShardedCollection._lookups = property(ShardedCollection.kernels)  # type: ignore[attr-defined]
