@@ -59,8 +59,9 @@ def _without_repeats(rows: dict[str, str]) -> dict[str, str]:
             same = next(path for path, earlier in fields.items() if path in rows and cells.items() <= earlier.items())
             if same != parent:
                 repeats[parent] = same
-    rows = {path: row for path, row in rows.items() if not any(path.startswith(f"{parent}.") for parent in repeats)}
-    return {path: f"{row[:-2]}; fields as `{repeats[path]}` |" if path in repeats else row for path, row in rows.items()}
+    for path in [path for path in rows if any(path.startswith(f"{parent}.") for parent in repeats)]:
+        del rows[path]
+    return rows | {path: f"{rows[path][:-2]}; fields as `{same}` |" for path, same in repeats.items()}
 
 
 def _row(path: str, kind: str, default: str, meaning: str) -> str:
