@@ -42,16 +42,16 @@ import ray
 import ray.data
 from ray.data.collate_fn import ArrowBatchCollateFn
 
+from rayrec._runtime.ray_internals import LOCAL_SYSTEM
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems, Unplaced
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.order.epoch import row_order
-from rayrec.data.order.rank_part import EpochPlanner, Ordering
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
 from rayrec.data.stream.reading import pieces_of
-from rayrec.local_ray import LOCAL_SYSTEM
 from rayrec.models.batch import Batch
 from rayrec.storage.retries import Patience
 

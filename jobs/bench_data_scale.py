@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayrec.data import Cursor, Manifest
-from rayrec.data.order.rank_part import EpochPlanner, Ordering, RankPart
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankPart
 from rayrec.data.source.file_table import COLUMNS, FileTable
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 

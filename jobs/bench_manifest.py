@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.data import Cursor, FooterIndex, FooterReading, Manifest, Schema
-from rayrec.data.order.rank_part import Ordering
+from rayrec.data.order.epoch_planner import Ordering
 from rayrec.data.source.footer_index import index_file
 from rayrec.data.source.footers import write_index
 from rayrec.data.stream.reading import pieces_of

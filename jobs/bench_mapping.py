@@ -91,7 +91,7 @@ def seconds(function: Callable[[], object], repeats: int) -> float:
 
 def derived_speeds(rows: int, repeats: int) -> dict[str, float]:
     """By kind, in million values a second."""
-    from rayrec.data.mapping.derive import derive  # not in versions before derived columns
+    from rayrec.data.mapping.derived.scalars import derive  # not in versions before derived columns
     from rayrec.data.mapping.map_rows import one_array
 
     table = columns(rows)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from rayrec.compiled import compiled
+from rayrec._runtime.numba_loops import compiled
 from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, tbe
 from rayrec.distributed.kernel.choice import make_pooling_kernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span

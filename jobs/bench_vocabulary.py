@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayrec.data.mapping.hashing import mix64_array
+from rayrec.data.arrays.hashing import mix64_array
 from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.data.tools.vocabulary import count_column
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
-from rayrec.data.tools.starter import Machine, by_hash, start
+from rayrec.data.tools.init.make_config import Machine, by_hash, start
 from rayrec.train import Trainer
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import parse_config

@@ -1,4 +1,4 @@
-// Columns that are made of others, as rayrec/data/mapping/derive.py makes them.
+// Columns that are made of others, as rayrec/data/mapping/derived/scalars.py makes them.
 #include <algorithm>
 #include <cmath>
 

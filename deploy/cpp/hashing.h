@@ -1,4 +1,4 @@
-// The hashes of rayrec/data/mapping/hashing.py, equal bit by bit.
+// The hashes of rayrec/data/arrays/hashing.py, equal bit by bit.
 #pragma once
 
 #include <blake2.h>

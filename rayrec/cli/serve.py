@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli.options import path
-from rayrec.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from rayrec.serve.config import ServeConfig

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rayrec._imports import lazy_names
+from rayrec._runtime.imports import lazy_names
 from rayrec.serve.config import ModelSpec, ServeConfig, load_serve_config
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, 
 from pathlib import Path
 from typing import Any
 
-from rayrec._debug import debugging
-from rayrec._imports import quick_imports
-from rayrec.local_ray import init_local, quiet_unless_debug
-from rayrec.looking import beside
+from rayrec._runtime.debug import debugging
+from rayrec._runtime.imports import quick_imports
+from rayrec._runtime.local_ray import init_local, quiet_unless_debug
+from rayrec._runtime.threads import run_in_thread
 from rayrec.serve.config import ServeConfig
 
 _STARTER = """
@@ -89,7 +89,8 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
     """
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
-    checked = beside(lambda: check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
+    # The check imports torch and reads the models while Ray starts.
+    checked = run_in_thread(lambda: check(config), "rayrec-check")
     with _while_set(environment(config)), _ray(config) as shared:
         checked.result()
         from ray import serve

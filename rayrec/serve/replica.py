@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rayrec._imports import quick_imports
+from rayrec._runtime.imports import quick_imports
 from rayrec.serve.config import ServeConfig
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from rayrec.data import (
     ReadOptions,
     WeightedDataSet,
 )
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.order.mix import Mix
-from rayrec.data.order.rank_part import EpochPlanner, Ordering
 from rayrec.data.source import footers
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footer_index import INDEX_NAME

@@ -147,6 +147,20 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         """One or two."""
         return [executor for executor in (self._sharded, self._replicated) if executor is not None]
 
+    # The three stages, by the names that TorchRec's tutorials print.
+
+    @property
+    def _input_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
+        return self.executors
+
+    @property
+    def _lookups(self) -> list[Kernel]:
+        return self.kernels()
+
+    @property
+    def _output_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
+        return self.executors
+
     @property
     def blocks(self) -> list[list[Output]]:
         """The outputs of each tensor of the executors' results."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayrec.compiled import in_threads, loops
+from rayrec._runtime.numba_loops import in_threads, loops
 from rayrec.distributed.ids.batch import Counts, Ids
 from rayrec.distributed.ids.buckets import Buckets
 from rayrec.distributed.ids.routes import Routes

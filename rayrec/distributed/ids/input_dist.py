@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from rayrec.compiled import loops
+from rayrec._runtime.numba_loops import loops
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import IDS, ROUTE, span
 from rayrec.distributed.ids.batch import HostIds, Ids, Kept, RankIds, SentIds
@@ -24,7 +24,7 @@ from rayrec.distributed.ids.upload import TrainedWeights, Upload
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.modules.embedding import feature_names, outside_rows, smallest_tables
 from rayrec.sparse import KeyedJaggedTensor, ops
-from rayrec.sparse.keyed_jagged import check_input
+from rayrec.sparse.keyed_jagged_tensor import check_input
 
 _ANY = torch.iinfo(torch.int64).max
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from rayrec.compiled import in_threads, loops
+from rayrec._runtime.numba_loops import in_threads, loops
 from rayrec.distributed.comm.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
 from rayrec.distributed.ids.batch import (
     BATCH,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from rayrec.compiled import in_threads, loops
+from rayrec._runtime.numba_loops import in_threads, loops
 from rayrec.distributed.kernel.interface import LocalTable, Lookups
 
 _RULES = {  # by their names in the loop's module

@@ -1,4 +1,4 @@
-"""Compiled loops that move columns between the parts of several ranks and a result. Import it through `compiled.loops`.
+"""Compiled loops that move columns between the parts of several ranks and a result. Import through `numba_loops.loops`.
 
 Shapes: B examples, C columns of a rank, W columns of the result. A run is (first column at the rank, first column of
 the result, number of columns, whether an earlier rank has columns of this run).
@@ -10,7 +10,7 @@ from typing import Any
 
 import numba as nb
 
-from rayrec.compiled import compiled
+from rayrec._runtime.numba_loops import compiled
 
 _TYPES = {"part_BC": "float32[:,::1]", "runs": "uint64[:,::1]", "result_BW": "float32[:,::1]", "scale": "float32"}
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from rayrec.compiled import loops
+from rayrec._runtime.numba_loops import loops
 from rayrec.distributed import comm
 from rayrec.distributed.comm.host_link import HostLink
 from rayrec.distributed.comm.wire import FP32, Codec

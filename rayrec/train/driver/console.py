@@ -34,8 +34,7 @@ def format_metric(value: float | None, digits: int = 4) -> str:
 
 
 class Display:
-    """Shows a run on a `rich` console. An error of the console (a closed pipe, a full disk) loses output, not the run.
-    """
+    """Shows a run on a `rich` console. An error of the console, such as a closed pipe, loses output, not the run."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.tolerance = Tolerance()
@@ -186,14 +185,15 @@ def _scores(tasks: Mapping[str, Mapping[str, Any]], *names: str) -> list[tuple[s
 
 
 def _quality(scores: Mapping[str, Any]) -> str:
+    text = {
+        name: format_metric(value) for name, value in scores.items() if value is None or isinstance(value, int | float)
+    }
     if "rmse" in scores:
-        return f"RMSE {format_metric(scores['rmse'])}  MAE {format_metric(scores['mae'])}  R² {format_metric(scores['r2'])}"
+        return f"RMSE {text['rmse']}  MAE {text['mae']}  R² {text['r2']}"
     if "mrr" in scores:
-        seen = ", without seen items" if "mrr/unseen" in scores else ""
+        unseen = ", without seen items" if "mrr/unseen" in scores else ""
         popular = f"; popularity {format_metric(scores['popularity']['recall@10'])}" if "popularity" in scores else ""
-        return f"HR@10 {format_metric(scores['recall@10'])}{popular}  NDCG@10 {format_metric(scores['ndcg@10'])} of all items{seen}"
-    grouped = f"GAUC {format_metric(scores['gauc'])}  " if "gauc" in scores else ""
-    return (
-        f"AUC {format_metric(scores['auc'])}  {grouped}NE {format_metric(scores['ne'])}  logloss {format_metric(scores['logloss'])}  "
-        f"calibration {format_metric(scores['calibration'], 3)}"
-    )
+        return f"HR@10 {text['recall@10']}{popular}  NDCG@10 {text['ndcg@10']} of all items{unseen}"
+    grouped = f"GAUC {text['gauc']}  " if "gauc" in scores else ""
+    calibration = format_metric(scores["calibration"], 3)
+    return f"AUC {text['auc']}  {grouped}NE {text['ne']}  logloss {text['logloss']}  calibration {calibration}"

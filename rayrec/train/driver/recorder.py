@@ -1,5 +1,4 @@
-"""What the driver does with the records of a run: it keeps them in files, shows them, and tracks the state of the run.
-"""
+"""Handles the records of a run in the driver: keeps them in files, shows them, and tracks the state of the run."""
 
 from __future__ import annotations
 

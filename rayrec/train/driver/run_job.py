@@ -1,5 +1,4 @@
-"""Runs a job to its end, in this process or with Ray Train's workers. `trainer.py` decides what becomes of the outcome.
-"""
+"""Runs a job to its end, in this process or with Ray Train's workers."""
 
 from __future__ import annotations
 

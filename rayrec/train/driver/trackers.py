@@ -95,7 +95,7 @@ class MLflow(_Tracker):
 
 
 class WandB(_Tracker):
-    """Logs metrics and the config to a project of Weights & Biases; `WANDB_MODE=offline` keeps them in the run folder."""
+    """Logs metrics and the config to a Weights & Biases project; `WANDB_MODE=offline` keeps them in the run folder."""
 
     def __init__(self, project: str = "rayrec") -> None:
         self._project = project
