@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ray import cloudpickle
+import cloudpickle
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.preload"])

@@ -15,10 +15,10 @@ from typing import Any, Generic
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.executors.setup import Config, PlannedTable, Setup
+from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.input_dist import FeatureOrder
-from rayrec.distributed.ids.routes import Output, make_outputs
+from rayrec.distributed.ids.routes import Config, Output, PlannedTable, make_outputs
 from rayrec.distributed.kernel import LocalTable
 from rayrec.distributed.kernel.choice import MatrixKernel, make_matrix_kernel
 from rayrec.distributed.kernel.row_kernel import RowGroups, make_anchor
@@ -111,7 +111,7 @@ class ReplicatedExecutor(Generic[Config]):
         kept: tuple[GroupIds, ...] = ids.kept.replicated
         weights = [group.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
-        found = _Lookup.apply(self._anchor, self, kept, ids.headers.counts, *weights, *leaves)
+        found = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
         out = []
         for sums, factors_BE in zip(found, (of_group.factors_BE for of_group in kept), strict=True):
             if factors_BE is not None:
