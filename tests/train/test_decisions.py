@@ -59,10 +59,10 @@ def config_of(**changes: Any) -> TrainConfig:
 
 def test_a_supply_covers_what_it_has_and_no_more() -> None:
     need = Demand(num_workers=2, cpus_per_worker=1.5, use_gpu=True, reader_cpus=1.0)
-    assert (need.cpus, need.gpus, need.each) == (4.0, 2, {"CPU": 1.5, "GPU": 1.0})
+    assert (need.cpus, need.gpus, need.per_worker) == (4.0, 2, {"CPU": 1.5, "GPU": 1.0})
     assert Supply(cpus=4, gpus=2).covers(need) and Supply(cpus=4 - 1e-7, gpus=2).covers(need)
     assert not Supply(cpus=3.9, gpus=2).covers(need) and not Supply(cpus=4, gpus=1).covers(need)
-    assert replace(need, use_gpu=False).gpus == 0 and replace(need, use_gpu=False).each == {"CPU": 1.5}
+    assert replace(need, use_gpu=False).gpus == 0 and replace(need, use_gpu=False).per_worker == {"CPU": 1.5}
 
 
 def test_readers_take_what_a_read_takes_and_nothing_of_an_elastic_run() -> None:
@@ -86,8 +86,8 @@ def test_readers_take_what_a_read_takes_and_nothing_of_an_elastic_run() -> None:
         (
             (4, 1.0, False, 0.5),
             (2.5, 0),
-            "the run needs 4.5 CPUs (4 workers × 1 and 0.5 for reading), but x has 2.5; lower trainer.num_workers to 2, "
-            "or lower trainer.cpus_per_worker to at most 0.5, or use a larger cluster",
+            "the run needs 4.5 CPUs (4 workers × 1 and 0.5 for reading), but x has 2.5; lower trainer.num_workers to "
+            "2, or lower trainer.cpus_per_worker to at most 0.5, or use a larger cluster",
         ),
         (
             (2, 2.0, False, 0.0),
@@ -103,8 +103,8 @@ def test_readers_take_what_a_read_takes_and_nothing_of_an_elastic_run() -> None:
         (
             (2, 2.0, True, 0.0),
             (1.0, 1.0),
-            "trainer.num_workers=2 with use_gpu needs 2 GPUs (one per worker), but x has 1; lower trainer.num_workers to "
-            "1, or set trainer.use_gpu=false",
+            "trainer.num_workers=2 with use_gpu needs 2 GPUs (one per worker), but x has 1; lower trainer.num_workers "
+            "to 1, or set trainer.use_gpu=false",
         ),
     ],
 )

@@ -72,14 +72,14 @@ def test_a_recovery_is_told_once_with_its_reason(tmp_path: Path) -> None:
     again = "worker group failed at step 20 (worker 0 was lost); restarted at step 0"
     assert [line["message"] for line in lines if line["kind"] == "event"] == [message, again]
     assert message in text
-    assert (recorder.recoveries, recorder.reasons) == (2, [])
+    assert (recorder.recoveries, recorder.failures) == (2, [])
     assert [(line["kind"], line["attempt"]) for line in lines] == [
         ("train", 1), ("event", 2), ("train", 2), ("event", 3)
     ]  # fmt: skip
 
 
 def test_the_first_fatal_record_counts_and_no_attempt_after_it(tmp_path: Path) -> None:
-    box = Mailbox(attempts_before=3)
+    box = Mailbox(previous_attempts=3)
     assert box.begin(leader=True) is False
     assert box.begin(leader=False) is False
     box.put({"kind": "fatal", "rank": 1, "error": "first"})
@@ -90,7 +90,7 @@ def test_the_first_fatal_record_counts_and_no_attempt_after_it(tmp_path: Path) -
     assert box.take() == []
     fatal = [{"kind": "fatal", "rank": rank, "error": text} for rank, text in ((1, "first"), (0, "second"))]
     (tmp_path / "metrics.jsonl").touch()
-    assert recorded(tmp_path, fatal)[0].course.fatal == "first"
+    assert recorded(tmp_path, fatal)[0].state.fatal == "first"
 
 
 def test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_the_plan_table_counts_what_it_leaves_out() -> None:
     sharding = {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1, 2, 5], "shards": [shard, other]}
     plan: dict[str, Any] = {"plan": {"bags": {f"table {i}": sharding for i in range(7)}}}
     out = io.StringIO()
-    Console(file=out, width=150).print(plan_table(plan, most=3))
+    Console(file=out, width=150).print(plan_table(plan, limit=3))
     text = out.getvalue()
     for part in ("table 2", "900 × 8", "2 of 500 × 8", "0–2, 5", "and 4 more tables"):
         assert part in text
@@ -270,7 +270,7 @@ def test_failures_count_only_until_the_run_gets_further() -> None:
 def test_a_run_that_is_given_up_says_how_often_and_why() -> None:
     text = too_often(4, 3, "worker 1 was lost")
     assert "failed 4 times without a new checkpoint" in text
-    assert "trainer.max_failures=3" in text and text.endswith("the last time: worker 1 was lost")
+    assert "trainer.max_failures=3" in text and text.endswith("Last failure: worker 1 was lost")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -318,6 +318,6 @@ def test_a_stop_that_takes_longer_than_its_grace_is_an_end() -> None:
     release = threading.Event()
     signals = StopSignals(lambda: None, grace_s=0.2)
     signals(signal.SIGTERM)
-    with pytest.raises(Interrupted, match=r"no last checkpoint within trainer\.grace_s=0\.2 s"):
+    with pytest.raises(Interrupted, match=r"no final checkpoint was saved within trainer\.grace_s=0\.2 s"):
         run_in_background(lambda: release.wait(20), signals)
     release.set()

@@ -45,7 +45,7 @@ def test_a_run_without_oddities_is_told_nothing() -> None:
     [
         (
             at_start(CONFIG, 64, 2.0),
-            ["an epoch is a single step: trainer.batch_size=64 and only 64 rows", "batch_size=3"],
+            ["a single step: trainer.batch_size=64 and only 64 rows", "batch_size=3"],
         ),
         (at_start(CONFIG, 1, None), ["1 rows", "batch_size=1"]),
         (at_start(workers(3), 65, 2.5), ["3 workers share 2.5 cores", "set trainer.num_workers to 2"]),

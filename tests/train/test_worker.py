@@ -171,7 +171,7 @@ def test_what_another_attempt_might_mend_is_told_where_there_is_none(folder: Pat
     display = Display(Console(quiet=True))
     with pytest.raises(TrainError, match=r"^OSError: disk is away$"):
         recorder = Recorder(job.files, display)
-        run_job(job, recorder.state, recorder, display, attempts_before=0)
+        run_job(job, recorder.state, recorder, display, previous_attempts=0)
 
 
 def test_a_run_of_one_step_is_evaluated(tmp_path: Path) -> None:
