@@ -62,6 +62,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a model, or resume the run of the same name."""
+    from importlib import import_module
+
     from rayrec._runtime.imports import quick_imports
 
     with quick_imports():
@@ -69,7 +71,7 @@ def train(
         from rayrec.train.driver.cluster import connected_for
 
     train_config = load_config(config, [*(overrides or []), *([f"name={name}"] if name is not None else [])])
-    with connected_for(train_config):
+    with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
         from rayrec.train import Trainer
         from rayrec.train.driver.trackers import tracker
 

@@ -292,7 +292,7 @@ def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, mon
     reporter.after_exception(None, {0: RayActorError(), 1: ValueError("bad row on rank 1")})
     report(2)  # of the same group, a little later
     hear()
-    assert recorder.state.fatal is None and "worker 0 was lost" in recorder.reasons[-1]
+    assert recorder.state.fatal is None and "worker 0 was lost" in recorder.failures[-1]
     assert ray.get(mailbox.begin.remote(True)) is False  # the next attempt trains
 
     report(1)  # the error comes again, and without a death it ends the run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import ray
@@ -95,20 +95,16 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def connected_for(config: TrainConfig) -> Iterator[None]:
-    """Start the local Ray that a run needs while a thread imports the trainer: each takes seconds, and Ray's start is
-    mostly waiting. Does nothing for other runs."""
+def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
+    """Start the local Ray that a run needs while a thread calls `prepare`, for example to import the trainer: each takes
+    seconds, and Ray's start is mostly waiting. Does nothing for other runs."""
     if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
         yield
         return
-    imports = run_in_thread(_import_trainer, "rayrec-imports")
+    prepared = run_in_thread(prepare, "rayrec-imports")
     with connected(config.trainer.elastic):
-        imports.result()
+        prepared.result()
         yield
-
-
-def _import_trainer() -> None:
-    import rayrec.train.trainer  # noqa: F401
 
 
 def _init(address: str | None) -> None:
