@@ -96,7 +96,7 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
-    """Start the local Ray that a run needs while a thread calls `prepare`, for example to import the trainer: each takes
+    """Start the local Ray that a run needs while a thread calls `prepare`, which may import the trainer. Each takes
     seconds, and Ray's start is mostly waiting. Does nothing for other runs."""
     if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
         yield
