@@ -14,11 +14,18 @@ def start_worker(handed: dict[str, Any]) -> None:
     Args:
         handed: `job`, as bytes; `log`, the mailbox actor.
     """
+    import_worker()
+    from ray import cloudpickle
+
+    from rayrec.train.worker.entry import work_on_ray
+
+    work_on_ray(cloudpickle.loads(handed["job"]), handed["log"])
+
+
+def import_worker() -> None:
+    """Import what a worker needs."""
     with quick_imports():
         # torch imports it when the first optimizer is made.
         import torch._dynamo  # noqa: F401
-        from ray import cloudpickle
 
-        from rayrec.train.worker.entry import work_on_ray
-
-    work_on_ray(cloudpickle.loads(handed["job"]), handed["log"])
+        import rayrec.train.worker.entry  # noqa: F401
