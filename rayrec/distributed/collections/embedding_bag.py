@@ -23,7 +23,7 @@ from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.batch import Kept, RankIds
 from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, RoutedFeatures
 from rayrec.distributed.ids.routes import Output, make_outputs
-from rayrec.distributed.kernel import Kernel
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.shards import Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.modules.embedding import output_names

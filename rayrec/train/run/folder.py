@@ -23,7 +23,7 @@ from rayrec.train.config.difference import differing, same, value_at
 from rayrec.train.errors import RunInUseError, StorageError
 
 if TYPE_CHECKING:
-    from rayrec.checkpoint import Checkpoint
+    from rayrec.checkpoint.manifest import Checkpoint
 
 # Changing one of these makes another model or another order of rows: a checkpoint cannot be continued with it.
 FIXED_FIELDS = (
