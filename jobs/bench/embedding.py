@@ -203,7 +203,7 @@ def floor_step(case: Case, rank: int) -> Step:
 
     def step(number: int) -> None:
         exchange(received[: half * WORLD], ids[: half * WORLD])
-        pooled = kernel.pooled(Lookups(values, offsets, None))
+        pooled = kernel.lookup(Lookups(values, offsets, None))
         exchange(arrived, pooled.detach())
         exchange(arrived, grad)
         pooled.backward(grad)

@@ -19,8 +19,7 @@ import torch
 from harness import arguments, machine, medians, milliseconds, paired_ratio, print_json
 
 from rayrec._runtime.numba_loops import compiled
-from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, tbe
-from rayrec.distributed.kernel.choice import make_pooling_kernel
+from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, make_pooling_kernel, tbe
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig
 
@@ -95,7 +94,7 @@ def measure(
     times: dict[str, list[float]] = {"other": [], "loop": [], "floor": []}
     for number in range(rounds + 2):  # two to warm up
         batch = batches[number % BATCHES]
-        bags = other._tbe(batch.ids, batch.offsets, None) if fused else other.pooled(batch)
+        bags = other._tbe(batch.ids, batch.offsets, None) if fused else other.lookup(batch)
         spent = {"other": milliseconds(partial(bags.backward, grad))}
         spent["loop"] = milliseconds(partial(loop.train, batches[(number + BATCHES // 2) % BATCHES], grad, 0.01))
         spent["floor"] = milliseconds(partial(floor_loop, rows[(number + 1) % BATCHES], floor.numpy(), DIM))

@@ -18,7 +18,7 @@ from rayrec.distributed.ids.batch import Ids
 from rayrec.distributed.ids.input_dist import FeatureOrder
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.upload import OnHost
-from rayrec.distributed.kernel.row_kernel import RowGroups
+from rayrec.distributed.kernel.rows import DistinctRows
 from rayrec.distributed.vectors.pooled_exchange import MeanScale
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig
 from rayrec.modules.pooling import row_of
@@ -39,7 +39,7 @@ class KeptWidth:
     places: torch.Tensor
     offsets: torch.Tensor | None
     weights: torch.Tensor | None
-    groups: RowGroups
+    groups: DistinctRows
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Distinct:
         table."""
         given = self._features.of(kjt)
         lengths_F, firsts = given.lengths.sum(1), self._edges[:-1]
-        groups = RowGroups.of(given.values + firsts.repeat_interleave(lengths_F, output_size=given.values.numel()))
+        groups = DistinctRows.of(given.values + firsts.repeat_interleave(lengths_F, output_size=given.values.numel()))
         distinct = groups.distinct
         counts_F = torch.searchsorted(distinct, self._edges).diff()
         ids = distinct - firsts.repeat_interleave(counts_F, output_size=distinct.numel())
@@ -105,14 +105,14 @@ class Distinct:
         )
         return KeyedJaggedTensor(self._keys, ids, lengths=counts_F, stride=1), own
 
-    def _own(self, width: _Width, places: Ids, groups: RowGroups, counts_F: torch.Tensor) -> KeptWidth:
+    def _own(self, width: _Width, places: Ids, groups: DistinctRows, counts_F: torch.Tensor) -> KeptWidth:
         if not width.natural:
             order, features = width.features.to(torch.int32), width.features
             lengths, moved, weights = ops.permute_segments(order, places.lengths, places.values, places.weights)
             counts = counts_F[features]  # vectors of the width's outputs, of which the first is number 0
             shifts = counts.cumsum(0) - counts - (counts_F.cumsum(0) - counts_F)[features]
             moved = moved + shifts.repeat_interleave(lengths.sum(1), output_size=moved.numel())
-            places, groups = Ids(lengths, moved, weights), RowGroups.of(moved)
+            places, groups = Ids(lengths, moved, weights), DistinctRows.of(moved)
         offsets = None
         if self._scale is not None:
             offsets = ops.complete_cumsum(places.lengths.reshape(-1).to(torch.int64))
@@ -155,7 +155,7 @@ class Distinct:
         return [torch.cat([blocks[number] for number in width.outputs]).view(-1, width.dim) for width in self._widths]
 
 
-def _inverse(groups: RowGroups) -> torch.Tensor:
+def _inverse(groups: DistinctRows) -> torch.Tensor:
     """For each row number its place among the distinct ones; the sort that found them is not done again."""
     marks = torch.zeros_like(groups.order)
     marks[groups.starts[1:]] = 1
@@ -172,7 +172,7 @@ class _Sums(torch.autograd.Function):
         weights: torch.Tensor | None,
         places: torch.Tensor,
         offsets: torch.Tensor | None,
-        groups: RowGroups,
+        groups: DistinctRows,
     ) -> torch.Tensor:
         ctx.save_for_backward(vectors, weights, places, offsets)
         ctx.groups = groups

@@ -1,8 +1,8 @@
-"""Runs and exports that the code of 82b9621 wrote: they are evaluated, exported, scored and trained on.
+"""Golden runs and exports: checkpoints of format 2 and exports of format 2 load, score and resume.
 
-At that commit the models lived in `rayrec.models.complete`. The runs are `small`'s, of one epoch: dlrm on two workers,
-deepfm in one process, on data in `/earlier`. The archive holds each run's config, plan and last checkpoint, its export,
-and the first logits of the export.
+The runs are `small`'s, of one epoch: dlrm on two workers, deepfm in one process, on data in `/earlier`; their models
+lived in `rayrec.models.complete`. The archive holds the config, plan, last checkpoint and export of each run, and the
+first logits of each export.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rayrec.train.after.export import export_run, find_checkpoint, trained_of
 from rayrec.train.config.file import parse_config
 from tests.train import small
 
-RECORDED = Path(__file__).parent / "recorded" / "runs_of_82b9621.tar.xz"
+GOLDEN = Path(__file__).parent / "golden" / "checkpoint_v2_export_v2.tar.xz"
 NAMES = ["dlrm", "deepfm"]
 
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("earlier")
-    with tarfile.open(RECORDED) as archive:
+    with tarfile.open(GOLDEN) as archive:
         archive.extractall(root, filter="data")
     for config in root.glob("runs/*/config.yaml"):
         config.write_text(config.read_text(encoding="utf-8").replace("/earlier", str(root)), encoding="utf-8")

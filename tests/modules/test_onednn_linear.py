@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.modules import linear
-from rayrec.modules.linear import Linear
+from rayrec.modules import onednn_linear
+from rayrec.modules.onednn_linear import Linear
 
 BATCH, IN, OUT = 512, 70, 48
 
@@ -17,11 +17,11 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of what oneDNN multiplied; on any processor that has it."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(linear, "_mkl_is_slow", lambda: True)
+    monkeypatch.setattr(onednn_linear, "_mkl_is_slow", lambda: True)
     seen: list[tuple[int, ...]] = []
-    forward = linear._Linear.forward
+    forward = onednn_linear._Linear.forward
     monkeypatch.setattr(
-        linear._Linear,
+        onednn_linear._Linear,
         "forward",
         staticmethod(lambda ctx, x, w, b: (seen.append(tuple(x.shape)), forward(ctx, x, w, b))[1]),
     )
