@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from rayrec.data.formats.parquet_parts import Layout, write_parts
+from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.storage.errors import DataError
 from rayrec.storage.parallel import one_by_one
 

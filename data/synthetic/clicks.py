@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rayrec.data.mapping.hashing import mix64_array, seed_of
+from rayrec.data.arrays.hashing import mix64_array, seed_of
 from rayrec.data.strict import Strict
 
 F64 = npt.NDArray[np.float64]

@@ -36,7 +36,7 @@ def inspect(
     import yaml
 
     from rayrec.cli.tables import show_columns
-    from rayrec.data.tools.inspect import inspect as look
+    from rayrec.data.tools.init.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
     found = look(paths, rows, parse_yaml(filters), label)
@@ -65,7 +65,7 @@ def convert(
 ) -> None:
     """Convert other formats to Parquet, which training reads; files may be of any size."""
     from rayrec.data.formats.convert import convert as run_convert
-    from rayrec.data.formats.parquet_parts import Layout
+    from rayrec.data.formats.parquet_writer import Layout
     from rayrec.train.driver.terminal import visible
 
     pairs = [text.partition("=") for text in types or []]
@@ -155,7 +155,7 @@ def sequence(
     validation_from: Annotated[str | None, typer.Option(help="An earlier one, for validation until the test.")] = None,
 ) -> None:
     """Make rows with histories of an interaction log; no row sees itself, its own moment, or the future."""
-    from rayrec.data.tools.sequence import Log, by_position, by_time, make_sequences
+    from rayrec.data.tools.histories import Log, by_position, by_time, make_sequences
 
     if (test_from is None) == (split == "time") or (validation_from and not test_from):
         raise typer.BadParameter("--split time and --test-from belong together, and --validation-from to both")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from rayrec.data.tools.inspect import Inspection
+    from rayrec.data.tools.init.inspect import Inspection
 
 _WIDEST = 10_000
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rayrec._imports import lazy_names
+from rayrec._runtime.imports import lazy_names
 from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 
 if TYPE_CHECKING:
+    from rayrec.data.config import BadRows, ReadOptions, Shuffle
     from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.mapping import Mapping, to_batch
     from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
-    from rayrec.data.options import BadRows, ReadOptions, Shuffle
     from rayrec.data.order.cursor import Cursor
     from rayrec.data.order.mix import Mix, manifest_of
     from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets

@@ -35,7 +35,7 @@ from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
 
 if TYPE_CHECKING:
-    from rayrec.data.mapping.tables import Tabular
+    from rayrec.data.mapping.arrow_input import Tabular
 
 INDEX, VECTORS, ITEMS, APPROXIMATE = "index.json", "vectors.bin", "items.parquet", "approximate.faiss"
 TUNING_QUERIES = 256

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from rayrec.data.formats.converted import find_parquet
+from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.index import Index
 from rayrec.storage.locations import plain_path

@@ -13,7 +13,7 @@ from rayrec.data import DataError, Mapping, Schema
 from rayrec.inference.model import Model
 
 if TYPE_CHECKING:
-    from rayrec.data.mapping.tables import Tabular
+    from rayrec.data.mapping.arrow_input import Tabular
 
 F32 = npt.NDArray[np.float32]
 

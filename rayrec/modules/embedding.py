@@ -14,7 +14,7 @@ from torch import nn
 from rayrec.modules import init
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from rayrec.sparse.keyed_jagged import check_input
+from rayrec.sparse.keyed_jagged_tensor import check_input
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 

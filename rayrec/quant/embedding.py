@@ -16,7 +16,7 @@ from rayrec.quant.formats import TableFormat, quantize_rows
 from rayrec.quant.layout import TablePlace, place_tables
 from rayrec.quant.lookup import MEAN, SUM, Call, Reader, calls_of
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from rayrec.sparse.keyed_jagged import check_input
+from rayrec.sparse.keyed_jagged_tensor import check_input
 
 Format = TableFormat | torch.dtype | str
 Formats = Format | Mapping[str, Format]

@@ -1,4 +1,4 @@
-"""Dense vectors by name, side by side in one tensor: the output of an embedding bag collection."""
+"""Named blocks of a dense tensor: the output of an embedding bag collection."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from rayrec.sparse.jagged import Traceable
-from rayrec.streamable import Pipelineable
+from rayrec._runtime.streamable import Pipelineable
+from rayrec.sparse.jagged_tensor import Traceable
 
 
 class KeyedTensor(Pipelineable, metaclass=Traceable):
@@ -19,9 +19,9 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
     Args:
         keys: name of each block.
         length_per_key: width of each block.
-        values: the blocks, joined along `key_dim`.
-        key_dim: dimension that holds the blocks; 1 for pooled embeddings.
-        offset_per_key, index_per_key: what the methods of these names return, where it is known already.
+        values: the blocks, concatenated along `key_dim`.
+        key_dim: dimension of the blocks; 1 for pooled embeddings.
+        offset_per_key, index_per_key: results of the methods of these names, if already known.
 
     Raises:
         ValueError: widths that do not add up to the tensor's.
@@ -61,15 +61,15 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where each block starts, and the end."""
+        """Start of each block, and the end of the last."""
         if self._offset_per_key is None:
             self._offset_per_key = [0, *accumulate(self._length_per_key)]
         return self._offset_per_key
 
     def index_per_key(self) -> dict[str, int]:
-        """Place of each key; of one that comes twice, the last."""
+        """Position of each key; the last position of a repeated key."""
         if self._index_per_key is None:
-            self._index_per_key = {key: place for place, key in enumerate(self._keys)}
+            self._index_per_key = {key: index for index, key in enumerate(self._keys)}
         return self._index_per_key
 
     def device(self) -> torch.device:
@@ -80,19 +80,45 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
         return dict(zip(self._keys, self._values.split(self._length_per_key, self._key_dim), strict=True))
 
     def __getitem__(self, key: str) -> torch.Tensor:
-        place = self.index_per_key().get(key)
-        if place is None:
+        index = self.index_per_key().get(key)
+        if index is None:
             raise KeyError(f"no key {key!r}; there are {self._keys}")
-        return self._values.narrow(self._key_dim, self.offset_per_key()[place], self._length_per_key[place])
+        return self._values.narrow(self._key_dim, self.offset_per_key()[index], self._length_per_key[index])
 
     @staticmethod
     def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[torch.Tensor]:
-        """For each group of keys, their blocks side by side. Of a key that several tensors have, the last one counts.
+        """For each group of keys, their blocks concatenated. If several tensors have a key, the last tensor's is used.
 
         Raises:
             KeyError: a group names a key that no tensor has.
         """
         return _regrouped(keyed_tensors, groups)
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """`regroup` with a name for each group.
+
+        Raises:
+            ValueError: another number of names than of groups.
+        """
+        if len(keys) != len(groups):
+            raise ValueError(f"regroup_as_dict: {len(keys)} names for {len(groups)} groups")
+        blocks = KeyedTensor.regroup(keyed_tensors, groups)
+        # by index: in a traced model the blocks are one node, which has no length
+        return {key: blocks[index] for index, key in enumerate(keys)}
+
+    @staticmethod
+    def from_tensor_list(
+        keys: Sequence[str], tensors: Sequence[torch.Tensor], key_dim: int = 1, cat_dim: int = 1
+    ) -> KeyedTensor:
+        """From one tensor per key, concatenated along `cat_dim`."""
+        return KeyedTensor(keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), dim=cat_dim), key_dim)
+
+    def size_in_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return self._values.numel() * self._values.element_size()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         moved = self._values.to(device, non_blocking=non_blocking)
@@ -113,19 +139,20 @@ def _flatten(kt: KeyedTensor) -> tuple[list[Any], Any]:
     return [kt._values], (kt._keys, kt._length_per_key, kt._key_dim)
 
 
-def _unflatten(parts: Any, context: Any) -> KeyedTensor:
+def _unflatten(tensors: Any, context: Any) -> KeyedTensor:
     keys, lengths, key_dim = context
-    out = KeyedTensor.__new__(KeyedTensor)  # tracing may hand in placeholders that have no shape to check
+    # Tracing may pass placeholders without a shape, so the constructor's checks are skipped.
+    out = KeyedTensor.__new__(KeyedTensor)
     out._keys, out._length_per_key, out._key_dim = keys, lengths, key_dim
     out._offset_per_key = out._index_per_key = None
-    (out._values,) = parts
+    (out._values,) = tensors
     return out
 
 
 pytree.register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor")
 
 
-@torch.fx.wrap  # one node of a traced model: groups are no tensors
+@torch.fx.wrap  # one node of a traced model: `groups` has no tensors
 def _regrouped(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[torch.Tensor]:
     blocks: dict[str, torch.Tensor] = {}
     for keyed in keyed_tensors:

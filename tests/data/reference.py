@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rayrec.data import DenseFeature, Hash, Identity, Schema, SparseFeature
-from rayrec.data.mapping.hashing import mix64, seed_of
+from rayrec.data.arrays.hashing import mix64, seed_of
 
 
 class BadRow(Exception):

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.data.tools.column_facts import ColumnFacts, column_facts
-from rayrec.data.tools.proposal import propose
+from rayrec.data.tools.init.column_facts import ColumnFacts, column_facts
+from rayrec.data.tools.init.proposal import propose
 
 
 def facts(name: str, values: Any, kind: pa.DataType | None = None, share: float = 1.0, **more: Any) -> ColumnFacts:

@@ -21,7 +21,7 @@ from rayrec.cli.app import app
 from rayrec.data import DataError, Manifest, Schema
 from rayrec.data.formats import text_files
 from rayrec.data.formats.convert import convert
-from rayrec.data.formats.parquet_parts import Layout, write_parts
+from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.storage.files import find_files
 
 ROWS = [

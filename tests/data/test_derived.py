@@ -23,15 +23,15 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.data import DataError, DataSet, Manifest, Schema
-from rayrec.data.mapping.columns import fill_id_types
-from rayrec.data.mapping.derive import derive
+from rayrec.data.mapping.column_types import fill_id_types
+from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.mapping import Mapping
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.tools.column_facts import bucket_edges
 from rayrec.data.tools.fit import fit, for_reading, statistics, unfitted_names, without_statistics
-from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.init.inspect import inspect
+from rayrec.data.tools.quantiles import bucket_edges
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
-from rayrec.data.mapping.arrow_types import wider
-from rayrec.data.mapping.hashing import hash_rows, seed_of
+from rayrec.data.arrays.arrow_types import wider
+from rayrec.data.arrays.hashing import hash_rows, seed_of
 
 TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]

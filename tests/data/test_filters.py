@@ -27,14 +27,14 @@ from rayrec.data import (
     ReadOptions,
     Schema,
 )
-from rayrec.data.mapping.columns import fill_id_types
-from rayrec.data.order.rank_part import EpochPlanner, Ordering
+from rayrec.data.mapping.column_types import fill_id_types
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
-from rayrec.data.source.partitioned import Partitioned
+from rayrec.data.source.partitions import Partitioned
 from rayrec.data.source.slices import slices_of
 from rayrec.data.stream.reading import Recipe, pieces_of, read_piece
 from rayrec.data.tools.check import check
-from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.init.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage.files import Found
 from rayrec.storage.retries import Patience

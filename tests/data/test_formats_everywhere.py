@@ -17,7 +17,7 @@ import yaml
 
 from rayrec.cli import run
 from rayrec.data import DataError
-from rayrec.data.formats.converted import find_parquet
+from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.train.run.result import Result
 from tests.train import small

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema, to_batch
-from rayrec.data.mapping.columns import check_types
+from rayrec.data.mapping.column_types import check_types
 from rayrec.models.batch import Batch
 from tests.data.reference import Expected, expect
 

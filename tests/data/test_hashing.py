@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.mapping.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of, to_rows
+from rayrec.data.arrays.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of, to_rows
 from tests.data.reference import hashed_row
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import DataError
+from rayrec.data.arrays.hashing import hash_texts, mix64
 from rayrec.data.mapping import id_index, vocabulary
-from rayrec.data.mapping.hashing import hash_texts, mix64
 from rayrec.data.mapping.id_index import IdIndex, Twice
 from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 from tests.data.test_vocabulary import feature, ids_of

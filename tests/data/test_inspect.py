@@ -16,8 +16,8 @@ import pytest
 from rayrec.data import BadRows, DataError, Manifest, Mapping, Schema, to_batch
 from rayrec.data.formats.convert import convert
 from rayrec.data.tools.check import check
-from rayrec.data.tools.column_facts import time_unit
-from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.init.column_facts import time_unit
+from rayrec.data.tools.init.inspect import inspect
 from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
 from tests.data.test_fuzz import DECIMAL, FLOATS, INTS, ODD, TEXTS, array
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.data import DataError
-from rayrec.data.tools.label_choice import choose_label
+from rayrec.data.tools.init.label_choice import choose_label
 
 TABLE = pa.table(
     {

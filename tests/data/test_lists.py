@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.mapping.lists import take_bags
+from rayrec.data.arrays.lists import take_bags
 
 
 @settings(max_examples=60, deadline=None)

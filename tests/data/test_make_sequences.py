@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rayrec.cli.main import app
 from rayrec.data import DataError
-from rayrec.data.tools.sequence import Log, by_time, make_sequences
+from rayrec.data.tools.histories import Log, by_time, make_sequences
 
 LOG = Log(user="user", time="at", columns=("item", "stars"))
 

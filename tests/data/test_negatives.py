@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, Schema
-from rayrec.data.order.epoch import draw
+from rayrec.data.stream.downsampling import keep_mask
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 from tests.data.test_stream import LOCAL, RAY, row_ids, stream
 
@@ -69,9 +69,9 @@ def test_every_epoch_and_seed_draws_anew(manifest: Manifest) -> None:
 def test_a_seed_draws_the_same_rows_as_ever() -> None:
     """A run that goes on under another version of rayrec has read just these."""
     label = pa.chunked_array([[0, 1, 0, 0], [0] * 28])
-    kept = draw(label, RATE, seed=7, epoch=1, window=3, first=100)
+    kept = keep_mask(label, RATE, seed=7, epoch=1, window=3, first=100)
     assert np.flatnonzero(kept).tolist() == [1, 2, 4, 9, 22, 23, 26, 27]
-    later = draw(label.slice(10), RATE, seed=7, epoch=1, window=3, first=110)
+    later = keep_mask(label.slice(10), RATE, seed=7, epoch=1, window=3, first=110)
     assert (later == kept[10:]).all()
 
 

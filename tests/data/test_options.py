@@ -18,21 +18,22 @@ from rayrec.data import (
     MixedStream,
     ReadOptions,
 )
+from rayrec.data.config import Shuffle
 from rayrec.data.formats.convert import convert
-from rayrec.data.formats.parquet_parts import Layout
+from rayrec.data.formats.parquet_writer import Layout
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.rules import Hash, Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, SparseFeature, Task
 from rayrec.data.mapping.transforms import Clip, Standardize
-from rayrec.data.options import Shuffle
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.epoch import EpochOrder, draw
-from rayrec.data.order.rank_part import Ordering
+from rayrec.data.order.epoch import EpochOrder
+from rayrec.data.order.epoch_planner import Ordering
 from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
+from rayrec.data.stream.downsampling import keep_mask
 from rayrec.data.stream.reading import read_window
-from rayrec.data.tools.inspect import Inspection
-from rayrec.data.tools.inspect import inspect as look_at
+from rayrec.data.tools.init.inspect import Inspection
+from rayrec.data.tools.init.inspect import inspect as look_at
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 
@@ -104,7 +105,7 @@ BY_NAME = [
     EpochOrder.of,
     map_rows,
     read_window,
-    draw,
+    keep_mask,
 ]
 BY_NAME += [convert, count_column, DataError]
 

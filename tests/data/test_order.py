@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import Manifest
-from rayrec.data.mapping.hashing import mix64, seed_of
-from rayrec.data.order import rank_part
+from rayrec.data.arrays.hashing import mix64, seed_of
+from rayrec.data.order import epoch_planner
 from rayrec.data.order.cursor import Cursor, Progress
 from rayrec.data.order.deal import deal, deal_steps
 from rayrec.data.order.epoch import EpochOrder, row_order, steps_of
 from rayrec.data.order.epoch import dealt as dealt_rows
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankPart
 from rayrec.data.order.intervals import Interval, Spans, between, count, cut, inside, spans, union
-from rayrec.data.order.rank_part import EpochPlanner, Ordering, RankPart
 from rayrec.data.stream.reading import pieces_of
 from rayrec.storage.errors import DataError
 from tests.data.sets import SCHEMA, write
@@ -191,7 +191,7 @@ def test_exactly_once_under_any_stops_and_resizes(
     like = runs[0][0]  # a run keeps its order; its steps may change in size
     consumed: list[tuple[str, int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_part, "PIECES_AT_ONCE", at_once)
+        patch.setattr(epoch_planner, "PIECES_AT_ONCE", at_once)
         for given, world_size, part in [*runs, (like, 3, 1.0)]:
             step_rows = None if like.step_rows is None else given.step_rows or like.step_rows
             ordering, after = replace(like, step_rows=step_rows), []
@@ -362,8 +362,8 @@ def test_what_was_done_is_found_once_for_all_ranks(
     planners: list[EpochPlanner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
-    union = rank_part.union
-    monkeypatch.setattr(rank_part, "union", lambda parts: found.append(1) or union(parts))
+    union = epoch_planner.union
+    monkeypatch.setattr(epoch_planner, "union", lambda parts: found.append(1) or union(parts))
     for ordering in (Ordering(seed=5), Ordering(seed=5, shuffle=False, step_rows=8)):
         planner = EpochPlanner(planners[0].manifest)
         before = [planner.open(Cursor.start(0), ordering, rank, 3) for rank in range(3)]

@@ -21,9 +21,9 @@ import pytest
 from rich.console import Console
 
 from rayrec.data import Cursor, Manifest
-from rayrec.data.formats.converted import converting_into, find_parquet
+from rayrec.data.formats.find_parquet import converting_into, find_parquet
 from rayrec.data.source.dataset import DataSet
-from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.init.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage.files import find_files
 from rayrec.storage.locations import open_filesystem
@@ -148,7 +148,7 @@ def test_files_that_change_or_come_are_converted_and_no_others(tmp_path: Path) -
 
 KILLED = """
 import sys
-from rayrec.data.formats.converted import converting_into, find_parquet
+from rayrec.data.formats.find_parquet import converting_into, find_parquet
 with converting_into(sys.argv[2], lambda text: print(text, flush=True)):
     find_parquet(sys.argv[1])
 """

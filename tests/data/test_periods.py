@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from rayrec.data import DataError, DataSet, Manifest, Schema
-from rayrec.data.mapping.columns import fill_id_types
-from rayrec.data.source.periods import Periods
+from rayrec.data.mapping.column_types import fill_id_types
+from rayrec.data.order.periods import Periods
 from tests.data.sets import SCHEMA, write
 
 

@@ -18,7 +18,7 @@ from rayrec.data.source.dataset import DataSet, WeightedDataSet, data_sets
 from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of, join, ranges, split
 from rayrec.data.source.footer_index import index_file
 from rayrec.data.source.footers import _like
-from rayrec.data.source.partitioned import partitions_of
+from rayrec.data.source.partitions import partitions_of
 from rayrec.storage import parallel, parquet, retries
 from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 from rayrec.storage.files import format_of

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.synthetic.clicks import SyntheticSpec, write_files
+from rayrec.data.arrays.arrow_types import UNITS, is_list
+from rayrec.data.arrays.hashing import hash_strings, seed_of
 from rayrec.data.formats.binary_files import _arrow
 from rayrec.data.formats.convert import _named_type
-from rayrec.data.formats.parquet_parts import Layout, write_parts
-from rayrec.data.mapping.arrow_types import UNITS, is_list
-from rayrec.data.mapping.hashing import hash_strings, seed_of
+from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
-from rayrec.data.order.epoch import draw
+from rayrec.data.stream.downsampling import keep_mask
 from rayrec.data.tools import vocabulary
-from rayrec.data.tools.column_facts import column_facts, time_unit
-from rayrec.data.tools.inspect import _auc, inspect
+from rayrec.data.tools.init.column_facts import column_facts, time_unit
+from rayrec.data.tools.init.inspect import _auc, inspect
 from rayrec.storage.errors import DataError
 
 CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))
@@ -360,15 +360,16 @@ def test_weights_groups_and_times() -> None:
 def test_negatives_are_drawn_by_their_place_alone() -> None:
     labels = pa.chunked_array([pa.array([0, 1, 0, None, 0, 2] * 500)])
     how = {"seed": 1, "epoch": 2, "window": 3}
-    whole = draw(labels, 0.25, first=0, **how)
+    whole = keep_mask(labels, 0.25, first=0, **how)
     kept = whole.reshape(-1, 6)
     assert kept[:, [1, 3, 5]].all() and 0.2 < kept[:, [0, 2, 4]].mean() < 0.3
-    assert draw(labels.slice(700), 0.25, first=700, **how).tolist() == whole[700:].tolist()
-    assert not draw(labels, 0.0, first=0, **how)[::6].any()
+    assert keep_mask(labels.slice(700), 0.25, first=700, **how).tolist() == whole[700:].tolist()
+    assert not keep_mask(labels, 0.0, first=0, **how)[::6].any()
     for change in ({"seed": 2}, {"epoch": 3}, {"window": 4}):
-        assert draw(labels, 0.25, first=0, **{**how, **change}).tolist() != whole.tolist()
+        assert keep_mask(labels, 0.25, first=0, **{**how, **change}).tolist() != whole.tolist()
     assert (
-        draw(pa.chunked_array([labels.chunk(0).dictionary_encode()]), 0.25, first=0, **how).tolist() == whole.tolist()
+        keep_mask(pa.chunked_array([labels.chunk(0).dictionary_encode()]), 0.25, first=0, **how).tolist()
+        == whole.tolist()
     )
 
 

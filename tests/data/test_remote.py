@@ -27,7 +27,7 @@ from rayrec.data import (
 )
 from rayrec.data.formats.convert import convert
 from rayrec.data.stream import readers
-from rayrec.data.tools.inspect import inspect
+from rayrec.data.tools.init.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage import files
 from rayrec.storage.locations import locate, open_filesystem, plain_path

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import DataError, DataSet, Manifest, Schema
-from rayrec.data.formats.parquet_parts import Layout
-from rayrec.data.source import partitioned
-from rayrec.data.source.partitioned import Partitioned
-from rayrec.data.tools import starter
+from rayrec.data.formats.parquet_writer import Layout
+from rayrec.data.source import partitions
+from rayrec.data.source.partitions import Partitioned
 from rayrec.data.tools.check import check
-from rayrec.data.tools.starter import (
+from rayrec.data.tools.init import make_config
+from rayrec.data.tools.init.make_config import (
     Machine,
     _training,
     by_hash,
@@ -125,8 +125,8 @@ def test_times_that_cannot_be_cut_are_not(tmp_path: Path) -> None:
 
 
 def test_of_very_many_times_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter, "_MOST_TIMES", 64)
-    monkeypatch.setattr(partitioned, "READ_ROWS", 50)
+    monkeypatch.setattr(make_config, "_MOST_TIMES", 64)
+    monkeypatch.setattr(partitions, "READ_ROWS", 50)
     pq.write_table(pa.table(columns(ts=SECONDS)), tmp_path / "x.parquet")
     cut = last_by_time(Partitioned.of(find_files(str(tmp_path))), "ts", 0.1)
     assert 0.05 < sum(second >= cut for second in SECONDS) / ROWS < 0.2

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from rayrec.data import DataError, Mapping, Schema, to_batch
+from rayrec.data.arrays.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.fingerprint import as_before, mapping_fingerprint
-from rayrec.data.mapping.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.mapping.vocabulary import load_vocabulary
-from rayrec.data.source import partitioned
+from rayrec.data.source import partitions
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import Counted, count_column
 from rayrec.train import Trainer, TrainError, load_config
@@ -130,7 +130,7 @@ def test_a_column_is_counted_exactly_in_bounded_memory(
     """With spills and ranges so small that every file writes several, and ids of one count lie in several parts."""
     monkeypatch.setattr(vocabulary, "_SPILL_IDS", 50)
     monkeypatch.setattr(vocabulary, "_RANGE_IDS", 20)
-    monkeypatch.setattr(partitioned, "READ_ROWS", 64)
+    monkeypatch.setattr(partitions, "READ_ROWS", 64)
     rng = np.random.default_rng(0)
     wanted: Counter = Counter()
     (tmp_path / "data").mkdir()

@@ -128,7 +128,7 @@ def test_expanding_one_batch_size_changes_nothing_and_several_need_inverse_indic
     varying = KeyedJaggedTensor(
         ["a", "b"], torch.arange(3), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
     )
-    with pytest.raises(ValueError, match=r"batch sizes differ by key \(\{'a': 1, 'b': 2\}\), give inverse_indices"):
+    with pytest.raises(ValueError, match=r"batch sizes differ by key \(\{'a': 1, 'b': 2\}\), so give inverse_indices"):
         varying.expanded()
 
 

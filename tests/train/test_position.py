@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rayrec.data import Cursor, DataError
 from rayrec.data.order.cursor import Progress
+from rayrec.data.order.periods import Periods
 from rayrec.data.source.filters import parse_all
-from rayrec.data.source.periods import Periods
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.position import START, Position
 

@@ -1,1 +1,1 @@
-"""Files of other formats than Parquet, and what makes Parquet of them."""
+"""Converts CSV, JSON lines, Avro and ORC to Parquet."""

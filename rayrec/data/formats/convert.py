@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from rayrec.data.formats.binary_files import Avro, Orc
-from rayrec.data.formats.parquet_parts import Layout, write_parts
+from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import SUFFIXES, Found, find_files, format_of

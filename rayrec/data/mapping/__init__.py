@@ -1,1 +1,1 @@
-"""Raw values to rows of tables, and on to tensors: the schema, and what it does to Arrow columns. Without Ray."""
+"""The schema, and how it turns Arrow columns into table rows and tensors. Does not import Ray."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayrec.data.mapping.buffers import F32
-from rayrec.data.mapping.hashing import TableRows
+from rayrec.data.arrays.buffers import F32
+from rayrec.data.arrays.hashing import TableRows
 from rayrec.data.mapping.rows import Part
 from rayrec.data.mapping.schema import Schema
 from rayrec.models.batch import Batch

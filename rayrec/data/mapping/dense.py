@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import plain_numbers
-from rayrec.data.mapping.buffers import F32, Floats, empty
-from rayrec.data.mapping.lists import unnest
+from rayrec.data.arrays.arrow_types import plain_numbers
+from rayrec.data.arrays.buffers import F32, Floats, empty
+from rayrec.data.arrays.lists import unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature
 from rayrec.data.mapping.transforms import Clip, Log1p, MinMax, Quantile, Standardize, Transform

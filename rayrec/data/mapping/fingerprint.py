@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayrec.data.mapping.derived import needed
-from rayrec.data.mapping.hashing import HASH_LAW
+from rayrec.data.arrays.hashing import HASH_LAW
+from rayrec.data.mapping.derived.specs import needed
 from rayrec.data.mapping.rules import Hash, Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import I64, U32, U64
-from rayrec.data.mapping.hashing import hash_texts, mix64_array
+from rayrec.data.arrays.buffers import I64, U32, U64
+from rayrec.data.arrays.hashing import hash_texts, mix64_array
 
 _LOAD = 0.7
 _EMPTY, _NO_PLACE = np.uint64((1 << 64) - 1), np.uint32((1 << 32) - 1)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import from_list_view, without_views
-from rayrec.data.mapping.buffers import I64
+from rayrec.data.arrays.arrow_types import from_list_view, without_views
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.mapping.dense import map_dense
-from rayrec.data.mapping.derive import derive
+from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.rules import Vocabulary

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrec.data.mapping.columns import check_types
+from rayrec.data.mapping.arrow_input import to_table
+from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.mapping.tables import to_table
 from rayrec.storage.errors import DataError
 
 if TYPE_CHECKING:
-    from rayrec.data.mapping.tables import Tabular
+    from rayrec.data.mapping.arrow_input import Tabular
     from rayrec.models.batch import Batch
 
 

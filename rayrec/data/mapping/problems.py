@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.arrow_types import nulls_of
+from rayrec.data.arrays.arrow_types import nulls_of
 from rayrec.storage.errors import DataError
 
 REDACTED = "(redacted)"

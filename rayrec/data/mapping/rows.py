@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import F32, I64, taken
-from rayrec.data.mapping.lists import take_bags
+from rayrec.data.arrays.buffers import F32, I64, taken
+from rayrec.data.arrays.lists import take_bags
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rayrec.data.mapping.derived import Derived, check_order, needed, sources
+from rayrec.data.mapping.derived.specs import Derived, check_order, needed, sources
 from rayrec.data.mapping.rules import Identity, IdMapping, LabelKind, LabelRule, Vocabulary
 from rayrec.data.mapping.sequences import SequenceColumns
 from rayrec.data.mapping.transforms import Transform

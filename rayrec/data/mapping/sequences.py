@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from rayrec.data.mapping.arrow_types import floats_of, is_list, nulls_of, seconds_of
-from rayrec.data.mapping.buffers import I64
-from rayrec.data.mapping.lists import Lists, row_of, truncate, unnest
+from rayrec.data.arrays.arrow_types import floats_of, is_list, nulls_of, seconds_of
+from rayrec.data.arrays.buffers import I64
+from rayrec.data.arrays.lists import Lists, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
 from rayrec.data.strict import Strict

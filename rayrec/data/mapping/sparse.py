@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import decoded, floats_of, is_text, nulls_of
-from rayrec.data.mapping.buffers import F32, I64, Mask
-from rayrec.data.mapping.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
-from rayrec.data.mapping.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
+from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of
+from rayrec.data.arrays.buffers import F32, I64, Mask
+from rayrec.data.arrays.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
+from rayrec.data.arrays.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
 from rayrec.data.mapping.rules import Hash, Identity, Vocabulary

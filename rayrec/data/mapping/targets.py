@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import decoded, floats_of, is_text, nulls_of, seconds_of
-from rayrec.data.mapping.buffers import F32, I64
-from rayrec.data.mapping.hashing import hash_strings, seed_of
+from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of, seconds_of
+from rayrec.data.arrays.buffers import F32, I64
+from rayrec.data.arrays.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Targets
 from rayrec.data.mapping.schema import Group, SampleWeight, Schema, Task, Timestamp

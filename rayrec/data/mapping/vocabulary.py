@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from rayrec.data.mapping.arrow_types import decoded, is_text, without_views
-from rayrec.data.mapping.buffers import I64, U64
-from rayrec.data.mapping.hashing import hash_texts
+from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
+from rayrec.data.arrays.buffers import I64, U64
+from rayrec.data.arrays.hashing import hash_texts
 from rayrec.data.mapping.id_index import IdIndex, Twice, hashes_of
 from rayrec.storage.cache import Cache
 from rayrec.storage.errors import DataError

@@ -1,1 +1,1 @@
-"""Which row comes when and to whom: epochs, what of them is done (cursors), mixes of data sets. Reads nothing."""
+"""Which rank reads which rows when: epochs, cursors, mixes of data sets, periods. Reads no rows."""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rayrec.data.order.intervals import Intervals, count
-from rayrec.data.source.periods import Only
+from rayrec.data.order.periods import Only
 from rayrec.storage.errors import DataError
 
 CURSOR_VERSION = 3  # the order of rows is part of what it means

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from rayrec.data.mapping.buffers import I64
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.order.epoch import EpochOrder
 from rayrec.data.order.intervals import Intervals, Spans, between, count, inside
 

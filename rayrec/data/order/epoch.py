@@ -15,13 +15,12 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from rayrec.data.mapping.arrow_types import floats_of
-from rayrec.data.mapping.buffers import I64, Mask
-from rayrec.data.mapping.hashing import mix64_array, seed_of
+from rayrec.data.arrays.buffers import I64
+from rayrec.data.arrays.hashing import mix64_array, seed_of
 
-_WINDOWS, _ROWS, _NEGATIVES = 1, 2, 3  # keep what is drawn apart for one seed
+# Seeds of independent draws; 3 is that of `stream/downsampling.py`.
+_WINDOWS, _ROWS = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +164,3 @@ def _passed(mine: int, size: int) -> tuple[I64, I64]:
         return row, row + 1
     over = (2 * row + 1) * size - mine
     return -(-over // (2 * mine)), over // (2 * mine) + 1
-
-
-def draw(label: pa.ChunkedArray, rate: float, *, seed: int, epoch: int, window: int, first: int) -> Mask:
-    """For every row of (a part of) a window whether it is read.
-
-    A negative is kept with probability `rate`, by a hash of its place in the data set, the seed and the epoch: whatever
-    the ranks and wherever a run goes on it is the same rows, and another epoch draws others. Rows whose label is not 0,
-    bad ones among them, are all kept.
-
-    Args:
-        label: of the rows, any type of number.
-        first: the place of the first of them in the window.
-    """
-    numbers = floats_of(label.combine_chunks())
-    draws = mix64_array(np.arange(first, first + len(numbers)), seed_of(seed, epoch, _NEGATIVES, window))
-    mask: Mask = (numbers != 0) | (draws < np.uint64(int(rate * 2**64)))
-    return mask

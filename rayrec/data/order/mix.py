@@ -9,25 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from math import ceil, lcm
 
-import numpy as np
-
-from rayrec.data.mapping.columns import fill_id_types
+from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.epoch import dealt
 from rayrec.data.source.dataset import DataSet, WeightedDataSet
-from rayrec.data.source.filters import Condition
 from rayrec.data.source.footers import FooterReading
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.slices import Columns, FileSlice, passing, read_slices, slices_of
+from rayrec.data.source.row_counts import count_rows
 from rayrec.data.source.windows import WINDOW_ROWS
 from rayrec.storage.errors import DataError
-from rayrec.storage.parallel import each
-from rayrec.storage.retries import Patience
 
-_WINDOWS_PER_TASK, _WINDOWS_FOR_RAY = 8, 64
+_WINDOWS_FOR_RAY = 64
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Mix:
         how = reading or FooterReading()
         many = sum(len(part.windows) for part in parts if part.filters) > _WINDOWS_FOR_RAY
         with how.connect() if many else nullcontext():
-            passing = tuple(rows_that_pass(part, how.patience) for part in parts)
+            passing = tuple(count_rows(part, how.patience) for part in parts)
         for one, rows in zip(data, passing, strict=True):
             if not rows:
                 raise DataError(f"no row of {one} passes the filters", fix="correct them, or take it out of the mix")
@@ -152,25 +146,3 @@ def batch_shares(
         after = shares(weights, at)
         yield [new - old for new, old in zip(after, before, strict=True)]
         before = after
-
-
-def rows_that_pass(manifest: Manifest, patience: Patience) -> int:
-    """Rows of a pass that meet the filters; those that cannot be read do. Read in parallel, on Ray if it runs."""
-    if not manifest.filters:
-        return manifest.rows - manifest.deleted_rows
-    wanted = {condition.column for condition in manifest.filters}
-    columns = tuple((name, kind) for name, kind in manifest.columns if name in wanted)
-    windows = range(len(manifest.windows))
-    some = (windows[first : first + _WINDOWS_PER_TASK] for first in windows[::_WINDOWS_PER_TASK])
-    parts = ([slices_of(manifest, number) for number in numbers] for numbers in some)
-    return sum(each(partial(_passing, columns=columns, filters=manifest.filters, patience=patience), parts))
-
-
-def _passing(
-    windows: Sequence[Sequence[FileSlice]], columns: Columns, filters: Sequence[Condition], patience: Patience
-) -> int:
-    count = 0
-    for slices in windows:
-        table, missing = read_slices(slices, columns, patience)
-        count += int(np.count_nonzero(passing(slices, table, missing, filters)))
-    return count

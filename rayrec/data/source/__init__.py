@@ -1,1 +1,1 @@
-"""What a data set is: its files, footers, row groups, partitions and filters, collected in a manifest."""
+"""What a data set consists of: files, footers, row groups, partitions and filters, collected in a manifest."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import I64, Mask
+from rayrec.data.arrays.buffers import I64, Mask
 from rayrec.storage.parquet import Version
 
 Partition = tuple[tuple[str, int | str | None], ...]

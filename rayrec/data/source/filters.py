@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import is_text, without_views
-from rayrec.data.mapping.buffers import Mask
-from rayrec.data.mapping.columns import column_missing
+from rayrec.data.arrays.arrow_types import is_text, without_views
+from rayrec.data.arrays.buffers import Mask
+from rayrec.data.mapping.column_types import column_missing
 from rayrec.storage.errors import DataError
 
 Value = bool | int | float | str

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.buffers import I64
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.source.file_table import split
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pat
 
-from rayrec.data.mapping.arrow_types import is_text
+from rayrec.data.arrays.arrow_types import is_text
 from rayrec.data.source.filters import plain_type
 from rayrec.data.source.footer_index import FACTS, HIGH, LOW, FooterIndex, index_file
 from rayrec.data.source.lake import TableFormat, open_table

@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayrec.data.mapping.schema import Schema
+from rayrec.data.source.column_checks import check_columns, file_table
 from rayrec.data.source.dataset import DataSet
-from rayrec.data.source.facts import check_columns, file_table
 from rayrec.data.source.file_table import FileTable
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.footer_index import FooterIndex, index_file
 from rayrec.data.source.footers import FooterReading, read_footers
 from rayrec.data.source.lake import TableFiles
-from rayrec.data.source.partitioned import find_partitioned, nothing_left
+from rayrec.data.source.partitions import find_partitioned, nothing_left
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 from rayrec.storage.files import find_files
 

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.types import is_dictionary
 
-from rayrec.data.mapping.arrow_types import is_list, without_views
-from rayrec.data.mapping.buffers import I64, Mask
-from rayrec.data.mapping.lists import unnest
+from rayrec.data.arrays.arrow_types import is_list, without_views
+from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.arrays.lists import unnest
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, rows_that_pass
 from rayrec.data.source.manifest import Manifest

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.data.mapping.buffers import I64
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.source.file_table import FileTable
 
 WINDOW_ROWS = 65_536

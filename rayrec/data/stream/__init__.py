@@ -1,1 +1,1 @@
-"""Reading in a given order: pieces of windows, through Ray Data or in a thread, cut into batches."""
+"""Reads windows in a given order, through Ray Data or in a thread, and cuts their rows into batches."""

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import repeat
 
+from rayrec.data.config import ReadOptions
 from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.options import ReadOptions
 from rayrec.data.order.cursor import Cursor
 from rayrec.data.order.epoch import dealt, steps_of
-from rayrec.data.order.rank_part import Ordering
+from rayrec.data.order.epoch_planner import Ordering
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.stream.batching import Skipped, make_batches, make_steps
 from rayrec.data.stream.prefetch import Activity, Prefetcher

@@ -11,15 +11,15 @@ from itertools import accumulate, chain, pairwise
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import I64
+from rayrec.data.arrays.buffers import I64
+from rayrec.data.config import BadRows
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.rows import Part, Rows, from_columns
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.options import BadRows
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.rank_part import RankPart
+from rayrec.data.order.epoch_planner import RankPart
+from rayrec.data.stream.bad_rows import PROBLEM, from_array
 from rayrec.data.stream.reading import END
-from rayrec.data.stream.records import PROBLEM, from_array
 from rayrec.models.batch import Batch
 from rayrec.storage.errors import DataError
 

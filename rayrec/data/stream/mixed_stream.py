@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from rayrec.data.config import ReadOptions
 from rayrec.data.mapping.collate import empty_batch
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.options import ReadOptions
 from rayrec.data.order.cursor import Cursor
 from rayrec.data.order.epoch import dealt
 from rayrec.data.order.mix import Mix, batch_shares

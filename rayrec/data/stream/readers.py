@@ -9,7 +9,7 @@ from itertools import chain
 
 import pyarrow as pa
 
-from rayrec.data.options import ReadOptions
+from rayrec.data.config import ReadOptions
 from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.prefetch import Prefetcher
 from rayrec.data.stream.reading import Piece, Recipe, read_piece

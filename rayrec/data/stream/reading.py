@@ -13,15 +13,15 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.mapping.buffers import I64, Mask, empty
+from rayrec.data.arrays.buffers import I64, Mask, empty
+from rayrec.data.config import BadRows
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.options import BadRows
-from rayrec.data.order.epoch import draw, positions, row_order
+from rayrec.data.order.epoch import positions, row_order
+from rayrec.data.order.epoch_planner import PieceColumns, RankPart
 from rayrec.data.order.intervals import Interval, count, spans
-from rayrec.data.order.rank_part import PieceColumns, RankPart
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.source.slices import (
@@ -36,7 +36,8 @@ from rayrec.data.source.slices import (
     slices_of,
     within,
 )
-from rayrec.data.stream.records import PROBLEM, no_problems, to_array
+from rayrec.data.stream.bad_rows import PROBLEM, no_problems, to_array
+from rayrec.data.stream.downsampling import keep_mask
 from rayrec.data.stream.shared_manifest import Planner
 from rayrec.storage.retries import Patience
 
@@ -258,7 +259,7 @@ def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
     if recipe.negative_rate >= 1:
         return np.ones(table.num_rows, dtype=np.bool_)
     (task,) = recipe.schema.tasks
-    return draw(
+    return keep_mask(
         table.column(task.column),
         recipe.negative_rate,
         seed=recipe.seed,

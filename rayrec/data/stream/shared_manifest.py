@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.data.order.cursor import Cursor
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, PieceColumns, RankPart
 from rayrec.data.order.mix import Mix
-from rayrec.data.order.rank_part import EpochPlanner, Ordering, PieceColumns, RankPart
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
 from rayrec.storage.errors import DataUnavailable

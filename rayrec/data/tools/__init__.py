@@ -1,1 +1,1 @@
-"""What people run before training: inspect, check, convert, count vocabularies, generate data."""
+"""Commands that run before training: init, inspect, check, fit, vocabulary, histories."""

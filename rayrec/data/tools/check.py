@@ -12,14 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.mapping.arrow_types import is_list
-from rayrec.data.mapping.derive import derive
-from rayrec.data.mapping.lists import ids_of, unnest
+from rayrec.data.arrays.arrow_types import is_list
+from rayrec.data.arrays.lists import ids_of, unnest
+from rayrec.data.config import BadRows
+from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.map_rows import check_rows_of, map_rows, one_array
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.schema import Schema
-from rayrec.data.options import BadRows
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.stream.reading import read_window

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.data.mapping.arrow_types import floats_of, is_list
-from rayrec.data.mapping.buffers import Floats
-from rayrec.data.mapping.columns import check_types
+from rayrec.data.arrays.arrow_types import floats_of, is_list
+from rayrec.data.arrays.buffers import Floats
+from rayrec.data.arrays.lists import unnest
+from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.dense import transformed
-from rayrec.data.mapping.derive import derive
-from rayrec.data.mapping.derived import Buckets, Derived
-from rayrec.data.mapping.lists import unnest
+from rayrec.data.mapping.derived.derive import derive
+from rayrec.data.mapping.derived.specs import Buckets, Derived
 from rayrec.data.mapping.map_rows import one_array
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature, Schema
@@ -26,7 +26,7 @@ from rayrec.data.mapping.transforms import Fitted, MinMax, Quantile, Standardize
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
 from rayrec.data.stream.reading import read_window
-from rayrec.data.tools.column_facts import bucket_edges, quantiles
+from rayrec.data.tools.quantiles import bucket_edges, quantiles
 from rayrec.storage.errors import DataError
 
 SAMPLE_ROWS = 1_000_000

@@ -21,7 +21,7 @@ from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import feature_names, output_names
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
 from rayrec.quant.check import check_lookups
-from rayrec.sparse.keyed_jagged import check_input
+from rayrec.sparse.keyed_jagged_tensor import check_input
 from rayrec.torchrec.inference.sharded_route import Ids, Route
 from rayrec.torchrec.inference.sharded_tables import check_shards, own_part
 from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rayrec.sparse.jagged import JaggedTensor
+from rayrec.sparse.jagged_tensor import JaggedTensor
 from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 

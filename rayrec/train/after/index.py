@@ -9,7 +9,7 @@ import torch
 
 from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import Mapping
-from rayrec.data.formats.converted import find_parquet
+from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping.rules import Identity
 from rayrec.inference.graph import collections_in, configs_of, table_path
 from rayrec.inference.index import IndexReport, Search, write_index

@@ -20,6 +20,7 @@ from rayrec.checkpoint.launch import Lease
 from rayrec.storage.folder import LocalFolder, open_folder
 from rayrec.storage.locations import cache_folder, inside
 from rayrec.train.config.relaunch import refused_changes
+from rayrec.train.config.removed import without_removed
 from rayrec.train.errors import RunInUseError, StorageError
 
 if TYPE_CHECKING:
@@ -126,11 +127,11 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any] | None:
         """The resolved config of the last launch of this run."""
-        return _read_mapping(self.config)
+        return _read_config(self.config)
 
     def read_given(self) -> dict[str, Any] | None:
         """The config as the last launch gave it; the resolved one of a run that was begun before both were kept."""
-        return _read_mapping(self.given) or self.read_config()
+        return _read_config(self.given) or self.read_config()
 
     def read_result(self) -> dict[str, Any] | None:
         """The result of an earlier run of this name, if it got to its end."""
@@ -177,12 +178,12 @@ class RunFolder:
         return aside
 
 
-def _read_mapping(path: Path) -> dict[str, Any] | None:
-    """The mapping in a YAML file; None where there is no file, or it holds something else."""
+def _read_config(path: Path) -> dict[str, Any] | None:
+    """The config in a file of a run, without options of earlier versions; None where there is none."""
     if not path.exists():
         return None
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return raw if isinstance(raw, dict) else None
+    return without_removed(raw, of_run=True) if isinstance(raw, dict) else None
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rayrec.data import Cursor
-from rayrec.data.source.periods import Periods, Value
+from rayrec.data.order.periods import Periods, Value
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.lockstep import Control, StepInput
 

@@ -1,0 +1,156 @@
+"""What people and services hand over (Arrow, pandas, Python values) as Arrow tables of types that a schema can map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
+from rayrec.data.mapping.rules import Vocabulary
+from rayrec.data.mapping.schema import Schema, SparseFeature
+from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.storage.errors import DataError, first_line
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    Tabular: TypeAlias = (
+        pa.Table | pa.RecordBatch | pd.DataFrame | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+    )
+
+
+def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
+    """The given columns of `data`, an Arrow array each; a column that is not there is left out.
+
+    Python values and pandas have fewer types than Parquet: nothing but nulls becomes a column of the type that the
+    schema wants, and whole floats become the integers that an id was before a null made floats of its column.
+
+    Args:
+        data: an Arrow table or record batch, a pandas frame, a dict of columns, or a list of rows (dicts; a key that a
+            row lacks is null).
+
+    Raises:
+        DataError: values that have no common type, columns of unequal lengths, ids that are fractions.
+        TypeError: `data` is of another kind.
+    """
+    types = {name: type_of(plain) for name, plain in schema.column_types.items()}
+    found = _columns(data, columns, types)
+    lengths = {name: len(array) for name, array in found.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the columns have unequal lengths: {lengths}", fix="give every column one value a row")
+    features = {feature.column: feature for feature in schema.sparse}
+    numbers = {feature.column: feature.width > 1 for feature in schema.dense}
+    numbers |= {feature.weight_column: True for feature in schema.sparse if feature.weight_column}
+    for name, array in found.items():
+        kind = types.get(name)
+        if kind is not None and pat.is_null(array.type):
+            found[name] = array.cast(kind)
+        elif name in features:
+            found[name] = _ids(name, array, features[name])
+        elif name in numbers:
+            found[name] = _nulls(array, pa.float64(), numbers[name]) if _leaf_is_null(array.type) else array
+    return pa.table(found)
+
+
+def _columns(data: Any, names: Sequence[str], types: Mapping[str, pa.DataType | None]) -> dict[str, Any]:
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return {name: data.column(name) for name in names if data.schema.names.count(name) == 1}
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        if not all(isinstance(row, Mapping) for row in data):
+            raise TypeError("a list of rows must hold dicts, one a row")
+        there = {name for row in data for name in row}
+        data = {name: [row.get(name) for row in data] for name in there.intersection(names)}
+    elif hasattr(data, "columns") and hasattr(data, "iloc"):
+        data = {name: data[name] for name in names if list(data.columns).count(name) == 1}
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{type(data).__name__} is no Arrow table, pandas frame, dict of columns, or list of rows")
+    return {name: _array(name, data[name], types.get(name)) for name in names if name in data}
+
+
+def _array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array | pa.ChunkedArray:
+    """
+    Args:
+        kind: the type that they must have, of columns that others are derived from.
+    """
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    from_pandas = hasattr(values, "iloc") or None
+    try:
+        return pa.array(values, from_pandas=from_pandas) if kind is None else _typed(values, kind, from_pandas)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        text = first_line(error)
+        problem = f"the values have no type in common: {text}"
+        fix = "give values of one type"
+        if kind is not None:
+            problem, fix = f"the values cannot be read as {plain_type(kind)}: {text}", "give values as in training"
+        raise DataError(problem, column=name, fix=fix) from error
+
+
+def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array:
+    """Dicts as maps, texts as times (ISO 8601; UTC where they name no zone), numbers as the type that is wanted."""
+    if pat.is_map(kind):
+        values = [list(one.items()) if isinstance(one, Mapping) else one for one in values]
+    leaf = leaf_of(kind)
+    found = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf) or pat.is_integer(leaf) else None
+    if found is not None and pat.is_integer(leaf) and pat.is_floating(leaf_of(found.type)):
+        return found.cast(kind)  # refuses 1.5, of which pyarrow makes 1 where it is given the type
+    if (
+        found is None
+        or pat.is_integer(leaf)
+        or (not is_text(leaf_of(found.type)) and not pat.is_integer(leaf_of(found.type)))
+    ):
+        return pa.array(values, kind, from_pandas=from_pandas)
+    if pat.is_integer(leaf_of(found.type)):
+        raise TypeError("an integer is no time: give ISO 8601 texts or timestamps")
+    try:
+        return found.cast(kind)
+    except pa.ArrowInvalid:
+        return found.cast(_of_leaf(found.type, pa.timestamp("us", "UTC"))).cast(kind)
+
+
+def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
+    """Ids as integers or strings; what is neither is left to the check of types."""
+    if _leaf_is_null(array.type):
+        kind = pa.string() if _wants_text(feature) else pa.int64()
+        if feature.kind == "weighted_id_list" and feature.weight_column is None:
+            kind = pa.struct([("id", kind), ("weight", pa.float64())])
+        return _nulls(array, kind, feature.kind != "id")
+    if not pat.is_floating(leaf_of(array.type)):
+        return array
+    try:  # pandas makes floats of integers beside a null, in lists as well
+        return _nan_to_null(array).cast(_of_leaf(array.type, pa.int64()), safe=True)
+    except pa.ArrowInvalid as error:
+        fix = "give integers or strings; pandas keeps integers beside nulls as Int64"
+        raise DataError(
+            f"feature {feature.name!r}: an id must be a whole number: {error}", column=name, fix=fix
+        ) from error
+
+
+def _nulls(array: Any, kind: pa.DataType, listed: bool) -> Any:
+    return array.cast(pa.list_(kind) if listed and pat.is_null(array.type) else _of_leaf(array.type, kind))
+
+
+def _nan_to_null(array: Any) -> Any:
+    if is_list(array.type):
+        return array
+    return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
+
+
+def _wants_text(feature: SparseFeature) -> bool:
+    if feature.id_type is not None:
+        return feature.id_type == "text"
+    if isinstance(feature.mapping, Vocabulary):
+        return load_vocabulary(feature.mapping.path).text
+    return isinstance(feature.default, str)
+
+
+def _leaf_is_null(kind: pa.DataType) -> bool:
+    return bool(pat.is_null(leaf_of(kind)))
+
+
+def _of_leaf(kind: pa.DataType, leaf: pa.DataType) -> pa.DataType:
+    return pa.list_(_of_leaf(kind.value_type, leaf)) if is_list(kind) else leaf

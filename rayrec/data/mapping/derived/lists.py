@@ -1,0 +1,234 @@
+"""Derived columns that are made of lists, maps and texts: crosses, overlaps, lookups, tokens, pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from rayrec.data.arrays.arrow_types import decoded, is_list, is_text, nulls_of
+from rayrec.data.arrays.buffers import I64, U64, Mask
+from rayrec.data.arrays.hashing import hash_texts, mix64_array, seed_of
+from rayrec.data.arrays.lists import Lists, filtered_offsets, offsets_of, row_of, unnest
+from rayrec.data.mapping.derived.specs import Cross, Lookup, Overlap, Pairs, Tokens
+from rayrec.data.mapping.problems import Problems
+
+_CROSSES = 7  # keeps the hashes of crosses apart from other ones
+_JOIN = " "  # between the tokens of an n-gram: no token of the default separator holds it
+
+
+def relisted(lists: Lists, leaf: pa.Array) -> pa.Array:
+    """A list array of other elements."""
+    mask = None if lists.nulls is None else pa.array(lists.nulls)
+    return pa.LargeListArray.from_arrays(pa.array(lists.offsets), leaf, mask=mask)
+
+
+def _hashes(array: pa.Array) -> U64:
+    """64 bits of every id; anything of a null."""
+    if pat.is_dictionary(array.type):
+        distinct = _hashes(array.dictionary)
+        codes = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return distinct[codes] if len(distinct) else np.zeros(len(codes), np.uint64)
+    if is_text(array.type):
+        return hash_texts(array.fill_null("" if not pat.is_large_binary(array.type) else b""))
+    return mix64_array(_integers(array), 0)
+
+
+def _integers(array: pa.Array) -> I64:
+    """The 64 bits of integers; 0 of a null."""
+    if not (pat.is_integer(array.type) or pat.is_boolean(array.type) or pat.is_null(array.type)):
+        raise TypeError(f"ids are integers or texts, not {array.type}; make buckets of numbers first")
+    kind = pa.uint64() if pat.is_uint64(array.type) else pa.int64()
+    numbers: I64 = pc.cast(array, kind).fill_null(0).to_numpy(zero_copy_only=False).view(np.int64)
+    return numbers
+
+
+def _nulls(array: pa.Array) -> Mask | None:
+    return nulls_of(decoded(array) if pat.is_dictionary(array.type) and array.dictionary.null_count else array)
+
+
+def cross(spec: Cross, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """Every column's ids are hashed with a seed of its place, and combined by XOR."""
+    state, *others = (_Hashed.of(array, place) for place, array in enumerate(arrays))
+    for other in others:
+        state = state.with_column(other)
+    values = pa.array(state.values.view(np.int64), mask=state.nulls)
+    if state.offsets is None:
+        return values
+    return relisted(Lists(values, state.offsets, state.null_rows), values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """Hashes of some columns' combinations.
+
+    Args:
+        nulls: which of the values are null.
+        offsets: of the rows' values, where these are lists.
+        null_rows: which rows are null.
+    """
+
+    values: U64
+    nulls: Mask | None
+    offsets: I64 | None
+    null_rows: Mask | None
+
+    @classmethod
+    def of(cls, array: pa.Array, place: int) -> _Hashed:
+        lists = unnest(array) if is_list(array.type) else None
+        leaf = array if lists is None else lists.leaf
+        values, nulls = mix64_array(_hashes(leaf), seed_of(_CROSSES, place)), _nulls(leaf)
+        return cls(values, nulls, None, nulls) if lists is None else cls(values, nulls, lists.offsets, lists.nulls)
+
+    def with_column(self, other: _Hashed) -> _Hashed:
+        """Each value of a row with each value of the other; nothing where either row is null."""
+        null_rows = _either(self.null_rows, other.null_rows)
+        if self.offsets is None and other.offsets is None:
+            return _Hashed(self.values ^ other.values, null_rows, None, null_rows)
+        lengths, others = self._lengths(), other._lengths()
+        both = lengths * others if null_rows is None else np.where(null_rows, 0, lengths * others)
+        offsets, row = offsets_of(both), np.repeat(np.arange(len(both)), both)
+        first, second = np.divmod(np.arange(len(row)) - offsets[row], others[row])
+        left, right = self._starts()[row] + first, other._starts()[row] + second
+        own = None if self.nulls is None else self.nulls[left]
+        nulls = _either(own, None if other.nulls is None else other.nulls[right])
+        return _Hashed(self.values[left] ^ other.values[right], nulls, offsets, null_rows)
+
+    def _lengths(self) -> I64:
+        return np.ones(len(self.values), np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    def _starts(self) -> I64:
+        return np.arange(len(self.values)) if self.offsets is None else self.offsets
+
+
+def _either(one: Mask | None, other: Mask | None) -> Mask | None:
+    return other if one is None else one if other is None else one | other
+
+
+def overlap(spec: Overlap, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """Of different ids, found by sorting numbers that are made of row, id, and which of the lists it is."""
+    kinds = {is_text(array.type.value_type) for array in arrays if is_list(array.type)}
+    if not all(is_list(array.type) or pat.is_null(array.type) for array in arrays) or len(kinds) == 2:
+        raise TypeError("an overlap is of two lists, both of texts or both of integers")
+    (ids, rows), (others, other_rows) = map(_elements, arrays)
+    codes, bits = _numbered(ids, others)
+    keys = ((np.concatenate([rows, other_rows]) << bits) | codes) << 1
+    keys[len(rows) :] |= 1
+    keys.sort()
+    keys = keys[np.diff(keys, prepend=-1) != 0]
+    both = keys[1:][(keys[1:] & 1 == 1) & (np.diff(keys) == 1)]
+    count = np.bincount(both >> (bits + 1), minlength=len(arrays[0]))
+    nulls = _either(_nulls(arrays[0]), _nulls(arrays[1]))
+    if spec.measure == "count":
+        return pa.array(count, mask=nulls)
+    if spec.measure == "any":
+        return pa.array((count > 0).astype(np.int64), mask=nulls)
+    different = np.bincount(keys[keys & 1 == 0] >> (bits + 1), minlength=len(count))
+    return pa.array(count / np.maximum(different, 1), mask=nulls)
+
+
+def _elements(array: pa.Array) -> tuple[pa.Array, I64]:
+    """Every element that is not null, and its row."""
+    if pat.is_null(array.type):
+        return array.slice(0, 0), np.empty(0, np.int64)
+    lists = unnest(array)
+    leaf, rows = decoded(lists.leaf), np.repeat(np.arange(len(array)), np.diff(lists.offsets))
+    nulls = nulls_of(leaf)
+    return (leaf, rows) if nulls is None else (leaf.drop_null(), rows[~nulls])
+
+
+def _numbered(one: pa.Array, other: pa.Array) -> tuple[I64, int]:
+    """A number for each id of both, equal ones for equal ids, and how many bits they have: less than 32."""
+    if is_text(one.type) or is_text(other.type):
+        kind = pa.large_binary()
+        ids = pa.concat_arrays([one.cast(kind), other.cast(kind)])
+    else:
+        numbers = np.concatenate([_integers(one), _integers(other)])
+        lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+        if highest - lowest < 1 << 30:
+            return numbers - lowest, (highest - lowest).bit_length()
+        ids = pa.array(numbers)
+    encoded = pc.dictionary_encode(ids)
+    return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary).bit_length()
+
+
+def _map_parts(array: pa.Array) -> tuple[Lists, pa.Array, pa.Array]:
+    """A map column as lists of entries, and its keys and values."""
+    if not pat.is_map(array.type):
+        raise TypeError("a map column is wanted")
+    entries = pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)]))
+    lists = unnest(array.cast(entries))
+    return lists, pc.struct_field(lists.leaf, "key"), pc.struct_field(lists.leaf, "value")
+
+
+def lookup(spec: Lookup, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """The first entry with the key counts."""
+    lists, keys, values = _map_parts(arrays[0])
+    rows = np.repeat(np.arange(len(arrays[0])), np.diff(lists.offsets))
+    if spec.key is None:
+        wanted = pa.scalar(spec.value, pa.string() if isinstance(spec.value, str) else pa.int64()).cast(keys.type)
+    else:
+        by_row = decoded(arrays[1])
+        if not (is_text(by_row.type) == is_text(keys.type) or pat.is_null(by_row.type)):
+            raise TypeError("keys of another type than the map's")
+        wanted = by_row.take(pa.array(rows)).cast(keys.type)
+    hits = np.flatnonzero(pc.equal(keys, wanted).fill_null(False).to_numpy(zero_copy_only=False))
+    place = np.full(len(arrays[0]), -1)
+    place[rows[hits[::-1]]] = hits[::-1]
+    return values.take(pa.array(place, mask=place < 0))
+
+
+def pairs(_: Pairs, arrays: list[pa.Array], __: Problems) -> pa.Array:
+    """`list<struct<id, weight>>`, as a weighted feature reads it."""
+    lists, keys, values = _map_parts(arrays[0])
+    return relisted(lists, pa.StructArray.from_arrays([keys, values], ["id", "weight"]))
+
+
+def tokens(spec: Tokens, arrays: list[pa.Array], _: Problems) -> pa.Array:
+    """Each different text of a dictionary is taken apart once."""
+    (array,) = arrays
+    if pat.is_dictionary(array.type):
+        encoded = tokens(spec, [array.dictionary], _)
+        return encoded.take(array.indices)
+    if not (is_text(array.type) or pat.is_null(array.type)):
+        raise TypeError("tokens are of texts")
+    texts = array.cast(pa.large_string())
+    texts = pc.utf8_lower(texts) if spec.lower else texts
+    lists = unnest(pc.split_pattern_regex(texts, pattern=spec.separator))
+    keep = pc.not_equal(lists.leaf, "").to_numpy(zero_copy_only=False)
+    lists = Lists(lists.leaf.filter(pa.array(keep)), filtered_offsets(lists.offsets, keep), lists.nulls)
+    lists = lists if spec.ngrams == [1] else _ngrams(lists, spec.ngrams)
+    return _counted(lists) if spec.counts else relisted(lists, lists.leaf)
+
+
+def _ngrams(lists: Lists, sizes: list[int]) -> Lists:
+    """The runs of so many tokens: those of a row by size, then by place."""
+    leaf, rows = lists.leaf, row_of(lists.offsets, np.arange(len(lists.leaf)))
+    texts, of_row = [], []
+    for size in sizes:
+        last = max(len(leaf) - size + 1, 0)
+        inside = np.flatnonzero(rows[:last] == rows[size - 1 :][:last])
+        parts = [leaf.take(pa.array(inside + step)) for step in range(size)]
+        texts.append(parts[0] if size == 1 else pc.binary_join_element_wise(*parts, pa.scalar(_JOIN, leaf.type)))
+        of_row.append(rows[inside])
+    joined = np.concatenate(of_row)
+    order = np.argsort(joined, kind="stable")
+    lengths = np.bincount(joined, minlength=len(lists.offsets) - 1)
+    return Lists(pa.concat_arrays(texts).take(pa.array(order)), offsets_of(lengths), lists.nulls)
+
+
+def _counted(lists: Lists) -> pa.Array:
+    """Each row's different tokens in the order of their first places, with their counts as weights."""
+    encoded = pc.dictionary_encode(lists.leaf)
+    rows = row_of(lists.offsets, np.arange(len(lists.leaf)))
+    keys = rows * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False)
+    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    first, counts = first[order], counts[order]
+    ids = lists.leaf.take(pa.array(first))
+    leaf = pa.StructArray.from_arrays([ids, pa.array(counts.astype(np.float32))], ["id", "weight"])
+    offsets = offsets_of(np.bincount(rows[first], minlength=len(lists.offsets) - 1))
+    return relisted(Lists(leaf, offsets, lists.nulls), leaf)

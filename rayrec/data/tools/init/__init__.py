@@ -1,0 +1,1 @@
+"""`rayrec init` and `rayrec data inspect`: from files of unknown columns to a train config."""

@@ -1,0 +1,167 @@
+"""From what columns look like to the schema and the tables of a train config; writes vocabularies on request."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayrec.data.arrays.arrow_types import is_text
+from rayrec.data.tools.init.column_facts import BUCKETS, ColumnFacts, time_unit
+from rayrec.data.tools.init.label_choice import suggested_labels
+from rayrec.data.tools.init.sequences import VALUES
+from rayrec.storage.errors import DataError
+
+USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
+_SPARE_BUCKETS = BUCKETS  # statistics of other rows may give more boundaries
+_ROWS_TO_DERIVE = 1000
+FARTHEST = 5.0  # standard deviations; of a column that is nearly all one value, others may lie a hundred away
+_LISTED = ("id", "id_list", "weighted_id_list")
+
+
+def propose(
+    columns: Sequence[ColumnFacts], label: Mapping[str, Any] | None, dim: int, vocabularies: Path | None = None
+) -> dict[str, Any]:
+    """`schema` and `tables` as a train config has them.
+
+    Args:
+        label: `schema.label`; None: nothing looks like one.
+        dim: of every table.
+        vocabularies: folder that takes a vocabulary for each column of few ids; without it, ids that cannot be rows
+            themselves are hashed, so that some share a row.
+
+    Raises:
+        DataError: there is no label, no column looks like a feature, or the folder cannot be written.
+    """
+    if label is None:
+        raise DataError("no column looks like a label: none holds 0 and 1 only", fix=suggested_labels(columns))
+    sparse = [c for c in columns if c.role in _LISTED]
+    dense = [c for c in columns if c.role == "dense"]
+    if not sparse and not dense:
+        raise DataError("no column looks like a feature", fix="name some in the schema")
+    paths = _write([c for c in sparse if _worth_a_vocabulary(c)], vocabularies) if vocabularies is not None else {}
+    schema: dict[str, Any] = {"label": dict(label)}
+    for column in columns:
+        if column.role == "sample_weight":
+            schema["sample_weight"] = {"column": column.name}
+        elif column.role == "timestamp":
+            schema["timestamp"] = {"column": column.name, **_unit(column)}
+    if (group := _group(columns)) is not None:
+        schema["group"] = {"column": group}
+    schema["dense"] = [_dense(c) for c in dense]
+    schema["sparse"] = [_sparse(c, paths.get(c.name)) for c in sparse]
+    if sequences := _sequences(columns):
+        schema["sequences"] = sequences
+    sizes = {c.name: len(c.values_seen or ()) + 1 if c.name in paths else c.table_rows for c in sparse}
+    tables = [{"name": name, "rows": rows, "dim": dim, "features": [name]} for name, rows in sizes.items()]
+    names = {c.name for c in columns}
+    for spec, feature, rows in _derived(columns):
+        if (name := spec["name"]) not in names:
+            schema.setdefault("derived", []).append(spec)
+            schema["sparse" if rows else "dense"].append(feature)
+            tables += [{"name": name, "rows": rows, "dim": dim, "features": [name]}] if rows else []
+    return {"schema": schema, "tables": tables}
+
+
+def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
+    """Numbers as ids of buckets, which of them are missing, and parts of times; of few rows nothing is derived.
+
+    Yields:
+        a derived column, the feature that reads it, and the rows of its table (0: it is a number).
+    """
+    columns = [c for c in columns if c.values >= _ROWS_TO_DERIVE and c.width == 1]
+    for facts in (c for c in columns if c.role == "dense" and len(c.edges) > 1):
+        name = f"{facts.name}_bucket"
+        spec = {"name": name, "kind": "buckets", "column": facts.name, "quantiles": BUCKETS}
+        feature = {"name": name, "kind": "id"} | ({"on_null": "empty"} if facts.nulls else {})
+        yield spec | {"boundaries": [*facts.edges]}, feature, len(facts.edges) + 1 + _SPARE_BUCKETS
+    for facts in (c for c in columns if c.role == "dense" and c.nulls):
+        name = f"{facts.name}_missing"
+        yield {"name": name, "kind": "missing", "column": facts.name}, {"name": name}, 0
+    for facts in (c for c in columns if c.role == "timestamp"):
+        parts = {"weekday": 7} if facts.kind.startswith("date") else {"hour": 24, "weekday": 7}
+        for part, rows in parts.items():
+            name = f"{facts.name}_{part}"
+            spec = {"name": name, "kind": "time_part", "column": facts.name, "part": part}
+            yield spec | _unit(facts), {"name": name, "kind": "id"}, rows
+
+
+def _sequences(columns: Sequence[ColumnFacts]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    for name, group in groupby((c for c in columns if c.sequence), key=lambda c: c.sequence):
+        members = list(group)
+        made.append({"name": name, "ids": [c.name for c in members if c.role == "id_list"]})
+        values = [(c, {"name": c.name, "kind": VALUES[c.role]}) for c in members if c.role in VALUES]
+        if values:
+            made[-1]["values"] = [of | (_unit(c) if c.role == "time_list" else {}) for c, of in values]
+    return made
+
+
+def _group(columns: Sequence[ColumnFacts]) -> str | None:
+    """A request or a session, else a user."""
+    named = [c.name for c in columns if c.role == "group"]
+    users = [c for c in columns if c.name.lower() in USER_NAMES and c.role == "id" and not c.nulls]
+    return (named + [c.name for c in users] + [None])[0]
+
+
+def _worth_a_vocabulary(facts: ColumnFacts) -> bool:
+    """Whether few ids were seen, and all of them: where only the files' statistics have the largest one, not."""
+    seen = facts.values_seen
+    return seen is not None and len(seen) > 0 and not (facts.dense_range and seen[-1].as_py() != facts.high)
+
+
+def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
+    """The vocabularies' files, by column."""
+    paths: dict[str, Path] = {}
+    for number, facts in enumerate(columns):
+        stem = re.sub(r"[^\w.-]+", "_", facts.name).strip("._") or "column"
+        path = folder.absolute() / f"{stem}.parquet"
+        paths[facts.name] = path if path not in paths.values() else path.with_name(f"{stem}-{number}.parquet")
+        values = facts.values_seen
+        assert values is not None
+        try:
+            os.makedirs(folder, exist_ok=True)
+            pq.write_table(
+                pa.table({"id": values if is_text(values.type) else values.cast(pa.int64(), safe=False)}), path
+            )
+        except OSError as error:
+            raise DataError(f"the vocabulary cannot be written: {error.strerror}", file=str(path)) from error
+    return paths
+
+
+def _unit(facts: ColumnFacts) -> dict[str, str]:
+    """Of a time in integers; others have their own."""
+    unit = None if facts.low is None or facts.high is None else time_unit(facts.low, facts.high)
+    return {} if unit in (None, "s") else {"unit": str(unit)}
+
+
+def _dense(facts: ColumnFacts) -> dict[str, Any]:
+    feature: dict[str, Any] = {"name": facts.name}
+    if facts.width > 1:
+        feature["width"] = facts.width
+    if facts.nulls:
+        feature["default"] = 0.0
+    steps: list[dict[str, Any]] = []
+    if facts.log:
+        steps += [{"kind": "clip", "lowest": 0.0}, {"kind": "log1p"}]
+    if facts.mean is not None:
+        steps.append({"kind": "standardize", "mean": facts.mean, "std": facts.deviation})
+        steps.append({"kind": "clip", "lowest": -FARTHEST, "highest": FARTHEST})
+    return feature | ({"transforms": steps} if steps else {})
+
+
+def _sparse(facts: ColumnFacts, vocabulary: Path | None) -> dict[str, Any]:
+    feature: dict[str, Any] = {"name": facts.name, "kind": facts.role}
+    if vocabulary is not None:
+        feature["mapping"] = {"kind": "vocabulary", "path": str(vocabulary)}
+    else:
+        feature["mapping"] = {"kind": "identity" if facts.dense_range else "hash"}
+    if facts.nulls:
+        feature["on_null"] = "empty"
+    return feature
