@@ -66,7 +66,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         replicated: ReplicatedExecutor[Any] | None,
     ) -> None:
         super().__init__()
-        if setup.place.device.type == "cpu":
+        if setup.context.device.type == "cpu":
             keep_freed_memory()
         self._sharded, self._replicated = sharded, replicated
         updates = any(table.optimizer is not None for table in setup.tables)
@@ -76,7 +76,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         shown = make_tables(setup, self.kernels(), sharded.exchange.routes)
         self.add_module(self.shown_as, nn.ModuleDict(shown))
         self._optimizer = fused_optimizer_of(self.kernels(), shown, self.shown_as)
-        self.ids_ahead = InputDist(setup.place.device, self._prepare, sharded.exchange, updates)
+        self.ids_ahead = InputDist(setup.context.device, self._prepare, sharded.exchange, updates)
 
     # -- a step
 
@@ -206,7 +206,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor]):
         outputs = make_outputs(self._configs)
         self._names = [name for names in output_names(self._configs) for name in names]
         self._dims = [output.dim for output in outputs]
-        self._examples = Examples([output.feature for output in outputs], self._dims, setup.place.device)
+        self._examples = Examples([output.feature for output in outputs], self._dims, setup.context.device)
         self._columns: list[tuple[int, Span]] = []  # of the executors' results, in the order of this one
         places = {(out.table, out.feature): (n, out) for n, block in enumerate(self.blocks) for out in block}
         for number, output in (places[output.table, output.feature] for output in outputs):
