@@ -46,7 +46,7 @@ class ShardedEmbeddingBagCollection(ShardedCollection[KeyedTensor]):
         outputs = make_outputs(self._configs)
         self._names = [name for names in output_names(self._configs) for name in names]
         self._dims = [output.dim for output in outputs]
-        self._examples = Examples([output.feature for output in outputs], self._dims, setup.place.device)
+        self._examples = Examples([output.feature for output in outputs], self._dims, setup.context.device)
         self._columns: list[tuple[int, Span]] = []  # of the executors' results, in the order of this one
         blocks = {(out.table, out.feature): (n, out) for n, block in enumerate(self.blocks) for out in block}
         for number, output in (blocks[output.table, output.feature] for output in outputs):

@@ -59,7 +59,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         replicated: ReplicatedExecutor[Any] | None,
     ) -> None:
         super().__init__()
-        if setup.place.device.type == "cpu":
+        if setup.context.device.type == "cpu":
             keep_freed_memory()
         self._sharded, self._replicated = sharded, replicated
         updates = any(table.optimizer is not None for table in setup.tables)
@@ -70,7 +70,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         tables = make_tables(setup, self.kernels(), sharded.exchange.routes)
         self.add_module(self.tables_attribute, nn.ModuleDict(tables))
         self._optimizer = fused_optimizer_of(self.kernels(), tables, self.tables_attribute)
-        self.ids_ahead = InputDist(setup.place.device, self._prepare, sharded.exchange, updates)
+        self.ids_ahead = InputDist(setup.context.device, self._prepare, sharded.exchange, updates)
 
     # -- a step
 
@@ -152,6 +152,20 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         return [executor for executor in (self._sharded, self._replicated) if executor is not None]
 
     # The three stages, by the names that TorchRec's tutorials print.
+
+    @property
+    def _input_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
+        return self.executors
+
+    @property
+    def _lookups(self) -> list[Kernel]:
+        return self.kernels()
+
+    @property
+    def _output_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
+        return self.executors
+
+    # The stages, by the names that TorchRec's tutorials print.
 
     @property
     def _input_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:

@@ -16,7 +16,7 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm.groups import world_rank
-from rayrec.distributed.comm.place import Place
+from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.routes import Config, Routes
 from rayrec.distributed.kernel import Kernel
@@ -55,7 +55,7 @@ class ShardedTable(nn.Module):
         config: the table.
         shards: every shard of the table on every rank; empty for a replicated table.
         local: this rank's shards, in the order of `shards`.
-        place: this process among the ranks.
+        context: this process among the ranks.
         dense: whether gradients are left to an optimizer of the user. A rank without a shard then has an empty
             parameter, so that every rank's optimizer has the same tables.
     """
@@ -65,7 +65,7 @@ class ShardedTable(nn.Module):
         config: BaseEmbeddingConfig,
         shards: Sequence[Shard],
         local: Sequence[LocalShard],
-        place: Place,
+        context: RankContext,
         dense: bool = False,
     ) -> None:
         super().__init__()
@@ -74,15 +74,15 @@ class ShardedTable(nn.Module):
         self.local = tuple(local)
         self.dense = dense
         self.seed = 0  # of the initial weights
-        self._place = place
+        self._context = context
         for number, item in enumerate(local):
             self.register_parameter("weight" if number == 0 else f"weight_{number}", item.parameter)
         if dense and not local:
-            empty = torch.zeros(0, config.embedding_dim, dtype=config.data_type.dtype, device=place.device)
+            empty = torch.zeros(0, config.embedding_dim, dtype=config.data_type.dtype, device=context.device)
             self.register_parameter("weight", nn.Parameter(empty))
         if dense and shards:
             for parameter in self.parameters():
-                setattr(parameter, GATHER, partial(comm.all_gather, group=place.group))
+                setattr(parameter, GATHER, partial(comm.all_gather, group=context.group))
 
     @property
     def replicated(self) -> bool:
@@ -102,7 +102,7 @@ class ShardedTable(nn.Module):
         Raises:
             ValueError: `fn` moves tensors to another device.
         """
-        probe = torch.empty(0, device=self._place.device)
+        probe = torch.empty(0, device=self._context.device)
         if fn(probe).device != probe.device:
             raise ValueError(
                 f"table {self.config.name!r} is sharded on {probe.device} and cannot move to another device; "
@@ -116,28 +116,28 @@ class ShardedTable(nn.Module):
 
     def weight_tensor(self) -> torch.Tensor:
         """The table: a plain tensor if it is replicated or there is one rank, else a `ShardedTensor`."""
-        if self.replicated or self._place.world_size == 1:
+        if self.replicated or self._context.world_size == 1:
             return self.local[0].weight
         shape = (self.config.num_embeddings, self.config.embedding_dim)
         local = [item.weight for item in self.local]
-        return sharded_tensor(shape, self.shards, local, self.config.data_type.dtype, self._place)
+        return sharded_tensor(shape, self.shards, local, self.config.data_type.dtype, self._context)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
         """The state of the optimizer inside backward, by key, sharded like the weights.
 
         A row-wise state has one number per row and column strip: `[rows]`, or `[rows, strips]` if columns are cut.
         """
-        if self.replicated or self._place.world_size == 1:
+        if self.replicated or self._context.world_size == 1:
             return dict(self.local[0].state)
         out = {}
         for key, example in self.local[0].state.items():
             shape, shards = self._state_shards(example)
-            own_shards = [shard for shard in shards if shard.rank == self._place.rank]
+            own_shards = [shard for shard in shards if shard.rank == self._context.rank]
             local = [
                 item.state[key] if example.dim() == len(shape) else item.state[key][:, None].repeat(1, shard.cols.size)
                 for item, shard in zip(self.local, own_shards, strict=True)
             ]
-            out[key] = sharded_tensor(shape, shards, local, example.dtype, self._place)
+            out[key] = sharded_tensor(shape, shards, local, example.dtype, self._context)
         return out
 
     def _state_shards(self, state: torch.Tensor) -> tuple[tuple[int, ...], Sequence[Shard]]:
@@ -154,7 +154,7 @@ class ShardedTable(nn.Module):
         for key, example in self.local[0].state.items():
             shards = [item.shard for item in self.local]
             if not self.replicated:
-                shards = [s for s in self._state_shards(example)[1] if s.rank == self._place.rank]
+                shards = [s for s in self._state_shards(example)[1] if s.rank == self._context.rank]
             for item, shard in zip(self.local, shards, strict=True):
                 source = _slice(state[key], shard, f"{self.config.name}.{key}")
                 item.state[key].copy_(source if source.dim() == example.dim() else source[:, 0])
@@ -191,7 +191,11 @@ def _slice(tensor: torch.Tensor, shard: Shard, name: str) -> torch.Tensor:
 
 
 def sharded_tensor(
-    shape: Sequence[int], shards: Sequence[Shard], local: Sequence[torch.Tensor], dtype: torch.dtype, place: Place
+    shape: Sequence[int],
+    shards: Sequence[Shard],
+    local: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    context: RankContext,
 ) -> torch.Tensor:
     """A tensor with shards on many ranks, in the format of torch.distributed.checkpoint.
 
@@ -204,11 +208,11 @@ def sharded_tensor(
         ShardMetadata(
             shard_offsets=[s.rows.start, s.cols.start][: len(shape)],
             shard_sizes=list(s.shape[: len(shape)]),
-            placement=f"rank:{world_rank(place.group, s.rank)}/{place.devices[s.rank]}",
+            placement=f"rank:{world_rank(context.group, s.rank)}/{context.devices[s.rank]}",
         )
         for s in shards
     ]
-    own_metadata = [m for m, s in zip(metadata, shards, strict=True) if s.rank == place.rank]
+    own_metadata = [m for m, s in zip(metadata, shards, strict=True) if s.rank == context.rank]
     # The constructor requires contiguous shards, but columns of a padded table are strided: they are set afterwards.
     contiguous = [
         tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride()) for tensor in local
@@ -216,7 +220,7 @@ def sharded_tensor(
     out = ShardedTensor._init_from_local_shards_and_global_metadata(
         [TensorShard(tensor, m) for tensor, m in zip(contiguous, own_metadata, strict=True)],
         ShardedTensorMetadata(metadata, torch.Size(shape), TensorProperties(dtype=dtype)),
-        process_group=place.group,
+        process_group=context.group,
     )
     for shard, tensor in zip(out.local_shards(), local, strict=True):
         shard.tensor = tensor
@@ -231,17 +235,17 @@ def make_tables(setup: Setup[Config], kernels: Sequence[Kernel], routes: Routes)
         kernels: all kernels of this rank.
         routes: routes of the sharded tables.
     """
-    place, dense = setup.place, {table.config.name for table in setup.tables if table.optimizer is None}
+    context, dense = setup.context, {table.config.name for table in setup.tables if table.optimizer is None}
     local: dict[str, list[LocalShard]] = {table.config.name: [] for table in setup.tables}
     for kernel in kernels:
         for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
             parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-            local[table.config.name].append(LocalShard(table.on(place.rank), parameter, state, kernel.write_back))
+            local[table.config.name].append(LocalShard(table.on(context.rank), parameter, state, kernel.write_back))
     shards: dict[str, list[Shard]] = {name: [] for name in local}
     for rank, route in enumerate(routes.ranks):
         for table in chain.from_iterable(route.tables.values()):
             shards[table.config.name].append(table.on(rank))
     return {
-        config.name: ShardedTable(config, shards[config.name], local[config.name], place, dense=config.name in dense)
+        config.name: ShardedTable(config, shards[config.name], local[config.name], context, dense=config.name in dense)
         for config in setup.configs
     }

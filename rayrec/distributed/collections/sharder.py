@@ -13,7 +13,7 @@ from torch import nn
 from rayrec.distributed import comm
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.comm.place import Place
+from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
@@ -93,7 +93,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
             check_trainable(config, kernel, optimizers[config.name], device)
         setup = Setup(
             tables=tuple(PlannedTable(c, params[c.name], optimizers[c.name]) for c in configs),
-            place=Place.of(env, device),
+            context=RankContext.of(env, device),
             codec=self.codec or Codec(),
             weighted=isinstance(module, EmbeddingBagCollection) and module.is_weighted(),
             dedup=self._dedup,
