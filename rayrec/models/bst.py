@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from rayrec.models.din import DIN
 from rayrec.models.ranker import HistoryInputs
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.modules.attention import Mask
 from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.target_attention import TargetTransformer
 
@@ -37,7 +36,7 @@ def bst(
 
     def attend(dim: int) -> TargetTransformer:
         config = EncoderConfig(
-            dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=settings.dropout, mask=Mask(causal=False)
+            dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=settings.dropout, causal=False
         )
         return TargetTransformer(config, max_length, settings.device)
 

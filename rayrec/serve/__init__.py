@@ -1,4 +1,4 @@
-"""Models behind HTTP: what a request may hold, versions that are swapped under load, and the Ray Serve application."""
+"""Serves exported models over HTTP and gRPC on Ray Serve. README.md describes the path of a request."""
 
 from typing import TYPE_CHECKING
 

@@ -13,8 +13,7 @@ from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionS
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.comm import count_bytes
 from rayrec.distributed.dmp_collection import DMPCollection
-from rayrec.distributed.kernel import RULES, OptimizerSpec
-from rayrec.distributed.kernel.choice import check_trainable
+from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.replicas.gradients import Replicas
@@ -203,7 +202,7 @@ def test_bytes_between_groups_are_those_of_touched_rows() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"sharding_group_size": 3}, "4 ranks cannot be cut into sharding groups of 3; .* are 1, 2, 4"),
+        ({"sharding_group_size": 3}, "4 ranks cannot be divided into sharding groups of 3; .*: 1, 2, 4"),
         ({"world_size": 8}, "world_size=8, but the process group has 4 ranks"),
         (
             {"sharding_group_size": 1, "plan": 2},

@@ -14,21 +14,22 @@ from collections.abc import Callable
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.place import Hosts, find_hosts
+from rayrec.distributed.comm.hosts import Hosts, find_hosts
 from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel import CacheGuard, PoolingKernel
-from rayrec.distributed.kernel.choice import make_pooling_kernel, pooling_group
+from rayrec.distributed.kernel.factory import make_pooling_kernel, pooling_group
+from rayrec.distributed.kernel.fused import CacheGuard
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
 from rayrec.distributed.vectors.pooled_exchange import MeanScale, PooledExchange
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.modules.configs import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 WORTHWHILE = 0.75  # of one tier's columns between hosts
-FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench_hosts.py)
+FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench/hosts.py)
 
 
 class PooledExecutor:
@@ -41,24 +42,22 @@ class PooledExecutor:
     """
 
     def __init__(self, setup: Setup[EmbeddingBagConfig], hosts: Hosts | None = None, num_counts: int = 0) -> None:
-        place = setup.place
-        self._device = device = place.device
-        routes = make_routes(
-            setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: pooling_group(table, device)
-        )
-        route = routes.ranks[place.rank]
-        self._kernels: dict[int, PoolingKernel] = {
+        context = setup.context
+        self._device = device = context.device
+        routes = make_routes(setup.tables, context.world_size, lambda table: pooling_group(table, device))
+        route = routes.ranks[context.rank]
+        self._kernels: dict[int, Kernel] = {
             number: make_pooling_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
         self.kernels = list(self._kernels.values())
-        self._cache = CacheGuard(setup.plan, device)
+        self._cache = CacheGuard.of(setup.plan, device)
         self.blocks = [list(routes.outputs)] if routes.outputs else []
         columns = columns_of(routes)
         self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
-        self._direct = PooledExchange(columns, place.group, place.rank, setup.codec, device)
-        sources = range(place.world_size) if self._hosts is None else self._hosts.sources
-        self.exchange = IdExchange(routes, place, setup.weighted, sources, num_counts)
+        self._direct = PooledExchange(columns, context.group, context.rank, setup.codec, device)
+        sources = range(context.world_size) if self._hosts is None else self._hosts.sources
+        self.exchange = IdExchange(routes, context, setup.weighted, sources, num_counts)
         self._scale = MeanScale(setup.configs, routes.outputs)
 
     def __repr__(self) -> str:
@@ -71,15 +70,15 @@ class PooledExecutor:
 
     def lookup(self, ids: RankIds) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
-        self._cache.check()
-        parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
+        if self._cache is not None:
+            self._cache.check()
+        parts = [self._kernels[number].lookup(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
-            nothing = torch.zeros(
-                sum(ids.headers.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled()
-            )
+            nothing = torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
             parts = [nothing if ids.weights is None else nothing + ids.weights.sum() * 0]
         vectors = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        self._cache.watch(vectors)
+        if self._cache is not None:
+            self._cache.watch(vectors)
         return vectors
 
     def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], torch.Tensor] | None:
@@ -90,7 +89,7 @@ class PooledExecutor:
         """
         if not self.blocks:
             return None
-        batch_sizes, factors_BE = ids.headers.batch_sizes, ids.kept.sharded
+        batch_sizes, factors_BE = ids.batch_sizes, ids.kept.sharded
         if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
             return self._hosts.start(vectors, batch_sizes, factors_BE)
         by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)
@@ -101,18 +100,18 @@ class _HostTier:
     """Two exchanges: inside the host, then across hosts."""
 
     def __init__(self, columns: ColumnMap, setup: Setup[EmbeddingBagConfig], hosts: Hosts) -> None:
-        place, codec = setup.place, setup.codec
-        assert place.group is not None
+        context, codec = setup.context, setup.codec
+        assert context.group is not None
         self._hosts = hosts
         # place after place, so that what goes to a rank of the host lies in one piece
         self.sources = [rank for peers in hosts.peers for rank in peers]
-        host, own = divmod(place.rank, hosts.size)
+        host, own = divmod(context.rank, hosts.size)
         self._peers, neighbours = hosts.peers[own], hosts.ranks[host]
-        inside = comm.subgroup(place.group, neighbours, place.device)
-        across = comm.subgroup(place.group, self._peers, place.device)
-        self._inside = PooledExchange(inside_host(columns, neighbours), inside, own, codec, place.device)
-        self._across = PooledExchange(across_hosts(columns, hosts.ranks), across, host, codec, place.device)
-        self.saved_bytes = 4 * (sum(columns.widths) - sum(self._across.widths)) / place.world_size  # an example
+        inside = comm.subgroup(context.group, neighbours, context.device)
+        across = comm.subgroup(context.group, self._peers, context.device)
+        self._inside = PooledExchange(inside_host(columns, neighbours), inside, own, codec, context.device)
+        self._across = PooledExchange(across_hosts(columns, hosts.ranks), across, host, codec, context.device)
+        self.saved_bytes = 4 * (sum(columns.widths) - sum(self._across.widths)) / context.world_size  # an example
 
     def __str__(self) -> str:
         return f"{len(self._hosts.ranks)} hosts of {self._hosts.size} ranks"
@@ -140,7 +139,7 @@ def worthwhile_hosts(setup: Setup[EmbeddingBagConfig]) -> Hosts | None:
     flat = _columns_sent(setup, lambda rank: rank)
     if flat == _columns_sent(setup, lambda rank: 0):
         return None
-    hosts = find_hosts(setup.place)
+    hosts = find_hosts(setup.context)
     if hosts is None or _columns_sent(setup, lambda rank: rank // hosts.size) > WORTHWHILE * flat:
         return None
     return hosts

@@ -14,17 +14,17 @@ from typing import Any, Generic
 
 import torch
 
-from rayrec.distributed import comm
-from rayrec.distributed.executors.setup import Config, PlannedTable, Setup
+from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.input_dist import FeatureOrder
-from rayrec.distributed.ids.routes import Output, make_outputs
-from rayrec.distributed.kernel import LocalTable
-from rayrec.distributed.kernel.choice import MatrixKernel, make_matrix_kernel
-from rayrec.distributed.kernel.row_kernel import RowGroups, make_anchor
+from rayrec.distributed.ids.routes import Config, Output, PlannedTable, make_outputs
+from rayrec.distributed.kernel.factory import MatrixKernel, make_matrix_kernel
+from rayrec.distributed.kernel.local_table import LocalTable
+from rayrec.distributed.kernel.row_kernel import make_anchor
+from rayrec.distributed.kernel.rows import DistinctRows, exchange_rows
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.distributed.vectors.pooled_exchange import MeanScale
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.modules.configs import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 
@@ -43,7 +43,7 @@ class GroupIds:
     rows: torch.Tensor
     offsets: torch.Tensor | None
     weights: torch.Tensor | None
-    groups: RowGroups | None
+    groups: DistinctRows | None
     factors_BE: torch.Tensor | None
 
 
@@ -63,7 +63,7 @@ class _Group(Generic[Config]):
             for table in tables
         ]
         readers = [place for place, config in enumerate(configs) for _ in config.feature_names]
-        self.kernel = make_matrix_kernel(local, readers, setup.place.device)
+        self.kernel = make_matrix_kernel(local, readers, setup.context.device)
         self.outputs = make_outputs(configs)
         self.pooled = isinstance(configs[0], EmbeddingBagConfig)
         self.scale = MeanScale(configs, self.outputs)
@@ -78,7 +78,7 @@ class ReplicatedExecutor(Generic[Config]):
     """
 
     def __init__(self, setup: Setup[Config]) -> None:
-        self.group, self.rank, self.world_size = setup.place.group, setup.place.rank, setup.place.world_size
+        self.group, self.rank, self.world_size = setup.context.group, setup.context.rank, setup.context.world_size
         by_key: dict[Hashable, list[PlannedTable[Config]]] = {}
         for table in setup.tables:
             config = table.config
@@ -86,7 +86,7 @@ class ReplicatedExecutor(Generic[Config]):
         self.groups = [_Group(setup, tables) for tables in by_key.values()]
         self.kernels: list[MatrixKernel] = [group.kernel for group in self.groups]
         self.blocks: list[list[Output]] = [list(group.outputs) for group in self.groups]
-        self._anchor = make_anchor(setup.place.device)
+        self._anchor = make_anchor(setup.context.device)
 
     def __repr__(self) -> str:
         return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self.world_size} ranks)"
@@ -102,7 +102,7 @@ class ReplicatedExecutor(Generic[Config]):
             counts_L = given.lengths.sum(1, dtype=torch.int64)
             rows = group.kernel.matrix.rows(given.values.to(torch.int64), counts_L)
             offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if group.pooled else None
-            groups = RowGroups.of(rows) if trains else None
+            groups = DistinctRows.of(rows) if trains else None
             kept.append(GroupIds(rows, offsets, given.weights, groups, group.scale.of(kjt)))
         return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), tuple(kept)
 
@@ -111,7 +111,7 @@ class ReplicatedExecutor(Generic[Config]):
         kept: tuple[GroupIds, ...] = ids.kept.replicated
         weights = [group.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
-        found = _Lookup.apply(self._anchor, self, kept, ids.headers.counts, *weights, *leaves)
+        found = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
         out = []
         for sums, factors_BE in zip(found, (of_group.factors_BE for of_group in kept), strict=True):
             if factors_BE is not None:
@@ -155,35 +155,6 @@ class _Lookup(torch.autograd.Function):
         of_leaves: list[torch.Tensor] = []
         of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
         for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, of_all, strict=True):
-            groups = RowGroups.of(all_rows, kernel.matrix.num_rows)
+            groups = DistinctRows.of(all_rows, kernel.matrix.num_rows)
             of_leaves += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *of_leaves
-
-
-def exchange_rows(
-    rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], counts: Sequence[Sequence[int]], group: comm.Group
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each kernel the rows and gradients of all ranks, in rank order, by one gather of equal messages.
-
-    Args:
-        rows: for each kernel the distinct rows of its matrix that this rank touched, int64.
-        grads: for each kernel the gradients of those rows, `[n, dim]`.
-        counts: of each rank, the number of rows by kernel.
-        group: joins the ranks.
-    """
-    if len(counts) == 1:
-        return list(zip(rows, grads, strict=True))
-    dims = [grad.shape[1] for grad in grads]
-    # words of 4 bytes: a rank's rows, kernel after kernel, then its gradients, then what fills up to the longest
-    sizes = [[2 * n for n in of_rank] + [dim * n for n, dim in zip(of_rank, dims, strict=True)] for of_rank in counts]
-    length = max(1, *map(sum, sizes))
-    message = torch.empty(length, dtype=torch.int32, device=rows[0].device)
-    own = [part.contiguous().view(-1).view(torch.int32) for part in (*rows, *grads)]
-    torch.cat(own, out=message[: sum(part.numel() for part in own)])
-    arrived = comm.all_gather(message, group).view(-1)
-    pieces = arrived.split([size for of_rank in sizes for size in (*of_rank, length - sum(of_rank))])
-    columns = [torch.cat(pieces[n :: 2 * len(dims) + 1]) for n in range(2 * len(dims))]
-    return [
-        (columns[n].view(torch.int64), columns[n + len(dims)].view(torch.float32).view(-1, dim))
-        for n, dim in enumerate(dims)
-    ]
