@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rayrec.data import Cursor, Manifest
-from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankPart
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare
 from rayrec.data.source.file_table import COLUMNS, FileTable
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 
@@ -90,7 +90,7 @@ def restart(ranks: int, files: int = 1_000_000) -> dict[str, float]:
     manifest = Manifest(table, Windows.of(table, WINDOW_ROWS, WINDOW_BYTES), (("label", pa.int64()),))
     fewer, order = ranks - ranks // 10, Ordering(seed=0)
 
-    def start(cursor: Cursor, world: int) -> tuple[float, list[RankPart]]:
+    def start(cursor: Cursor, world: int) -> tuple[float, list[RankShare]]:
         began = time.perf_counter()
         planner = EpochPlanner(manifest)
         parts = [planner.open(cursor, order, rank, world) for rank in range(world)]

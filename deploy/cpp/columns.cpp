@@ -9,11 +9,11 @@ namespace rayrec {
 namespace {
 
 constexpr int64_t kExact = int64_t{1} << 53;  // integers up to here are doubles, too
-constexpr const char* kOneType = "give values of one type";
+constexpr const char* kOneType = "use values of one type";
 constexpr size_t kMostNested = 6;
 
 [[noreturn]] void mixed(const std::string& name, size_t row, const std::string& why) {
-  throw Refused(Problem{static_cast<int64_t>(row), name, "the values have no type in common: " + why, kOneType, {}});
+  throw Refused(Problem{static_cast<int64_t>(row), name, "the values have no common type: " + why, kOneType, {}});
 }
 
 const char* kind_of(const Value& value) {

@@ -1,4 +1,4 @@
-"""The base of all config models of the data path."""
+"""Base class of the config models in `rayrec.data`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
-    """Base of all config models here: frozen, unknown fields refused, no silent conversion."""
+    """A frozen pydantic model that refuses unknown fields and does not convert types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)

@@ -187,9 +187,9 @@ def test_functions_of_users_are_checked() -> None:
     columns = {"x": pa.array([4, None, 7])}
     assert made("custom", columns, columns=["x"], function=f"{here}:halves").to_pylist() == [2, None, 3]
     for function, problem in (
-        ("too_few", "must give one Arrow array of 3 rows, as it got; it gave 2 rows"),
+        ("too_few", "must return one Arrow array of 3 rows, as many as its arguments have; it returned 2 rows"),
         ("breaks", "failed: ZeroDivisionError: no"),
-        ("absent", "cannot be imported"),
+        ("absent", "cannot import"),
     ):
         with pytest.raises(DataError, match=re.escape(problem)):
             made("custom", columns, columns=["x"], function=f"{here}:{function}")
@@ -200,11 +200,11 @@ def test_a_chain_is_listed_in_its_order_and_types_that_do_not_fit_are_named() ->
     second = {"name": "c", "kind": "cross", "columns": ["b", "y"]}
     whole = schema([first, second])
     assert whole.feature_columns == ["x", "y"] and [spec.name for spec in whole.derived_needed] == ["b", "c"]
-    with pytest.raises(ValueError, match="derived column 'c' is made of 'b': list that above it"):
+    with pytest.raises(ValueError, match="derived column 'c' reads 'b': list that one above it"):
         schema([second, first])
-    with pytest.raises(DataError, match=r"derived column 'b' \(buckets\) cannot be made of x: string"):
+    with pytest.raises(DataError, match=r"derived column 'b' \(buckets\) from x: string"):
         Mapping(whole, {"id": 9}, labels=False).to_batch(pa.table({"x": ["a"], "y": [1]}))
-    with pytest.raises(DataError, match="integers or texts, not double; make buckets"):
+    with pytest.raises(DataError, match="integers or texts, not double; put numbers into buckets"):
         made("cross", {"x": pa.array([1.5]), "y": pa.array([1])}, columns=["x", "y"])
 
 

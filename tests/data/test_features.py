@@ -256,7 +256,7 @@ def test_a_fraction_is_no_integer_of_a_derived_column(values: Any) -> None:
     derived = [{"name": "b", "kind": "buckets", "column": "n", "boundaries": [1.2, 9.0]}]
     raw = {"derived": derived, "sparse": [{"name": "b"}], "column_types": {"n": "integer"}}
     schema = Schema.model_validate(raw)
-    with pytest.raises(DataError, match=r"cannot be read as integer: .*1\.5.* truncated") as caught:
+    with pytest.raises(DataError, match=r"cannot convert the values to integer: .*1\.5.* truncated") as caught:
         to_table({"n": values}, schema, ["n"])
     assert caught.value.column == "n"
     for whole in ([1.0, None], [1, None], pd.Series([1.0, None])):

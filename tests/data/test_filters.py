@@ -344,7 +344,7 @@ def test_rows_that_are_filtered_out_need_not_be_good(tmp_path: Path) -> None:
         ([[["day", "=", "x"]]], "joined by and"),
         ([["day", "in", "x"]], "'in' needs a list of values"),
         ([["day", "=", ["x"]]], "'=' needs one value"),
-        ([["day", "in", []]], "the list is empty"),
+        ([["day", "in", []]], "the list of values is empty"),
         ([["day", "=", None]], "None is not a text, number or boolean"),
         ([["age", ">", float("nan")]], "nan is not a text"),
         ([["dya", "=", "x"]], "column 'dya' is missing; the file has row, .* fix: correct .* in the filter"),

@@ -122,7 +122,7 @@ def test_an_index_of_other_formats_is_refused(root: Path, kind: str, capsys: pyt
         out = ["--out", str(root / "index.arrow")] if len(more) == 1 else []
         assert run(["data", "index", str(root / kind), *more, *out]) == 1
         told = capsys.readouterr().err
-        assert "an index is of Parquet files, and this is" in told and f"{kind}/day=1/x.{kind}" in told
+        assert "an index covers Parquet files; this file is" in told and f"{kind}/day=1/x.{kind}" in told
         assert "rayrec data convert" in told
     assert not (root / "index.arrow").exists() and not list((root / kind).glob("_*"))
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rayrec.data import DataError
 from rayrec.data.arrays.hashing import hash_texts, mix64
 from rayrec.data.mapping import id_index, vocabulary
-from rayrec.data.mapping.id_index import IdIndex, Twice
+from rayrec.data.mapping.id_index import DuplicateHash, IdIndex
 from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 from tests.data.test_vocabulary import feature, ids_of
 
@@ -52,9 +52,9 @@ def test_an_index_is_a_dict(
 def test_an_id_that_is_there_twice_is_told_with_both_places(tmp_path: Path) -> None:
     hashes = [5, 9, 1 << 63, 77, 8, 2, 1, 4, 9, 6]
     for make in (lambda: IdIndex.of(np.array(hashes, np.uint64), False), lambda: written(hashes, tmp_path / "index")):
-        with pytest.raises(Twice) as caught:
+        with pytest.raises(DuplicateHash) as caught:
             make()
-        assert caught.value.places == (1, 8)
+        assert caught.value.positions == (1, 8)
 
 
 @settings(deadline=None)
@@ -128,7 +128,7 @@ def test_files_of_an_index_follow_their_vocabulary(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "0")
     monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
-    monkeypatch.setattr("rayrec.data.mapping.sparse._FEW", 3)
+    monkeypatch.setattr("rayrec.data.mapping.sparse._SMALL_VOCABULARY", 3)
     path = tmp_path / "v.parquet"
     texts = ["", "b", "ü", "a rather long id of many words", "e"]
     for ids, unknown in ((texts, "c"), (texts[::-1], "c"), ([3, -1, 1 << 40, 0], 5)):

@@ -65,9 +65,9 @@ def test_a_delta_table_is_read_at_a_version(delta: Path) -> None:
     assert ids_of(DataSet(path=f"{delta}/**/*.parquet")) != ids_of(newest), "files of all versions are there"
     with pytest.raises(DataError, match=r"holds a table of Delta: .* set table: delta"):
         ids_of(DataSet(path=str(delta)))
-    with pytest.raises(DataError, match="cannot be opened at version 9"):
+    with pytest.raises(DataError, match="cannot open the Delta table at version 9"):
         ids_of(DataSet(path=str(delta), table="delta", version=9))
-    with pytest.raises(DataError, match=r"cannot be opened: .*nowhere"):
+    with pytest.raises(DataError, match=r"cannot open .*nowhere"):
         ids_of(DataSet(path=str(delta.parent / "nowhere"), table="delta"))
 
 
@@ -86,7 +86,7 @@ def commit(delta: Path, **more: Any) -> None:
 def test_delta_tables_that_are_more_than_their_files_are_refused_by_name(delta: Path) -> None:
     deltalake.write_deltalake(str(delta), rows(8), mode="append")
     commit(delta)
-    with pytest.raises(DataError, match=r"version 4 of the table keeps .* in no folder day="):
+    with pytest.raises(DataError, match=r"version 4 of the table has .* outside a folder day="):
         ids_of(DataSet(path=str(delta), table="delta"))
     vector = {"storageType": "u", "pathOrInlineDv": "vBn[lx{q8@P<9BNH/isA", "offset": 1, "sizeInBytes": 36}
     commit(delta, deletionVector=vector | {"cardinality": 2})
@@ -130,7 +130,7 @@ def test_an_iceberg_table_is_read_at_a_snapshot(iceberg: Any) -> None:
     assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7], "the column of the files, not of their folders"
     with pytest.raises(DataError, match=r"no snapshot 9; its last ones are \d"):
         Manifest.of(DataSet(path=path, table="iceberg", version=9), schema)
-    with pytest.raises(DataError, match="cannot be opened"):
+    with pytest.raises(DataError, match="cannot open"):
         Manifest.of(DataSet(path="iceberg://test/db.nowhere", table="iceberg"), schema)
 
 
@@ -153,7 +153,7 @@ def test_iceberg_tables_that_are_more_than_their_files_are_refused_by_name(
             snapshot.commit()
 
     add(content=DataFileContent.DATA, file_format=FileFormat.ORC)
-    with pytest.raises(DataError, match=r"holds ORC files, as file://.*/other"):
+    with pytest.raises(DataError, match=r"has ORC files, e.g. file://.*/other"):
         ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
 
 
@@ -181,7 +181,7 @@ def test_the_credentials_of_a_catalog_are_not_told(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("PYICEBERG_CATALOG__WRONG__URI", "oracle://reader:s3cret@host/db")
     monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
-    with pytest.raises(DataError, match=r"cannot be opened: .* oracle://\*\*\*@host") as caught:
+    with pytest.raises(DataError, match=r"cannot open .* oracle://\*\*\*@host") as caught:
         Manifest.of(DataSet(path="iceberg://wrong/db.clicks", table="iceberg"), SCHEMA)
     assert "s3cret" not in str(caught.value)
 
@@ -192,7 +192,7 @@ def test_the_footers_of_a_table_are_kept_for_the_next_launch(
     out = tmp_path / "index.arrow"
     done = write_index([str(delta)], str(out), table="delta")
     assert (done.files, done.rows) == (len(DataSet(path=str(delta), table="delta").listed().files), 7)
-    with pytest.raises(DataError, match="a table has no folder of its own for the index"):
+    with pytest.raises(DataError, match="a table has no folder for the index"):
         write_index([str(delta)], table="delta")
     monkeypatch.setattr(footers, "read_footer", None)
     assert ids_of(DataSet(path=str(delta), table="delta", index=str(out))) == [0, 1, 2, 4, 5, 6, 7]

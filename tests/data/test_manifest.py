@@ -172,8 +172,8 @@ def test_wrong_types(tmp_path: Path, replaced: dict[str, pa.Array], column: str,
         ({"dense": [{"name": "a", "transforms": [{"kind": "clip", "lowest": 2.0, "highest": 1.0}]}]}, "is above"),
         ({"dense": [{"name": "a", "transforms": [{"kind": "clip"}]}]}, "lowest, highest, or both"),
         ({"dense": [{"name": "a", "log1p": True}]}, "dense.0.log1p"),
-        ({"sparse": [{"name": "a", "max_length": 3}]}, "max_length is for lists"),
-        ({"sparse": [{"name": "a", "on_null": "default"}]}, "belong together"),
+        ({"sparse": [{"name": "a", "max_length": 3}]}, "max_length applies to lists"),
+        ({"sparse": [{"name": "a", "on_null": "default"}]}, "set both on_null"),
         ({"sparse": [{"name": "a", "weight_column": "w"}]}, "weighted_id_list"),
     ],
 )
@@ -195,4 +195,4 @@ def test_the_fingerprint_never_changes() -> None:
     assert manifest.fingerprint == "3fe35fd1e99888069c3931e7d758c204"
     filtered = replace(manifest, filters=(Condition.parse(["x", "<", 3]),))
     assert filtered.fingerprint == "3510c0f43e599660705d6a3016da8dc8"
-    assert manifest.nbytes == files.nbytes + windows.parts.nbytes + windows.edges.nbytes
+    assert manifest.nbytes == files.nbytes + windows.slice_counts.nbytes + windows.edges.nbytes

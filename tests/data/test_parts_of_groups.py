@@ -84,7 +84,7 @@ def test_as_many_groups_are_kept_open_as_are_read_in_turn(
         streams.close()
         begun.clear()
     monkeypatch.setattr(slices.resource, "getrlimit", lambda _: (6, 6))
-    assert RowGroupStreams(100)._most == 3, "files of this process are few"
+    assert RowGroupStreams(100)._limit == 3, "files of this process are few"
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
@@ -107,7 +107,7 @@ def test_decoding_goes_on_where_it_can(
 @pytest.mark.parametrize("whole", [True, False])
 def test_row_groups_that_are_others_now_are_no_bad_rows(file: DataFile, group: int, rows: int, whole: bool) -> None:
     one = FileSlice(file, group, rows, 0, rows if whole else 10, 0)
-    with pytest.raises(FileChanged, match="row groups changed while the run was going on") as caught:
+    with pytest.raises(FileChanged, match="row groups changed during the run") as caught:
         read_slices([one], COLUMNS, Patience(0, 0))
     assert (caught.value.file, caught.value.row_group) == (file.uri, group)
 

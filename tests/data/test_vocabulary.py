@@ -101,7 +101,7 @@ def test_wrong_vocabularies(tmp_path: Path) -> None:
         ids_of(pa.array([1]), feature(path))
     good = tmp_path / "good.txt"
     good.write_text("1\n2\n")
-    with pytest.raises(DataError, match="whose vocabulary holds integers, must be one of them"):
+    with pytest.raises(DataError, match="has a vocabulary of integers; it must be an integer"):
         ids_of(pa.array(["a"]), feature(good))
     with pytest.raises(DataError, match="has 3 rows, its vocabulary needs 4"):
         check_rows_of(feature(good), {"x": 3})

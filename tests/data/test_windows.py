@@ -155,17 +155,17 @@ def test_rows_are_decoded_in_chunks_that_fit(
 def test_what_decodes_to_too_much_is_refused_before_it_is_decoded(
     parquet: pq.ParquetFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "MOST_BYTES", 8 * 8000)
+    monkeypatch.setattr(slices, "MAX_BYTES", 8 * 8000)
     assert sized(parquet, ["n"], None, tmp_path) == 8000
-    monkeypatch.setattr(slices, "MOST_BYTES", 8 * 8000 - 1)
-    with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
+    monkeypatch.setattr(slices, "MAX_BYTES", 8 * 8000 - 1)
+    with pytest.raises(DataError, match=r"decoding 8,000 rows needs 0\.0 GB") as caught:
         sized(parquet, ["n"], None, tmp_path)
     assert (caught.value.row_group, caught.value.column) == (0, None)
-    monkeypatch.setattr(slices, "MOST_BYTES", 8000 * 1000)
+    monkeypatch.setattr(slices, "MAX_BYTES", 8000 * 1000)
     assert sized(parquet, ["text", "list"], None, tmp_path) == 8000
-    monkeypatch.setattr(slices, "MOST_BYTES", 8000 * 1000 - 1)
+    monkeypatch.setattr(slices, "MAX_BYTES", 8000 * 1000 - 1)
     for column in ("text", "list"):
-        with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
+        with pytest.raises(DataError, match=r"decoding 8,000 rows needs 0\.0 GB") as caught:
             sized(parquet, [column], None, tmp_path)
         assert caught.value.column == column
         assert sized(parquet, [column], 7999, tmp_path) == 7999, "a text as often as it is decoded at a time"

@@ -64,7 +64,7 @@ def launch(position: Position, periods: Periods) -> tuple[Position, list[tuple[o
     seen = []
     position = position.among(periods)
     assert position.cursor.only is not None
-    left = len(periods.left(position.cursor.only[1]))
+    left = len(periods.remaining(position.cursor.only[1]))
     while True:
         assert position.cursor.only is not None
         if not position.cursor.over:
@@ -113,7 +113,7 @@ def test_a_day_whose_rest_filters_leave_out_is_passed() -> None:
     assert inside.among(Periods("day", (1, 2, 3))) == inside
     later = inside.among(Periods("day", (2, 3), parse_all([["day", ">", 1]])))
     assert (later.cursor, later.trained) == (Cursor.start(1, ("day", 2)), (1,))
-    with pytest.raises(DataError, match="day=1 was trained on in part, and its folder is gone"):
+    with pytest.raises(DataError, match="day=1 was trained on in part, but its folder is missing"):
         inside.among(Periods("day", (2, 3)))
 
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.config import BadRows
 from rayrec.data.mapping.collate import collate
-from rayrec.data.mapping.rows import Part, Rows, from_columns
+from rayrec.data.mapping.rows import RowRange, Rows, from_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.epoch_planner import RankPart
+from rayrec.data.order.epoch_planner import RankShare
 from rayrec.data.stream.bad_rows import PROBLEM, from_array
 from rayrec.data.stream.reading import END
 from rayrec.models.batch import Batch
@@ -73,7 +73,7 @@ class _Stretch:
             return cls(runs, np.arange(first, last + 1))
         return cls(runs, np.sort(np.concatenate(ends), kind="stable"))
 
-    def split(self, rows: int) -> tuple[list[Part], _Stretch]:
+    def split(self, rows: int) -> tuple[list[RowRange], _Stretch]:
         """The next rows, those of each run beside each other; and what is left."""
         last = self.ends[rows - 1]
         cuts = [run.start + int(run.left.searchsorted(last, side="right")) for run in self.runs]
@@ -101,7 +101,7 @@ class _Pool:
     """
 
     schema: Schema
-    part: RankPart
+    part: RankShare
     policy: BadRows
     skipped: Skipped
     block_ends: deque[int] | None = None
@@ -183,9 +183,9 @@ class _Pool:
             self.rows += len(stretch.ends)
         self.arriving = []
 
-    def take(self, rows: int) -> tuple[list[Part], int]:
+    def take(self, rows: int) -> tuple[list[RowRange], int]:
         """Takes good rows off the front; also how far in the rank's sequence the last of them is."""
-        taken: list[Part] = []
+        taken: list[RowRange] = []
         passed = 0
         self.rows -= rows
         while rows:
@@ -197,7 +197,7 @@ class _Pool:
             taken, rows, passed = taken + parts, rows - some, int(stretch.ends[some - 1])
         return taken, passed
 
-    def take_until(self, end: int) -> list[Part]:
+    def take_until(self, end: int) -> list[RowRange]:
         """Takes the good rows among the first `end` of the rank's sequence."""
         return self.take(sum(int(np.searchsorted(one.ends, end, side="right")) for one in self.stretches))[0]
 
@@ -206,7 +206,7 @@ def make_batches(
     tables: Generator[pa.Table],
     schema: Schema,
     sizes: Iterable[int],
-    part: RankPart,
+    part: RankShare,
     policy: BadRows,
     skipped: Skipped,
     fewer: bool = False,
@@ -260,7 +260,7 @@ def make_steps(
     tables: Generator[pa.Table],
     schema: Schema,
     steps: Iterable[int],
-    part: RankPart,
+    part: RankShare,
     policy: BadRows,
     skipped: Skipped,
 ) -> Generator[tuple[Batch, Cursor]]:

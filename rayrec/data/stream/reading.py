@@ -20,7 +20,7 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.epoch import positions, row_order
-from rayrec.data.order.epoch_planner import PieceColumns, RankPart
+from rayrec.data.order.epoch_planner import ShareColumns, RankShare
 from rayrec.data.order.intervals import Interval, count, spans
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
@@ -158,7 +158,7 @@ class Recipe:
         return self.interleave > 1
 
 
-def pieces_of(planner: Planner, part: RankPart, block_ends: deque[int] | None = None) -> Iterator[Piece]:
+def pieces_of(planner: Planner, part: RankShare, block_ends: deque[int] | None = None) -> Iterator[Piece]:
     """The pieces of a rank, in the order they are consumed, those of a block one after another; fetched as they are
     needed.
 
@@ -175,7 +175,7 @@ def pieces_of(planner: Planner, part: RankPart, block_ends: deque[int] | None = 
             passed = end
 
 
-def _blocks(found: PieceColumns, before: int) -> Iterator[tuple[int, list[Piece]]]:
+def _blocks(found: ShareColumns, before: int) -> Iterator[tuple[int, list[Piece]]]:
     """Each block's end and pieces."""
     slices, numbers = slices_from(found.slices, found.files.all()), found.windows.tolist()
     slice_ends = [0, *found.slice_ends.tolist()]

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, PieceColumns, RankPart
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, ShareColumns, RankShare
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
@@ -58,14 +58,14 @@ class SharedManifest:
     def parts(self) -> tuple[SharedManifest, ...]:
         return (self,)
 
-    def open(self, cursor: Cursor, ordering: Ordering, rank: int, world_size: int) -> RankPart:
+    def open(self, cursor: Cursor, ordering: Ordering, rank: int, world_size: int) -> RankShare:
         """As `EpochPlanner.open`."""
-        found: RankPart = self._answer(self.holder.open.remote(cursor, ordering, rank, world_size))
+        found: RankShare = self._answer(self.holder.open.remote(cursor, ordering, rank, world_size))
         return found
 
-    def pieces(self, part: RankPart, passed: int) -> PieceColumns:
+    def pieces(self, part: RankShare, passed: int) -> ShareColumns:
         """As `EpochPlanner.pieces`."""
-        found: PieceColumns = self._answer(self.holder.pieces.remote(part, passed))
+        found: ShareColumns = self._answer(self.holder.pieces.remote(part, passed))
         return found
 
     def _answer(self, ref: Any) -> Any:
