@@ -50,7 +50,7 @@ from rayrec.data.mapping.rows import Rows
 from rayrec.data.order.epoch import row_order
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
-from rayrec.data.stream.reading import pieces_of
+from rayrec.data.stream.reading import window_shares
 from rayrec.local_ray import LOCAL_SYSTEM
 from rayrec.models.batch import Batch
 from rayrec.storage.retries import Patience
@@ -202,7 +202,7 @@ def stages(manifest: Manifest, schema: Schema, rows_of: dict[str, int]) -> dict[
 
     planner = EpochPlanner(manifest)
     part = planner.open(Cursor.start(0), Ordering(seed=0, shuffle=False), 0, 1)
-    for piece in islice(pieces_of(planner, part), 8):
+    for piece in islice(window_shares(planner, part), 8):
         read = partial(read_slices, piece.slices, manifest.columns, Patience(0))
         table, _ = clock("read and decode Parquet", read, piece.rows)
         mapping = partial(map_rows, table, schema, rows_of, Problems(Unplaced()))

@@ -95,7 +95,7 @@ def restart(ranks: int, files: int = 1_000_000) -> dict[str, float]:
         planner = EpochPlanner(manifest)
         parts = [planner.open(cursor, order, rank, world) for rank in range(world)]
         for part in parts:
-            planner.pieces(part, 0)
+            planner.next_blocks(part, 0)
         return time.perf_counter() - began, parts
 
     first_s, parts = start(Cursor.start(0), ranks)

@@ -32,7 +32,7 @@ from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
 from rayrec.data.source.partitions import Partitioned
 from rayrec.data.source.slices import slices_of
-from rayrec.data.stream.reading import Recipe, pieces_of, read_piece
+from rayrec.data.stream.reading import Recipe, read_share, window_shares
 from rayrec.data.tools.check import check
 from rayrec.data.tools.init.inspect import inspect
 from rayrec.data.tools.vocabulary import count_column
@@ -141,9 +141,9 @@ def test_filters_that_leave_almost_nothing_are_no_stall(tmp_path: Path, monkeypa
 
     def slowly(*arguments: Any) -> pa.Table:
         time.sleep(0.02)
-        return read_piece(*arguments)
+        return read_share(*arguments)
 
-    monkeypatch.setattr("rayrec.data.stream.readers.read_piece", slowly)
+    monkeypatch.setattr("rayrec.data.stream.readers.read_share", slowly)
     for wanted in ([399], []):
         manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", wanted or [10_000])], window_rows=10)
         with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
@@ -158,7 +158,7 @@ def test_ray_says_that_it_reads_where_nothing_passes(tmp_path: Path, running_ray
     planner = EpochPlanner(manifest)
     part = planner.open(Cursor.start(0), Ordering(seed=0, shuffle=False), 0, 1)
     how = (manifest.columns, SCHEMA, ROWS_OF, 0, 0, False, Patience(), BadRows(), manifest.filters)
-    tables = list(read_ray(pieces_of(planner, part), Recipe(*how), RAY))
+    tables = list(read_ray(window_shares(planner, part), Recipe(*how), RAY))
     assert sum(len(one) for one in tables) == 2 and len(tables) > 5
 
 

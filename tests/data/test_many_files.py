@@ -63,7 +63,7 @@ def test_a_manifest_takes_100_bytes_a_row_group_and_a_rank_gets_its_part(many: P
         part = planner.open(Cursor.start(0), Ordering(seed=0), rank, world)
         rows, size = 0, 0
         while rows < part.rows:
-            columns = planner.pieces(part, rows)
+            columns = planner.next_blocks(part, rows)
             rows, size = rows + columns.rows, size + len(pickle.dumps(columns))
         parts.append((rows, size))
     assert sum(rows for rows, _ in parts) == manifest.rows

@@ -23,7 +23,7 @@ from rayrec.data.order.epoch import EpochOrder, row_order, steps_of
 from rayrec.data.order.epoch import dealt as dealt_rows
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare
 from rayrec.data.order.intervals import Interval, Spans, between, count, cut, inside, spans, union
-from rayrec.data.stream.reading import pieces_of
+from rayrec.data.stream.reading import window_shares
 from rayrec.storage.errors import DataError
 from tests.data.sets import SCHEMA, write
 
@@ -156,9 +156,9 @@ def planners(tmp_path_factory: pytest.TempPathFactory) -> list[EpochPlanner]:
 def rows_of(planner: EpochPlanner, part: RankShare) -> list[tuple[str, int, int]]:
     """Every row of a rank's part, in order: its file, row group, and its place in the file."""
     found: dict[int, tuple[str, int, int]] = {}
-    for piece in pieces_of(planner, part):
+    for piece in window_shares(planner, part):
         rows = [(s.uri, s.row_group, s.first_row + row) for s in piece.slices for row in range(s.start, s.stop)]
-        found |= {end: rows[at] for end, at in zip(piece.ends.tolist(), piece.places.tolist(), strict=True)}
+        found |= {end: rows[at] for end, at in zip(piece.ends.tolist(), piece.positions.tolist(), strict=True)}
     assert sorted(found) == list(range(1, part.rows + 1))
     return [found[end] for end in sorted(found)]
 
@@ -278,7 +278,10 @@ def test_what_is_left_is_told_when_a_part_is_opened(planners: list[EpochPlanner]
     cursor = Cursor.merge([parts[0].cursor(9, 2), parts[1].cursor(4, 1)])
     assert (cursor.rows_done, cursor.skipped, cursor.parts[0].rows) == (13, 3, ((0, 9), (1, 4)))
     again = [planner.open(cursor, Ordering(seed=5), rank, 2) for rank in range(2)]
-    assert [(part.rows_done, part.rows_of_all, part.total) for part in again] == [(9, total - 13, total), (4, total - 13, total)]
+    assert [(part.rows_done, part.rows_of_all, part.total) for part in again] == [
+        (9, total - 13, total),
+        (4, total - 13, total),
+    ]
     assert [part.rows for part in again] == [parts[0].rows - 9, parts[1].rows - 4]
     assert again[1].cursor(3).parts[0].rows == ((1, 7),)
     three = [planner.open(cursor, Ordering(seed=5), rank, 3) for rank in range(3)]
@@ -312,7 +315,7 @@ def test_cursors_of_several_data_sets_and_ranks() -> None:
 def test_columns_are_sent_in_as_few_bytes_as_they_need(planners: list[EpochPlanner]) -> None:
     planner = planners[0]
     part = planner.open(Cursor.start(0), Ordering(seed=0), 0, 1)
-    pieces = planner.pieces(part, 0)
+    pieces = planner.next_blocks(part, 0)
     sent = pickle.dumps(pieces)
     numbers = [pieces.group, pieces.windows, *(getattr(pieces.slices, one.name) for one in fields(pieces.slices))]
     assert len(sent) < 2000 + sum(array.nbytes for array in numbers) / 2
@@ -389,7 +392,7 @@ def test_pieces_of_a_run_of_windows_are_one_group(planners: list[EpochPlanner]) 
         runs = planner.manifest.windows.runs.tolist()
         run_of = [number for number, length in enumerate(runs) for _ in range(length)]
         part = planner.open(Cursor.start(0), Ordering(seed=5), 0, 1)
-        found = planner.pieces(part, 0)
+        found = planner.next_blocks(part, 0)
         assert found.rows == part.rows, "so few come at once"
         in_order = [run_of[window] for window in found.windows.tolist()]
         groups = list(dict.fromkeys(in_order))

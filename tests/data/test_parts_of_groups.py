@@ -11,7 +11,7 @@ import pytest
 from rayrec.data.source import slices
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.slices import FileSlice, Origin, RowGroupStreams, read_slices, within
-from rayrec.data.stream.reading import Piece
+from rayrec.data.stream.reading import WindowShare
 from rayrec.storage.errors import FileChanged
 from rayrec.storage.parquet import Version
 from rayrec.storage.retries import Patience
@@ -137,5 +137,5 @@ def test_rows_of_slices_are_found_in_their_file(file: DataFile) -> None:
 def test_pieces_of_one_group_stay_in_one_task(groups: list[int], tasks: list[list[int]]) -> None:
     from rayrec.data.stream.ray_reader import tasks_of
 
-    pieces = [Piece((), window, ((0, 1),), group) for window, group in enumerate(groups)]
+    pieces = [WindowShare((), window, ((0, 1),), group) for window, group in enumerate(groups)]
     assert [[piece.window for piece in task] for task in tasks_of(pieces, 1)] == tasks

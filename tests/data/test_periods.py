@@ -74,9 +74,7 @@ def test_a_run_inside_a_day_goes_on_while_that_is_there(days: Path) -> None:
         periods.continues(("day", 11), over=False)
     with pytest.raises(DataError, match="is 'day', but the checkpoint was trained with 'hour'"):
         periods.continues(("hour", 9), over=True)
-    with pytest.raises(
-        DataError, match="day=2024-01-01 was a string in training, but day=9 is an integer"
-    ):
+    with pytest.raises(DataError, match="day=2024-01-01 was a string in training, but day=9 is an integer"):
         periods.continues(("day", "2024-01-01"), over=True)
 
 

@@ -142,7 +142,8 @@ class Cursor:
             ValueError: an unsupported version, or a malformed cursor.
         """
         if data.get("version") != CURSOR_VERSION:
-            raise ValueError(f"data cursor version {data.get('version')!r} is not supported; this rayrec reads version {CURSOR_VERSION}")
+            version = data.get("version")
+            raise ValueError(f"data cursor version {version!r} is not supported; this rayrec reads {CURSOR_VERSION}")
         if not {"epoch", "parts", "given"} <= data.keys():
             raise ValueError(f"data cursor is malformed: it has {', '.join(data)}")
         try:

@@ -92,7 +92,7 @@ def _one_pass(
     """
     run_order = np.arange(len(runs)) if seeded is None else np.argsort(seeded)
     run_position = np.repeat(run_order, runs)  # of each window
-    index_in_run = np.arange(len(place)) - np.repeat(np.cumsum(runs) - runs, runs)
+    index_in_run = np.arange(len(run_position)) - np.repeat(np.cumsum(runs) - runs, runs)
     group = np.searchsorted(_group_ends(len(runs), interleave), run_position, side="right")
     order = np.lexsort((run_position, index_in_run, group))
     new_group = np.diff(group[order], prepend=-1) != 0
@@ -160,8 +160,8 @@ def positions(sizes: Sequence[int], number: int) -> I64:
 def _passed(own_size: int, size: int) -> tuple[I64, I64]:
     """Rows of another window of `size` rows before each row of a window of `own_size` rows.
 
-    Returns two arrays: for another window that is later, and for one that is earlier. Row k of the other window precedes
-    `row` if (2k + 1) own_size < (2 row + 1) size; with equality, if the other window is earlier.
+    Returns two arrays: for another window that is later, and for one that is earlier. Row k of the other window
+    precedes `row` if (2k + 1) own_size < (2 row + 1) size; with equality, if the other window is earlier.
     """
     row = np.arange(own_size)
     if size == own_size:

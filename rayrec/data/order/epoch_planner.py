@@ -158,9 +158,10 @@ class EpochPlanner:
             return replace(new, data=done.data, before=((0, done.total),), total=done.total)
         if done is not None and done.data != data:
             raise DataError(
-                "the checkpoint's cursor does not fit the data: files, row counts, seed, shuffle or window size changed",
-                fix="restore the original data and config (files may be added between epochs), or start a new run under "
-                "another name",
+                "the checkpoint's cursor does not fit the data: files, row counts, seed, shuffle or window size "
+                "changed",
+                fix="restore the original data and config (files may be added between epochs), or start a new run "
+                "under another name",
             )
         if done is None:
             share = new
@@ -173,7 +174,7 @@ class EpochPlanner:
         rows_of_all = total - (0 if done is None else done.rows_done)
         return replace(share, rows=count(self._spans(share)) - share.rows_done, rows_of_all=rows_of_all, total=total)
 
-    def pieces(self, share: RankShare, passed: int) -> ShareColumns:
+    def next_blocks(self, share: RankShare, passed: int) -> ShareColumns:
         """The next blocks of a share after `passed` of the remaining rows; at most `RANGES_AT_ONCE` sample ranges."""
         order = self._order(share)
         ranges = self._spans(share)
@@ -185,10 +186,14 @@ class EpochPlanner:
         block_starts = np.flatnonzero(np.diff(blocks, prepend=-1))
         slices = np.cumsum(_slice_counts(order, self._manifest(share.ordering), blocks[block_starts]))
         truncated = first + len(next_ranges) < len(ends)  # the last block may continue in the next range
-        num_blocks = max(1, min(len(block_starts) - truncated, int(np.searchsorted(slices, _SLICES_AT_ONCE, side="right"))))
+        num_blocks = max(
+            1, min(len(block_starts) - truncated, int(np.searchsorted(slices, _SLICES_AT_ONCE, side="right")))
+        )
         interval_ends = np.append(block_starts[1:], len(blocks))[:num_blocks]
         manifest = self._manifest(share.ordering)
-        return _columns(manifest, order, blocks[block_starts[:num_blocks]], fragments[: interval_ends[-1]], interval_ends)
+        return _columns(
+            manifest, order, blocks[block_starts[:num_blocks]], fragments[: interval_ends[-1]], interval_ends
+        )
 
     def _done(self, done: Progress, new: RankShare) -> Intervals:
         """The sample ranges done under an earlier division among ranks."""
@@ -224,7 +229,9 @@ class EpochPlanner:
         if steps is not None:
             key = ("steps", share.rank, *_deal_key(share))
             return self._remember(key, lambda: deal_steps(order, share.before, share.rank, share.world_size, steps))
-        return self._remember(("deal", *_deal_key(share)), lambda: deal(order, share.before, share.world_size))[share.rank]
+        return self._remember(("deal", *_deal_key(share)), lambda: deal(order, share.before, share.world_size))[
+            share.rank
+        ]
 
     def _remember(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._cache:
@@ -262,12 +269,12 @@ def _deal_key(share: RankShare) -> tuple[Hashable, ...]:
     return (share.epoch, share.ordering, share.before, share.world_size)
 
 
-def _by_block(order: EpochOrder, ranges: Spans) -> tuple[Spans, I64]:
+def _by_block(order: EpochOrder, sample_ranges: Spans) -> tuple[Spans, I64]:
     """Cuts sample ranges at the starts of blocks; also returns the block of each."""
-    first_block = np.searchsorted(order.starts, ranges[:, 0], side="right") - 1
-    last_block = np.searchsorted(order.starts, ranges[:, 1] - 1, side="right") - 1
+    first_block = np.searchsorted(order.starts, sample_ranges[:, 0], side="right") - 1
+    last_block = np.searchsorted(order.starts, sample_ranges[:, 1] - 1, side="right") - 1
     blocks = ranges(first_block, last_block + 1)
-    uncut = np.repeat(ranges, last_block - first_block + 1, axis=0)
+    uncut = np.repeat(sample_ranges, last_block - first_block + 1, axis=0)
     starts, stops = np.maximum(uncut[:, 0], order.starts[blocks]), np.minimum(uncut[:, 1], order.starts[blocks + 1])
     return np.stack([starts, stops], axis=1), blocks
 

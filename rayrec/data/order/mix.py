@@ -136,7 +136,10 @@ def batch_shares(
     Ranks take consecutive ranges of the mix's sequence, so each global batch has the right proportions.
     """
     own_rows = dealt(batch_rows, rank, world_size)
-    position = sum(dealt(batch_rows, lower_rank, world_size) for lower_rank in range(rank)) + rows_given * own_rows // batch_rows
+    position = (
+        sum(dealt(batch_rows, lower_rank, world_size) for lower_rank in range(rank))
+        + rows_given * own_rows // batch_rows
+    )
     previous = shares(weights, position)
     while True:
         position += own_rows

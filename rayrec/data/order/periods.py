@@ -79,7 +79,8 @@ class Periods:
             return self.column, remaining[0]
         after = "" if value is None else f" after {self.column}={value}"
         raise DataError(
-            f"data.progressive: nothing to train on{after}; the newest folder {self.column}=… is used for evaluation only",
+            f"data.progressive: nothing to train on{after}; the newest folder {self.column}=… is used for evaluation "
+            "only",
             file=self.data,
             fix="wait for the next folder, or train without data.progressive",
         )
@@ -157,11 +158,12 @@ class Periods:
     def report(self, at: Only, trained: Collection[Value]) -> str:
         """A line about the periods that a run at `at` trains on next, and those it skips."""
         remaining, late = self.remaining(at[1]), self.late(at, trained)
-        text = f"at {self._named((at[1],))}; next: {self._named(remaining) if remaining else 'nothing until a new folder exists'}"
+        following = self._named(remaining) if remaining else "nothing until a new folder exists"
+        text = f"at {self._named((at[1],))}; next: {following}"
         if late:
             text += (
-                f"; NOT trained on: {self._named(late)}, which arrived late or were excluded by `filters`; training does "
-                f"not return to periods before {at[1]}"
+                f"; NOT trained on: {self._named(late)}, which arrived late or were excluded by `filters`; "
+                f"training does not return to periods before {at[1]}"
             )
         return text
 

@@ -83,7 +83,9 @@ class _Delta:
             uri = path if "://" in path else root.uri_of(f"{root.path}/{inner}")
             files.append(Found(uri, size, NEVER, deleted.pop(plain_path(uri), None)))
         if deleted:
-            raise _refused(self._path, version, f"has a deletion vector for {next(iter(deleted))}, which is not one of its files")
+            raise _refused(
+                self._path, version, f"has a deletion vector for {next(iter(deleted))}, which is not one of its files"
+            )
         fields = json.loads(table.schema().to_json())["fields"]
         physical = {field["name"]: field["metadata"].get("delta.columnMapping.physicalName") for field in fields}
         names = {name: name_in_file for name, name_in_file in physical.items() if name_in_file not in (None, name)}
@@ -148,9 +150,7 @@ class _Iceberg:
         if self._table.snapshot_by_id(version) is None:
             last_ids = ", ".join(str(item.snapshot_id) for item in self._table.snapshots()[-5:])
             problem = f"the Iceberg table has no snapshot {version}; its last ones are {last_ids}"
-            raise DataError(
-                problem, file=self._path, fix="use one of them; expired snapshots cannot be read"
-            )
+            raise DataError(problem, file=self._path, fix="use one of them; expired snapshots cannot be read")
         files, scan = [], self._table.scan(snapshot_id=version)
         try:
             tasks = list(scan.plan_files())
