@@ -245,18 +245,21 @@ def test_the_cache_lies_where_its_user_may_write(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in range(2):  # it may be there
-        assert vocabulary._cache() == tmp_path / "cache" / "rayrec" / "vocabularies" and vocabulary._cache().is_dir()
+        assert (
+            vocabulary._cache_folder() == tmp_path / "cache" / "rayrec" / "vocabularies"
+            and vocabulary._cache().is_dir()
+        )
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert vocabulary._cache() == tmp_path / "home" / ".cache" / "rayrec" / "vocabularies"
+    assert vocabulary._cache_folder() == tmp_path / "home" / ".cache" / "rayrec" / "vocabularies"
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     elsewhere = tmp_path / "tmp" / f"rayrec-{os.getuid()}" / "vocabularies"
     for _ in range(2):
-        assert vocabulary._cache() == elsewhere and elsewhere.stat().st_mode & 0o777 == 0o700
+        assert vocabulary._cache_folder() == elsewhere and elsewhere.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    assert vocabulary._cache() == elsewhere, "a folder that is there and cannot be written to"
+    assert vocabulary._cache_folder() == elsewhere, "a folder that is there and cannot be written to"
 
 
 def test_an_id_is_told_by_its_place_across_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, read_now
     assert {Path(name).name for name in read_now} == {"part-002.parquet"}
     with pytest.raises(DataError, match="--out FILE"):
         write_index([str(folder), str(folder)])
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match="cannot write the index"):
         write_index([str(folder)], str(tmp_path / "nowhere" / "x.arrow"))
     write_index([str(folder)])
     assert (folder / INDEX_NAME).exists() and Manifest.of(DataSet(path=f"{folder}/*"), SCHEMA).rows == 140
