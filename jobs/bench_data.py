@@ -45,7 +45,7 @@ from ray.data.collate_fn import ArrowBatchCollateFn
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.problems import Problems, InMemory
+from rayrec.data.mapping.problems import InMemory, Problems
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.order.epoch import row_order
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering

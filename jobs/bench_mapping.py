@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rayrec.data import Schema
 from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.problems import Problems, InMemory
+from rayrec.data.mapping.problems import InMemory, Problems
 
 GOAL = 2.0  # million values a second and core
 WORDS = ["red", "blue", "shoes", "mens", "winter", "running", "leather", "sale", "new", "classic", "kids", "sport"]

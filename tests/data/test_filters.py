@@ -304,7 +304,7 @@ def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_p
     with pytest.raises(DataError, match="column 'usr' is missing"):
         count_column(data.path, "row", tmp_path / "words.parquet", filters=[["usr", "=", 1]])
     found = inspect(data.path, filters=data.filters)
-    assert found.looked_at == len(wanted) and found.rows == 790
+    assert found.inspected_rows == len(wanted) and found.rows == 790
     roles = {c.name: c.role for c in found.columns}
     assert roles["day"] == "id" and {c.name: c.distinct for c in found.columns}["day"] == 1
     with pytest.raises(DataError, match="column 'dya' is missing; the file has row"):

@@ -225,7 +225,7 @@ def _merge(path: Path, min_count: int, old: IdIndex | None) -> tuple[Path, Count
 
 
 def _write(paths: Sequence[Path], sizes: Counter[int], out: Path, max_size: int | None, extend: str | None) -> int:
-    """Writes the ids of the vocabulary to extend, then the others by falling count. Returns the number of the others."""
+    """Writes the ids of the vocabulary to extend, then new ids by falling count. Returns the number of new ids."""
     schema = pq.read_schema(paths[0])
     remaining = sum(sizes.values()) if max_size is None else min(max_size, sum(sizes.values()))
     total = remaining
