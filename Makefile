@@ -22,7 +22,7 @@ PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long cpp-packages gpu mutants lint types unit format reference docs docs-serve lock clean
+.PHONY: help setup data train test test-long cpp-packages gpu lint types unit format reference docs docs-serve lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -57,13 +57,9 @@ cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests
 	else echo "install what deploy/cpp/packages.txt lists: apt-get needs root" >&2; exit 1; fi
 
 # make gpu RANKS="1 2 8"
-gpu: data  ## on a machine with GPUs: the tests that need one, then jobs/bench_gpu.py, which adds its table to jobs/RESULTS.md
+gpu: data  ## on a machine with GPUs: the tests that need one, then jobs/bench/gpu.py
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
-	$(BIN)/python jobs/bench_gpu.py --ranks $(or $(RANKS),1 2) --write $(ARGS)
-
-# make mutants N=120 SEED=7 PATHS="rayrec/data rayrec/optim"
-mutants: data  ## put random faults into the code and see which ones the fast tests notice
-	$(BIN)/python -m tests.mutants $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED)) $(if $(PATHS),--paths $(PATHS)) $(ARGS)
+	$(BIN)/python jobs/bench/gpu.py --ranks $(or $(RANKS),1 2) $(ARGS)
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

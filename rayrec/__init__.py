@@ -9,8 +9,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from rayrec._compat import check_pair
-from rayrec._imports import lazy_names
+from rayrec._runtime.fbgemm_version import check_pair
+from rayrec._runtime.imports import lazy_names
 
 check_pair()
 
@@ -26,6 +26,7 @@ _PACKAGES = frozenset(
 )
 
 if TYPE_CHECKING:
+    from rayrec._runtime.streamable import Multistreamable, Pipelineable
     from rayrec.models import Batch
     from rayrec.modules import (
         DataType,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         PoolingType,
     )
     from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-    from rayrec.streamable import Multistreamable, Pipelineable
     from rayrec.train import TrainConfig, Trainer
 
 __all__ = [

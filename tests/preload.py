@@ -8,7 +8,7 @@ if os.environ.get("RAYREC_PRETEND_GPUS"):
 import torch.distributed  # noqa: F401
 
 import rayrec.train.worker.loop  # noqa: F401
-from rayrec.compiled import loops
+from rayrec._runtime.numba_loops import loops
 from rayrec.distributed.ids.sender import SPLIT_LOOPS
 
 loops(SPLIT_LOOPS)  # compiled, or loaded, once for all

@@ -14,9 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ray import cloudpickle
-
-from tests.mutants.contexts import context_now, coverage_of_rank
+import cloudpickle
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.preload"])
@@ -49,7 +47,7 @@ class Ranks:
         """
         for rank, (_, pipe) in enumerate(self._members):
             dealt = [arg.items[rank] if isinstance(arg, PerRank) else arg for arg in args]
-            pipe.send_bytes(cloudpickle.dumps((fn, dealt, context_now())))
+            pipe.send_bytes(cloudpickle.dumps((fn, dealt)))
         results, errors = [], []
         for rank, (_, pipe) in enumerate(self._members):
             if not pipe.poll(timeout_s if not errors else 5):
@@ -126,19 +124,13 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         from tests.dryrun.ranks import pretend
 
         pretend()
-    measuring = coverage_of_rank()
     while True:
         try:
-            fn, args, test = cloudpickle.loads(pipe.recv_bytes())
+            fn, args = cloudpickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             break
-        if measuring is not None:
-            measuring.switch_context(test)
         try:
             answer = (True, fn(dist.group.WORLD, *args))
         except BaseException:
             answer = (False, traceback.format_exc())
         pipe.send_bytes(cloudpickle.dumps(answer))
-    if measuring is not None:
-        measuring.stop()
-        measuring.save()

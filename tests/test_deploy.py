@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import ray
 import yaml
@@ -246,7 +245,7 @@ RUN_BY = {
     "data/movielens/prepare.py": "tests/test_deploy.py",
     "jobs/train.py": "tests/train/test_job_submit.py",
     "jobs/calibrate.py": "tests/hosts/exchange.py",
-    "jobs/sizing.py": "tests/test_deploy.py",
+    "jobs/experiments/sizing.py": "tests/test_deploy.py",
 }
 
 
@@ -260,7 +259,7 @@ def test_every_script_that_is_named_is_one_that_a_test_runs() -> None:
 
 @pytest.mark.slow
 def test_the_sizing_table_is_what_its_command_prints() -> None:
-    words = [sys.executable, "jobs/sizing.py", "--gpu", "h100"]
+    words = [sys.executable, "jobs/experiments/sizing.py", "--gpu", "h100"]
     done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout in (DEPLOY / "README.md").read_text(), f"renew the table in deploy/README.md:\n{done.stdout}"
@@ -377,25 +376,3 @@ def test_the_installed_package_is_whole(tmp_path: Path) -> None:
     own = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=own, capture_output=True, text=True)
     assert told.stdout.startswith(str(tmp_path / "there")) and "train" in told.stdout, told.stderr
-
-
-def test_the_cpp_image_has_the_pair_that_exports_are_compiled_with() -> None:
-    text = (DEPLOY / "cpp" / "Dockerfile").read_text()
-    given = re.search(r"^ARG TORCH=(\S+) FBGEMM=(\S+)$", text, re.MULTILINE)
-    lock = (DEPLOY / "requirements.lock").read_text()
-    project = (ROOT / "pyproject.toml").read_text()
-    assert given is not None and f"\ntorch=={given[1]}\n" in lock and f"fbgemm-gpu-cpu=={given[2]}" in project
-    for source in re.findall(r"^COPY (deploy/\S+)", text, re.MULTILINE):
-        assert (ROOT / source).exists()
-    assert "python" not in text[text.rindex("\nFROM") :]
-
-
-def test_kubernetes_takes_the_manifest_of_the_cpp_server() -> None:
-    deployment, service = documents(DEPLOY / "cpp" / "kubernetes.yaml")
-    for document in (deployment, service):
-        kubernetes_validate.validate(document, kuberay.KUBERNETES, strict=True)
-    pod = deployment["spec"]["template"]
-    (server,) = pod["spec"]["containers"]
-    usage = (DEPLOY / "cpp" / "server.cpp").read_text()
-    assert all(f'"  {flag} ' in usage for flag in server["args"] if flag.startswith("--"))
-    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec._imports import quick_imports
+from rayrec._runtime.imports import quick_imports
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,11 @@
 namespace rayrec {
 namespace {
 
-constexpr int64_t kExact = int64_t{1} << 53;  // integers up to here are doubles, too
+constexpr int64_t kExact = int64_t{1} << 53;  // integers up to this one have an exact double
 constexpr const char* kOneType = "use values of one type";
-constexpr size_t kMostNested = 6;
 
 [[noreturn]] void mixed(const std::string& name, size_t row, const std::string& why) {
-  throw Refused(Problem{static_cast<int64_t>(row), name, "the values have no common type: " + why, kOneType, {}});
+  throw RequestError(Problem{static_cast<int64_t>(row), name, "the values have no common type: " + why, kOneType, {}});
 }
 
 const char* kind_of(const Value& value) {
@@ -29,7 +28,7 @@ const char* kind_of(const Value& value) {
   }
 }
 
-// Puts values one after the other and widens their type: integers become doubles beside one.
+// Appends values and widens their type: integers become doubles if there is a double.
 class LeafBuilder {
  public:
   LeafBuilder(Leaf& leaf, const std::string& name) : leaf_(leaf), name_(name) {}
@@ -37,27 +36,27 @@ class LeafBuilder {
   void add(const Value* value, size_t row) {
     if (value == nullptr || value->null()) return leaf_.push_null();
     switch (value->kind) {
-      case Value::Kind::Bool: return want(Type::Bool, *value, row), leaf_.push(value->whole);
-      case Value::Kind::Text: return want(Type::Text, *value, row), leaf_.push(value->text());
+      case Value::Kind::Bool: return require(Type::Bool, *value, row), leaf_.push(value->whole);
+      case Value::Kind::Text: return require(Type::Text, *value, row), leaf_.push(value->text());
       case Value::Kind::Big: mixed(name_, row, "an integer is too large for 64 bits");
       case Value::Kind::Int:
         if (leaf_.type == Type::Double) return leaf_.push(exact(value->whole, row));
-        return want(Type::Int, *value, row), leaf_.push(value->whole);
+        return require(Type::Int, *value, row), leaf_.push(value->whole);
       case Value::Kind::Real:
         if (leaf_.type == Type::Int) to_doubles(row);
-        return want(Type::Double, *value, row), leaf_.push(value->real);
-      default: mixed(name_, row, std::string(kind_of(*value)) + " stands in the place of a value");
+        return require(Type::Double, *value, row), leaf_.push(value->real);
+      default: mixed(name_, row, "expected a value, got " + std::string(kind_of(*value)));
     }
   }
 
  private:
-  void want(Type type, const Value& value, size_t row) {
-    if (leaf_.type == Type::Null) leaf_.begin(type);
-    if (leaf_.type != type) mixed(name_, row, std::string(kind_of(value)) + " stands among values of type " + name_of(leaf_.type));
+  void require(Type type, const Value& value, size_t row) {
+    if (leaf_.type == Type::Null) leaf_.set_type(type);
+    if (leaf_.type != type) mixed(name_, row, std::string(kind_of(value)) + " among values of type " + name_of(leaf_.type));
   }
   double exact(int64_t value, size_t row) {
     if (value > kExact || value < -kExact)
-      mixed(name_, row, "integer " + std::to_string(value) + " among fractions has more digits than a double");
+      mixed(name_, row, "integer " + std::to_string(value) + " has no exact double, and other values are fractions");
     return static_cast<double>(value);
   }
   void to_doubles(size_t row) {
@@ -71,33 +70,33 @@ class LeafBuilder {
   const std::string& name_;
 };
 
-// The rows of a body: objects, or columns as lists.
-Table table_of(const Value& rows, const std::vector<std::string>& wanted, const Limits& limits) {
+// Rows as a list of objects, or as an object of columns.
+Table table_of(const Value& rows, const std::vector<std::string>& names) {
   Table table;
   std::vector<const Value*> values;
   if (rows.kind == Value::Kind::List) {
     table.rows = rows.size;
-    limits.check_rows(table.rows);
-    for (const std::string& name : wanted) {
+    check_rows(table.rows);
+    for (const std::string& name : names) {
       values.clear();
-      bool there = false;
+      bool present = false;
       for (uint32_t row = 0; row < rows.size; ++row) {
         values.push_back(rows.items[row].find(name));
-        there |= values.back() != nullptr;
+        present |= values.back() != nullptr;
       }
-      if (there) table.columns.emplace(name, column_of(values, name));
+      if (present) table.columns.emplace(name, column_of(values, name));
     }
     return table;
   }
   for (uint32_t i = 0; i < rows.size; ++i) table.rows = std::max<size_t>(table.rows, rows.members[i].value.size);
-  limits.check_rows(table.rows);
-  for (const std::string& name : wanted) {
+  check_rows(table.rows);
+  for (const std::string& name : names) {
     const Value* column = rows.find(name);
     if (column == nullptr) continue;
     if (column->size != table.rows) {
       const std::string lengths = std::to_string(column->size) + " values, another column " + std::to_string(table.rows);
-      throw Refused(Problem{-1, name, "the columns have unequal lengths: this one has " + lengths,
-                            "give every column one value a row", {}});
+      throw RequestError(Problem{-1, name, "columns have unequal lengths: this one has " + lengths,
+                            "give every column one value per row", {}});
     }
     values.clear();
     for (uint32_t row = 0; row < column->size; ++row) values.push_back(&column->items[row]);
@@ -137,15 +136,15 @@ std::string Leaf::shown(size_t at) const {
   if (type == Type::Text) return std::string(texts[at].substr(0, 200));
   if (type == Type::Unsigned) return std::to_string(static_cast<uint64_t>(whole[at]));
   if (type == Type::Int) return std::to_string(whole[at]);
-  char room[40];
-  const auto end = type == Type::Float ? std::to_chars(room, room + sizeof room, static_cast<float>(real[at])).ptr
-                                       : std::to_chars(room, room + sizeof room, real[at]).ptr;
-  std::string text(room, end);
+  char digits[40];
+  const auto end = type == Type::Float ? std::to_chars(digits, digits + sizeof digits, static_cast<float>(real[at])).ptr
+                                       : std::to_chars(digits, digits + sizeof digits, real[at]).ptr;
+  std::string text(digits, end);
   return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
 }
 
-void Leaf::begin(Type wanted) {
-  type = wanted;
+void Leaf::set_type(Type new_type) {
+  type = new_type;
   if (is_real(type)) real.resize(size);
   else if (type == Type::Text) texts.resize(size);
   else whole.resize(size);
@@ -163,15 +162,15 @@ void Leaf::push_null() {
 std::string Column::type() const {
   std::string inner = name_of(leaf.type);
   if (weights) inner = "struct<id: " + inner + ", weight: " + name_of(weights->type) + ">";
-  if (deeper) inner = "list<item: " + inner + ">";
+  if (nested) inner = "list<item: " + inner + ">";
   return list ? "list<item: " + inner + ">" : inner;
 }
 
 Column column_of(std::span<const Value* const> values, const std::string& name) {
   Column made;
   made.rows = values.size();
-  auto there = [](const Value* value) { return value != nullptr && !value->null(); };
-  for (const Value* value : values) made.list |= there(value) && value->kind == Value::Kind::List;
+  auto present = [](const Value* value) { return value != nullptr && !value->null(); };
+  for (const Value* value : values) made.list |= present(value) && value->kind == Value::Kind::List;
   LeafBuilder leaf(made.leaf, name);
   if (!made.list) {
     for (size_t row = 0; row < values.size(); ++row) leaf.add(values[row], row);
@@ -183,25 +182,25 @@ Column column_of(std::span<const Value* const> values, const std::string& name) 
   LeafBuilder weight(weights, name);
   for (size_t row = 0; row < values.size(); ++row) {
     const Value* value = values[row];
-    made.null_rows.push_back(!there(value));
-    if (there(value)) {
-      if (value->kind != Value::Kind::List) mixed(name, row, std::string(kind_of(*value)) + " stands among lists");
+    made.null_rows.push_back(!present(value));
+    if (present(value)) {
+      if (value->kind != Value::Kind::List) mixed(name, row, std::string(kind_of(*value)) + " among lists");
       for (uint32_t i = 0; i < value->size; ++i) {
         const Value& item = value->items[i];
-        if (item.kind == Value::Kind::List) throw Refused(Problem{static_cast<int64_t>(row), name, "a list holds lists", "flatten the lists to one level", {}});
+        if (item.kind == Value::Kind::List) throw RequestError(Problem{static_cast<int64_t>(row), name, "a list of lists", "flatten the lists to one level", {}});
         const bool pair = item.kind == Value::Kind::Object;
         pairs |= pair, plain |= !pair && !item.null();
-        if (pairs && plain) mixed(name, row, "objects stand among plain values");
+        if (pairs && plain) mixed(name, row, "objects among plain values");
         if (!pair) {
           leaf.add(&item, row), weights.push_null(), made.null_pairs.push_back(item.null());
           continue;
         }
-        const Value *id = item.find("id"), *its = item.find("weight");
+        const Value *id = item.find("id"), *weight_value = item.find("weight");
         for (uint32_t member = 0; member < item.size; ++member)
           if (item.members[member].name != "id" && item.members[member].name != "weight")
-            throw Refused(Problem{static_cast<int64_t>(row), name, "an object has other members than id and weight",
+            throw RequestError(Problem{static_cast<int64_t>(row), name, "an object has members other than id and weight",
                                   "give {\"id\": …, \"weight\": …}", {}});
-        leaf.add(id, row), weight.add(its, row), made.null_pairs.push_back(0);
+        leaf.add(id, row), weight.add(weight_value, row), made.null_pairs.push_back(0);
       }
     }
     made.offsets.push_back(static_cast<int64_t>(made.leaf.size));
@@ -210,40 +209,36 @@ Column column_of(std::span<const Value* const> values, const std::string& name) 
   return made;
 }
 
-void Limits::check_rows(size_t count) const {
-  if (count == 0) throw Refused(422, "there are no rows; give at least one");
-  if (count > rows)
-    throw Refused(413, std::to_string(count) + " rows are more than the " + std::to_string(rows) +
-                           " of a request; send several requests");
+void check_rows(size_t count) {
+  if (count == 0) throw RequestError("there are no rows; send at least one");
 }
 
-Body read_rows(std::string_view text, const std::vector<std::string>& wanted, const Limits& limits) {
-  auto document = std::make_shared<const Document>(text, kMostNested);
+Request read_rows(std::shared_ptr<const Document> document, const std::vector<std::string>& names) {
   const Value& root = document->root();
   const Value *rows = root.find("rows"), *candidates = root.find("candidates"), *context = root.find("context");
-  std::set<std::string_view> names;
+  std::set<std::string_view> unknown;
   if (root.kind == Value::Kind::Object)
-    for (uint32_t i = 0; i < root.size; ++i) names.insert(root.members[i].name);
-  names.erase("rows"), names.erase("context"), names.erase("candidates");
-  if (!names.empty() || (rows == nullptr) == (candidates == nullptr))
-    throw Refused(400, "the body must be {\"rows\": […]}, or {\"context\": {…}, \"candidates\": […]}");
+    for (uint32_t i = 0; i < root.size; ++i) unknown.insert(root.members[i].name);
+  unknown.erase("rows"), unknown.erase("context"), unknown.erase("candidates");
+  if (!unknown.empty() || (rows == nullptr) == (candidates == nullptr))
+    throw RequestError("a request must be {\"rows\": […]}, or {\"context\": {…}, \"candidates\": […]}");
   if (context != nullptr && (context->kind != Value::Kind::Object || (context->size != 0 && rows != nullptr)))
-    throw Refused(400, "context must be an object of columns, beside candidates");
-  const Value& given = rows != nullptr ? *rows : *candidates;
-  if (!rows_or_columns(given))
-    throw Refused(400, "rows (or candidates) must be a list of objects, or an object of columns, a list each");
-  Body body;
-  body.rows = table_of(given, wanted, limits);
-  body.documents.push_back(document);
-  if (context == nullptr) return body;
-  body.context.rows = 1;
-  for (const std::string& name : wanted) {
-    const Value* value = context->find(name);
-    if (value == nullptr) continue;
-    if (body.rows.has(name)) throw Refused(Problem{-1, name, "the column is in the context and in the candidates", "give it once", {}});
-    body.context.columns.emplace(name, column_of({&value, 1}, name));
+    throw RequestError("context must be an object of columns, beside candidates");
+  const Value& value = rows != nullptr ? *rows : *candidates;
+  if (!rows_or_columns(value))
+    throw RequestError("rows (or candidates) must be a list of objects, or an object of columns, each a list");
+  Request request;
+  request.rows = table_of(value, names);
+  request.memory = document;
+  if (context == nullptr) return request;
+  request.context.rows = 1;
+  for (const std::string& name : names) {
+    const Value* member = context->find(name);
+    if (member == nullptr) continue;
+    if (request.rows.has(name)) throw RequestError(Problem{-1, name, "the column is in the context and in the candidates", "send it once", {}});
+    request.context.columns.emplace(name, column_of({&member, 1}, name));
   }
-  return body;
+  return request;
 }
 
 }  // namespace rayrec

@@ -1,8 +1,7 @@
-// Columns of raw values before they are mapped, with the types that Arrow would give them.
+// Columns of raw values, with the types that Arrow would infer.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,7 +11,7 @@
 #include <vector>
 
 #include "errors.h"
-#include "values.h"
+#include "json.h"
 
 namespace rayrec {
 
@@ -23,26 +22,26 @@ inline bool is_integer(Type type) { return type == Type::Int || type == Type::Un
 inline bool is_real(Type type) { return type == Type::Float || type == Type::Double; }
 inline bool is_number(Type type) { return is_integer(type) || is_real(type) || type == Type::Bool; }
 
-// Values of one type, some of which may be null.
+// Values of one type; some may be null.
 struct Leaf {
   Type type = Type::Null;
   size_t size = 0;
-  std::vector<uint8_t> nulls;           // empty: none
-  std::vector<int64_t> whole;           // Bool, Int, and the bits of Unsigned
+  std::vector<uint8_t> nulls;           // empty: no nulls
+  std::vector<int64_t> whole;           // Bool, Int, and the bits of Unsigned values
   std::vector<double> real;             // Float, Double
   std::vector<std::string_view> texts;  // Text
 
   bool null(size_t at) const { return type == Type::Null || (!nulls.empty() && nulls[at]); }
-  // NaN of a null.
+  // NaN for a null.
   double number(size_t at) const;
-  // As Python prints it, or nearly.
+  // Printed like in Python, for messages.
   std::string shown(size_t at) const;
   void push_null();
   void push(int64_t value) { whole.push_back(value), pushed(); }
   void push(double value) { real.push_back(value), pushed(); }
   void push(std::string_view value) { texts.push_back(value), pushed(); }
-  // The type, once the first value has one.
-  void begin(Type wanted);
+  // Sets the type; the values so far become nulls of it.
+  void set_type(Type type);
 
  private:
   void pushed() {
@@ -51,15 +50,15 @@ struct Leaf {
   }
 };
 
-// A value or a list of values for every row.
+// A value, or a list of values, per row.
 struct Column {
   size_t rows = 0;
-  bool list = false, deeper = false;  // deeper: lists in lists, which nothing takes
+  bool list = false, nested = false;  // nested: lists of lists, which no feature accepts
   std::vector<int64_t> offsets;       // of lists, [rows + 1]
   std::vector<uint8_t> null_rows;     // of lists, [rows]
   Leaf leaf;
-  std::optional<Leaf> weights;     // beside `leaf`, where the column holds pairs of id and weight
-  std::vector<uint8_t> null_pairs;  // which pairs are null as a whole
+  std::optional<Leaf> weights;     // for pairs of id and weight; `leaf` has the ids
+  std::vector<uint8_t> null_pairs;  // pairs that are null as a whole
 
   size_t first(size_t row) const { return list ? static_cast<size_t>(offsets[row]) : row; }
   size_t last(size_t row) const { return list ? static_cast<size_t>(offsets[row + 1]) : row + 1; }
@@ -68,10 +67,10 @@ struct Column {
   std::string type() const;
 };
 
-// The values of one column, a row each; nullptr is a null. Throws Refused where they have no type in common.
+// A column of JSON values, one per row; nullptr is a null. Throws RequestError if they have no common type.
 Column column_of(std::span<const Value* const> values, const std::string& name);
 
-// Columns by name, all of as many rows.
+// Columns by name, all with the same number of rows.
 struct Table {
   size_t rows = 0;
   std::map<std::string, Column, std::less<>> columns;
@@ -80,23 +79,16 @@ struct Table {
   const Column& operator[](std::string_view name) const { return columns.find(name)->second; }
 };
 
-// What a request holds: rows, and what belongs to all of them. `texts` keeps what columns point to.
-struct Body {
+// A request: rows, and a context that belongs to all of them.
+struct Request {
   Table rows, context;
-  std::deque<std::string> texts;
-  std::vector<std::shared_ptr<const Document>> documents;
+  std::shared_ptr<const void> memory;  // owns the strings of the columns
 };
 
-// Against those who send too much or never end.
-struct Limits {
-  size_t body_bytes = 8u << 20, rows = 10'000, ids = 2'000'000, queue = 128;
-  double body_s = 10, batch_ms = 20;
+// Reads {"rows": …} or {"context": …, "candidates": …}; ignores columns that are not in `names`. Throws RequestError.
+Request read_rows(std::shared_ptr<const Document> document, const std::vector<std::string>& names);
 
-  // Throws Refused where there are too many, or none.
-  void check_rows(size_t count) const;
-};
-
-// Reads {"rows": …} or {"context": …, "candidates": …}; columns that are not in `wanted` are passed over.
-Body read_rows(std::string_view text, const std::vector<std::string>& wanted, const Limits& limits);
+// Throws RequestError if there are no rows.
+void check_rows(size_t count);
 
 }  // namespace rayrec

@@ -1,4 +1,4 @@
-// Columns that are made of others, as rayrec/data/mapping/derived/scalars.py makes them.
+// Derived columns, like in rayrec/data/mapping/derived.
 #include <algorithm>
 #include <cmath>
 
@@ -9,11 +9,11 @@ namespace rayrec {
 namespace {
 
 [[noreturn]] void unfit(const Derived& spec, const Column& column, const std::string& why) {
-  throw Refused(Problem{-1, spec.columns[0], "derived column '" + spec.name + "' cannot be made of " + column.type() + ": " + why,
-                        "give columns of the types of training", {}});
+  throw RequestError(Problem{-1, spec.columns[0], "derived column '" + spec.name + "' cannot be derived from " + column.type() + ": " + why,
+                        "send columns of the types that training had", {}});
 }
 
-// The same lists, or rows, of other elements.
+// The lists or rows of a column, with other values.
 Column with_leaf(const Column& column, Leaf leaf) {
   Column made;
   made.rows = column.rows, made.list = column.list;
@@ -25,7 +25,7 @@ Column with_leaf(const Column& column, Leaf leaf) {
 Column buckets(const Derived& spec, const Column& column, std::vector<Problem>& problems) {
   if (column.weights || (column.leaf.type != Type::Null && !is_number(column.leaf.type))) unfit(spec, column, "numbers are needed");
   Leaf found;
-  found.begin(Type::Int);
+  found.set_type(Type::Int);
   for (size_t row = 0; row < column.rows; ++row)
     for (size_t at = column.first(row); at < column.last(row); ++at) {
       const double number = column.leaf.number(at);
@@ -44,7 +44,7 @@ Column buckets(const Derived& spec, const Column& column, std::vector<Problem>& 
 Column missing(const Column& column) {
   Column made;
   made.rows = column.rows;
-  made.leaf.begin(Type::Int);
+  made.leaf.set_type(Type::Int);
   for (size_t row = 0; row < column.rows; ++row) {
     const bool nan = !column.list && is_real(column.leaf.type) && std::isnan(column.leaf.number(row));
     made.leaf.push(static_cast<int64_t>(column.null_row(row) || nan));
@@ -52,10 +52,10 @@ Column missing(const Column& column) {
   return made;
 }
 
-// The hashes of a column's ids, kept apart from those of other places.
+// Hashes of a column's ids, seeded with its position in the cross.
 std::vector<uint64_t> hashes(const Derived& spec, const Column& column, uint64_t place) {
   const Leaf& leaf = column.leaf;
-  if (column.weights || is_real(leaf.type)) unfit(spec, column, "ids are integers or texts; make buckets of numbers first");
+  if (column.weights || is_real(leaf.type)) unfit(spec, column, "ids are integers or strings; use `buckets` for numbers first");
   std::vector<uint64_t> found;
   found.reserve(leaf.size);
   const uint64_t seed = seed_of({7, place});
@@ -67,7 +67,7 @@ std::vector<uint64_t> hashes(const Derived& spec, const Column& column, uint64_t
   return found;
 }
 
-// Each value of a row with each value of the other; nothing where either row is null.
+// Pairs each value of a row with each value of the other columns. Rows with a null have no pairs.
 Column cross(const Derived& spec, const Table& table) {
   Column state;
   std::vector<uint64_t> values;
@@ -81,7 +81,7 @@ Column cross(const Derived& spec, const Table& table) {
     Column made;
     made.rows = table.rows, made.list = state.list || other.list;
     if (made.list) made.offsets.push_back(0);
-    made.leaf.begin(Type::Int);
+    made.leaf.set_type(Type::Int);
     for (size_t row = 0; row < table.rows; ++row) {
       const bool null = state.null_row(row) || other.null_row(row);
       if (made.list) made.null_rows.push_back(null);
@@ -96,7 +96,7 @@ Column cross(const Derived& spec, const Table& table) {
     state = std::move(made), values = std::move(both);
   }
   Leaf found;
-  found.begin(Type::Int);
+  found.set_type(Type::Int);
   for (size_t at = 0; at < values.size(); ++at) {
     if (state.leaf.null(at)) found.push_null();
     else found.push(static_cast<int64_t>(values[at]));
@@ -108,7 +108,7 @@ Column cross(const Derived& spec, const Table& table) {
 
 void derive(const Derived& spec, Table& table, std::vector<Problem>& problems) {
   for (const std::string& name : spec.columns)
-    if (table[name].deeper) unfit(spec, table[name], "lists of lists");
+    if (table[name].nested) unfit(spec, table[name], "lists of lists");
   const Column& first = table[spec.columns[0]];
   Column made = spec.kind == Derived::Kind::Buckets   ? buckets(spec, first, problems)
                 : spec.kind == Derived::Kind::Missing ? missing(first)

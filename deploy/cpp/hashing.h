@@ -29,7 +29,7 @@ constexpr uint64_t seed_of(std::initializer_list<uint64_t> parts) {
   return state;
 }
 
-// A hash spread evenly over the rows [0, num_rows).
+// Maps a hash evenly to the rows [0, num_rows).
 constexpr int64_t to_row(uint64_t hash, uint64_t num_rows) {
   if (num_rows > uint64_t{1} << 32) return static_cast<int64_t>(hash % num_rows);
   return static_cast<int64_t>(((hash >> 32) * num_rows) >> 32);
@@ -45,14 +45,14 @@ constexpr int64_t hash_row(uint64_t id, uint64_t seed, uint64_t num_rows) {
   return static_cast<int64_t>((state * num_rows) >> 32);
 }
 
-// Keyed BLAKE2b of 8 bytes: where chosen texts must not collide.
+// Keyed BLAKE2b of 8 bytes, for texts that a client can choose.
 inline uint64_t hash_string(std::string_view text, uint64_t seed) {
   uint64_t hash;
   blake2b(reinterpret_cast<uint8_t*>(&hash), text.data(), &seed, sizeof hash, text.size(), sizeof seed);
   return hash;
 }
 
-// Eight bytes at a time into `mix64`, which begins with the length.
+// Feeds `mix64` eight bytes at a time; the length is the first input.
 inline uint64_t hash_text(std::string_view text) {
   uint64_t state = mix64(text.size() + kTexts);
   for (size_t at = 0; at < text.size(); at += 8) {

@@ -1,31 +1,30 @@
-// rayrec_map EXPORT: maps request bodies, a line each, as the server does, and prints what the model would read, a line of
-// JSON each: to compare mappings, and to see what becomes of a row. Needs no torch.
+// rayrec_map EXPORT: maps requests and prints the inputs of the model, a line of JSON per request. Shows what becomes of a
+// row, and compares mappings. Needs no torch.
 #include <charconv>
 #include <iostream>
 
 #include "mapping.h"
+#include "requests.h"
 
 namespace {
 
 using nlohmann::json;
 
-// The shortest texts that give the float32 back.
+// The shortest texts from which the float32 values can be read back.
 json exact(const std::vector<float>& numbers) {
-  json made = json::array();
+  json texts = json::array();
   for (float number : numbers) {
-    char room[32];
-    made.push_back(std::string(room, std::to_chars(room, room + sizeof room, number).ptr));
+    char digits[32];
+    texts.push_back(std::string(digits, std::to_chars(digits, digits + sizeof digits, number).ptr));
   }
-  return made;
+  return texts;
 }
 
-json mapped(const rayrec::Mapping& mapping, const std::string& line) {
-  rayrec::Body body = rayrec::read_rows(line, mapping.columns(), {});
-  const rayrec::Mapped found = mapping.map(body);
+json to_json(const rayrec::Mapping& mapping, const rayrec::Mapped& mapped) {
   json made{{"dense", json::object()}, {"sparse", json::object()}};
-  for (size_t i = 0; i < found.dense.size(); ++i) made["dense"][mapping.dense()[i].name] = exact(found.dense[i].values);
-  for (size_t i = 0; i < found.sparse.size(); ++i) {
-    const rayrec::Bags& bags = found.sparse[i];
+  for (size_t i = 0; i < mapped.dense.size(); ++i) made["dense"][mapping.dense()[i].name] = exact(mapped.dense[i].values);
+  for (size_t i = 0; i < mapped.sparse.size(); ++i) {
+    const rayrec::Bags& bags = mapped.sparse[i];
     made["sparse"][mapping.sparse()[i].name] = {{"ids", bags.ids}, {"offsets", bags.offsets}, {"weights", exact(bags.weights)}};
   }
   return made;
@@ -35,21 +34,21 @@ json mapped(const rayrec::Mapping& mapping, const std::string& line) {
 
 int main(int count, char** arguments) {
   if (count != 2) {
-    std::cerr << "rayrec_map EXPORT < bodies" << std::endl;
+    std::cerr << "usage: rayrec_map EXPORT < requests.jsonl" << std::endl;
     return 2;
   }
   try {
     const rayrec::Mapping mapping(arguments[1]);
-    for (std::string line; std::getline(std::cin, line);) {
-      json made;
+    for (;;) {
+      json line;
       try {
-        made = mapped(mapping, line);
-      } catch (const rayrec::Refused& error) {
-        made = {{"error", error.what()}, {"status", error.status}, {"errors", json::array()}};
-        for (const rayrec::Problem& one : error.problems)
-          made["errors"].push_back({{"row", one.row}, {"column", one.column}, {"problem", one.problem}, {"value", one.value}});
+        std::optional<rayrec::Request> request = rayrec::read_request(std::cin, mapping);
+        if (!request) return 0;
+        line = to_json(mapping, mapping.map(*request));
+      } catch (const rayrec::RequestError& error) {
+        line = rayrec::to_json(error);
       }
-      std::cout << made.dump() << '\n';
+      std::cout << line.dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
     }
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;

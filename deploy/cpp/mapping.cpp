@@ -14,12 +14,12 @@ namespace {
 using nlohmann::json;
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw ExportError("the C++ server cannot map " + what + ": serve this export in Python (rayrec serve)");
+  throw ExportError("the C++ library does not support " + what + ": score this export in Python (rayrec serve, rayrec predict)");
 }
 
 [[noreturn]] void wrong_type(const std::string& what, const std::string& wanted, const Column& column, const std::string& name,
-                             const std::string& fix = "convert the column; GET /schema lists what a request needs") {
-  throw Refused(Problem{-1, name, what + " must be " + wanted + "; the column's type is " + column.type(), fix, {}});
+                             const std::string& fix = "convert the column") {
+  throw RequestError(Problem{-1, name, what + " must be " + wanted + "; the column's type is " + column.type(), fix, {}});
 }
 
 std::optional<double> number_in(const json& raw, const char* name) {
@@ -72,7 +72,7 @@ SparseFeature sparse_of(const json& raw, const std::map<std::string, uint64_t>& 
               : kind == "weighted_id_list" ? SparseFeature::Kind::Weighted
                                            : (refuse("feature '" + made.name + "' (kind " + kind + ")"), SparseFeature::Kind::Id);
   const auto table = rows_of.find(made.name);
-  if (table == rows_of.end()) throw ExportError("feature '" + made.name + "' is in no table: export the run anew");
+  if (table == rows_of.end()) throw ExportError("feature '" + made.name + "' is in no table: export the run again");
   made.rows = table->second;
   const auto fill = raw.find("default");
   if (fill != raw.end() && !fill->is_null()) {
@@ -82,7 +82,7 @@ SparseFeature sparse_of(const json& raw, const std::map<std::string, uint64_t>& 
   const std::string on_null = text_in(raw, "on_null", made.fill.index() ? "default" : "error");
   made.on_null = on_null == "empty" ? OnNull::Empty : on_null == "default" ? OnNull::Default : OnNull::Error;
   if (raw.contains("max_length") && !raw["max_length"].is_null()) made.max_length = raw["max_length"].get<size_t>();
-  if (raw.contains("keep") && !raw["keep"].is_string()) throw ExportError("feature '" + made.name + "': export the run anew");
+  if (raw.contains("keep") && !raw["keep"].is_string()) throw ExportError("feature '" + made.name + "': export the run again");
   made.keep_first = text_in(raw, "keep", "last") == "first";
   const json mapping = raw.value("mapping", json::object());
   const std::string law = text_in(mapping, "kind", "identity");
@@ -165,14 +165,14 @@ T transformed(T value, const std::vector<Transform>& steps) {
   return value;
 }
 
-// A list column where all is null or empty, of any type.
+// Whether all values are null, or all lists are empty: the column fits any type.
 bool empty_leaf(const Column& column) { return column.leaf.type == Type::Null; }
 
 Numbers map_dense(const DenseFeature& feature, const Table& table, std::vector<Problem>& problems) {
   const Column& column = table[feature.column];
   const std::string what = "dense feature '" + feature.name + "'";
   const bool nothing = !column.list && empty_leaf(column);
-  if (column.weights || column.deeper || (!empty_leaf(column) && !is_number(column.leaf.type)) ||
+  if (column.weights || column.nested || (!empty_leaf(column) && !is_number(column.leaf.type)) ||
       (!nothing && column.list != (feature.width > 1)))
     wrong_type(what, feature.width == 1 ? "a number" : "a list of " + std::to_string(feature.width) + " numbers", column, feature.column);
   std::vector<Problem> null, length, infinite;
@@ -215,30 +215,30 @@ float weight_of(const Leaf& weights, size_t at, bool& finite) {
   return finite ? weight : 0.0f;
 }
 
-// The ids as integers or texts; whole floats are integers.
-const Leaf& ids_of(const SparseFeature& feature, const Column& column, Leaf& room) {
+// The ids as integers or texts; whole floats become integers, in `converted`.
+const Leaf& ids_of(const SparseFeature& feature, const Column& column, Leaf& converted) {
   const Leaf& leaf = column.leaf;
   if (!is_real(leaf.type) || column.weights) return leaf;
-  room.begin(Type::Int);
+  converted.set_type(Type::Int);
   for (size_t at = 0; at < leaf.size; ++at) {
     const double id = leaf.number(at);
     if (leaf.null(at) || (std::isnan(id) && !column.list)) {
-      room.push_null();
+      converted.push_null();
       continue;
     }
     if (!(id >= -9223372036854775808.0 && id < 9223372036854775808.0) || id != std::trunc(id))
-      throw Refused(Problem{-1, feature.column, "feature '" + feature.name + "': an id must be a whole number, not " + leaf.shown(at),
+      throw RequestError(Problem{-1, feature.column, "feature '" + feature.name + "': an id must be a whole number, not " + leaf.shown(at),
                             "give integers or strings", {}});
-    room.push(static_cast<int64_t>(id));
+    converted.push(static_cast<int64_t>(id));
   }
-  return room;
+  return converted;
 }
 
 void check_sparse(const SparseFeature& feature, const Column& column, const Leaf& leaf) {
   const std::string what = "feature '" + feature.name + "'";
   const bool list = feature.kind != SparseFeature::Kind::Id;
   const bool pairs = feature.kind == SparseFeature::Kind::Weighted && feature.weight_column.empty();
-  if (column.deeper || (list != column.list && !(list && empty_leaf(column))))
+  if (column.nested || (list != column.list && !(list && empty_leaf(column))))
     wrong_type(what, list ? pairs ? "list<struct<id, weight>>" : "a list of ids" : "an id", column, feature.column);
   if (column.weights ? !pairs : pairs && !empty_leaf(column))
     wrong_type(what, pairs ? "list<struct<id, weight>>" : "integers or strings", column, feature.column);
@@ -249,21 +249,21 @@ void check_sparse(const SparseFeature& feature, const Column& column, const Leaf
   if (!text && !is_integer(leaf.type)) wrong_type(what, "an integer or a string", column, feature.column);
   if (text && feature.law == SparseFeature::Law::Identity) wrong_type(what, "an integer", column, feature.column);
   if (!feature.id_type.empty() && text != (feature.id_type == "text"))
-    throw Refused(Problem{-1, feature.column,
+    throw RequestError(Problem{-1, feature.column,
                           what + " was trained on " + (text ? "integer" : "string") + " ids (id_type: " + feature.id_type + "); the column's type is " + column.type(),
                           std::string("cast the column to ") + (text ? "int64" : "string"), {}});
   if (feature.vocabulary && feature.vocabulary->text() != text)
     wrong_type(what + " has a vocabulary of " + (text ? "integers" : "strings") + "; it", text ? "an integer" : "a string", column, feature.column,
                "use a vocabulary of the column's type, or cast the column");
   if (feature.fill.index() && (feature.fill.index() == 2) != text)
-    throw Refused(Problem{-1, feature.column, what + ": its default must be " + (text ? "a string" : "an integer") + ", like the column's ids", "set a default of the column's type", {}});
+    throw RequestError(Problem{-1, feature.column, what + ": its default must be " + (text ? "a string" : "an integer") + ", like the column's ids", "set a default of the column's type", {}});
 }
 
-// Weights of a second column, which must have the ids' lengths.
+// Weights from a second column, whose lists must be as long as those of the ids.
 std::vector<float> weights_beside(const SparseFeature& feature, const Table& table, const Column& ids, std::vector<Problem>& problems) {
   const Column& column = table[feature.weight_column];
   const std::string what = "feature '" + feature.name + "'";
-  if (column.deeper || column.weights || (!column.list && !empty_leaf(column)) || (!empty_leaf(column) && !is_number(column.leaf.type)))
+  if (column.nested || column.weights || (!column.list && !empty_leaf(column)) || (!empty_leaf(column) && !is_number(column.leaf.type)))
     wrong_type(what, "a list of weights", column, feature.weight_column);
   std::vector<float> made;
   std::vector<Problem> infinite;
@@ -303,8 +303,8 @@ std::vector<float> weights_of_pairs(const SparseFeature& feature, const Column& 
 
 Bags map_sparse(const SparseFeature& feature, const Table& table, std::vector<Problem>& problems) {
   const Column& column = table[feature.column];
-  Leaf room;
-  const Leaf& leaf = ids_of(feature, column, room);
+  Leaf converted;
+  const Leaf& leaf = ids_of(feature, column, converted);
   check_sparse(feature, column, leaf);
   const bool list = feature.kind != SparseFeature::Kind::Id, weighted = feature.kind == SparseFeature::Kind::Weighted;
   std::vector<float> weights;
@@ -390,13 +390,13 @@ void check_lengths(const Sequence& sequence, const std::vector<SparseFeature>& s
   }
 }
 
-// The lists of times and numbers are in no graph: they are looked at, as Python does, and passed over.
+// The graph does not read lists of times and numbers. They are validated like in Python, then ignored.
 void check_values(const Sequence& sequence, const Table& table, std::vector<Problem>& problems) {
   for (const SequenceValue& one : sequence.values) {
     const Column& column = table[one.column];
     const Type type = column.leaf.type;
     const bool fits = type == Type::Null || is_integer(type) || (!one.time && is_real(type));
-    if (column.weights || column.deeper || !fits || (!column.list && type != Type::Null))
+    if (column.weights || column.nested || !fits || (!column.list && type != Type::Null))
       wrong_type("'" + one.name + "' of sequence '" + sequence.name + "'", one.time ? "a list of integers" : "a list of numbers", column, one.column);
     std::vector<Problem> null;
     for (size_t row = 0; row < table.rows && column.list; ++row)
@@ -411,12 +411,12 @@ void check_values(const Sequence& sequence, const Table& table, std::vector<Prob
   }
 }
 
-void turn(Bags& bags) {
+void reverse(Bags& bags) {
   for (size_t row = 0; row + 1 < bags.offsets.size(); ++row)
     std::reverse(bags.ids.begin() + bags.offsets[row], bags.ids.begin() + bags.offsets[row + 1]);
 }
 
-// As the type that training had for a column that others are derived from.
+// Converts a column that others are derived from to the type that it had in training.
 void as_trained(Column& column, const std::string& name, const std::string& plain) {
   const bool list = plain.starts_with("list<");
   const std::string inner = list ? plain.substr(5, plain.size() - 6) : plain;
@@ -424,19 +424,19 @@ void as_trained(Column& column, const std::string& name, const std::string& plai
   const bool nothing = leaf.type == Type::Null;
   const bool fits = nothing || (inner == "text" && leaf.type == Type::Text) || (inner == "boolean" && leaf.type == Type::Bool) ||
                     (inner == "integer" && is_integer(leaf.type)) || (inner == "number" && (is_real(leaf.type) || leaf.type == Type::Int));
-  if (!fits || column.deeper || column.weights || (list != column.list && !(nothing && !column.list)))
+  if (!fits || column.nested || column.weights || (list != column.list && !(nothing && !column.list)))
     wrong_type("column '" + name + "'", plain, column, name, "give values of the type that the model was trained with (schema.column_types)");
-  if (nothing) leaf.begin(inner == "text" ? Type::Text : inner == "number" ? Type::Double : inner == "boolean" ? Type::Bool : Type::Int);
+  if (nothing) leaf.set_type(inner == "text" ? Type::Text : inner == "number" ? Type::Double : inner == "boolean" ? Type::Bool : Type::Int);
   if (list && !column.list) {  // nothing but nulls
     column.list = true;
     column.offsets.assign(column.rows + 1, 0), column.null_rows.assign(column.rows, 1);
     column.leaf = Leaf{};
-    column.leaf.begin(inner == "text" ? Type::Text : inner == "number" ? Type::Double : Type::Int);
+    column.leaf.set_type(inner == "text" ? Type::Text : inner == "number" ? Type::Double : Type::Int);
   }
   if (inner == "number" && leaf.type == Type::Int) {
     for (int64_t value : leaf.whole) {
       if (value > int64_t{1} << 53 || value < -(int64_t{1} << 53))
-        throw Refused(Problem{-1, name, "cannot convert the values to number: integer " + std::to_string(value) + " has more digits than a double", "use values as in training", {}});
+        throw RequestError(Problem{-1, name, "cannot convert the values to number: integer " + std::to_string(value) + " has more digits than a double", "use values as in training", {}});
       leaf.real.push_back(static_cast<double>(value));
     }
     leaf.whole.clear(), leaf.type = Type::Double;
@@ -450,7 +450,7 @@ void refuse_rows(std::vector<Problem> problems, size_t rows, const std::string& 
   const std::string text = std::to_string(problems.size()) + " of " + std::to_string(rows) + where + " cannot be scored; " + problems[0].text();
   constexpr size_t most = 20;
   if (problems.size() > most) problems.resize(most);
-  throw Refused(422, text, std::move(problems));
+  throw RequestError(text, std::move(problems));
 }
 
 }  // namespace
@@ -481,7 +481,7 @@ int64_t SparseFeature::row_of_text(std::string_view text) const {
 
 Mapping::Mapping(const std::string& folder) try {
   std::ifstream file(folder + "/mapping.json");
-  if (!file) throw ExportError(folder + "/mapping.json cannot be opened: the folder holds no whole export of today; export the run anew");
+  if (!file) throw ExportError(folder + "/mapping.json cannot be read: the export is incomplete; export the run again");
   const json raw = json::parse(file);
   schema_ = raw.at("schema");
   std::map<std::string, uint64_t> rows_of;
@@ -538,7 +538,7 @@ Mapping::Mapping(const std::string& folder) try {
     types_[name] = plain;
   }
 } catch (const json::exception& error) {
-  throw ExportError(folder + "/mapping.json: " + error.what() + "; export the run anew");
+  throw ExportError(folder + "/mapping.json: " + error.what() + "; export the run again");
 }
 
 bool Mapping::weighted() const {
@@ -551,11 +551,11 @@ int64_t Mapping::num_dense() const {
   return count;
 }
 
-Mapped Mapping::map(Body& body) const {
-  Table &rows = body.rows, &context = body.context;
+Mapped Mapping::map(Request& request) const {
+  Table &rows = request.rows, &context = request.context;
   for (const std::string& name : columns_) {
     if (!rows.has(name) && !context.has(name))
-      throw Refused(Problem{-1, name, "column '" + name + "' is missing", "give it in every row, or in the context; GET /schema lists what a request needs", {}});
+      throw RequestError(Problem{-1, name, "column '" + name + "' is missing", "send it in every row, or in the context", {}});
     if (const auto plain = types_.find(name); plain != types_.end())
       as_trained((rows.has(name) ? rows : context).columns.find(name)->second, name, plain->second);
   }
@@ -563,7 +563,7 @@ Mapped Mapping::map(Body& body) const {
     Table& found = context.has(names[0]) ? context : rows;
     for (const std::string& name : names)
       if (!found.has(name))
-        throw Refused(Problem{-1, name, "columns '" + names[0] + "' and '" + name + "' belong together", "give all in the context, or none", {}});
+        throw RequestError(Problem{-1, name, "columns '" + names[0] + "' and '" + name + "' belong together", "give all in the context, or none", {}});
     return found;
   };
   std::vector<Problem> of_rows, of_context;
@@ -584,9 +584,7 @@ Mapped Mapping::map(Body& body) const {
     if (!feature.weight_column.empty()) names.push_back(feature.weight_column);
     const Table& part = part_of(names);
     made.sparse.push_back(map_sparse(feature, part, problems(part)));
-    Bags& bags = made.sparse.back();
-    bags.shared = &part == &context;
-    made.ids += bags.ids.size() * (bags.shared ? rows.rows : 1);
+    made.sparse.back().shared = &part == &context;
   }
   for (const Sequence& sequence : sequences_) {
     std::vector<std::string> names;
@@ -596,7 +594,7 @@ Mapped Mapping::map(Body& body) const {
     check_lengths(sequence, sparse_, made.sparse, part, problems(part));
     check_values(sequence, part, problems(part));
     for (size_t place : sequence.ids)
-      if (sequence.newest_first) turn(made.sparse[place]);
+      if (sequence.newest_first) reverse(made.sparse[place]);
   }
   if (!of_context.empty()) refuse_rows(std::move(of_context), 1, " contexts");
   if (!of_rows.empty()) refuse_rows(std::move(of_rows), rows.rows, " rows");

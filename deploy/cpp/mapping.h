@@ -1,5 +1,9 @@
-// Raw columns to what a model reads, as the export's mapping.json says: the law of rayrec/data/mapping, in C++. Equal bit
-// by bit (tests/inference/test_cpp_mapping.py). What is not done here is refused when the mapping is read, by name.
+// Maps raw columns to the inputs of a model, by an export's mapping.json: rayrec/data/mapping in C++, bit by bit
+// (tests/inference/test_cpp_mapping.py).
+//
+// Supported: ids by identity, hash or vocabulary; lists and weighted lists of ids; numbers with all transforms; sequences;
+// derived columns `buckets`, `missing` and `cross`. Loading an export with anything else (other derived columns, times,
+// maps, number labels) fails and names the feature.
 #pragma once
 
 #include <memory>
@@ -14,11 +18,11 @@
 
 namespace rayrec {
 
-// The ids of a feature, bag after bag, as rows of its table.
+// The ids of a feature as rows of its table, bag after bag.
 struct Bags {
-  bool shared = false;  // one bag, which belongs to every row
+  bool shared = false;  // a single bag, which belongs to every row
   std::vector<int64_t> ids, offsets;
-  std::vector<float> weights;  // one an id, where the feature has some
+  std::vector<float> weights;  // one per id; empty for features without weights
 };
 
 struct Numbers {
@@ -26,12 +30,11 @@ struct Numbers {
   std::vector<float> values;  // [rows, width]
 };
 
-// Mapped rows, a part a feature.
+// Mapped rows, feature by feature.
 struct Mapped {
   int64_t rows = 0;
   std::vector<Numbers> dense;
   std::vector<Bags> sparse;
-  size_t ids = 0;  // as they are looked up: those of a shared bag once a row
 };
 
 class Vocabulary;
@@ -48,7 +51,7 @@ struct Transform {
 struct DenseFeature {
   std::string name, column;
   size_t width = 1;
-  std::optional<double> fill;  // for a null
+  std::optional<double> fill;  // replaces nulls
   std::vector<Transform> transforms;
 };
 
@@ -58,13 +61,13 @@ struct SparseFeature {
   enum class Bounds { Error, Clip, Drop } bounds = Bounds::Error;
   std::string name, column, weight_column, id_type;
   OnNull on_null = OnNull::Error;
-  std::variant<std::monostate, int64_t, std::string> fill;  // for a null
-  size_t max_length = 0;                                    // 0: any
+  std::variant<std::monostate, int64_t, std::string> fill;  // replaces nulls
+  size_t max_length = 0;                                    // 0: unlimited
   bool keep_first = false;
   uint64_t seed = 0, rows = 0, oov_rows = 1;
   std::shared_ptr<const Vocabulary> vocabulary;
 
-  // The row of one id, negative for an unknown one or one outside.
+  // The table row of an id; negative if the id is unknown or outside the table.
   int64_t row_of(const Leaf& leaf, size_t at) const;
   int64_t row_of_integer(int64_t id) const;
   int64_t row_of_text(std::string_view text) const;
@@ -78,7 +81,7 @@ struct SequenceValue {
 
 struct Sequence {
   std::string name;
-  std::vector<size_t> ids;  // places among the sparse features
+  std::vector<size_t> ids;  // indices of sparse features
   std::vector<SequenceValue> values;
   size_t length = 0;
   bool newest_first = false;
@@ -93,10 +96,10 @@ struct Derived {
 
 class Mapping {
  public:
-  // That of an export's folder. Throws ExportError.
+  // Reads the mapping of an export. Throws ExportError.
   explicit Mapping(const std::string& folder);
 
-  // The columns that a row has, each once.
+  // The columns of a row, without repetition.
   const std::vector<std::string>& columns() const { return columns_; }
   const std::vector<DenseFeature>& dense() const { return dense_; }
   const std::vector<SparseFeature>& sparse() const { return sparse_; }
@@ -104,8 +107,8 @@ class Mapping {
   bool weighted() const;
   int64_t num_dense() const;
 
-  // Throws Refused with every wrong row; of a request all rows are mapped, or none.
-  Mapped map(Body& body) const;
+  // Throws RequestError with all wrong rows.
+  Mapped map(Request& request) const;
 
  private:
   nlohmann::json schema_;
@@ -113,11 +116,11 @@ class Mapping {
   std::vector<DenseFeature> dense_;
   std::vector<SparseFeature> sparse_;
   std::vector<Sequence> sequences_;
-  std::vector<Derived> derived_;  // those that features are made of, in their order
+  std::vector<Derived> derived_;  // those that features read, in order
   std::map<std::string, std::string> types_;
 };
 
-// Adds a derived column to the table. Wrong rows are noted in `problems`, wrong columns refused.
+// Adds a derived column to the table and wrong rows to `problems`. Throws RequestError for a wrong column.
 void derive(const Derived& spec, Table& table, std::vector<Problem>& problems);
 
 }  // namespace rayrec

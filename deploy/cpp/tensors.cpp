@@ -13,14 +13,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostNested = 8;
-
-struct Tensor {
-  std::string name;
-  std::vector<int64_t> shape;
-  Leaf leaf;
-};
-
 struct Datatype {
   const char* name;
   Type type;
@@ -35,11 +27,13 @@ constexpr Datatype kDatatypes[] = {
     {"BYTES", Type::Text, 0, false},
 };
 
+constexpr int64_t kMaxBinary = int64_t{1} << 31;  // bytes of a tensor
+
 [[noreturn]] void malformed(const std::string& what) {
-  throw Refused(400, "the body is no inference request of the open inference protocol: " + what);
+  throw RequestError("not a request of the open inference protocol: " + what);
 }
 
-[[noreturn]] void wrong(const std::string& name, const std::string& what) { throw Refused(422, "input '" + name + "' " + what); }
+[[noreturn]] void wrong(const std::string& name, const std::string& what) { throw RequestError("input '" + name + "' " + what); }
 
 double half(uint16_t bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -69,24 +63,24 @@ void check_utf8(const std::string& name, std::string_view text) {
   try {
     (void)json(text).dump();
   } catch (const json::exception&) {
-    wrong(name, "holds bytes that are no UTF-8");
+    wrong(name, "has strings that are not UTF-8");
   }
 }
 
 Leaf from_bytes(const std::string& name, const Datatype& kind, std::string_view data) {
   Leaf leaf;
-  leaf.begin(kind.type);
+  leaf.set_type(kind.type);
   if (kind.type == Type::Text) {
     while (!data.empty()) {
       const size_t size = data.size() < 4 ? data.size() : read<uint32_t>(data.data());
-      if (data.size() < 4 || size > data.size() - 4) wrong(name, "holds a string that is longer than its bytes");
+      if (data.size() < 4 || size > data.size() - 4) wrong(name, "has a string that is longer than its bytes");
       check_utf8(name, data.substr(4, size));
       leaf.push(data.substr(4, size));
       data.remove_prefix(4 + size);
     }
     return leaf;
   }
-  if (data.size() % kind.bytes) wrong(name, "has bytes that are no whole " + std::string(kind.name));
+  if (data.size() % kind.bytes) wrong(name, "has bytes that are not a multiple of " + std::string(kind.name));
   for (const char *at = data.data(), *end = at + data.size(); at != end; at += kind.bytes) {
     if (kind.type == Type::Double) leaf.push(read<double>(at));
     else if (kind.type == Type::Float) leaf.push(kind.bytes == 2 ? half(read<uint16_t>(at)) : static_cast<double>(read<float>(at)));
@@ -110,13 +104,13 @@ void add_values(const std::string& name, const Datatype& kind, const Value& valu
                                      : value.whole >= 0 && (bits == 64 || value.whole < int64_t{1} << bits);
     if (fits) return leaf.push(value.whole);
   }
-  wrong(name, "has data that are no " + std::string(kind.name));
+  wrong(name, "has data that is not " + std::string(kind.name));
 }
 
 Leaf from_json(const std::string& name, const Datatype& kind, const Value& data) {
-  if (data.kind != Value::Kind::List) throw Refused(400, "data must be a list");
+  if (data.kind != Value::Kind::List) throw RequestError("data must be a list");
   Leaf leaf;
-  leaf.begin(kind.type);
+  leaf.set_type(kind.type);
   for (uint32_t i = 0; i < data.size; ++i) {
     const Value& item = data.items[i];
     if (item.kind != Value::Kind::List) add_values(name, kind, item, leaf);
@@ -128,7 +122,7 @@ Leaf from_json(const std::string& name, const Datatype& kind, const Value& data)
 
 const Value& member(const Value& object, const char* name, Value::Kind kind) {
   const Value* found = object.find(name);
-  if (found == nullptr || found->kind != kind) malformed(std::string("'") + name + "' is missing, or of another kind");
+  if (found == nullptr || found->kind != kind) malformed(std::string("'") + name + "' is missing or has the wrong type");
   return *found;
 }
 
@@ -137,40 +131,48 @@ const Value* parameter(const Value& object, const char* name) {
   return parameters == nullptr ? nullptr : parameters->find(name);
 }
 
-Tensor tensor_of(const Value& raw, std::string_view& rest) {
-  Tensor made;
-  made.name = member(raw, "name", Value::Kind::Text).text().substr(0, 200);
-  const std::string datatype(member(raw, "datatype", Value::Kind::Text).text().substr(0, 20));
-  const Datatype* kind = nullptr;
-  for (const Datatype& one : kDatatypes)
-    if (datatype == one.name) kind = &one;
-  if (kind == nullptr) wrong(made.name, "has no datatype of the protocol");
-  const Value& shape = member(raw, "shape", Value::Kind::List);
-  if (shape.size < 1 || shape.size > 2) wrong(made.name, "must have the shape [rows] or [rows, numbers]");
-  uint64_t count = 1;
-  for (uint32_t i = 0; i < shape.size; ++i) {
-    const Value& size = shape.items[i];
-    if (size.kind != Value::Kind::Int || size.whole < 0 || size.whole > int64_t{1} << 31) wrong(made.name, "has no shape of whole numbers");
-    made.shape.push_back(size.whole);
-    count *= static_cast<uint64_t>(size.whole);
-  }
-  if (const Value* size = parameter(raw, "binary_data_size"); size != nullptr) {
-    if (size->kind != Value::Kind::Int || size->whole < 0 || static_cast<uint64_t>(size->whole) > rest.size())
-      throw Refused(400, "input '" + made.name + "': binary_data_size is more than the body holds");
-    made.leaf = from_bytes(made.name, *kind, rest.substr(0, static_cast<size_t>(size->whole)));
-    rest.remove_prefix(static_cast<size_t>(size->whole));
-  } else {
-    made.leaf = from_json(made.name, *kind, member(raw, "data", Value::Kind::List));
-  }
-  if (made.leaf.size != count)
-    wrong(made.name, "needs " + std::to_string(count) + " values by its shape, not " + std::to_string(made.leaf.size));
-  return made;
+const Datatype& datatype_of(const std::string& name, std::string_view datatype) {
+  for (const Datatype& known : kDatatypes)
+    if (datatype == known.name) return known;
+  wrong(name, "has a datatype that the protocol does not have");
 }
 
-Column column_of(const Tensor& tensor, const Tensor* lengths, bool listed, const Limits& limits) {
+void check_shape(const Tensor& tensor) {
+  if (tensor.shape.empty() || tensor.shape.size() > 2) wrong(tensor.name, "must have the shape [rows] or [rows, numbers]");
+  uint64_t count = 1;
+  for (int64_t size : tensor.shape) {
+    if (size < 0 || size > int64_t{1} << 31) wrong(tensor.name, "has a negative or too large size in its shape");
+    count *= static_cast<uint64_t>(size);
+  }
+  if (tensor.leaf.size != count)
+    wrong(tensor.name, "needs " + std::to_string(count) + " values by its shape, got " + std::to_string(tensor.leaf.size));
+}
+
+Tensor read_tensor(const Value& raw, std::istream& binary, std::deque<std::string>& storage) {
+  Tensor tensor;
+  tensor.name = member(raw, "name", Value::Kind::Text).text().substr(0, 200);
+  const Datatype& datatype = datatype_of(tensor.name, member(raw, "datatype", Value::Kind::Text).text());
+  const Value& shape = member(raw, "shape", Value::Kind::List);
+  for (uint32_t i = 0; i < shape.size; ++i) {
+    if (shape.items[i].kind != Value::Kind::Int) wrong(tensor.name, "has a shape that is not a list of integers");
+    tensor.shape.push_back(shape.items[i].whole);
+  }
+  if (const Value* size = parameter(raw, "binary_data_size"); size != nullptr) {
+    if (size->kind != Value::Kind::Int || size->whole < 0 || size->whole > kMaxBinary) wrong(tensor.name, "has a wrong binary_data_size");
+    std::string& bytes = storage.emplace_back(static_cast<size_t>(size->whole), '\0');
+    if (!binary.read(bytes.data(), size->whole)) wrong(tensor.name, "has a binary_data_size beyond the end of the input");
+    tensor.leaf = from_bytes(tensor.name, datatype, bytes);
+  } else {
+    tensor.leaf = from_json(tensor.name, datatype, member(raw, "data", Value::Kind::List));
+  }
+  check_shape(tensor);
+  return tensor;
+}
+
+Column column_of(const Tensor& tensor, const Tensor* lengths, bool is_list) {
   Column made;
   made.leaf = tensor.leaf;
-  if (lengths == nullptr && (tensor.shape.size() == 1 || (tensor.shape[1] == 1 && !listed))) {
+  if (lengths == nullptr && (tensor.shape.size() == 1 || (tensor.shape[1] == 1 && !is_list))) {
     made.rows = tensor.leaf.size;
     return made;
   }
@@ -178,19 +180,19 @@ Column column_of(const Tensor& tensor, const Tensor* lengths, bool listed, const
   made.offsets.push_back(0);
   if (lengths == nullptr) {
     made.rows = static_cast<size_t>(tensor.shape[0]);
-    limits.check_rows(made.rows);
+    check_rows(made.rows);
     for (size_t row = 1; row <= made.rows; ++row) made.offsets.push_back(static_cast<int64_t>(row) * tensor.shape[1]);
   } else {
     made.rows = lengths->leaf.size;
-    limits.check_rows(made.rows);
-    if (lengths->shape.size() != 1 || !is_integer(lengths->leaf.type)) wrong(lengths->name, "must be integers [rows]: how many values each row has");
+    check_rows(made.rows);
+    if (lengths->shape.size() != 1 || !is_integer(lengths->leaf.type)) wrong(lengths->name, "must be integers [rows]: the number of values of each row");
     const auto count = static_cast<int64_t>(tensor.leaf.size);
     for (int64_t length : lengths->leaf.whole) {
       if (length < 0 || length > count - made.offsets.back()) break;
       made.offsets.push_back(made.offsets.back() + length);
     }
     if (made.offsets.size() != made.rows + 1 || made.offsets.back() != count)
-      wrong(lengths->name, "must hold lengths of 0 or more that add up to the " + std::to_string(count) + " of '" + tensor.name + "'");
+      wrong(lengths->name, "must be lengths of 0 or more that add up to the " + std::to_string(count) + " of '" + tensor.name + "'");
   }
   made.null_rows.assign(made.rows, 0);
   return made;
@@ -231,63 +233,56 @@ json inputs_of(const Mapping& mapping) {
   return found;
 }
 
-InferRequest read_tensors(const std::string& body, std::string_view json_bytes, const Mapping& mapping, const Limits& limits) {
-  size_t end = body.size();
-  if (!json_bytes.empty()) {
-    const auto [stop, error] = std::from_chars(json_bytes.data(), json_bytes.data() + json_bytes.size(), end);
-    if (error != std::errc() || stop != json_bytes.data() + json_bytes.size() || end > body.size())
-      throw Refused(400, "Inference-Header-Content-Length must be a number of bytes of the body");
-  }
-  const auto document = std::make_shared<const Document>(std::string_view(body).substr(0, end), kMostNested);
-  std::string_view rest = std::string_view(body).substr(end);
-  const Value& raw = document->root();
-  InferRequest made;
-  made.body.documents.push_back(document);
-  if (const Value* id = raw.find("id"); id != nullptr && id->kind == Value::Kind::Text) made.id = id->text();
-  if (const Value* binary = parameter(raw, "binary_data_output"); binary != nullptr) made.binary = binary->kind == Value::Kind::Bool && binary->whole;
-  std::map<std::string, Tensor> given;
-  const Value& inputs = member(raw, "inputs", Value::Kind::List);
-  for (uint32_t i = 0; i < inputs.size; ++i) {
-    Tensor tensor = tensor_of(inputs.items[i], rest);
+Tensor tensor_of(std::string name, std::string_view datatype, std::vector<int64_t> shape, std::string_view bytes) {
+  Leaf leaf = from_bytes(name, datatype_of(name, datatype), bytes);
+  Tensor tensor{std::move(name), std::move(shape), std::move(leaf)};
+  check_shape(tensor);
+  return tensor;
+}
+
+std::vector<Tensor> read_tensors(const Value& request, std::istream& binary, std::deque<std::string>& storage) {
+  std::vector<Tensor> tensors;
+  const Value& inputs = member(request, "inputs", Value::Kind::List);
+  for (uint32_t i = 0; i < inputs.size; ++i) tensors.push_back(read_tensor(inputs.items[i], binary, storage));
+  return tensors;
+}
+
+Request request_of(std::vector<Tensor> tensors, const Mapping& mapping) {
+  std::map<std::string, std::vector<int>> shapes;
+  for (const json& input : inputs_of(mapping)) shapes[input["name"]] = input["shape"].get<std::vector<int>>();
+  std::map<std::string, Tensor> by_name;
+  for (Tensor& tensor : tensors) {
     const std::string name = tensor.name;
-    if (!given.emplace(name, std::move(tensor)).second) throw Refused(422, "input '" + name + "' is there twice; give it once");
+    if (!shapes.contains(name)) throw RequestError("the model has no input '" + name + "'");
+    if (!by_name.emplace(name, std::move(tensor)).second) throw RequestError("input '" + name + "' appears twice");
   }
-  if (!rest.empty()) throw Refused(400, std::to_string(rest.size()) + " bytes of the body belong to no input");
-  if (const Value* outputs = raw.find("outputs"); outputs != nullptr && outputs->kind == Value::Kind::List)
-    for (uint32_t i = 0; i < outputs->size; ++i) {
-      const Value* binary = parameter(outputs->items[i], "binary_data");
-      made.outputs.emplace_back(member(outputs->items[i], "name", Value::Kind::Text).text(), binary == nullptr ? made.binary : binary->kind == Value::Kind::Bool && binary->whole);
-    }
-  std::map<std::string, std::vector<int>> known;
-  for (const json& one : inputs_of(mapping)) known[one["name"]] = one["shape"].get<std::vector<int>>();
-  for (const auto& [name, tensor] : given)
-    if (!known.contains(name)) throw Refused(422, "the model has no input '" + name + "'; GET /v2/models/NAME lists them");
   std::map<std::string, Column> columns;
   for (const std::string& name : mapping.columns()) {
-    const auto find = [&](const std::string& which) { const auto at = given.find(which); return at == given.end() ? nullptr : &at->second; };
-    const Tensor *plain = find(name), *lengths = find(name + ".lengths"), *ids = find(name + ".id"), *weights = find(name + ".weight");
-    const bool listed = known.contains(name + ".lengths") || (known.contains(name) && known[name].size() > 1);
-    if (ids != nullptr && weights != nullptr && known.contains(name + ".id")) {
-      Column made_of = column_of(*ids, lengths, true, limits);
-      const Column theirs = column_of(*weights, lengths, true, limits);
-      if (!made_of.list || made_of.offsets != theirs.offsets) wrong(name + ".weight", "has not as many values as '" + name + ".id'");
-      made_of.weights = theirs.leaf;
-      made_of.null_pairs.assign(made_of.leaf.size, 0);
-      columns.emplace(name, std::move(made_of));
-    } else if (plain != nullptr) {
-      columns.emplace(name, column_of(*plain, lengths, listed, limits));
+    const auto find = [&](const std::string& input) { const auto at = by_name.find(input); return at == by_name.end() ? nullptr : &at->second; };
+    const Tensor *values = find(name), *lengths = find(name + ".lengths"), *ids = find(name + ".id"), *weights = find(name + ".weight");
+    const bool is_list = shapes.contains(name + ".lengths") || (shapes.contains(name) && shapes[name].size() > 1);
+    if (ids != nullptr && weights != nullptr) {
+      Column pairs = column_of(*ids, lengths, true);
+      const Column weight_column = column_of(*weights, lengths, true);
+      if (!pairs.list || pairs.offsets != weight_column.offsets) wrong(name + ".weight", "must have as many values as '" + name + ".id'");
+      pairs.weights = weight_column.leaf;
+      pairs.null_pairs.assign(pairs.leaf.size, 0);
+      columns.emplace(name, std::move(pairs));
+    } else if (values != nullptr) {
+      columns.emplace(name, column_of(*values, lengths, is_list));
     }
   }
-  size_t rows = 0;
-  for (const auto& [name, column] : columns) rows = std::max(rows, column.rows);
-  limits.check_rows(rows);
-  made.body.rows.rows = rows, made.body.context.rows = 1;
+  Request request;
+  for (const auto& [name, column] : columns) request.rows.rows = std::max(request.rows.rows, column.rows);
+  const size_t rows = request.rows.rows;
+  check_rows(rows);
+  request.context.rows = 1;
   for (auto& [name, column] : columns) {
     if (column.rows != rows && column.rows != 1)
       wrong(name, "has " + std::to_string(column.rows) + " rows, others have " + std::to_string(rows));
-    (column.rows == rows ? made.body.rows : made.body.context).columns.emplace(name, std::move(column));
+    (column.rows == rows ? request.rows : request.context).columns.emplace(name, std::move(column));
   }
-  return made;
+  return request;
 }
 
 }  // namespace rayrec

@@ -1,12 +1,13 @@
-// KServe's open inference protocol, version 2, over HTTP: tensors of JSON or of bytes, as rayrec/serve/v2.py reads them.
-// The ids of a list are one tensor [N], and NAME.lengths [rows] says how many each row has; an input of one row, while
-// others have more, belongs to every row.
+// Tensors to columns, by KServe's open inference protocol, version 2, like rayrec/serve/v2.py.
+//
+// Tensors have no rows of unequal length: the ids of a list are a tensor [N], and the tensor NAME.lengths [rows] has the
+// number of ids of each row. An input with one row, if others have more, is the context of all rows.
 #pragma once
 
-#include <optional>
+#include <deque>
+#include <istream>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -16,17 +17,24 @@
 
 namespace rayrec {
 
-struct InferRequest {
-  std::string id;
-  Body body;
-  std::vector<std::pair<std::string, bool>> outputs;  // that are wanted, and whether as bytes; none: all
-  bool binary = false;
+struct Tensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  Leaf leaf;
 };
 
-// Throws Refused. What is read points into `body`. `json_bytes`: where the binary tensors begin; empty: there are none.
-InferRequest read_tensors(const std::string& body, std::string_view json_bytes, const Mapping& mapping, const Limits& limits);
+// A tensor of raw little-endian bytes, which must outlive it. Strings (BYTES) follow their length, a uint32.
+// Throws RequestError.
+Tensor tensor_of(std::string name, std::string_view datatype, std::vector<int64_t> shape, std::string_view bytes);
 
-// Name, datatype and shape of each input; -1 is any number.
+// The tensors of {"inputs": [{"name", "datatype", "shape", "data"}, …]}. Tensors with the parameter `binary_data_size`
+// instead of "data" are read from `binary` into `storage`, which must outlive them. Throws RequestError.
+std::vector<Tensor> read_tensors(const Value& request, std::istream& binary, std::deque<std::string>& storage);
+
+// The columns of tensors. Throws RequestError.
+Request request_of(std::vector<Tensor> tensors, const Mapping& mapping);
+
+// Name, datatype and shape of each input; -1: any size.
 nlohmann::json inputs_of(const Mapping& mapping);
 
 }  // namespace rayrec

@@ -1,4 +1,4 @@
-// Which ids have a table row of their own: the index that an export holds beside each vocabulary.
+// The index of a vocabulary: which ids have a table row of their own.
 #pragma once
 
 #include <cmath>
@@ -6,13 +6,14 @@
 #include <span>
 #include <string>
 
-#include "file.h"
+#include "mapped_file.h"
 #include "hashing.h"
 
 namespace rayrec {
 
-// A file of uint64: ids, whether they are texts, cells; then a hash a cell, ascending but for empty cells, and a place a
-// cell (uint32). A search goes from a hash's own cell to the first that is not smaller (rayrec/data/mapping/id_index.py).
+// File format: three uint64 (number of ids, whether they are strings, number of cells); then a hash per cell (uint64),
+// ascending except for empty cells, and a position per cell (uint32). A search starts at the cell that a hash selects and
+// ends at the first hash that is not smaller (rayrec/data/mapping/id_index.py).
 class Vocabulary {
  public:
   explicit Vocabulary(const std::string& path) : file_(path) {
@@ -20,28 +21,28 @@ class Vocabulary {
     if (file_.size() < 24 || file_.size() != 24 + words[2] * 12) throw ExportError(path + " is damaged: copy it again");
     size_ = words[0], text_ = words[1] != 0;
     hashes_ = {words + 3, words[2]};
-    places_ = {reinterpret_cast<const uint32_t*>(words + 3 + words[2]), words[2]};
+    positions_ = {reinterpret_cast<const uint32_t*>(words + 3 + words[2]), words[2]};
     cells_ = std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(size_) / 0.7));
-    if (hashes_.size() <= cells_ || places_.back() != kNoPlace) throw ExportError(path + " is damaged: copy it again");
+    if (hashes_.size() <= cells_ || positions_.back() != kEmpty) throw ExportError(path + " is damaged: copy it again");
   }
 
   uint64_t size() const { return size_; }
   bool text() const { return text_; }
 
-  // The place of an id by its hash; -1 where it is not there. The last cell is empty and ends every search.
+  // The position of an id in the vocabulary, by its hash; -1 if it is unknown. The last cell is empty and ends every search.
   int64_t find(uint64_t hash) const {
     uint64_t at = ((hash >> 32) * cells_) >> 32;
     while (at + 1 < hashes_.size() && hashes_[at] < hash) ++at;
-    return hashes_[at] == hash && places_[at] != kNoPlace ? static_cast<int64_t>(places_[at]) : -1;
+    return hashes_[at] == hash && positions_[at] != kEmpty ? static_cast<int64_t>(positions_[at]) : -1;
   }
 
  private:
-  static constexpr uint32_t kNoPlace = 0xFFFFFFFFu;
+  static constexpr uint32_t kEmpty = 0xFFFFFFFFu;
   MappedFile file_;
   uint64_t size_ = 0, cells_ = 1;
   bool text_ = false;
   std::span<const uint64_t> hashes_;
-  std::span<const uint32_t> places_;
+  std::span<const uint32_t> positions_;
 };
 
 }  // namespace rayrec

@@ -18,7 +18,7 @@ The names here are loaded when first used: a folder can be listed without torch.
 
 from typing import TYPE_CHECKING
 
-from rayrec._imports import lazy_names
+from rayrec._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.checkpoint.background import Outcome

@@ -62,7 +62,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model, or resume the run of the same name."""
-    from rayrec._imports import quick_imports
+    from rayrec._runtime.imports import quick_imports
     from rayrec.train.driver.ray_start import begun_for
 
     given = [*(overrides or []), *([f"name={name}"] if name is not None else [])]

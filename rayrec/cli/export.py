@@ -40,7 +40,7 @@ def export(
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Export a trained model, and compare its scores with those of the trainer: parity.html in the folder."""
-    from rayrec._imports import quick_imports
+    from rayrec._runtime.imports import quick_imports
 
     with quick_imports():
         from rayrec.inference import Wanted

@@ -25,8 +25,8 @@ def init(
     import torch
     import yaml
 
+    from rayrec._runtime.cgroup_limits import cpus
     from rayrec.cli.tables import show_columns
-    from rayrec.container import cpus
     from rayrec.data.tools.init.make_config import Machine, removed_on_failure, start
     from rayrec.train.config.file import parse_config
     from rayrec.train.driver.terminal import visible

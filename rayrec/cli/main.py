@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli.app import app
-from rayrec.stop_signals import STOP_SIGNALS
 
 DEBUG = "--debug"
 
@@ -67,7 +67,7 @@ def _tell(text: str, style: str | None = None) -> None:
 
 
 def _report(error: Exception) -> int:
-    from rayrec._debug import debugging
+    from rayrec._runtime.debug import debugging
     from rayrec.storage.locations import without_secrets
     from rayrec.train.driver.terminal import plain
     from rayrec.train.errors import Interrupted

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli.options import path
-from rayrec.stop_signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from rayrec.serve.config import ServeConfig
@@ -74,11 +74,11 @@ def serve(
 
 
 def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
-    from rayrec.serve.config import ModelSpec, made_of
+    from rayrec.serve.config import ModelSpec, parse_config
 
     if not models and flags["index"] is None:
         raise ValueError("name a model (an export, or a folder of exports), or give --index or --config")
-    return made_of({"models": [ModelSpec.parse(model) for model in models], **flags})
+    return parse_config({"models": [ModelSpec.parse(model) for model in models], **flags})
 
 
 def _serve(settings: ServeConfig, detach: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rayrec._imports import lazy_names
+from rayrec._runtime.imports import lazy_names
 from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ The names here are loaded when first used: a plan can be read without the kernel
 
 from typing import TYPE_CHECKING
 
-from rayrec._imports import lazy_names
+from rayrec._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection

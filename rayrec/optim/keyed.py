@@ -117,6 +117,21 @@ class KeyedOptimizer(Optimizer):
         """Sets whether state dicts contain the parameter groups."""
         self._saves_groups = save
 
+    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
+        """Creates all state by one step with zero gradients. You do not need this before loading a state.
+
+        Step counts become 1, and weight decay acts. Parameters that are updated in backward have their state from the
+        start.
+
+        Args:
+            sparse_grad_parameter_names: parameters that get a sparse gradient.
+        """
+        for name, param in self.params.items():
+            if param.requires_grad and not hasattr(param, "_in_backward_optimizers"):
+                sparse = name in (sparse_grad_parameter_names or ())
+                param.grad = torch.zeros_like(param).to_sparse() if sparse else torch.zeros_like(param)
+        self.step()
+
     # -- a step
 
     def settings_changed(self) -> None:
@@ -162,6 +177,14 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._optimizer.zero_grad(set_to_none)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Passes the step count to the wrapped optimizer, if it has this method."""
+        call_if_defined(self._optimizer, "set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Passes the settings to the wrapped optimizer, if it has this method."""
+        call_if_defined(self._optimizer, "update_hyper_parameters", params_dict)
 
 
 class CombinedOptimizer(KeyedOptimizer):
@@ -212,6 +235,16 @@ class CombinedOptimizer(KeyedOptimizer):
         for _, optimizer in self._optims:
             optimizer.zero_grad(set_to_none)
 
+    def set_optimizer_step(self, step: int) -> None:
+        """Passes the step count to the optimizers that have this method."""
+        for _, optimizer in self._optims:
+            call_if_defined(optimizer, "set_optimizer_step", step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Passes the settings to the optimizers that have this method."""
+        for _, optimizer in self._optims:
+            call_if_defined(optimizer, "update_hyper_parameters", params_dict)
+
     def settings_changed(self) -> None:
         for _, optimizer in self._optims:
             optimizer.settings_changed()
@@ -247,6 +280,12 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def __repr__(self) -> str:
         return "\n".join(f"{prefix}: {optimizer!r}" for prefix, optimizer in self._optims)
+
+
+def call_if_defined(optimizer: Optimizer, method: str, *args: Any) -> None:
+    """Calls a method of an optimizer, if it has one of this name."""
+    if (call := getattr(optimizer, method, None)) is not None:
+        call(*args)
 
 
 def _prefixed(prefix: str, items: Mapping[str, Any]) -> dict[str, Any]:

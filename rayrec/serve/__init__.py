@@ -1,8 +1,8 @@
-"""Models behind HTTP: what a request may hold, versions that are swapped under load, and the Ray Serve application."""
+"""Serves exported models over HTTP and gRPC on Ray Serve. README.md describes the path of a request."""
 
 from typing import TYPE_CHECKING
 
-from rayrec._imports import lazy_names
+from rayrec._runtime.imports import lazy_names
 from rayrec.serve.config import ModelSpec, ServeConfig, load_serve_config
 
 if TYPE_CHECKING:

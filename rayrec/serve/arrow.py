@@ -1,4 +1,4 @@
-"""Arrow IPC streams from strangers: nothing is allocated that is much larger than the stream itself."""
+"""Reads Arrow IPC streams from untrusted clients, without allocating much more memory than the stream has bytes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 
 _RECORD_BATCH, _DICTIONARY_BATCH = 3, 2  # MessageHeader in Arrow's Message.fbs
 _COMPRESSION = 3  # field of RecordBatch; of DictionaryBatch, field 1 is its RecordBatch
-_MOST_TEXT = 64 << 20  # bytes of the strings of a column, once every row has its own
+_MAX_TEXT_BYTES = 64 << 20  # of a column, once every row has its own copy
 
 
 def read_stream(body: bytes, limits: Limits) -> pa.Table:
     """
     Raises:
-        BadRequest: no stream, compressed, too many rows, or rows that share what would have to be copied too often.
+        RequestError: The body is not a stream or is compressed, it has no rows or too many, or its rows share values
+            whose copies would be too large.
     """
     try:
         rows = 0
         for header in _headers(body):
             count, compressed = _batch(bytes(header))
             if compressed:
-                raise BadRequest(400, "the Arrow stream is compressed: write it without compression")
+                raise RequestError(400, "the Arrow stream is compressed: write it uncompressed")
             rows += count
         limits.check_rows(rows)
         with pa.ipc.open_stream(body) as stream:
@@ -38,17 +39,20 @@ def read_stream(body: bytes, limits: Limits) -> pa.Table:
         return table
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        raise BadRequest(400, f"the body is no Arrow IPC stream: {lines[0][:300]}") from error
+        raise RequestError(400, f"the body is not an Arrow IPC stream: {lines[0][:300]}") from error
 
 
 def _headers(body: bytes) -> Iterator[pa.Buffer]:
-    """The metadata of each message."""
+    """The metadata of all messages."""
     for message in pa.ipc.MessageReader.open_stream(body):
         yield message.metadata
 
 
 def _batch(metadata: bytes) -> tuple[int, bool]:
-    """The rows of a message, and whether its buffers are compressed: their lengths are whatever their sender wrote."""
+    """The rows of a message, and whether its buffers are compressed.
+
+    The decompressed size is whatever the sender claims, so compressed streams must be refused before they are read.
+    """
     message = struct.unpack_from("<I", metadata, 0)[0]
     kind_at, header_at = _field(metadata, message, 1), _field(metadata, message, 2)
     kind = metadata[kind_at] if kind_at and header_at else 0
@@ -67,7 +71,7 @@ def _table(data: bytes, at: int) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffers table is; 0: it has none."""
+    """Offset of a field of a flatbuffers table; 0 if the table does not have it."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     size = struct.unpack_from("<H", data, vtable)[0]
     if 4 + 2 * number + 2 > size:
@@ -77,16 +81,16 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _check_copies(name: str, column: pa.ChunkedArray, limits: Limits) -> None:
-    """In views, dictionaries and runs many rows may be the same bytes; they are copied for each."""
+    """Limits the size of views, in which many rows may share the same bytes: mapping copies them for each row."""
     kind = column.type
     if pat.is_run_end_encoded(kind):
-        raise BadRequest(422, f"column {name!r} is run-end encoded: send plain values")
+        raise RequestError(422, f"column {name!r} is run-end encoded: send plain values")
     if pat.is_list_view(kind) or pat.is_large_list_view(kind):
         count = pc.sum(pc.list_value_length(column)).as_py() or 0
         limits.check_ids(count)
     if pat.is_string_view(kind) or pat.is_binary_view(kind):
         size = pc.sum(pc.binary_length(column)).as_py() or 0
-        if size > _MOST_TEXT:
-            raise BadRequest(
-                413, f"column {name!r} has {size:,} bytes of text, at most {_MOST_TEXT:,}; send fewer rows"
+        if size > _MAX_TEXT_BYTES:
+            raise RequestError(
+                413, f"column {name!r} has {size:,} bytes of text, at most {_MAX_TEXT_BYTES:,}; send fewer rows"
             )

@@ -1,4 +1,7 @@
-"""Who may ask: tokens, rates and certificates, all from files, so that none is in a log, a process list or Ray."""
+"""Clients: tokens, rate limits and certificates.
+
+Tokens are read from files, so that none appears in a log, a process list or Ray.
+"""
 
 from __future__ import annotations
 
@@ -11,119 +14,121 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayrec.serve.config import ClientConfig, TlsConfig
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 
-_LOOK_S = 1.0  # between two looks at the files
+_CHECK_FILES_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class _Bucket:
-    """So many requests a second, and those of one second at once."""
+class _TokenBucket:
+    """Rate limit; allows bursts of one second's requests."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._left, self._at = max(per_s, 1.0), time.monotonic()
+        self._available, self._updated_at = max(per_s, 1.0), time.monotonic()
 
     def take(self) -> bool:
         now = time.monotonic()
-        self._left = min(self._left + (now - self._at) * self._per_s, max(self._per_s, 1.0))
-        self._at = now
-        if self._left < 1:
+        self._available = min(self._available + (now - self._updated_at) * self._per_s, max(self._per_s, 1.0))
+        self._updated_at = now
+        if self._available < 1:
             return False
-        self._left -= 1
+        self._available -= 1
         return True
 
 
 class Clients:
-    """Those whose tokens are known; with none, everyone may ask. A token that is replaced in its file is read anew.
+    """Clients that may send requests; without any, anyone may. Token files are read again when they change.
 
     Raises:
-        ValueError: a file cannot be read or holds no token, or two clients have one token.
+        ValueError: A token file cannot be read or is empty, or two clients have the same token.
     """
 
     def __init__(self, configs: Sequence[ClientConfig] = ()) -> None:
         self._configs = tuple(configs)
-        self._turn = threading.Lock()
-        self._buckets = {one.name: _Bucket(one.requests_per_s) for one in configs if one.requests_per_s is not None}
-        self._times, self._by_digest = self._files(), self._read()
-        self._looked = time.monotonic()
+        self._lock = threading.Lock()
+        self._buckets = {
+            config.name: _TokenBucket(config.requests_per_s) for config in configs if config.requests_per_s is not None
+        }
+        self._mtimes, self._by_digest = self._file_mtimes(), self._read_tokens()
+        self._checked_at = time.monotonic()
 
     def admit(self, authorization: bytes, scores: bool = False) -> ClientConfig | None:
-        """The client that a header `Authorization: Bearer TOKEN` names; None where everyone may ask.
+        """The client that a header `Authorization: Bearer TOKEN` identifies; None if anyone may send requests.
 
         Args:
-            scores: the request counts against the client's rate.
+            scores: Whether the request counts against the client's rate limit.
 
         Raises:
-            BadRequest: 401, or 429 where it asks too often.
+            RequestError: 401, or 429 if the client exceeds its rate limit.
         """
         if not self._configs:
             return None
-        self._look()
+        self._reload_changed()
         token = authorization.removeprefix(b"Bearer ")
-        # by digest: how long the search takes says nothing of a token
-        found = self._by_digest.get(_digest(token)) if token != authorization else None
-        if found is None:
-            raise BadRequest(401, "send the service's token as `Authorization: Bearer TOKEN`")
-        bucket = self._buckets.get(found.name)
+        # Looked up by digest, so that the duration of the lookup reveals nothing about the tokens.
+        client = self._by_digest.get(_digest(token)) if token != authorization else None
+        if client is None:
+            raise RequestError(401, "send the service's token as `Authorization: Bearer TOKEN`")
+        bucket = self._buckets.get(client.name)
         if scores and bucket is not None:
-            with self._turn:
+            with self._lock:
                 allowed = bucket.take()
             if not allowed:
-                text = f"client {found.name!r} asks more than {found.requests_per_s:g} times a second: ask again later"
-                raise BadRequest(429, text)
-        return found
+                text = f"client {client.name!r} exceeds its rate limit of {client.requests_per_s:g} requests/s"
+                raise RequestError(429, f"{text}: retry later")
+        return client
 
-    def _look(self) -> None:
-        """Reads tokens that were replaced; on any failure the known ones stay."""
-        if time.monotonic() - self._looked < _LOOK_S:
+    def _reload_changed(self) -> None:
+        """Reads token files that changed; on failure, the current tokens stay valid."""
+        if time.monotonic() - self._checked_at < _CHECK_FILES_S:
             return
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         try:
-            times = self._files()
-            if times != self._times:
-                self._by_digest, self._times = self._read(), times
+            mtimes = self._file_mtimes()
+            if mtimes != self._mtimes:
+                self._by_digest, self._mtimes = self._read_tokens(), mtimes
         except (OSError, ValueError) as error:
-            _logger.warning("tokens are not read anew: %s", error)
+            _logger.warning("changed tokens cannot be read, the current ones stay valid: %s", error)
 
-    def _files(self) -> list[int]:
-        return [Path(one.token_file).stat().st_mtime_ns for one in self._configs if Path(one.token_file).exists()]
+    def _file_mtimes(self) -> list[int]:
+        files = [Path(config.token_file) for config in self._configs]
+        return [file.stat().st_mtime_ns for file in files if file.exists()]
 
-    def _read(self) -> dict[bytes, ClientConfig]:
-        found = {_digest(read_token(Path(one.token_file)).encode()): one for one in self._configs}
-        if len(found) < len(self._configs):
-            raise ValueError("two clients have one token: give each its own")
-        return found
+    def _read_tokens(self) -> dict[bytes, ClientConfig]:
+        by_digest = {_digest(read_token(Path(config.token_file)).encode()): config for config in self._configs}
+        if len(by_digest) < len(self._configs):
+            raise ValueError("two clients have the same token: tokens must be unique")
+        return by_digest
 
 
 def check_model(client: ClientConfig | None, model: str) -> None:
     """
     Raises:
-        BadRequest: 403, the client may not ask for this model.
+        RequestError: 403, the client may not use this model.
     """
     if client is not None and client.models is not None and model not in client.models:
-        raise BadRequest(403, f"client {client.name!r} may ask for {', '.join(client.models)} only, not {model!r}")
+        raise RequestError(403, f"client {client.name!r} may only use {', '.join(client.models)}, not {model!r}")
 
 
 def read_token(path: Path) -> str:
-    """The one word in a file.
-
+    """
     Raises:
-        ValueError: the file cannot be read, or is empty.
+        ValueError: The file cannot be read, or does not hold a single ASCII word.
     """
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--token-file {path} cannot be read: {error}") from error
     if not token or not token.isascii() or len(token.split()) > 1:
-        raise ValueError(f"--token-file {path} must hold one word of ASCII; write a long random one into it")
+        raise ValueError(f"--token-file {path} must hold one ASCII word: write a long random one")
     return token
 
 
 def check_tls(config: TlsConfig) -> None:
     """
     Raises:
-        ValueError: a file cannot be read, or the key is another certificate's.
+        ValueError: A file cannot be read, or the key does not belong to the certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:

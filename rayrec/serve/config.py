@@ -1,6 +1,6 @@
-"""`serve.yaml`: what a service is, as a file. The flags of `rayrec serve` are a short form of the same.
+"""`serve.yaml`: the config of a service. The flags of `rayrec serve` are a short form of it.
 
-The same file makes the config of `serve deploy` and a KubeRay RayService (`manifest.py`).
+`manifest.py` turns the same config into the input of `serve deploy` and into a KubeRay RayService.
 """
 
 from __future__ import annotations
@@ -26,53 +26,56 @@ _WORD = r"[\w.-]+"
 
 
 def _absolute(value: object, info: ValidationInfo) -> object:
-    """A path that begins at the folder of the config."""
+    """Resolves a relative path against the folder of the config file."""
     if info.context is None or not isinstance(value, str) or "://" in value:
         return value
     return str((info.context / Path(value).expanduser()).absolute())
+
+
+def _path_or_uri(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, str) and "://" in value:
+        return without_credentials(value)
+    return Path(str(_absolute(value, info)))
 
 
 LocalFile = Annotated[str, BeforeValidator(_absolute)]
 LocalPath = Annotated[Path, BeforeValidator(_absolute), Field(strict=False)]
 
 
-def _place(value: object, info: ValidationInfo) -> object:
-    """A URI as it is, else a path."""
-    if isinstance(value, str) and "://" in value:
-        return without_credentials(value)
-    return Path(str(_absolute(value, info)))
-
-
 class ModelSpec(Strict):
-    """A model to serve.
-
-    Args:
-        name: by which requests ask for it; several entries of one name share its requests.
-        path: an export, or a folder of exports of which the newest is served; a path or a URI.
-        version: the folder below `path` to serve, whatever is newer; None: the newest.
-        share: of the requests of this name, in relation to the others.
-        shadow: it answers nobody: it scores `share` (0 to 1) of the requests again, and the difference is measured.
-    """
+    """A model to serve."""
 
     name: str = "default"
-    path: Annotated[Path | str, BeforeValidator(_place)]
+    """Name that requests use. Entries with the same name share its requests."""
+    path: Annotated[Path | str, BeforeValidator(_path_or_uri)]
+    """An export, or a folder of exports, of which the newest is served. A path or a URI."""
     version: str | None = None
+    """Folder below `path` to serve, even when there are newer ones. None: the newest."""
     share: Positive = 1.0
-    shadow: bool = False
+    """Share of the requests for `name`, relative to the other entries with that name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_shadow(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and "shadow" in raw:
+            fix = "remove the entry" if raw["shadow"] else "remove the field"
+            raise ValueError(
+                f"shadow versions no longer exist: {fix}; to compare an export with the one served, "
+                "log requests (`log`) and score them with `rayrec predict`"
+            )
+        return raw
 
     @model_validator(mode="after")
     def _check(self) -> ModelSpec:
         if not re.fullmatch(_WORD, self.name, re.ASCII):
-            raise ValueError(f"{self.name!r}: a model's name is made of letters, digits, dots, dashes and underscores")
+            raise ValueError(f"{self.name!r}: a model's name may have letters, digits, dots, dashes and underscores")
         if self.version is not None and not re.fullmatch(_WORD, self.version, re.ASCII):
             raise ValueError(f"version {self.version!r}: name a folder below {self.path}")
-        if self.shadow and self.share > 1:
-            raise ValueError(f"a shadow scores a share of 0 to 1 of the requests, not {self.share:g}")
         return self
 
     @property
     def folder(self) -> Path | str:
-        """Where it is searched."""
+        """The export, or the folder of exports, to load from."""
         if self.version is None:
             return self.path
         return (
@@ -81,16 +84,16 @@ class ModelSpec(Strict):
 
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
-        """From `PATH`, `NAME=PATH` or `NAME=PATH@SHARE`.
+        """Parses `PATH`, `NAME=PATH` or `NAME=PATH@SHARE`.
 
         Raises:
-            ValueError: the share is no positive number, or the name cannot stand in a URL.
+            ValueError: The share is not a positive number, or the name cannot be part of a URL.
         """
         name, equals, rest = text.partition("=")
-        if "://" in name:  # of a URI's options
+        if "://" in name:  # the "=" belongs to the options of a URI
             name, equals, rest = "default", "", text
-        path, at, share = (rest if equals else text).rpartition("@")
-        if not at:
+        path, separator, share = (rest if equals else text).rpartition("@")
+        if not separator:
             path, share = share, "1"
         try:
             return cls(
@@ -105,130 +108,121 @@ class ModelSpec(Strict):
 
 
 class ClientConfig(Strict):
-    """Who may ask.
-
-    Args:
-        name: shown in metrics and logs; the token never is.
-        token_file: holds the token, one word of ASCII; read where replicas run, and again when it changes.
-        requests_per_s: of each replica; more are answered with 429. None: not limited.
-        models: those that it may ask for; None: all.
-    """
+    """A client that may send requests."""
 
     name: str
+    """Name in metrics and logs, which never contain the token."""
     token_file: LocalFile
+    """File with the token, one ASCII word. Each replica reads it, and reads it again when it changes."""
     requests_per_s: Positive | None = None
+    """Rate limit per replica; requests above it get 429. None: unlimited."""
     models: tuple[str, ...] | None = Field(None, strict=False)
+    """Models that the client may use. None: all."""
 
 
 class TlsConfig(Strict):
-    """PEM files, read where replicas run."""
+    """TLS certificate and key, PEM files that each replica reads."""
 
     cert_file: LocalFile
     key_file: LocalFile
 
 
 class LogConfig(Strict):
-    """Requests and scores that are kept as Parquet; `feature_log.py` says how.
-
-    Args:
-        folder: holds a folder for each model; replicas may share it.
-        share: of the requests, drawn by their ids.
-        file_rows, file_s: a file is written when it has so many rows, or after so many seconds.
-        files: of a model that are kept; the oldest go.
-    """
+    """Log of requests and scores, as Parquet; see `feature_log.py`."""
 
     folder: LocalPath
+    """Folder of the log, with one folder per model. Replicas may share it."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Share of the requests to log, sampled by request id."""
     file_rows: Count = 50_000
+    """Rows of a file."""
     file_s: Positive = 60.0
+    """Seconds after which a file is written, however few rows it has."""
     files: Count = 1000
+    """Files to keep per model; older files are removed."""
 
 
 class ServeConfig(Strict):
-    """A service.
-
-    Args:
-        models: what scores; the first is the default. There may be none where there is an index.
-        name: of the Serve application; a cluster may run several services.
-        route: prefix of all paths, "/" or such as "/ctr".
-        host: who may reach it; the machine itself by default.
-        port: of HAProxy, in front of all replicas; with `direct` of the first replica, the next one has the next.
-        grpc_port: replicas of a machine share it; None: no gRPC.
-        replicas: processes.
-        cpus: cores of a replica.
-        device: where scores are computed.
-        direct: replicas answer HTTP themselves, at the lowest latency; one that is started anew may have another port.
-        watch_s: seconds between two looks for newer versions; 0: never.
-        batching: requests that wait are scored together; False: each alone.
-        clients: who may ask; empty: everyone.
-        log: requests and scores to keep, to train on; None: none are kept.
-        cache_bytes: that copies of exports in object storage may take on a node.
-        index: of `POST /retrieve`: an index, or a folder of indexes of which the newest by name is served.
-    """
+    """A service."""
 
     models: tuple[ModelSpec, ...] = Field((), strict=False)
+    """Models; the first is the default. May be empty if there is an index."""
     name: Annotated[str, Field(pattern=rf"^{_WORD}$")] = "rayrec"
+    """Name of the Serve application. A cluster may run several services."""
     route: Annotated[str, Field(pattern=r"^(/|(/[A-Za-z0-9_.-]+)+)$")] = "/"
+    """Prefix of all paths, such as "/ctr"."""
     host: str = "127.0.0.1"
+    """Address to listen on. Addresses other than loopback need `clients`."""
     port: Port = 8000
+    """Port of HAProxy, or with `direct` of the first replica; further replicas use the next ports."""
     grpc_port: Port | None = None
+    """Port for gRPC, which the replicas of a machine share. None: no gRPC."""
     replicas: Count = 1
+    """Processes."""
     cpus: Count = 1
+    """Cores per replica."""
     device: Literal["cpu"] = "cpu"
+    """Device that computes the scores."""
     direct: bool = False
+    """Replicas answer HTTP themselves, without HAProxy: lower latency, but a restarted replica may change its port."""
     watch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0
+    """Interval between checks for newer versions, in seconds. 0: never."""
     limits: Limits = Limits()
+    """Limits on requests and on the queue."""
     batching: bool = True
+    """Scores requests that wait in one batch. False: each request by itself."""
     clients: tuple[ClientConfig, ...] = Field((), strict=False)
+    """Clients that may send requests. Empty: anyone may."""
     tls: TlsConfig | None = None
+    """TLS; needs `direct`."""
     log: LogConfig | None = None
+    """Log of requests and scores, as training data. None: no log."""
     cache_bytes: Count = CACHE_BYTES
+    """Disk space per node for copies of exports from object storage, in bytes."""
     index: LocalPath | None = None
+    """Index for `POST /retrieve`, or a folder of indexes, of which the newest by name is served."""
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
         if not self.models and self.index is None:
-            raise ValueError("give models, or an index: there is nothing to serve")
+            raise ValueError("there is nothing to serve: set models, or an index")
         if self.host not in LOOPBACK and not self.clients:
-            raise ValueError(f"host {self.host} lets others in: give clients with tokens, or keep to 127.0.0.1")
+            raise ValueError(f"host {self.host} accepts remote connections: set `clients`, or use 127.0.0.1")
         if self.tls is not None and not self.direct:
-            raise ValueError("tls needs direct: true: HAProxy, which stands in front otherwise, sends no certificate")
+            raise ValueError("tls needs direct: true, because HAProxy does not serve a certificate")
         names = [client.name for client in self.clients]
         if len(set(names)) < len(names):
-            raise ValueError("two clients have one name: give each its own")
-        answering = {model.name for model in self.models if not model.shadow}
-        for model in self.models:
-            if model.name not in answering:
-                raise ValueError(f"model {model.name!r} has only shadows: one entry must answer")
+            raise ValueError("two clients have the same name: names must be unique")
+        models = {model.name for model in self.models}
         for client in self.clients:
-            if unknown := sorted(set(client.models or ()) - answering):
+            if unknown := sorted(set(client.models or ()) - models):
                 raise ValueError(f"client {client.name!r}: there is no model {unknown[0]!r}")
         return self
 
 
 def load_serve_config(path: Path) -> ServeConfig:
-    """Reads a file; paths in it begin at its folder.
+    """Reads a YAML file; relative paths in it start from its folder.
 
     Raises:
-        ValueError: it cannot be read, is not YAML, or has a field that is missing, unknown or wrong; a line for each.
+        ValueError: The file cannot be read or is not YAML, or a field is missing, unknown or wrong. One line per field.
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"--config {path} cannot be read: {error}") from None
     if not isinstance(raw, dict):
-        raise ValueError(f"--config {path}: a mapping with the fields {', '.join(ServeConfig.model_fields)} is needed")
+        raise ValueError(f"--config {path} must be a mapping with the fields {', '.join(ServeConfig.model_fields)}")
     try:
-        return made_of(raw, path.absolute().parent)
+        return parse_config(raw, path.absolute().parent)
     except ValueError as error:
         raise ValueError(f"--config {path}:\n{error}") from None
 
 
-def made_of(raw: dict[str, Any], root: Path | None = None) -> ServeConfig:
-    """A config of plain values; paths in it begin at `root`.
+def parse_config(raw: dict[str, Any], root: Path | None = None) -> ServeConfig:
+    """Validates a config; relative paths in it start from `root`.
 
     Raises:
-        ValueError: a line for each field that is wrong.
+        ValueError: A field is missing, unknown or wrong. One line per field.
     """
     try:
         return ServeConfig.model_validate(raw, context=root)
@@ -239,11 +233,11 @@ def made_of(raw: dict[str, Any], root: Path | None = None) -> ServeConfig:
 def _problems(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors(include_url=False):
-        place, given = ".".join(map(str, problem["loc"])), problem.get("input")
+        field, value = ".".join(map(str, problem["loc"])), problem.get("input")
         text = problem["msg"].removeprefix("Value error, ")
-        if isinstance(given, str | int | float):
-            text += f", not {given!r}"
+        if isinstance(value, str | int | float):
+            text += f", not {value!r}"
         if problem["type"] == "extra_forbidden":
             text = "unknown field" + suggestion(str(problem["loc"][-1]), ServeConfig.model_fields)
-        lines.append(without_secrets(f"{place}: {text}" if place else text))
+        lines.append(without_secrets(f"{field}: {text}" if field else text))
     return lines

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from collections.abc import Mapping as Dict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-class BadRequest(Exception):
-    """A request that is refused.
+class RequestError(Exception):
+    """A request that is not answered.
 
     Args:
-        status: 4xx; 503 where the service has too much to do, 504 where a deadline passed.
-        text: what is wrong, and the fix.
-        errors: the rows at fault: feature, row, column, value, problem, fix.
-        queries: places of the queries at fault, of several that were mapped together, as far as known.
+        status: 4xx if the request is at fault, 503 if the service is overloaded, 504 if a deadline passed.
+        text: The problem and the fix.
+        errors: The rows at fault, each with feature, row, column, value, problem and fix.
+        queries: Indices of the queries that are probably at fault, among several mapped in one batch.
     """
 
     def __init__(
-        self, status: int, text: str, errors: Sequence[Dict[str, Any]] = (), queries: Iterable[int] = ()
+        self, status: int, text: str, errors: Sequence[Mapping[str, Any]] = (), queries: Iterable[int] = ()
     ) -> None:
         super().__init__(text)
         self.status, self.text, self.errors, self.queries = status, text, list(errors), frozenset(queries)
@@ -28,18 +27,15 @@ class BadRequest(Exception):
         return {"error": self.text, **({"errors": self.errors} if self.errors else {})}
 
 
-def json_of(body: bytes, **how: Any) -> Any:
-    """What a body of JSON holds.
-
-    Args:
-        how: of `json.loads`.
+def parse_json(body: bytes, **options: Any) -> Any:
+    """Parses a JSON body; `options` go to `json.loads`.
 
     Raises:
-        BadRequest: it holds none.
+        RequestError: The body is not valid JSON.
     """
     try:
-        return json.loads(body, **how)
+        return json.loads(body, **options)
     except RecursionError:
-        raise BadRequest(400, "the body is nested too deeply") from None
+        raise RequestError(400, "the body is nested too deeply") from None
     except ValueError as error:
-        raise BadRequest(400, f"the body is no JSON: {str(error)[:300]}") from None
+        raise RequestError(400, f"the body is not valid JSON: {str(error)[:300]}") from None

@@ -1,4 +1,4 @@
-"""A request that an export answers: one row of made-up values that its mapping takes."""
+"""An example request for an export, with a row of made-up values."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.vocabulary import first_id
 from rayrec.inference.artifact import MAPPING
 
-# By the kind of a column that others are derived from.
+# Values by column type, for the columns that derived columns read.
 _VALUES: dict[str, Any] = {"text": "", "boolean": False, "time": "2024-01-01T00:00:00", "list": [], "map": {}}
 
 
 def request(export: Path, address: str, token_file: Path | None = None) -> str:
-    """The `curl` command that scores an example.
+    """The `curl` command that scores an example row.
 
     Args:
-        export: the folder of an export.
+        export: Folder of the export.
     """
     body = shlex.quote(json.dumps({"rows": [example_row(export)]}, ensure_ascii=False))
     token = "" if token_file is None else f'-H "Authorization: Bearer $(cat {shlex.quote(str(token_file))})" '
@@ -29,23 +29,23 @@ def request(export: Path, address: str, token_file: Path | None = None) -> str:
 
 
 def example_row(export: Path) -> dict[str, Any]:
-    """By column: of a vocabulary its first id, for numbers and other ids 0."""
+    """The first id of a vocabulary; 0 for numbers and other ids."""
     raw = json.loads((export / MAPPING).read_text(encoding="utf-8"))
     schema = Schema.model_validate(raw["schema"])
-    made = {spec.name for spec in schema.derived}
+    derived = {spec.name for spec in schema.derived}
     row: dict[str, Any] = {name: _VALUES.get(kind.split("<")[0], 0) for name, kind in schema.column_types.items()}
-    for dense in (dense for dense in schema.dense if dense.column not in made):
+    for dense in (dense for dense in schema.dense if dense.column not in derived):
         row[dense.column] = 0.0 if dense.width == 1 else [0.0] * dense.width
-    for feature in (feature for feature in schema.sparse if feature.column not in made):
-        one = _id(feature, export)
+    for feature in (feature for feature in schema.sparse if feature.column not in derived):
+        id = _id(feature, export)
         pair = feature.kind == "weighted_id_list" and feature.weight_column is None
-        row[feature.column] = one if feature.kind == "id" else [{"id": one, "weight": 1.0} if pair else one]
+        row[feature.column] = id if feature.kind == "id" else [{"id": id, "weight": 1.0} if pair else id]
         if feature.weight_column is not None:
             row[feature.weight_column] = [1.0]
     return row
 
 
 def _id(feature: SparseFeature, export: Path) -> str | int:
-    known = first_id(str(export / feature.mapping.path)) if isinstance(feature.mapping, Vocabulary) else None
-    unknown = "0" if feature.id_type == "text" else 0
-    return next((one for one in (known, feature.default) if one is not None), unknown)
+    in_vocabulary = first_id(str(export / feature.mapping.path)) if isinstance(feature.mapping, Vocabulary) else None
+    fallback = "0" if feature.id_type == "text" else 0
+    return next((id for id in (in_vocabulary, feature.default) if id is not None), fallback)

@@ -1,15 +1,15 @@
-"""The HTTP side: an ASGI application around a `Service`, for Ray Serve or any ASGI server.
+"""HTTP: an ASGI application around a `Service`, for Ray Serve or any ASGI server.
 
 | | |
 |---|---|
-| `POST /score`, `POST /score/MODEL` | rows in, probabilities out: JSON, or an Arrow IPC stream for either |
-| `POST /retrieve` | histories or vectors in, the best items out, where there is an index; `retrieval.py` |
-| `GET /schema`, `GET /schema/MODEL` | what a request must hold |
-| `GET /healthz` | versions that answer, versions that were refused; needs no token |
-| `GET /metrics` | Prometheus |
-| `GET /v2…`, `POST /v2/models/MODEL/infer` | the open inference protocol (`v2.py`); its health needs no token |
+| `POST /score`, `POST /score/MODEL` | rows to probabilities; JSON or Arrow IPC streams |
+| `POST /retrieve` | histories or vectors to the best items, if there is an index (`retrieval.py`) |
+| `GET /schema`, `GET /schema/MODEL` | the columns of a request |
+| `GET /healthz` | active and refused versions; needs no token |
+| `GET /metrics` | Prometheus metrics |
+| `GET /v2…`, `POST /v2/models/MODEL/infer` | the open inference protocol (`v2.py`); its health checks need no token |
 
-What takes long is a thread's work (`front.py`): the event loop answers all but `/score` at any load.
+A thread does the long work (`batching.py`), so the event loop answers everything except `/score` at any load.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from rayrec.serve import v2
+from rayrec.serve.batching import Batcher
 from rayrec.serve.clients import Clients, check_model
-from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import Front
+from rayrec.serve.errors import RequestError
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.retrieval import Retrieval
+from rayrec.serve.routing import Answer, Target, request_id
 from rayrec.serve.service import Service
-from rayrec.serve.traffic import Answer, Target, request_id
-from rayrec.serve.v2_http import JSON_BYTES, ModelPath, numbers, read_request, written
+from rayrec.serve.v2_http import JSON_BYTES, ModelPath, encode, read_request, shortest_floats
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -44,25 +44,25 @@ _logger = logging.getLogger("rayrec.serve")
 
 
 class App:
-    """ASGI.
+    """ASGI application.
 
     Args:
-        clients: who may ask; default: everyone.
-        together: requests that wait are scored together; False: each alone.
-        beside: what runs in the same event loop from the start of the application to its end, as a gRPC server.
-        retrieval: answers `/retrieve`.
+        clients: Clients that may send requests; default: anyone.
+        batching: Scores requests that wait in one batch; False: each request by itself.
+        grpc_server: Context manager of a server that runs in the same event loop, from startup to shutdown.
+        retrieval: Answers `/retrieve`.
     """
 
     def __init__(
         self,
         service: Service,
         clients: Clients | None = None,
-        together: bool = True,
-        beside: Callable[[Front], AbstractAsyncContextManager[object]] | None = None,
+        batching: bool = True,
+        grpc_server: Callable[[Batcher], AbstractAsyncContextManager[object]] | None = None,
         retrieval: Retrieval | None = None,
     ) -> None:
-        self.front, self._service = Front(service, clients, together), service
-        self._beside, self._retrieval = beside, retrieval
+        self.batcher, self._service = Batcher(service, clients, batching), service
+        self._grpc_server, self._retrieval = grpc_server, retrieval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -72,133 +72,133 @@ class App:
             return
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
         headers = Headers(scope=scope)
-        number = request_id(headers.get(REQUEST_ID, ""))
+        id = request_id(headers.get(REQUEST_ID, ""))
         try:
-            reply = await self._answer(scope["method"], path, headers, receive, number)
-        except BadRequest as error:
-            more = {"retry-after": "1"} if error.status in (429, 503) else None
-            reply = _json(error.to_dict(), error.status, more)
+            reply = await self._answer(scope["method"], path, headers, receive, id)
+        except RequestError as error:
+            retry = {"retry-after": "1"} if error.status in (429, 503) else None
+            reply = _json(error.to_dict(), error.status, retry)
         except Exception as error:
-            text = f"{type(error).__name__}: the request could not be answered; the server's log says why"
+            text = f"{type(error).__name__}: internal error; see the server's log"
             reply = _json({"error": text}, 500)
-            _logger.error("request %s failed", number, exc_info=error)
+            _logger.error("request %s failed", id, exc_info=error)
         if (name := _scored_model(path)) is not None:
             name = name or self._service.default
-            self._service.measures.request(name if name in self._service.names else "other", reply.status_code)
-        _logger.debug("request %s: %s", number, reply.status_code)
-        reply.headers.setdefault(REQUEST_ID, number)
+            self._service.stats.request(name if name in self._service.names else "other", reply.status_code)
+        _logger.debug("request %s: %s", id, reply.status_code)
+        reply.headers.setdefault(REQUEST_ID, id)
         await reply(scope, receive, send)
 
-    async def _answer(self, method: str, path: str, headers: Headers, receive: Receive, number: str) -> Response:
+    async def _answer(self, method: str, path: str, headers: Headers, receive: Receive, id: str) -> Response:
         if path == "/healthz":
             return _json(self._service.health())
         if path in ("/v2/health/live", "/v2/health/ready"):
             return Response(b"", media_type=JSON)
         scored = _scored_model(path)
         token = headers.get("authorization", "").encode("latin-1")
-        client = self.front.clients.admit(token, scored is not None or path == "/retrieve")
+        client = self.batcher.clients.admit(token, scored is not None or path == "/retrieve")
         if path == "/metrics":
             return Response(self._service.metrics(), headers={"content-type": "text/plain; version=0.0.4"})
         if (name := _model_in(path, "/schema")) is not None and method == "GET":
             return _json(self._service.schema(name or None))
         if path == "/v2":
             return _json(v2.server_metadata())
-        if scored is None and (place := ModelPath.of(path)) is not None:
-            name, loaded = self._service.find(Target(model=place.model, version=place.version))
-            return _json({"name": name, "ready": True} if place.verb else v2.metadata(name, loaded))
+        if scored is None and (model_path := ModelPath.of(path)) is not None:
+            name, loaded = self._service.find(Target(model=model_path.model, version=model_path.version))
+            return _json({"name": name, "ready": True} if model_path.verb else v2.metadata(name, loaded))
         if path == "/retrieve" and self._retrieval is not None:
             return Response(await self._retrieve(self._retrieval, method, headers, receive), media_type=JSON)
         if scored is None:
-            raise BadRequest(404, "there are POST /score, GET /schema, /healthz, /metrics and /v2")
+            raise RequestError(404, "no such path; there are POST /score, GET /schema, /healthz, /metrics and /v2")
         check_model(client, scored or self._service.default)
         if method != "POST":
-            raise BadRequest(405, f"{method} {path}: send the rows with POST")
+            raise RequestError(405, f"{method} {path}: send the rows with POST")
         if (coding := headers.get("content-encoding", "identity")) != "identity":
-            raise BadRequest(415, f"content encoding {coding!r}: send the body as it is")
+            raise RequestError(415, f"content encoding {coding!r} is not supported: send the body uncompressed")
         answer = self._infer if path.startswith("/v2/") else self._score
         try:
             async with asyncio.timeout(_deadline_s(headers)) as limit:
-                reply = await answer(headers, receive, path, number)
+                reply = await answer(headers, receive, path, id)
                 if asyncio.get_running_loop().time() > (limit.when() or float("inf")):
-                    raise TimeoutError  # the loop was kept from noticing
+                    raise TimeoutError  # the event loop was too busy to notice
         except TimeoutError:
-            raise BadRequest(504, f"not scored within the {DEADLINE} of the request; it was given up") from None
+            raise RequestError(504, f"deadline exceeded ({DEADLINE})") from None
         return reply
 
-    async def _score(self, headers: Headers, receive: Receive, path: str, number: str) -> Response:
+    async def _score(self, headers: Headers, receive: Receive, path: str, id: str) -> Response:
         kind = headers.get("content-type", JSON)
         if not kind.startswith((JSON, ARROW)):
-            raise BadRequest(415, f"content type {kind!r}: send {JSON} or {ARROW}")
-        wanted = headers.get("accept", "*/*")
-        arrow = wanted.startswith(ARROW) or (wanted == "*/*" and kind.startswith(ARROW))
-        body = await self._whole_body(headers, receive)
-        target = Target(model=_scored_model(path) or None, key=headers.get(ROUTING_KEY) or None, id=number)
-        answer = await self.front.score(lambda loaded: loaded.reader.read(body, kind), len(body), target)
+            raise RequestError(415, f"content type {kind!r} is not supported: send {JSON} or {ARROW}")
+        accept = headers.get("accept", "*/*")
+        arrow = accept.startswith(ARROW) or (accept == "*/*" and kind.startswith(ARROW))
+        body = await self._read_body(headers, receive)
+        target = Target(model=_scored_model(path) or None, key=headers.get(ROUTING_KEY) or None, id=id)
+        answer = await self.batcher.score(lambda loaded: loaded.reader.read(body, kind), len(body), target)
         if arrow:
             return Response(_as_arrow(answer), media_type=ARROW)
         return Response(_as_json(answer), media_type=JSON)
 
-    async def _infer(self, headers: Headers, receive: Receive, path: str, number: str) -> Response:
-        """In the open inference protocol."""
-        place = ModelPath.of(path)
-        assert place is not None
-        body = await self._whole_body(headers, receive)
+    async def _infer(self, headers: Headers, receive: Receive, path: str, id: str) -> Response:
+        """A request of the open inference protocol."""
+        model_path = ModelPath.of(path)
+        assert model_path is not None
+        body = await self._read_body(headers, receive)
         request = read_request(body, headers.get(JSON_BYTES))
         if request.id is not None and not headers.get(REQUEST_ID):
-            number = request_id(request.id)
+            id = request_id(request.id)
         key = headers.get(ROUTING_KEY) or None
-        target = Target(model=place.model, version=place.version, key=key, id=number)
+        target = Target(model=model_path.model, version=model_path.version, key=key, id=id)
         limits = self._service.limits
-        answer = await self.front.score(
+        answer = await self.batcher.score(
             lambda loaded: v2.query_of(request.tensors, loaded.reader.schema, limits), len(body), target
         )
-        content, json_bytes = written(answer, request, number)
-        more = {REQUEST_ID: number}
+        content, json_bytes = encode(answer, request, id)
+        reply_headers = {REQUEST_ID: id}
         if json_bytes is None:
-            return Response(content, headers=more, media_type=JSON)
-        more[JSON_BYTES] = str(json_bytes)
-        return Response(content, headers=more, media_type="application/octet-stream")
+            return Response(content, headers=reply_headers, media_type=JSON)
+        reply_headers[JSON_BYTES] = str(json_bytes)
+        return Response(content, headers=reply_headers, media_type="application/octet-stream")
 
-    async def _whole_body(self, headers: Headers, receive: Receive) -> bytes:
-        self.front.check_queue()  # before the body is read
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
+        self.batcher.check_queue()  # refuse before reading the body
         limits = self._service.limits
         try:
             async with asyncio.timeout(limits.body_s):
-                return await self._body(headers, receive)
+                return await self._receive_body(headers, receive)
         except TimeoutError:
-            raise BadRequest(408, f"the body was not there after {limits.body_s:g} s") from None
+            raise RequestError(408, f"the body did not arrive within {limits.body_s:g} s") from None
 
     async def _retrieve(self, retrieval: Retrieval, method: str, headers: Headers, receive: Receive) -> bytes:
         if method != "POST":
-            raise BadRequest(405, f"{method} /retrieve: send the queries with POST")
-        body = await self._whole_body(headers, receive)
-        with self.front.place():
+            raise RequestError(405, f"{method} /retrieve: send the queries with POST")
+        body = await self._read_body(headers, receive)
+        with self.batcher.slot():
             return await asyncio.to_thread(retrieval.answer, body)
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Refused as soon as it is known to be too long; no more of it is kept."""
-        most = self._service.limits.body_bytes
+    async def _receive_body(self, headers: Headers, receive: Receive) -> bytes:
+        """Refuses a body that is too long as early as possible, to bound the memory."""
+        limit = self._service.limits.body_bytes
         declared = headers.get("content-length", "0")
-        if declared.isascii() and declared.isdigit() and int(declared) > most:
-            raise BadRequest(413, f"the body has {int(declared):,} bytes, a request at most {most:,}; send fewer rows")
-        parts, size = [], 0
+        if declared.isascii() and declared.isdigit() and int(declared) > limit:
+            raise RequestError(413, f"the body has {int(declared):,} bytes; the limit is {limit:,}: send fewer rows")
+        chunks, size = [], 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise BadRequest(400, "the connection ended before the body did")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > most:
-                raise BadRequest(413, f"the body has more than {most:,} bytes; send fewer rows")
+                raise RequestError(400, "the client disconnected before the end of the body")
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > limit:
+                raise RequestError(413, f"the body exceeds the limit of {limit:,} bytes; send fewer rows")
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return b"".join(chunks)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         async with AsyncExitStack() as stack:
             while True:
                 message = await receive()
-                if message["type"] == "lifespan.startup" and self._beside is not None:
-                    await stack.enter_async_context(self._beside(self.front))
+                if message["type"] == "lifespan.startup" and self._grpc_server is not None:
+                    await stack.enter_async_context(self._grpc_server(self.batcher))
                 if message["type"] == "lifespan.shutdown":
                     await stack.aclose()
                     self._service.close()
@@ -212,18 +212,18 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 def _scored_model(path: str) -> str | None:
-    """The model that a path scores with, "" for the default one; None: it scores nothing."""
-    place = ModelPath.of(path)
-    if place is not None:
-        return place.model if place.verb == "infer" else None
+    """The model of a scoring path, "" for the default model; None for other paths."""
+    model_path = ModelPath.of(path)
+    if model_path is not None:
+        return model_path.model if model_path.verb == "infer" else None
     return _model_in(path, "/score")
 
 
 def _deadline_s(headers: Headers) -> float | None:
-    """Seconds that a request gives the service; None: no limit.
+    """The deadline of a request in seconds; None: no deadline.
 
     Raises:
-        BadRequest: they are no number above 0.
+        RequestError: The header is not a number above 0.
     """
     text = headers.get(DEADLINE, "")
     if not text:
@@ -233,19 +233,19 @@ def _deadline_s(headers: Headers) -> float | None:
     except ValueError:
         ms = 0.0
     if not 0 < ms < float("inf"):
-        raise BadRequest(400, f"{DEADLINE}: {text[:40]}: give milliseconds, from the request's arrival to its answer")
+        raise RequestError(400, f"{DEADLINE} must be milliseconds above 0, not {text[:40]!r}")
     return ms / 1e3
 
 
 def _model_in(path: str, root: str) -> str | None:
-    """The model that `root/MODEL` names, "" for `root` itself, None for another path."""
+    """The model of the path `root/MODEL`, "" for `root` itself, None for other paths."""
     if path == root:
         return ""
     return path.removeprefix(f"{root}/") if path.startswith(f"{root}/") else None
 
 
 def _as_json(answer: Answer) -> bytes:
-    scores = {label: numbers(values.tolist()) for label, values in answer.scores.items()}
+    scores = {label: shortest_floats(values.tolist()) for label, values in answer.scores.items()}
     return json.dumps({"model": answer.model, "version": answer.version, "scores": scores}).encode()
 
 

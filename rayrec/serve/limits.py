@@ -1,4 +1,4 @@
-"""What one request may cost, and how many may wait."""
+"""Limits on the size of a request and on the queue of a replica."""
 
 from __future__ import annotations
 
@@ -7,46 +7,43 @@ from typing import Annotated
 from pydantic import Field
 
 from rayrec.data.strict import Strict
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Limits(Strict):
-    """Against those who send too much or never end.
-
-    Args:
-        body_bytes: of a request's body.
-        rows: rows, or candidates.
-        ids: of all its lists together, as they are looked up: a context's once, or for every candidate.
-        body_s: seconds until its body must be there.
-        queue: requests that wait or are scored at once, in a replica.
-        batch_ms: that several requests scored together are planned to take at most.
-    """
+    """Limits of a replica."""
 
     body_bytes: Count = 8 << 20
+    """Bytes of a request's body."""
     rows: Count = 10_000
+    """Rows, or candidates, of a request."""
     ids: Count = 2_000_000
+    """Ids that a request looks up. Ids of a context count once if the model looks them up once, else per candidate."""
     body_s: Positive = 10.0
+    """Seconds that a request's body may take to arrive."""
     queue: Count = 128
+    """Requests that wait or are being scored, per replica."""
     batch_ms: Positive = 20.0
+    """Expected duration of a batch of several requests, in milliseconds."""
 
     def check_rows(self, count: int) -> None:
         """
         Raises:
-            BadRequest: too many, or none.
+            RequestError: There are no rows, or too many.
         """
         if count == 0:
-            raise BadRequest(422, "there are no rows; give at least one")
+            raise RequestError(422, "there are no rows; send at least one")
         if count > self.rows:
-            raise BadRequest(413, f"{count:,} rows are more than the {self.rows:,} of a request; send several requests")
+            raise RequestError(413, f"{count:,} rows exceed the limit of {self.rows:,} per request; split the request")
 
     def check_ids(self, count: int) -> None:
         """
         Raises:
-            BadRequest: too many.
+            RequestError: There are too many ids.
         """
         if count > self.ids:
-            text = f"{count:,} ids are more than the {self.ids:,} of a request; send shorter lists, fewer rows"
-            raise BadRequest(413, text)
+            text = f"{count:,} ids exceed the limit of {self.ids:,} per request; send shorter lists or fewer rows"
+            raise RequestError(413, text)

@@ -1,4 +1,4 @@
-"""From a service's config to what `serve deploy` takes, and to a RayService of KubeRay."""
+"""Converts a service's config to the input of `serve deploy`, and to a KubeRay RayService."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayrec.serve.on_ray import environment, http_options
 
 
 def deploy_config(config: ServeConfig) -> dict[str, Any]:
-    """What `serve deploy` takes, on a cluster that was started with `environment(config)` on every machine."""
+    """The config for `serve deploy`. Every machine of the cluster must start Ray with `environment(config)`."""
     return {
         "proxy_location": "EveryNode",
         "http_options": http_options(config),
@@ -27,18 +27,18 @@ def deploy_config(config: ServeConfig) -> dict[str, Any]:
 
 
 def deploy_text(config: ServeConfig) -> str:
-    """The same as a file, which says how Ray is to be started."""
+    """The config for `serve deploy` as YAML; its first line has the command that starts Ray."""
     variables = " ".join(f"{name}={value}" for name, value in environment(config).items())
     head = f"# Start Ray on every machine with: {variables} ray start …\n"
     return head + yaml.safe_dump(deploy_config(config), sort_keys=False)
 
 
 def ray_service(config: ServeConfig, image: str, volumes: list[tuple[str, str]]) -> str:
-    """A RayService: KubeRay keeps the cluster and the application, and swaps them without a gap.
+    """A RayService as YAML. KubeRay runs the cluster and the application, and upgrades them without downtime.
 
     Args:
-        image: has rayrec[serve] of this version.
-        volumes: (claim or secret:NAME, folder) that all pods mount: models, tokens, certificates.
+        image: An image with rayrec[serve] of this version.
+        volumes: (claim or secret:NAME, folder) to mount in all pods: models, tokens, certificates.
     """
     mounts = [
         (f"volume-{number}", {"secret": {"secretName": source.removeprefix("secret:")}}, folder)
@@ -81,13 +81,13 @@ def _pod(config: ServeConfig, name: str, image: str, mounts: list[Any], cpus: in
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "resources": {"requests": {"cpu": str(cpus), "memory": "4Gi"}, "limits": {"cpu": str(cpus), "memory": "4Gi"}},
         "ports": ports,
-        "volumeMounts": [{"name": of, "mountPath": folder, "readOnly": True} for of, _, folder in mounts],
+        "volumeMounts": [{"name": volume, "mountPath": folder, "readOnly": True} for volume, _, folder in mounts],
     }
     return {
         "spec": {
             "securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "fsGroup": 1000},
-            "terminationGracePeriodSeconds": 60,  # requests on their way are answered
+            "terminationGracePeriodSeconds": 60,  # answers the requests in progress
             "containers": [container],
-            "volumes": [{"name": of, **source} for of, source, _ in mounts],
+            "volumes": [{"name": volume, **source} for volume, source, _ in mounts],
         }
     }

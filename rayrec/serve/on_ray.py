@@ -1,4 +1,7 @@
-"""The Ray Serve application: replicas answer HTTP themselves, or stand behind HAProxy; never Serve's Python proxy."""
+"""The Ray Serve application: HAProxy in front of the replicas, or replicas that answer HTTP themselves.
+
+Serve's Python proxy, which adds 10 ms, is never used.
+"""
 
 from __future__ import annotations
 
@@ -17,55 +20,55 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, 
 from pathlib import Path
 from typing import Any
 
-from rayrec._debug import debugging
-from rayrec._imports import quick_imports
-from rayrec.local_ray import init_local, quiet_unless_debug
-from rayrec.looking import beside
+from rayrec._runtime.debug import debugging
+from rayrec._runtime.imports import quick_imports
+from rayrec._runtime.local_ray import init_local, quiet_unless_debug
+from rayrec._runtime.threads import run_in_thread
 from rayrec.serve.config import ServeConfig
 
 _STARTER = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: the kernel ends it with the process that started it
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: ends with its parent process
 os.execv(sys.argv[1], sys.argv[1:])
 """
 _BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 
 
 def environment(config: ServeConfig) -> dict[str, str]:
-    """What Serve reads from the environment of every process of the cluster, before Ray starts; what is set stays."""
-    wanted = {
-        "RAY_worker_niceness": "0",  # Ray's own 15 lets every other process of the machine go first
+    """Environment variables that every process of the cluster needs before Ray starts."""
+    variables = {
+        "RAY_worker_niceness": "0",  # by default, 15: every other process of the machine has priority
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_PORT_QUARANTINE_S": "0",
     }
     if not config.direct:
-        return wanted | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
-    return wanted | {
+        return variables | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
+    return variables | {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(config.port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(config.port + 2 * config.replicas),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # no balancer in front has to hear of it first
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # there is no load balancer to notify
     }
 
 
 def http_options(config: ServeConfig) -> dict[str, Any]:
-    """Of Serve on a cluster; with `direct` its own proxy stays unused."""
+    """HTTP options of Serve. With `direct`, Serve's own proxy gets another port and remains unused."""
     tls = config.tls
     files = {} if tls is None else {"ssl_certfile": tls.cert_file, "ssl_keyfile": tls.key_file}
     return {"host": config.host, "port": config.port + 1000 if config.direct else config.port, **files}
 
 
 def built(args: dict[str, Any]) -> Any:
-    """The application of a config, given as plain values: what `serve deploy` and a RayService import."""
+    """The application of a config given as plain values; `serve deploy` and a RayService import this function."""
     from ray import serve
 
-    from rayrec.serve.replica import Replica, application
+    from rayrec.serve.app import Replica, application
 
     config = ServeConfig.model_validate(args)
     replica = serve.deployment(
         name="scorer",
         num_replicas=config.replicas,
-        max_ongoing_requests=4 * config.limits.queue,  # most of them are refused; bodies on their way have room
+        max_ongoing_requests=4 * config.limits.queue,  # most are refused; allows for bodies in transit
         max_queued_requests=config.limits.queue,
         ray_actor_options={"num_cpus": config.cpus},
         health_check_period_s=2,
@@ -76,49 +79,50 @@ def built(args: dict[str, Any]) -> Any:
 
 @contextmanager
 def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
-    """A service on the Ray that runs here, or a local one; gives its address once it answers, and ends it on leaving.
+    """Runs a service on the cluster at RAY_ADDRESS, or on a local Ray; yields its address once it answers.
 
-    Serve's other applications go on; Serve and Ray end with the service where they were started for it.
+    On exit, the service ends; other applications of Serve continue. Serve and Ray end if they were started for it.
 
     Args:
-        detach: the service goes on after this process, on a cluster that does.
+        detach: The service continues on the cluster after this process ends.
 
     Raises:
-        ExportError, ValueError: as `check`; or an application of this name runs already.
-        RuntimeError: it does not come up, or its route is another's; the text holds the reason.
+        ExportError, ValueError: As `check`, or an application with this name is already running.
+        RuntimeError: The service does not start, or another application has its route; the text has the reason.
     """
     if detach and not os.environ.get("RAY_ADDRESS"):
-        raise ValueError("--detach needs a Ray that goes on: start one (`ray start --head`) and set RAY_ADDRESS")
-    checked = beside(lambda: check(config), "rayrec-check")  # torch is imported and models are looked at meanwhile
-    with _while_set(environment(config)), _ray(config) as shared:
+        raise ValueError("--detach needs a Ray cluster: start one (`ray start --head`) and set RAY_ADDRESS")
+    # The check imports torch and reads the models while Ray starts.
+    checked = run_in_thread(lambda: check(config), "rayrec-check")
+    with _set_environment(environment(config)), _ray(config) as shared:
         checked.result()
         from ray import serve
         from ray.serve.config import HTTPOptions
 
         _check_free(config)
         serve.start(http_options=HTTPOptions(**http_options(config)))
-        begun = False
+        started = False
         try:
             serve.run(built(config.model_dump(mode="json")), name=config.name, route_prefix=config.route)
             host = config.host if config.host != "0.0.0.0" else "127.0.0.1"
             scheme = "http" if config.tls is None else "https"
             address = f"{scheme}://{host}:{config.port}{config.route.rstrip('/')}"
             _await(f"{address}/healthz")
-            begun = True
+            started = True
             yield address
         finally:
-            if not (detach and begun):
+            if not (detach and started):
                 _end(config.name, shared)
     if not shared:
         wait_until_silent(config)
 
 
 def check(config: ServeConfig) -> None:
-    """What can be known before anything is started: that models and files are there and whole, and the port is free.
+    """Checks models, index, token files, certificates, cores and port before anything starts.
 
     Raises:
-        ExportError: a path holds no export, or one that is damaged or outside its limits; names it.
-        ValueError: a port that cannot be listened on, more cores than this machine has, or a file that cannot be read.
+        ExportError: There is no export at a path, or it is damaged or outside its limits.
+        ValueError: The port is taken, the machine has too few cores, or a file cannot be read.
     """
     with quick_imports():
         from rayrec.serve.clients import Clients, check_tls
@@ -133,7 +137,7 @@ def check(config: ServeConfig) -> None:
     if config.tls is not None:
         check_tls(config.tls)
     if os.environ.get("RAY_ADDRESS"):
-        return  # of another machine nothing is known
+        return  # cores and port of other machines are unknown
     cores = len(os.sched_getaffinity(0))
     if config.cpus > cores:
         raise ValueError(f"--cpus {config.cpus}: this machine has {cores} cores")
@@ -150,20 +154,20 @@ def _end(name: str, shared: bool) -> None:
     if shared:
         serve.delete(name)
     else:
-        with _unsaid():
+        with _quiet():
             serve.shutdown()
 
 
 def stop(name: str) -> None:
-    """Ends an application of the cluster at `RAY_ADDRESS`, and no other.
+    """Ends an application of the cluster at RAY_ADDRESS.
 
     Raises:
-        ValueError: there is no such cluster, or no application of this name.
+        ValueError: RAY_ADDRESS is not set, or there is no application with this name.
     """
     import ray
 
     if not os.environ.get("RAY_ADDRESS"):
-        raise ValueError("set RAY_ADDRESS to the cluster that serves; `rayrec serve` itself is ended by Ctrl-C")
+        raise ValueError("set RAY_ADDRESS to the cluster of the service; to end `rayrec serve`, press Ctrl-C")
     ray.init(address=os.environ["RAY_ADDRESS"], **quiet_unless_debug())
     try:
         from ray import serve
@@ -178,7 +182,7 @@ def stop(name: str) -> None:
 
 @contextmanager
 def _ray(config: ServeConfig) -> Iterator[bool]:
-    """A connection to Ray; gives whether others use it as well."""
+    """Connects to Ray; yields whether the cluster is shared with others."""
     import ray
 
     if ray.is_initialized():
@@ -197,8 +201,8 @@ def _ray(config: ServeConfig) -> Iterator[bool]:
 
 
 @contextmanager
-def _unsaid() -> Iterator[None]:
-    """Serve ends by having its controller killed, which Ray prints as an error with infinite retries."""
+def _quiet() -> Iterator[None]:
+    """Hides the error that Ray prints when Serve shuts down, which kills its controller."""
     if debugging():
         yield
         return
@@ -209,28 +213,28 @@ def _unsaid() -> Iterator[None]:
 def _check_free(config: ServeConfig) -> None:
     """
     Raises:
-        ValueError: Serve runs an application of this name, which it would replace.
+        ValueError: Serve already runs an application with this name, which would be replaced.
     """
     from ray import serve
 
     if config.name in serve.status().applications:
         raise ValueError(
-            f"--name {config.name}: this Ray serves an application of that name already; choose another --name and "
-            f"--route, or end that one: rayrec service stop {config.name}"
+            f"--name {config.name}: this Ray already serves an application with that name; choose another --name and "
+            f"--route, or end it: rayrec service stop {config.name}"
         )
 
 
 def _await(url: str, seconds: float = 60) -> None:
     """
     Raises:
-        RuntimeError: it does not answer after so many seconds.
+        RuntimeError: There is no answer within `seconds`.
     """
-    anyone = ssl.create_default_context()  # whether it answers is asked, not who it is
-    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+    unverified = ssl.create_default_context()  # the certificate need not be valid for this address
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     deadline = time.monotonic() + seconds
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5, context=anyone):
+            with urllib.request.urlopen(url, timeout=5, context=unverified):
                 return
         except OSError as error:
             if time.monotonic() > deadline:
@@ -240,47 +244,47 @@ def _await(url: str, seconds: float = 60) -> None:
 
 @contextmanager
 def own_haproxy() -> Iterator[None]:
-    """The environment of a Ray that starts inside; what is set there stays.
+    """Sets the environment for a Ray that starts inside, so that its HAProxy has its own ports and files, and ends with
+    Ray.
 
-    Its HAProxy shares nothing with another service, and ends when Ray does. Ray's fixed ports and folder are those of
-    every service of a machine, and a HAProxy outlives a Ray that was killed: it would hold them, and the next service
-    could not come up.
+    By default, all services of a machine use the same ports and folder. HAProxy also outlives a killed Ray, and would
+    keep the next service from starting.
     """
-    folder = Path(tempfile.mkdtemp(prefix="rr-", dir="/tmp"))  # a socket's path has 97 characters at most, 56 are Ray's
-    wanted = {
+    folder = Path(tempfile.mkdtemp(prefix="rr-", dir="/tmp"))  # a socket path has at most 97 characters; Ray adds 56
+    variables = {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
     }
-    with ExitStack() as held:
+    with ExitStack() as stack:  # holds both sockets open, so that the ports differ
         for name in ("STATS", "METRICS"):
-            one = held.enter_context(socket.socket())
-            one.bind(("127.0.0.1", 0))
-            wanted[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(one.getsockname()[1])
+            free = stack.enter_context(socket.socket())
+            free.bind(("127.0.0.1", 0))
+            variables[f"RAY_SERVE_HAPROXY_{name}_PORT"] = str(free.getsockname()[1])
     if sys.platform == "linux" and (binary := _binary()) is not None:
         starter = folder / "haproxy"
         words = shlex.join([sys.executable, "-ISc", _STARTER, binary])
         starter.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
         starter.chmod(0o700)
-        wanted[_BINARY] = str(starter)
+        variables[_BINARY] = str(starter)
     try:
-        with _while_set(wanted):
+        with _set_environment(variables):
             yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
-def _while_set(wanted: dict[str, str]) -> Iterator[None]:
-    """Variables of the environment for what starts inside, the next service not among it; what is set stays."""
-    wanted = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(wanted)
+def _set_environment(variables: dict[str, str]) -> Iterator[None]:
+    """Sets environment variables for the duration of the context. Variables that are already set keep their values."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in wanted:
+        for name in added:
             os.environ.pop(name, None)
 
 
@@ -293,14 +297,14 @@ def _binary() -> str | None:
 
 
 def wait_until_free(config: ServeConfig, patience_s: float = 70) -> None:
-    """Tries the port as what will listen there does, and waits where only connections of an ended service hold it.
+    """Waits until the port can be bound, if only closed connections of an ended service hold it.
 
-    Linux keeps a closed connection for a minute, and Ray's replicas, which listen with `direct`, do not share its port.
+    Linux keeps a closed connection for a minute. Replicas, which listen with `direct`, do not set SO_REUSEADDR.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: A process listens on the port, or the port is not free after `patience_s`.
     """
-    deadline, said = time.monotonic() + patience_s, False
+    deadline, announced = time.monotonic() + patience_s, False
     while True:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, not config.direct)
@@ -309,10 +313,10 @@ def wait_until_free(config: ServeConfig, patience_s: float = 70) -> None:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or _answers(config) or time.monotonic() > deadline:
                     raise
-        if not said:
-            text = f"port {config.port} is free within a minute, when closed connections to it are forgotten; waiting"
+        if not announced:
+            text = f"waiting for port {config.port}: Linux releases its closed connections within a minute"
             print(text, file=sys.stderr, flush=True)
-            said = True
+            announced = True
         time.sleep(0.2)
 
 
@@ -323,7 +327,7 @@ def _answers(config: ServeConfig) -> bool:
 
 
 def wait_until_silent(config: ServeConfig) -> None:
-    """Waits a while until nothing listens on the port: a replica's process may be on its way out."""
+    """Waits up to 15 s until nothing listens on the port: a replica's process may still be ending."""
     deadline = time.monotonic() + 15
     while _answers(config) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,6 +1,6 @@
-"""What a request holds, and what is wrong with it: every error is a 4xx that names feature, row and fix.
+"""Parses requests and maps them to batches. Every error is a 4xx that names feature, row and fix.
 
-Either N rows, or one context and N candidates: what the context says is mapped once, and belongs to every candidate.
+A request has N rows, or a context and N candidates. The context is mapped once and belongs to every candidate.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from rayrec.inference.context import I64
 from rayrec.models import Batch
 from rayrec.serve.arrow import read_stream
 from rayrec.serve.context import split, with_contexts
-from rayrec.serve.errors import BadRequest, json_of
+from rayrec.serve.errors import RequestError, parse_json
 from rayrec.serve.limits import Limits
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage.errors import first_line
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
-_MOST_ERRORS = 20
+_MAX_ERRORS = 20
 _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
 _NESTED = frozenset((list, dict))
-_MOST_LISTS = 2  # inside one another, in a value; the mapping reports what the schema needs
+_MAX_DEPTH = 2  # of lists in a value; the mapping checks what the schema needs
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a body holds, before it is mapped.
+    """A parsed request, not yet mapped.
 
     Args:
-        context: columns that all its candidates share; empty: none.
-        rows: a list of rows, a dict of columns, or an Arrow table.
-        size: how many rows.
-        form: queries of one form can be mapped together; None: only alone.
+        context: Columns that all candidates share; may be empty.
+        rows: A list of rows, a dict of columns, or an Arrow table.
+        size: Number of rows.
+        form: Queries with equal forms can be mapped as one batch; None: only by itself.
     """
 
     context: dict[str, Any]
@@ -50,12 +50,12 @@ class Query:
 
 
 class Reader:
-    """Turns bodies into batches, through the mapping of training.
+    """Parses bodies and maps them to batches, like in training.
 
     Args:
-        mapping: without labels.
-        keys: the model's features, in order.
-        shared: those that the model takes once for all rows.
+        mapping: Mapping without labels.
+        keys: The model's sparse features, in order.
+        shared: Features that the model reads once for all rows.
     """
 
     def __init__(self, mapping: Mapping, keys: Sequence[str], limits: Limits, shared: Sequence[str] = ()) -> None:
@@ -64,29 +64,31 @@ class Reader:
         self._schema = mapping.schema
         self._columns = frozenset(self._schema.feature_columns)
         self._features = (*self._schema.dense, *self._schema.sparse)
-        self._part_of = lru_cache(maxsize=64)(self._part)
+        self._split_mapping = lru_cache(maxsize=64)(self._split_mapping_uncached)
 
     @property
     def schema(self) -> Schema:
-        """Of the rows of training."""
+        """The schema of training rows."""
         return self._schema
 
     def read(self, body: bytes, content_type: str) -> Query:
         """
         Raises:
-            BadRequest: the body cannot be parsed, is built in another way, or has no or too many rows.
+            RequestError: The body cannot be parsed, has the wrong structure, or has no rows or too many.
         """
         return self._arrow(body) if content_type.startswith(ARROW) else self._json(body)
 
     def batch(self, queries: Sequence[Query]) -> tuple[Batch, KeyedJaggedTensor | None]:
-        """The rows of queries of one form, one after the other; of a query alone, what the model takes once for all
-        rows comes beside them, a row of its own.
+        """Maps queries of one form to a batch with the rows of all.
+
+        Returns:
+            The batch; and for a single query, the features that the model reads once for all rows, as one row.
 
         Raises:
-            BadRequest: anything at all is wrong with one of them; its text and rows are right for a query alone, of
-                several `queries` names those that are probably at fault.
+            RequestError: A query is wrong. For several queries, `RequestError.queries` has the indices of those that
+                are probably at fault, and the message is of no use to their clients.
         """
-        rows = _together([query.rows for query in queries])
+        rows = _concat([query.rows for query in queries])
         query_of = np.repeat(np.arange(len(queries)), [query.size for query in queries])
         try:
             if not queries[0].context:
@@ -95,87 +97,90 @@ class Reader:
                 return batch, None
             return self._with_contexts([query.context for query in queries], rows, query_of)
         except _UNREADABLE as error:
-            raise BadRequest(422, f"the rows cannot be read: {first_line(error)[:300]}") from error
+            raise RequestError(422, f"the rows cannot be mapped: {first_line(error)[:300]}") from error
 
     def _arrow(self, body: bytes) -> Query:
         table = read_stream(body, self._limits)
         return Query({}, table, table.num_rows, table.schema.remove_metadata().to_string())
 
     def _json(self, body: bytes) -> Query:
-        raw = json_of(body, parse_constant=_refuse_constant)
-        given = [key for key in ("rows", "candidates") if isinstance(raw, dict) and key in raw]
-        if not isinstance(raw, dict) or len(given) != 1 or set(raw) - {"rows", "context", "candidates"}:
+        raw = parse_json(body, parse_constant=_refuse_constant)
+        keys = [key for key in ("rows", "candidates") if isinstance(raw, dict) and key in raw]
+        if not isinstance(raw, dict) or len(keys) != 1 or set(raw) - {"rows", "context", "candidates"}:
             usage = 'the body must be {"rows": […]}, or {"context": {…}, "candidates": […]}; the path names a model'
-            raise BadRequest(400, usage)
+            raise RequestError(400, usage)
         context = raw.get("context", {})
-        if not isinstance(context, dict) or (context and given == ["rows"]):
-            raise BadRequest(400, "context must be an object of columns, beside candidates")
-        rows = raw[given[0]]
-        size, even = _rows_in(rows)
+        if not isinstance(context, dict) or (context and keys == ["rows"]):
+            raise RequestError(400, "context must be an object of columns, beside candidates")
+        rows = raw[keys[0]]
+        size, equal_lengths = _size_of(rows)
         self._limits.check_rows(size)
-        if _deeper(context.values(), _MOST_LISTS) or _deeper(_each(rows), _MOST_LISTS + 1):
-            raise BadRequest(400, "the body is nested too deeply: a value is a number, a string, or a list of them")
-        there = frozenset(rows if isinstance(rows, dict) else set().union(*rows))
-        shared = self._columns.intersection(context)
-        twice = sorted(shared & there)
-        if twice:
-            raise BadRequest(422, f"column {twice[0]!r} is in the context and in the candidates; give it once")
-        form = (type(rows), there & self._columns, shared) if even else None
-        return Query({name: context[name] for name in shared}, rows, size, form)
+        if _is_deeper(context.values(), _MAX_DEPTH) or _is_deeper(_values_of(rows), _MAX_DEPTH + 1):
+            raise RequestError(400, "the body is nested too deeply: a value is a number, a string, or a list of them")
+        row_columns = frozenset(rows if isinstance(rows, dict) else set().union(*rows))
+        context_columns = self._columns.intersection(context)
+        duplicates = sorted(context_columns & row_columns)
+        if duplicates:
+            raise RequestError(422, f"column {duplicates[0]!r} is in the context and in the candidates; send it once")
+        form = (type(rows), row_columns & self._columns, context_columns) if equal_lengths else None
+        return Query({name: context[name] for name in context_columns}, rows, size, form)
 
     def _with_contexts(
         self, contexts: Sequence[dict[str, Any]], rows: Any, query_of: I64
     ) -> tuple[Batch, KeyedJaggedTensor | None]:
         columns = frozenset(contexts[0])
-        own = self._mapped(self._part_of(columns, True), contexts, np.arange(len(contexts)))
-        rest = self._mapped(self._part_of(columns, False), rows, query_of)
-        shared = [key for key in own.sparse.keys() if len(contexts) == 1 and key in self._shared]
-        once, each = split(own, shared)
-        ids_C = each.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
-        self._limits.check_ids(int(ids_C[query_of].sum()) + rest.sparse.values().numel() + once.values().numel())
+        context_batch = self._mapped(self._split_mapping(columns, True), contexts, np.arange(len(contexts)))
+        row_batch = self._mapped(self._split_mapping(columns, False), rows, query_of)
+        # A batch of several queries has several contexts, so the model cannot read one for all rows.
+        shared = [key for key in context_batch.sparse.keys() if len(contexts) == 1 and key in self._shared]
+        shared_features, repeated = split(context_batch, shared)
+        ids_per_context = repeated.sparse.lengths().view(-1, len(contexts)).sum(0).numpy()
+        self._limits.check_ids(
+            int(ids_per_context[query_of].sum()) + row_batch.sparse.values().numel() + shared_features.values().numel()
+        )
         keys = tuple(key for key in self._keys if key not in shared)
-        whole = with_contexts(each, rest, query_of, self._schema, columns, keys)
-        return whole, once if shared else None
+        batch = with_contexts(repeated, row_batch, query_of, self._schema, columns, keys)
+        return batch, shared_features if shared else None
 
-    def _part(self, columns: frozenset[str], inside: bool) -> Mapping:
-        """The mapping of the features that are made of these columns, or of the others."""
+    def _split_mapping_uncached(self, columns: frozenset[str], in_context: bool) -> Mapping:
+        """The mapping of the features that read these columns, or of all other features."""
 
-        def taken(needed: set[str]) -> bool:
-            split = needed & columns
-            if split and split != needed:
-                raise BadRequest(422, f"columns {sorted(needed)} belong together: give all in the context, or none")
-            return bool(split) == inside
+        def selected(sources: set[str]) -> bool:
+            in_columns = sources & columns
+            if in_columns and in_columns != sources:
+                raise RequestError(422, f"columns {sorted(sources)} belong together: send all in the context, or none")
+            return bool(in_columns) == in_context
 
-        dense = [feature for feature in self._schema.dense if taken({*self._schema.sources(feature)})]
-        sparse = [feature for feature in self._schema.sparse if taken({*self._schema.sources(feature)})]
+        dense = [feature for feature in self._schema.dense if selected({*self._schema.sources(feature)})]
+        sparse = [feature for feature in self._schema.sparse if selected({*self._schema.sources(feature)})]
         schema = self._schema.model_copy(update={"dense": dense, "sparse": sparse})
         return Mapping(schema, self._mapping.rows_of, labels=False)
 
     def _mapped(self, mapping: Mapping, rows: Any, query_of: I64) -> Batch:
         """
         Args:
-            query_of: the query of each row.
+            query_of: Index of each row's query.
         """
         size = len(query_of)
-        if not mapping.schema.feature_columns:  # all features are in the other part
+        if not mapping.schema.feature_columns:  # all features are in the other mapping
             sparse = KeyedJaggedTensor([], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64))
             return Batch(torch.zeros(size, 0), sparse, torch.zeros(size))
         try:
             batch, errors = mapping.to_batch_and_errors(rows)
         except DataError as error:
             if error.column is not None and error.column not in _columns_of(rows):
-                fix = "give it in every row, or in the context; GET /schema lists what a request needs"
+                fix = "send it in every row, or in the context; GET /schema lists the columns of a request"
                 missing = DataError(f"column {error.column!r} is missing", column=error.column, fix=fix)
-                raise BadRequest(422, f"{missing.problem}; {fix}", [self._detail(None, missing)]) from error
-            row = _odd_row(mapping, rows, error.column)
+                raise RequestError(422, f"{missing.problem}; {fix}", [self._detail(None, missing)]) from error
+            row = _failing_row(mapping, rows, error.column)
             text = str(error) + ("" if row is None else f" (row {row})")
-            suspects = [] if row is None else [int(query_of[row])]
-            raise BadRequest(422, text, [self._detail(row, error)], suspects) from error
+            queries = [] if row is None else [int(query_of[row])]
+            raise RequestError(422, text, [self._detail(row, error)], queries) from error
         if errors:
-            details = [self._detail(row, error) for row, error in sorted(errors.items())[:_MOST_ERRORS]]
+            details = [self._detail(row, error) for row, error in sorted(errors.items())[:_MAX_ERRORS]]
             first = min(errors)
             text = f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}"
-            raise BadRequest(422, text, details, query_of[list(errors)].tolist())
+            raise RequestError(422, text, details, query_of[list(errors)].tolist())
         return batch
 
     def _detail(self, row: int | None, error: DataError) -> dict[str, Any]:
@@ -191,70 +196,70 @@ class Reader:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
-def _rows_in(rows: Any) -> tuple[int, bool]:
-    """How many rows, and whether all columns have so many.
+def _size_of(rows: Any) -> tuple[int, bool]:
+    """The number of rows, and whether all columns have it.
 
     Raises:
-        BadRequest: neither a list of objects nor an object of lists.
+        RequestError: Neither a list of objects nor an object of lists.
     """
     if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
         return len(rows), True
     if isinstance(rows, dict) and all(isinstance(column, list) for column in rows.values()):
         lengths = {len(column) for column in rows.values()}
         return max(lengths, default=0), len(lengths) == 1
-    raise BadRequest(400, "rows (or candidates) must be a list of objects, or an object of columns, a list each")
+    raise RequestError(400, "rows (or candidates) must be a list of objects, or an object of columns, each a list")
 
 
-def _each(rows: Any) -> Any:
-    """The parts of rows or columns: dicts of values, or lists of values."""
+def _values_of(rows: Any) -> Any:
+    """The rows as dicts of values, or the columns as lists of values."""
     return rows if isinstance(rows, list) else rows.values()
 
 
-def _deeper(values: Iterable[Any], most: int) -> bool:
-    """Whether there are lists or objects inside one another, more than so many."""
+def _is_deeper(values: Iterable[Any], depth: int) -> bool:
+    """Whether lists and objects are nested deeper than `depth`."""
     inner = [value for value in values if type(value) in _NESTED]
     if not inner:
         return False
-    return not most or any(_deeper(v if isinstance(v, list) else v.values(), most - 1) for v in inner)
+    return not depth or any(_is_deeper(v if isinstance(v, list) else v.values(), depth - 1) for v in inner)
 
 
-def _together(parts: Sequence[Any]) -> Any:
+def _concat(queries: Sequence[Any]) -> Any:
     """The rows of queries of one form."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, dict):
-        return {name: [value for part in parts for value in part[name]] for name in first}
-    return pa.concat_tables(parts) if isinstance(first, pa.Table) else [row for part in parts for row in part]
+    head = queries[0]
+    if len(queries) == 1:
+        return head
+    if isinstance(head, dict):
+        return {name: [value for rows in queries for value in rows[name]] for name in head}
+    return pa.concat_tables(queries) if isinstance(head, pa.Table) else [row for rows in queries for row in rows]
 
 
 def _columns_of(rows: Any) -> set[str]:
-    """Those that at least one row has."""
+    """The columns that at least one row has."""
     if isinstance(rows, pa.Table):
         return set(rows.column_names)
     return set(rows) if isinstance(rows, dict) else set().union(*rows)
 
 
-def _odd_row(mapping: Mapping, rows: Any, column: str | None) -> int | None:
-    """A row that cannot be mapped even alone, by halves; None where each can, or the rows are an Arrow table.
+def _failing_row(mapping: Mapping, rows: Any, column: str | None) -> int | None:
+    """Finds a row that cannot be mapped by itself, by bisection; None if there is none.
 
     Args:
-        column: rows that say nothing of it are not at fault.
+        column: Rows without this column are not at fault.
     """
     if isinstance(rows, pa.Table):
-        return None  # a column has one type
+        return None  # all rows of a column have the same type
     values = rows.get(column, []) if isinstance(rows, dict) else [row.get(column) for row in rows]
     suspects = [row for row, value in enumerate(values) if value is not None]
 
-    def fails(some: Sequence[int]) -> bool:
+    def fails(subset: Sequence[int]) -> bool:
         try:
             if isinstance(rows, dict):
-                mapping.to_batch_and_errors({name: [of[row] for row in some] for name, of in rows.items()})
+                mapping.to_batch_and_errors({name: [values[row] for row in subset] for name, values in rows.items()})
             else:
-                mapping.to_batch_and_errors([rows[row] for row in some])
+                mapping.to_batch_and_errors([rows[row] for row in subset])
         except (DataError, IndexError, *_UNREADABLE):
             return True
         return False

@@ -1,4 +1,4 @@
-"""`POST /retrieve`: the best items for histories or vectors, from an index. Knows no HTTP."""
+"""`POST /retrieve`: the best items for histories or vectors, from an index. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pydantic import Field, ValidationError, model_validator
 from rayrec.data.strict import Strict
 from rayrec.inference.artifact import ExportError, check_listed
 from rayrec.inference.index import INDEX, Index, read_report
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 
-MOST_K = 1000
+MAX_K = 1000
 _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
 Ids = list[int | str]
 Number = Annotated[float, Field(gt=-1e30, lt=1e30, allow_inf_nan=False)]
 
 
 class Query(Strict):
-    """What items are searched for."""
+    """A query: a history, a vector, or a row."""
 
     history: Ids | None = None
     vector: list[Number] | None = None
@@ -34,7 +34,7 @@ class Query(Strict):
     @model_validator(mode="after")
     def _check(self) -> Query:
         if (self.history, self.vector, self.row).count(None) != 2:
-            raise ValueError("give either history or vector, or a row of the columns that training read")
+            raise ValueError("a query must have one of: history, vector, row (with the columns that training read)")
         return self
 
     @property
@@ -42,26 +42,26 @@ class Query(Strict):
         return "row" if self.row is not None else "history" if self.vector is None else "vector"
 
 
-class Asked(Strict):
-    """A request."""
+class Request(Strict):
+    """A request; `Retrieval` describes its fields."""
 
     queries: list[Query]
-    k: Annotated[int, Field(ge=1, le=MOST_K)] = 10
+    k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
     filter: dict[str, list[str | int | bool | Number]] | None = None
     keep_seen: bool = False
     vectors: bool = False
 
 
 class Retrieval:
-    """Answers requests from one index.
+    """Answers requests from an index.
 
     A request is JSON: `{"queries": [{"history": [ids], "exclude": [ids]}], "k": 10, "filter": {"column": [values]},
-    "keep_seen": false, "vectors": false}`; a query may have a `vector` in place of `history`, or a `row`: an object of
-    the columns that the run's query tower reads. Items of a history are left out unless `keep_seen`; with `vectors`
-    each result has the vector of its query.
+    "keep_seen": false, "vectors": false}`. Instead of `history`, a query may have a `vector`, or a `row`: an object
+    with the columns that the query tower reads. Results exclude the items of the history unless `keep_seen`. With
+    `vectors`, each result includes the vector of its query.
 
     Raises:
-        ExportError: no whole index.
+        ExportError: The index is missing or incomplete.
     """
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
@@ -70,86 +70,86 @@ class Retrieval:
     def answer(self, body: bytes) -> bytes:
         """
         Raises:
-            BadRequest: the request is wrong, in any way.
+            RequestError: The request is wrong.
         """
-        asked = _parsed(body)
-        self.limits.check_rows(len(asked.queries))
+        request = _parse(body)
+        self.limits.check_rows(len(request.queries))
         seen_column = self.index.seen_column
-        histories = [_history(query, seen_column) for query in asked.queries]
-        seen = [[] if asked.keep_seen else history for history in histories]
-        exclude = [[*history, *query.exclude] for history, query in zip(seen, asked.queries, strict=True)]
-        lists = [value for query in asked.queries for value in (query.row or {}).values() if isinstance(value, list)]
+        histories = [_history(query, seen_column) for query in request.queries]
+        seen = [[] if request.keep_seen else history for history in histories]
+        exclude = [[*history, *query.exclude] for history, query in zip(seen, request.queries, strict=True)]
+        lists = [value for query in request.queries for value in (query.row or {}).values() if isinstance(value, list)]
         self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)) + sum(map(len, lists)))
         try:
-            queries = self._queries(asked.queries, histories)
-            scores, rows = self.index.search(queries, asked.k, exclude, asked.filter)
+            queries = self._queries(request.queries, histories)
+            scores, rows = self.index.search(queries, request.k, exclude, request.filter)
         except _UNREADABLE as error:
-            raise BadRequest(422, str(error)[:300]) from None
-        results = [
-            {"ids": ids, "scores": [float(f"{score:.9g}") for score in of_query[: len(ids)]]}
-            for ids, of_query in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
+            raise RequestError(422, str(error)[:300]) from None
+        results: list[dict[str, Any]] = [
+            {"ids": ids, "scores": [float(f"{score:.9g}") for score in query_scores[: len(ids)]]}
+            for ids, query_scores in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
         ]
-        if asked.vectors:
-            results = [{**one, "vector": of_query} for one, of_query in zip(results, queries.tolist(), strict=True)]
+        if request.vectors:
+            results = [{**result, "vector": vector} for result, vector in zip(results, queries.tolist(), strict=True)]
         return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
 
     def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> torch.Tensor:
         """
         Raises:
-            ValueError: they are neither all histories nor all rows nor all vectors of the index's length.
+            ValueError: The queries are of different kinds, or a vector does not have the index's dimension.
         """
         vectors, dim = [query.vector for query in queries if query.vector is not None], self.index.report.dim
         rows = [query.row for query in queries if query.row is not None]
         if len({query.kind for query in queries}) > 1:
-            raise ValueError("queries are all histories or all vectors, or all rows")
+            raise ValueError("queries must be all histories, all vectors, or all rows")
         if rows:
             return self.index.queries_of(rows)
         if not vectors:
             return self.index.queries(histories)
-        for place, vector in enumerate(vectors):
+        for index, vector in enumerate(vectors):
             if len(vector) != dim:
-                raise ValueError(f"query {place}: vector must be {dim} finite numbers")
+                raise ValueError(f"query {index}: vector must be {dim} finite numbers")
         return torch.tensor(vectors)
 
 
 def _history(query: Query, seen_column: str | None) -> Ids:
-    """The items that a query has seen."""
-    given = query.history if query.row is None or seen_column is None else query.row.get(seen_column)
-    return [one for one in given if isinstance(one, int | str)] if isinstance(given, list) else []
+    """The items of a query's history."""
+    items = query.history if query.row is None or seen_column is None else query.row.get(seen_column)
+    return [item for item in items if isinstance(item, int | str)] if isinstance(items, list) else []
 
 
 def newest_index(path: Path) -> Path:
-    """The index that a path stands for: itself, or of a folder of indexes the last by name.
+    """The index at a path, or the last by name in a folder of indexes.
 
     Raises:
-        ExportError: there is none.
+        ExportError: There is no index.
     """
-    found = [path] if (path / INDEX).exists() else sorted(inner.parent for inner in path.glob(f"*/{INDEX}"))
-    if not found:
-        raise ExportError(f"{path} holds no index, neither {INDEX} nor a folder with one: make one with `rayrec index`")
-    return found[-1]
+    indexes = [path] if (path / INDEX).exists() else sorted(inner.parent for inner in path.glob(f"*/{INDEX}"))
+    if not indexes:
+        raise ExportError(f"{path} has no index ({INDEX}), nor a folder with one: make one with `rayrec index`")
+    return indexes[-1]
 
 
 def check_index(folder: Path) -> None:
-    """That an index is whole, without loading it.
+    """Checks that an index is complete, without loading it.
 
     Raises:
-        ExportError: it is not.
+        ExportError: A file is missing or damaged.
     """
     check_listed(folder, read_report(folder).files)
 
 
-def _parsed(body: bytes) -> Asked:
+def _parse(body: bytes) -> Request:
     """
     Raises:
-        BadRequest: no JSON, or not what is asked.
+        RequestError: The body is not valid JSON, or has the wrong fields.
     """
     try:
-        return Asked.model_validate_json(body)
+        return Request.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":
-            raise BadRequest(400, f"the body is no JSON: {first['msg'][:200]}") from None
-        place = ".".join(map(str, first["loc"]))
-        text = f"{place}: {first['msg'].removeprefix('Value error, ')}" if place else first["msg"]
-        raise BadRequest(422, f'{text}; send {{"queries": [{{"history": [ids]}}]}}') from None
+        problem = error.errors(include_url=False)[0]
+        if problem["type"] == "json_invalid":
+            raise RequestError(400, f"the body is not valid JSON: {problem['msg'][:200]}") from None
+        field = ".".join(map(str, problem["loc"]))
+        text = f"{field}: {problem['msg'].removeprefix('Value error, ')}" if field else problem["msg"]
+        raise RequestError(422, f'{text}; send {{"queries": [{{"history": [ids]}}]}}') from None

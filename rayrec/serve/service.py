@@ -1,4 +1,4 @@
-"""`Service`: models by name, their versions and shares of the requests. Knows neither HTTP nor Ray."""
+"""`Service`: models by name, their versions, and the shares of the requests. Independent of HTTP and Ray."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from typing import Any
 
 import torch
 
-from rayrec.serve.behind import Shadows
 from rayrec.serve.config import LogConfig, ModelSpec
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.feature_log import FeatureLog
 from rayrec.serve.limits import Limits
-from rayrec.serve.measures import Measures
+from rayrec.serve.metrics import ServiceMetrics
 from rayrec.serve.requests import Query
-from rayrec.serve.traffic import Answer, ScoreRequest, Target, by_share, place_of
+from rayrec.serve.routing import Answer, ScoreRequest, Target, by_share, unit_hash
 from rayrec.serve.versions import Loaded, Versions
 from rayrec.storage.cache import CACHE_BYTES
 
-audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that takes over, or is refused
+audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that was loaded or refused
 
 
-def settle() -> None:
-    """Has Python's collector pass over what is there now, torch above all, once and for all: to look at it again, as it
-    would after some hundred requests of many lists, stops every request for 0.2 s."""
+def freeze_garbage() -> None:
+    """Excludes all current objects, those of torch above all, from garbage collection.
+
+    A full collection would otherwise run every few hundred requests with many lists, and stop all requests for 0.2 s.
+    """
     gc.collect()
     gc.freeze()
 
 
 class Service:
-    """Scores requests, and swaps versions meanwhile.
+    """Scores requests, and replaces versions meanwhile.
 
     Args:
-        models: the first is the default; without any, nothing is scored.
-        watch_s: seconds between two looks for newer versions; 0: never.
-        log: requests to keep; None: none.
-        cache_bytes: that copies of exports in object storage may take on this node.
+        models: The first is the default.
+        watch_s: Interval between checks for newer versions, in seconds; 0: never.
+        log: Log of requests and scores; None: no log.
+        cache_bytes: Disk space on this node for copies of exports from object storage.
 
     Raises:
-        ExportError, ValueError: a model cannot be loaded.
+        ExportError, ValueError: A model cannot be loaded.
     """
 
     def __init__(
@@ -56,18 +57,14 @@ class Service:
         log: LogConfig | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self.limits, self.measures = limits or Limits(), Measures()
+        self.limits, self.stats = limits or Limits(), ServiceMetrics()
         self._models: dict[str, list[tuple[float, Versions]]] = {}
-        self._shadows: dict[str, list[tuple[float, Versions]]] = {}
         for spec in models:
             versions = Versions(spec.folder, self.limits, self._on_change(spec.name), cache_bytes)
-            of = self._shadows if spec.shadow else self._models
-            of.setdefault(spec.name, []).append((spec.share, versions))
-        self._behind: list[Shadows | FeatureLog] = [Shadows(self._shadows, self.measures)] if self._shadows else []
-        if log is not None:
-            self._behind.append(FeatureLog(log, self.measures))
+            self._models.setdefault(spec.name, []).append((spec.share, versions))
+        self._feature_log = None if log is None else FeatureLog(log, self.stats)
         self.default = models[0].name if models else ""
-        self.log: list[tuple[str, str, str, str]] = []
+        self.events: list[tuple[str, str, str, str]] = []
         self._closing = threading.Event()
         if watch_s:
             threading.Thread(target=self._watch, args=(watch_s,), daemon=True, name="rayrec-watch").start()
@@ -75,82 +72,86 @@ class Service:
     def score(self, body: bytes, content_type: str, model: str | None = None) -> Answer:
         """
         Raises:
-            BadRequest: the request is wrong, in any way.
+            RequestError: The request is wrong.
         """
         (answer,) = self.answers([self.read(body, content_type, model)])
-        if isinstance(answer, BadRequest):
+        if isinstance(answer, RequestError):
             raise answer
         return answer
 
     def read(self, body: bytes, content_type: str, model: str | None = None) -> ScoreRequest:
-        """A request that was read, and the version that will answer it.
+        """Parses a request and selects the version that will score it.
 
         Raises:
-            BadRequest: the body cannot be parsed, or there is no such model.
+            RequestError: The body cannot be parsed, or there is no such model.
         """
         return self.begin(lambda loaded: loaded.reader.read(body, content_type), Target(model=model))
 
     def begin(self, read: Callable[[Loaded], Query], target: Target) -> ScoreRequest:
-        """As `read`, of a body in any protocol.
+        """Like `read`, for any protocol: `read` parses the request.
 
         Raises:
-            BadRequest: as there; or the version is none that answers.
+            RequestError: As `read`, or the version is not active.
         """
         begin = time.perf_counter()
         name, loaded = self.find(target)
         return ScoreRequest(name, loaded, read(loaded), begin, target.id)
 
-    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
-        """Of requests for one version, of one form: scored as one batch, without those that are wrong."""
+    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
+        """Scores requests as one batch; wrong requests are left out and get an error.
+
+        Args:
+            requests: Of one version and one form.
+        """
         if not requests:
             return []
         try:
             return list(self._answers(requests))
-        except BadRequest as error:
+        except RequestError as error:
             if len(requests) == 1:
                 return [error]
-            wrong = _wrong_alone(requests, error.queries) or _wrong_alone(requests, range(len(requests)))
-        if not wrong:  # together they have too many ids, or what is wrong is found in scoring
-            return [answer for one in requests for answer in self.answers([one])]
-        others = iter(self.answers([one for place, one in enumerate(requests) if place not in wrong]))
-        return [wrong[place] if place in wrong else next(others) for place in range(len(requests))]
+            errors = _mapping_errors(requests, error.queries) or _mapping_errors(requests, range(len(requests)))
+        if not errors:  # together they exceed a limit, or scoring fails
+            return [answer for request in requests for answer in self.answers([request])]
+        answers = iter(self.answers([request for index, request in enumerate(requests) if index not in errors]))
+        return [errors[index] if index in errors else next(answers) for index in range(len(requests))]
 
     def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer]:
         begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
-        batch, context = loaded.reader.batch([one.query for one in requests])
+        batch, context = loaded.reader.batch([request.query for request in requests])
         try:
             scores = loaded.model.outputs(batch, context)
         except ValueError as error:
-            raise BadRequest(422, str(error)) from error
+            raise RequestError(422, str(error)) from error
         now = time.perf_counter()
         loaded.pace.observe(batch.rows, now - begin)
         for sparse in (batch.sparse, context):
             if sparse is not None:
-                self.measures.ids(name, loaded.reader.schema, sparse)
-        self.measures.scores(name, loaded.version, scores, loaded.quantiles)
-        self.measures.together(name, len(requests))
+                self.stats.ids(name, loaded.reader.schema, sparse)
+        self.stats.scores(name, loaded.version, scores, loaded.quantiles)
+        self.stats.batch(name, len(requests))
         answers, stop = [], 0
-        for one in requests:
-            start, stop = stop, stop + one.query.size
-            self.measures.scored(name, loaded.version, one.query.size, now - one.begin)
-            part = {label: values[start:stop] for label, values in scores.items()}
-            answers.append(Answer(name, loaded.version, part))
-        for behind in self._behind:
-            behind.offer(requests, answers)
+        for request in requests:
+            start, stop = stop, stop + request.query.size
+            self.stats.scored(name, loaded.version, request.query.size, now - request.begin)
+            request_scores = {label: values[start:stop] for label, values in scores.items()}
+            answers.append(Answer(name, loaded.version, request_scores))
+        if self._feature_log is not None:
+            self._feature_log.offer(requests, answers)
         return answers
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all models."""
+        """Names of all models."""
         return frozenset(self._models)
 
     def refresh(self) -> int:
-        """Looks for newer versions now; returns how many took over."""
-        return sum(versions.refresh() for _, versions in self._all())
+        """Checks for newer versions now; returns how many were loaded."""
+        return sum(versions.refresh() for _, _, versions in self._entries())
 
     def health(self) -> dict[str, Any]:
-        """This process, its cores, every model's version, folder and share, why it is slower here than it could be, and
-        versions that were refused, with the reason."""
+        """This process, its cores, and for each model: version, folder, share, warnings, and refused versions with the
+        reason."""
         return {
             "status": "ok",
             "pid": os.getpid(),
@@ -161,18 +162,15 @@ class Service:
                     "version": versions.active.version,
                     "folder": str(versions.active.folder),
                     "share": share,
-                    "shadow": shadow,
                     "warnings": versions.active.model.warnings,
                     "refused": dict(versions.refused),
                 }
-                for shadow, models in ((False, self._models), (True, self._shadows))
-                for name, of in models.items()
-                for share, versions in of
+                for name, share, versions in self._entries()
             ],
         }
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
-        """What a request for a model must hold."""
+        """What a request for a model must contain."""
         name, loaded = self.find(Target(model=model))
         schema = loaded.reader.schema
         return {
@@ -184,57 +182,51 @@ class Service:
             "column_types": schema.column_types,
             "dense": [feature.model_dump(mode="json") for feature in schema.dense],
             "sparse": [feature.model_dump(mode="json", exclude={"mapping": {"path"}}) for feature in schema.sparse],
-            "limits": {
-                "rows": self.limits.rows,
-                "body_bytes": self.limits.body_bytes,
-                "ids": self.limits.ids,
-                "queue": self.limits.queue,
-            },
+            "limits": self.limits.model_dump(include={"rows", "body_bytes", "ids", "queue"}),
         }
 
     def metrics(self) -> bytes:
-        """For Prometheus."""
-        return self.measures.text([(name, versions.active.version) for name, versions in self._all()])
+        """Metrics in the Prometheus exposition format."""
+        return self.stats.text([(name, versions.active.version) for name, _, versions in self._entries()])
 
     def close(self) -> None:
-        """Ends the watch, the shadows and the log."""
+        """Ends the watch, and writes and closes the feature log."""
         self._closing.set()
-        for behind in self._behind:
-            behind.close()
+        if self._feature_log is not None:
+            self._feature_log.close()
 
-    def _all(self) -> list[tuple[str, Versions]]:
-        both = (*self._models.items(), *self._shadows.items())
-        return [(name, versions) for name, of in both for _, versions in of]
+    def _entries(self) -> list[tuple[str, float, Versions]]:
+        return [(name, share, versions) for name, entries in self._models.items() for share, versions in entries]
 
     def find(self, target: Target) -> tuple[str, Loaded]:
-        """A model's name and the version that answers.
+        """The model's name and the version that will answer.
 
         Raises:
-            BadRequest: there is none.
+            RequestError: There is no such model, or the version is not active.
         """
         name = target.model or self.default
-        found = self._models.get(name)
-        if found is None:
+        entries = self._models.get(name)
+        if entries is None:
             if not self._models:
-                raise BadRequest(404, "this service has no model that scores; POST /retrieve asks its index")
-            raise BadRequest(404, f"there is no model {name!r}; there are {', '.join(self._models)}")
+                raise RequestError(404, "this service has no ranking model; use POST /retrieve to query its index")
+            raise RequestError(404, f"there is no model {name!r}; there are {', '.join(self._models)}")
         if target.version is not None:
-            for _, versions in found:
+            for _, versions in entries:
                 if versions.active.version == target.version:
                     return name, versions.active
-            there = ", ".join(versions.active.version for _, versions in found)
-            raise BadRequest(404, f"model {name!r} has no version {target.version!r} that answers, but {there}")
-        if len(found) == 1:
-            return name, found[0][1].active  # taken once: a request has one version from beginning to end
-        drawn = random.random() if target.key is None else place_of(f"{name} {target.key}")
-        return name, by_share(found, drawn).active
+            active = ", ".join(versions.active.version for _, versions in entries)
+            raise RequestError(404, f"version {target.version!r} of model {name!r} is not active; {active} is")
+        if len(entries) == 1:
+            return name, entries[0][1].active  # read once: a request keeps one version until its end
+        position = random.random() if target.key is None else unit_hash(f"{name} {target.key}")
+        return name, by_share(entries, position).active
 
-    def _on_change(self, name: str) -> Any:
-        def record(outcome: str, version: str, what: str) -> None:
-            self.measures.version(name, outcome)
-            audit.info("%s", json.dumps({"model": name, "outcome": outcome, "version": version, "what": what}))
-            self.log.append((name, outcome, version, what))
-            del self.log[:-100]
+    def _on_change(self, name: str) -> Callable[[str, str, str], None]:
+        def record(outcome: str, version: str, detail: str) -> None:
+            self.stats.version(name, outcome)
+            audit.info("%s", json.dumps({"model": name, "outcome": outcome, "version": version, "what": detail}))
+            self.events.append((name, outcome, version, detail))
+            del self.events[:-100]
 
         return record
 
@@ -243,12 +235,12 @@ class Service:
             self.refresh()
 
 
-def _wrong_alone(requests: Sequence[ScoreRequest], places: Iterable[int]) -> dict[int, BadRequest]:
-    """Which of the requests at some places cannot be mapped, and why; nothing is scored."""
-    found = {}
-    for place in sorted(places):
+def _mapping_errors(requests: Sequence[ScoreRequest], indices: Iterable[int]) -> dict[int, RequestError]:
+    """The errors of requests that cannot be mapped by themselves, by index. Nothing is scored."""
+    errors = {}
+    for index in sorted(indices):
         try:
-            requests[place].loaded.reader.batch([requests[place].query])
-        except BadRequest as error:
-            found[place] = error
-    return found
+            requests[index].loaded.reader.batch([requests[index].query])
+        except RequestError as error:
+            errors[index] = error
+    return errors

@@ -1,9 +1,9 @@
-"""KServe's open inference protocol, version 2: tensors of a request, and what a model says of itself.
+"""KServe's open inference protocol, version 2: tensors of a request, and metadata of server and model.
 
-Source: https://kserve.github.io/website/latest/modelserving/data_plane/v2_protocol/, for HTTP with the extension of
-binary tensors. Tensors have no rows of unequal length: the ids of a list are one tensor `[N]`, and how many each row
-has is another, `NAME.lengths` `[n]`; lists of equal length may also be `[n, k]`. An input of one row, while others have
-more, belongs to every row: the context of the candidates.
+Source: https://kserve.github.io/website/latest/modelserving/data_plane/v2_protocol/, for HTTP with the binary tensor
+extension. Tensors have no rows of unequal length: the ids of a list are a tensor `[N]`, and the tensor `NAME.lengths`
+`[rows]` has the number of ids of each row. Lists of equal length may also be `[rows, k]`. An input with one row, if
+others have more, is the context of all rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.data import Schema
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import Query
 from rayrec.serve.versions import Loaded
@@ -39,7 +39,7 @@ class Tensor:
     """An input.
 
     Args:
-        data: flat; numbers of the datatype's dtype, or a list of bytes.
+        data: Flat numbers of the datatype's dtype, or a list of bytes.
     """
 
     name: str
@@ -48,95 +48,98 @@ class Tensor:
 
 
 def tensor_of(name: str, datatype: str, shape: Sequence[int], data: bytes | Sequence[Any] | memoryview) -> Tensor:
-    """From raw bytes, or from values.
+    """A tensor from raw bytes, or from values.
 
     Raises:
-        BadRequest: another datatype, or not as many numbers as the shape says.
+        RequestError: The datatype is unknown, or the data does not fit datatype and shape.
     """
     if datatype != BYTES and datatype not in DTYPES:
-        raise BadRequest(422, f"input {name!r}: datatype {datatype!r}; there are {', '.join((*DTYPES, BYTES))}")
+        raise RequestError(422, f"input {name!r}: datatype {datatype!r}; there are {', '.join((*DTYPES, BYTES))}")
     if not 1 <= len(shape) <= 2 or any(size < 0 for size in shape):
-        raise BadRequest(422, f"input {name!r} has shape {list(shape)}; it must be [rows] or [rows, numbers]")
+        raise RequestError(422, f"input {name!r} has shape {list(shape)}; it must be [rows] or [rows, numbers]")
     try:
-        found = _values(datatype, data)
+        values = _values(datatype, data)
     except (TypeError, ValueError, OverflowError) as error:
-        raise BadRequest(422, f"input {name!r}: its data are no {datatype}: {str(error)[:200]}") from None
-    if len(found) != math.prod(shape):
-        raise BadRequest(422, f"input {name!r}: shape {list(shape)} needs {math.prod(shape)} values, not {len(found)}")
-    return Tensor(name, tuple(shape), found)
+        raise RequestError(422, f"input {name!r}: data is not {datatype}: {str(error)[:200]}") from None
+    if len(values) != math.prod(shape):
+        raise RequestError(
+            422, f"input {name!r}: shape {list(shape)} needs {math.prod(shape)} values, got {len(values)}"
+        )
+    return Tensor(name, tuple(shape), values)
 
 
 def _values(datatype: str, data: Any) -> Any:
     if isinstance(data, bytes | memoryview):
         return _strings(bytes(data)) if datatype == BYTES else np.frombuffer(data, DTYPES[datatype])
     if datatype == BYTES:
-        if not all(isinstance(one, str | bytes) for one in data):
-            raise ValueError("strings are needed")
-        return [one.encode() if isinstance(one, str) else one for one in data]
-    kinds = (bool,) if datatype == "BOOL" else (int,) if "INT" in datatype else (int, float)
-    if not all(type(one) in kinds for one in data):
-        raise ValueError(f"{' or '.join(kind.__name__ for kind in kinds)} is needed")
+        if not all(isinstance(item, str | bytes) for item in data):
+            raise ValueError("must be strings")
+        return [item.encode() if isinstance(item, str) else item for item in data]
+    types = (bool,) if datatype == "BOOL" else (int,) if "INT" in datatype else (int, float)
+    if not all(type(item) in types for item in data):
+        raise ValueError(f"must be {' or '.join(kind.__name__ for kind in types)}")
     return np.array(data, DTYPES[datatype])
 
 
 def _strings(data: bytes) -> list[bytes]:
-    """Each behind its length, four bytes."""
-    found, at = [], 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "little")
-        at += 4 + size
-        if at > len(data):
-            raise ValueError("a string is longer than its bytes")
-        found.append(data[at - size : at])
-    return found
+    """Strings, each after its length as a uint32."""
+    strings, offset = [], 0
+    while offset < len(data):
+        size = int.from_bytes(data[offset : offset + 4], "little")
+        offset += 4 + size
+        if offset > len(data):
+            raise ValueError("a string is longer than the data")
+        strings.append(data[offset - size : offset])
+    return strings
 
 
 def query_of(tensors: Sequence[Tensor], schema: Schema, limits: Limits) -> Query:
     """
     Raises:
-        BadRequest: names that the model does not have, or rows of unequal number.
+        RequestError: The model has no such input, an input appears twice, or inputs have different numbers of rows.
     """
-    given = {tensor.name: tensor for tensor in tensors}
-    if len(given) < len(tensors):
-        raise BadRequest(422, "an input is there twice; give it once")
+    by_name = {tensor.name: tensor for tensor in tensors}
+    if len(by_name) < len(tensors):
+        raise RequestError(422, "an input appears twice; send it once")
     names = {entry["name"] for entry in inputs_of(schema)}
-    if unknown := sorted(set(given) - names):
-        raise BadRequest(422, f"the model has no input {unknown[0]!r}; it has {', '.join(sorted(names))}")
-    columns = _columns(given, schema, limits)
+    if unknown := sorted(set(by_name) - names):
+        raise RequestError(422, f"the model has no input {unknown[0]!r}; it has {', '.join(sorted(names))}")
+    columns = _columns(by_name, schema, limits)
     size = max((len(column) for column in columns.values()), default=0)
     limits.check_rows(size)
-    uneven = [name for name, column in columns.items() if len(column) not in (1, size)]
-    if uneven:
-        raise BadRequest(422, f"input {uneven[0]!r} has {len(columns[uneven[0]])} rows, others have {size}")
-    shared = frozenset(name for name, column in columns.items() if len(column) < size)
-    table = pa.table({name: column for name, column in columns.items() if name not in shared})
-    context = {name: columns[name][0].as_py() for name in shared}
-    return Query(context, table, size, (table.schema.to_string(), shared))
+    for name, column in columns.items():
+        if len(column) not in (1, size):
+            raise RequestError(422, f"input {name!r} has {len(column)} rows, others have {size}")
+    context_columns = frozenset(name for name, column in columns.items() if len(column) < size)
+    table = pa.table({name: column for name, column in columns.items() if name not in context_columns})
+    context = {name: columns[name][0].as_py() for name in context_columns}
+    return Query(context, table, size, (table.schema.to_string(), context_columns))
 
 
-def _columns(given: dict[str, Tensor], schema: Schema, limits: Limits) -> dict[str, pa.Array]:
+def _columns(tensors: dict[str, Tensor], schema: Schema, limits: Limits) -> dict[str, pa.Array]:
     lists = _list_columns(schema)
-    found: dict[str, pa.Array] = {}
-    for name, tensor in given.items():
-        column, _, part = name.rpartition(".")
-        if name.endswith(LENGTHS) or (f".{part}" in (IDS, WEIGHTS) and column in lists and name not in lists):
+    columns: dict[str, pa.Array] = {}
+    for name, tensor in tensors.items():
+        column, _, suffix = name.rpartition(".")
+        if name.endswith(LENGTHS) or (f".{suffix}" in (IDS, WEIGHTS) and column in lists and name not in lists):
             continue
-        found[name] = _column(tensor, given.get(name + LENGTHS), name in lists, limits)
+        columns[name] = _column(tensor, tensors.get(name + LENGTHS), name in lists, limits)
     for column in lists:
-        if column + IDS in given and column + WEIGHTS in given:
-            parts = [
-                _column(given[column + part], given.get(column + LENGTHS), True, limits) for part in (IDS, WEIGHTS)
-            ]
-            pairs = pa.StructArray.from_arrays([part.values for part in parts], ["id", "weight"])
-            found[column] = pa.ListArray.from_arrays(parts[0].offsets, pairs)
-    return found
+        if column + IDS in tensors and column + WEIGHTS in tensors:
+            ids, weights = (
+                _column(tensors[column + suffix], tensors.get(column + LENGTHS), True, limits)
+                for suffix in (IDS, WEIGHTS)
+            )
+            pairs = pa.StructArray.from_arrays([ids.values, weights.values], ["id", "weight"])
+            columns[column] = pa.ListArray.from_arrays(ids.offsets, pairs)
+    return columns
 
 
-def _column(tensor: Tensor, lengths: Tensor | None, listed: bool, limits: Limits) -> pa.Array:
+def _column(tensor: Tensor, lengths: Tensor | None, is_list: bool, limits: Limits) -> pa.Array:
     values = _arrow(tensor)
     if lengths is not None:
         return pa.ListArray.from_arrays(_offsets(tensor, lengths, limits), values)
-    if len(tensor.shape) == 1 or (tensor.shape[1] == 1 and not listed):
+    if len(tensor.shape) == 1 or (tensor.shape[1] == 1 and not is_list):
         return values
     rows, width = tensor.shape
     limits.check_rows(rows)
@@ -147,11 +150,11 @@ def _offsets(tensor: Tensor, lengths: Tensor, limits: Limits) -> pa.Array:
     name, counts = tensor.name, lengths.data
     limits.check_rows(len(counts))
     if len(lengths.shape) != 1 or isinstance(counts, list) or counts.dtype.kind not in "iu":
-        raise BadRequest(422, f"input {lengths.name!r} must be integers [rows]: how many values each row has")
-    exact = [int(one) for one in counts]
+        raise RequestError(422, f"input {lengths.name!r} must be integers [rows]: the number of values of each row")
+    exact = [int(count) for count in counts]  # sums of int64 could overflow
     if min(exact) < 0 or sum(exact) != len(tensor.data):
-        text = f"input {lengths.name!r}: lengths must be 0 or more and add up to the {len(tensor.data)} of {name!r}"
-        raise BadRequest(422, text)
+        text = f"input {lengths.name!r}: must be lengths of 0 or more that add up to the {len(tensor.data)} of {name!r}"
+        raise RequestError(422, text)
     return pa.array(np.cumsum([0, *exact]), pa.int32())
 
 
@@ -160,76 +163,79 @@ def _arrow(tensor: Tensor) -> pa.Array:
         data = tensor.data.astype(np.float32) if tensor.data.dtype == np.float16 else tensor.data
         return pa.array(data)
     try:
-        return pa.array([one.decode() for one in tensor.data], pa.string())
+        return pa.array([item.decode() for item in tensor.data], pa.string())
     except UnicodeDecodeError:
-        raise BadRequest(422, f"input {tensor.name!r} holds bytes that are no UTF-8") from None
+        raise RequestError(422, f"input {tensor.name!r} has strings that are not UTF-8") from None
 
 
 def _list_columns(schema: Schema) -> set[str]:
-    """Those that have lengths, or several numbers."""
+    """Columns with lists, or with several numbers per row."""
     entries = inputs_of(schema)
     wide = {entry["name"] for entry in entries if len(entry["shape"]) > 1}
     return wide | {entry["name"].removesuffix(LENGTHS) for entry in entries if entry["name"].endswith(LENGTHS)}
 
 
 def inputs_of(schema: Schema) -> list[dict[str, Any]]:
-    """Name, datatype and shape of each input; -1 is any number."""
-    found: dict[str, tuple[str, list[int]]] = {}
-    made = {spec.name for spec in schema.derived}
+    """Name, datatype and shape of each input; -1: any size."""
+    inputs: dict[str, tuple[str, list[int]]] = {}
+    derived = {spec.name for spec in schema.derived}
     for name, kind in schema.column_types.items():
         datatype = _datatype(kind)
         if datatype is not None:
-            found[name] = (datatype, [-1])
-            found |= {name + LENGTHS: ("INT64", [-1])} if "list" in kind else {}
+            inputs[name] = (datatype, [-1])
+            inputs |= {name + LENGTHS: ("INT64", [-1])} if "list" in kind else {}
     for dense in schema.dense:
-        if dense.column in made:
+        if dense.column in derived:
             continue
-        found[dense.column] = ("FP64", [-1] if dense.width == 1 else [-1, dense.width])
+        inputs[dense.column] = ("FP64", [-1] if dense.width == 1 else [-1, dense.width])
     for feature in schema.sparse:
         kind, column = (BYTES if feature.id_type == "text" else "INT64"), feature.column
-        if column in made:
+        if column in derived:
             continue
         if feature.kind == "id":
-            found[column] = (kind, [-1])
+            inputs[column] = (kind, [-1])
             continue
         pairs = feature.kind == "weighted_id_list" and feature.weight_column is None
-        found[column + (IDS if pairs else "")] = (kind, [-1])
-        found[column + LENGTHS] = ("INT64", [-1])
+        inputs[column + (IDS if pairs else "")] = (kind, [-1])
+        inputs[column + LENGTHS] = ("INT64", [-1])
         if pairs:
-            found[column + WEIGHTS] = ("FP32", [-1])
+            inputs[column + WEIGHTS] = ("FP32", [-1])
         elif feature.weight_column is not None:
-            found[feature.weight_column] = ("FP32", [-1])
-            found[feature.weight_column + LENGTHS] = ("INT64", [-1])
-    for value in (one for sequence in schema.sequences for one in sequence.values):
-        found[value.column_name] = ("FP64", [-1])
-        found[value.column_name + LENGTHS] = ("INT64", [-1])
-    return [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in found.items()]
+            inputs[feature.weight_column] = ("FP32", [-1])
+            inputs[feature.weight_column + LENGTHS] = ("INT64", [-1])
+    for value in (value for sequence in schema.sequences for value in sequence.values):
+        inputs[value.column_name] = ("FP64", [-1])
+        inputs[value.column_name + LENGTHS] = ("INT64", [-1])
+    return [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in inputs.items()]
 
 
 def _datatype(kind: str) -> str | None:
-    """Of a column of some Arrow type; None: the protocol has none for it, as for times."""
-    of = None if "timestamp" in kind else re.search(r"string|int|float|double", kind)
-    return None if of is None else {"string": BYTES, "int": "INT64"}.get(of[0], "FP64")
+    """The datatype of an Arrow type; None if the protocol has none, as for times."""
+    match = None if "timestamp" in kind else re.search(r"string|int|float|double", kind)
+    return None if match is None else {"string": BYTES, "int": "INT64"}.get(match[0], "FP64")
 
 
 def server_metadata() -> dict[str, Any]:
-    """Of the server, as the protocol says it."""
+    """Server metadata."""
     return {"name": "rayrec", "version": version("rayrec"), "extensions": ["binary_tensor_data"]}
 
 
 def metadata(name: str, loaded: Loaded) -> dict[str, Any]:
-    """Of a model, as the protocol says it."""
+    """Model metadata."""
     outputs = [{"name": label, "datatype": "FP32", "shape": [-1]} for label in loaded.model.labels]
     inputs = inputs_of(loaded.reader.schema)
     return {"name": name, "versions": [loaded.version], "platform": "rayrec", "inputs": inputs, "outputs": outputs}
 
 
-def chosen_outputs(scores: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+def select_outputs(scores: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """
+    Args:
+        names: Requested outputs; none: all.
+
     Raises:
-        BadRequest: an output that the model does not have.
+        RequestError: The model has no such output.
     """
-    for name in wanted:
+    for name in names:
         if name not in scores:
-            raise BadRequest(422, f"the model has no output {name!r}; it has {', '.join(scores)}")
-    return {name: scores[name] for name in wanted} if wanted else scores
+            raise RequestError(422, f"the model has no output {name!r}; it has {', '.join(scores)}")
+    return {name: scores[name] for name in names} if names else scores

@@ -1,6 +1,6 @@
-"""Version 2 of the open inference protocol over gRPC: a server in the event loop of the HTTP application.
+"""The open inference protocol, version 2, over gRPC: a server in the event loop of the HTTP application.
 
-Every replica of a machine listens at the same port; the kernel deals new connections out to them.
+All replicas of a machine listen on the same port; the kernel distributes new connections among them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import grpc
 import numpy as np
 
 from rayrec.serve import v2
+from rayrec.serve.batching import Batcher
 from rayrec.serve.clients import check_model
 from rayrec.serve.config import TlsConfig
-from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import Front
-from rayrec.serve.traffic import Answer, Target, request_id
+from rayrec.serve.errors import RequestError
+from rayrec.serve.routing import Answer, Target, request_id
 from rayrec.serve.v2_messages import SERVICE, message
 
 _CONTENTS = {
@@ -45,16 +45,16 @@ _logger = logging.getLogger("rayrec.serve")
 
 
 @asynccontextmanager
-async def serving(front: Front, host: str, port: int, tls: TlsConfig | None = None) -> AsyncIterator[int]:
-    """A server that answers until the end; gives its port, which any free one is where 0 was asked for.
+async def serving(batcher: Batcher, host: str, port: int, tls: TlsConfig | None = None) -> AsyncIterator[int]:
+    """Runs a server; yields its port, which is a free one if `port` is 0.
 
     Raises:
-        RuntimeError: the address cannot be listened on.
+        RuntimeError: Cannot listen on the address.
     """
-    most = front.service.limits.body_bytes + (64 << 10)
-    options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", most)]
+    max_bytes = batcher.service.limits.body_bytes + (64 << 10)
+    options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", max_bytes)]
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _Methods(front).handlers()),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _Methods(batcher).handlers()),))
     address = f"{host}:{port}"
     port = server.add_insecure_port(address) if tls is None else _secure(server, address, tls)
     await server.start()
@@ -70,10 +70,10 @@ def _secure(server: Any, address: str, tls: TlsConfig) -> int:
 
 
 class _Methods:
-    """What the service's methods do."""
+    """The methods of the service."""
 
-    def __init__(self, front: Front) -> None:
-        self._front, self._service = front, front.service
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher, self._service = batcher, batcher.service
 
     def handlers(self) -> dict[str, Any]:
         methods: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
@@ -86,26 +86,26 @@ class _Methods:
         }
         return {
             name: grpc.unary_unary_rpc_method_handler(
-                self._guarded(method),
+                self._with_status(method),
                 request_deserializer=message(f"{name}Request").FromString,
                 response_serializer=message(f"{name}Response").SerializeToString,
             )
             for name, method in methods.items()
         }
 
-    def _guarded(self, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Errors become status codes."""
+    def _with_status(self, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Converts errors to status codes."""
 
         async def answer(request: Any, context: Any) -> Any:
             try:
                 return await method(request, context)
-            except BadRequest as error:
+            except RequestError as error:
                 code, text = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT), error.text
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
-                _logger.error("a request failed", exc_info=error)
-                code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: the server's log says why"
+                _logger.error("gRPC request failed", exc_info=error)
+                code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: internal error; see the server's log"
             await context.abort(code, text[:1000])
 
         return answer
@@ -124,7 +124,7 @@ class _Methods:
         self._admit(context)
         try:
             self._service.find(Target(model=request.name, version=request.version or None))
-        except BadRequest:
+        except RequestError:
             return message("ModelReadyResponse")(ready=False)
         return message("ModelReadyResponse")(ready=True)
 
@@ -134,13 +134,13 @@ class _Methods:
         return message("ModelMetadataResponse")(**v2.metadata(name, loaded))
 
     def _admit(self, context: Any, scores: bool = False) -> tuple[dict[str, Any], Any]:
-        """The call's metadata, and the client.
+        """The metadata of the call, and the client.
 
         Raises:
-            BadRequest: it may not ask.
+            RequestError: The client may not send requests, or exceeds its rate limit.
         """
-        given = {str(key): value for key, value in context.invocation_metadata() or ()}
-        return given, self._front.clients.admit(str(given.get("authorization", "")).encode(), scores)
+        metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
+        return metadata, self._batcher.clients.admit(str(metadata.get("authorization", "")).encode(), scores)
 
     async def _infer(self, request: Any, context: Any) -> Any:
         name, status = request.model_name, 500
@@ -148,53 +148,55 @@ class _Methods:
             response = await self._scored(request, context)
             status = 200
             return response
-        except BadRequest as error:
+        except RequestError as error:
             status = error.status
             raise
         finally:
-            self._service.measures.request(name if name in self._service.names else "other", status)
+            self._service.stats.request(name if name in self._service.names else "other", status)
 
     async def _scored(self, request: Any, context: Any) -> Any:
-        given, client = self._admit(context, scores=True)
+        metadata, client = self._admit(context, scores=True)
         check_model(client, request.model_name or self._service.default)
-        number = request_id(str(given.get("x-request-id", "")) or request.id)
-        key = str(given.get("x-routing-key", "")) or None
-        target = Target(model=request.model_name, version=request.model_version or None, key=key, id=number)
+        id = request_id(str(metadata.get("x-request-id", "")) or request.id)
+        key = str(metadata.get("x-routing-key", "")) or None
+        target = Target(model=request.model_name, version=request.model_version or None, key=key, id=id)
         tensors, limits = _tensors(request), self._service.limits
-        answer = await self._front.score(
+        answer = await self._batcher.score(
             lambda loaded: v2.query_of(tensors, loaded.reader.schema, limits), request.ByteSize(), target
         )
         remaining = context.time_remaining()
         if remaining is not None and remaining <= 0:
-            raise BadRequest(504, "not scored within the call's deadline; it was given up")
-        return _response(answer, [one.name for one in request.outputs], number)
+            raise RequestError(504, "deadline exceeded")
+        return _response(answer, [output.name for output in request.outputs], id)
 
 
 def _tensors(request: Any) -> list[v2.Tensor]:
     """
     Raises:
-        BadRequest: the contents are not what the protocol says.
+        RequestError: The contents do not follow the protocol.
     """
-    raw, found = list(request.raw_input_contents), []
+    raw, tensors = list(request.raw_input_contents), []
     if raw and len(raw) != len(request.inputs):
-        raise BadRequest(422, f"there are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents")
-    for number, one in enumerate(request.inputs):
+        raise RequestError(422, f"there are {len(request.inputs)} inputs, but {len(raw)} raw_input_contents")
+    for number, tensor in enumerate(request.inputs):
         data: Any = raw[number] if raw else None
         if data is None:
-            if one.datatype not in _CONTENTS:
-                raise BadRequest(422, f"input {one.name!r}: send datatype {one.datatype!r} in raw_input_contents")
-            data = list(getattr(one.contents, _CONTENTS[one.datatype]))
-        found.append(v2.tensor_of(one.name, one.datatype, list(one.shape), data))
-    return found
+            if tensor.datatype not in _CONTENTS:
+                raise RequestError(
+                    422, f"input {tensor.name!r}: send datatype {tensor.datatype!r} in raw_input_contents"
+                )
+            data = list(getattr(tensor.contents, _CONTENTS[tensor.datatype]))
+        tensors.append(v2.tensor_of(tensor.name, tensor.datatype, list(tensor.shape), data))
+    return tensors
 
 
-def _response(answer: Answer, wanted: list[str], number: str) -> Any:
+def _response(answer: Answer, names: list[str], id: str) -> Any:
     """
     Raises:
-        BadRequest: an output that the model does not have.
+        RequestError: The model has no such output.
     """
-    made = message("ModelInferResponse")(model_name=answer.model, model_version=answer.version, id=number)
-    for name, values in v2.chosen_outputs(answer.scores, wanted).items():
-        made.outputs.add(name=name, datatype="FP32", shape=values.shape)
-        made.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
-    return made
+    response = message("ModelInferResponse")(model_name=answer.model, model_version=answer.version, id=id)
+    for name, values in v2.select_outputs(answer.scores, names).items():
+        response.outputs.add(name=name, datatype="FP32", shape=values.shape)
+        response.raw_output_contents.append(np.ascontiguousarray(values, "<f4").tobytes())
+    return response

@@ -1,7 +1,7 @@
-"""Messages of the open inference protocol over gRPC, as its published `grpc_predict_v2.proto` defines them.
+"""gRPC messages of the open inference protocol, as its `grpc_predict_v2.proto` defines them.
 
-Source: https://github.com/kserve/open-inference-protocol. They are built from this table on import, in
-a pool of their own: another package's copy of the same definition may be in the process.
+Source: https://github.com/kserve/open-inference-protocol. The messages are built on import from the table below, in a
+separate descriptor pool: another package in the process may register the same definitions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 PACKAGE, SERVICE = "inference", "inference.GRPCInferenceService"
 
-# message → its fields in the order of their numbers: "*" is repeated, a capital letter a message of this table, "-" a
-# field that the server neither reads nor writes, which protobuf passes over
+# message → its fields in the order of their numbers. "*": repeated; capitalized type: a message of this table; "-": a
+# field that the server neither reads nor writes, which protobuf ignores
 MESSAGES = {
     "ServerLiveRequest": "",
     "ServerLiveResponse": "bool live",

@@ -1,5 +1,4 @@
-"""One model's versions: what is loaded, how long it takes to score, and the watch for newer ones, which take over under
-load or not at all."""
+"""The versions of one model: loading, expected duration of a batch, and replacement by newer versions under load."""
 
 from __future__ import annotations
 
@@ -28,15 +27,21 @@ from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import without_secrets
 
 AUDIT = "audit.jsonl"
-_MANY = 100  # rows that show what a row costs
-PAUSE_S, LONGEST_S = 10.0, 3600.0  # before a refused version is read again as it is: the reason may have passed
-ENOUGH = 0.1  # fixed costs below this share of a batch's time are not worth a larger batch
-DEADLINE_S = 0.02  # the rows of several requests together are planned to take no longer, nor is an event loop kept
+_WARM_UP_ROWS = 100
+# Pause before a refused version is loaded again although its files did not change: the cause may have passed. Doubles.
+RETRY_S, MAX_RETRY_S = 10.0, 3600.0
+MIN_FIXED_SHARE = 0.1  # a larger batch is not worthwhile once its fixed cost is below this share of its duration
+MAX_INLINE_S = 0.02  # expected duration of a batch above which a thread scores it instead of the event loop
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A version that answers requests."""
+    """A loaded version.
+
+    Args:
+        quantiles: Of the scores in evaluation, by label.
+        export: Keeps the version's files in the cache.
+    """
 
     version: str
     folder: Path
@@ -47,39 +52,40 @@ class Loaded:
     export: Held
 
 
-def switch(place: Path | str, version: str | None = None) -> tuple[str, str]:
-    """Names in the file `current` of a folder of exports which of them is served; services look at it soon. A line in
-    `audit.jsonl` says when and who. Returns the folder's name before and now.
+def switch(path: Path | str, version: str | None = None) -> tuple[str, str]:
+    """Sets the version that services load from a folder of exports, by writing its file `current`.
+
+    Adds a line with time and user to `audit.jsonl`. Returns the names of the old and the new version.
 
     Args:
-        version: a folder below `place`; None: the last by name before the one that is served now.
+        version: A folder below `path`; None: the version before the current one, by name.
 
     Raises:
-        ExportError: there is no such version, or it is damaged or outside its limits.
+        ExportError: There is no such version, or it is damaged or outside its limits.
     """
-    exports, there = Exports(place, 0), open_folder(place)
-    names, before = list(exports.names())[::-1], exports.newest().name
-    earlier = names[: names.index(before)] if before in names else names
+    exports, folder = Exports(path, 0), open_folder(path)
+    names, old = list(exports.names())[::-1], exports.newest().name
+    earlier = names[: names.index(old)] if old in names else names
     if version is None and not earlier:
-        raise ExportError(f"{there.path} holds nothing older than {before}; there are {', '.join(names)}")
-    now = earlier[-1] if version is None else version
-    if now not in names:
-        raise ExportError(f"{there.path} has no version {now!r}; there are {', '.join(names)}")
-    check_version(there.sub(now).path)
-    there.write(CURRENT, f"{now}\n".encode())
-    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "user": getpass.getuser(), "from": before, "to": now}
-    earlier_lines = there.read(AUDIT) if AUDIT in there.names() else b""
-    there.write(AUDIT, earlier_lines + f"{json.dumps(line)}\n".encode())
-    return before, now
+        raise ExportError(f"{folder.path} has no version older than {old}; it has {', '.join(names)}")
+    new = earlier[-1] if version is None else version
+    if new not in names:
+        raise ExportError(f"{folder.path} has no version {new!r}; it has {', '.join(names)}")
+    check_version(folder.sub(new).path)
+    folder.write(CURRENT, f"{new}\n".encode())
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "user": getpass.getuser(), "from": old, "to": new}
+    audit_log = folder.read(AUDIT) if AUDIT in folder.names() else b""
+    folder.write(AUDIT, audit_log + f"{json.dumps(line)}\n".encode())
+    return old, new
 
 
-def check_version(place: Path | str, cache_bytes: int = CACHE_BYTES) -> Path:
-    """That what a place stands for is whole and within its limits, without loading it; returns its folder here.
+def check_version(path: Path | str, cache_bytes: int = CACHE_BYTES) -> Path:
+    """Checks an export, or the newest of a folder, without loading it: checksums and parity. Returns its local folder.
 
     Raises:
-        ExportError: it is not.
+        ExportError: There is no export, or it is damaged or outside its limits.
     """
-    exports = Exports(place, cache_bytes)
+    exports = Exports(path, cache_bytes)
     folder = exports.open(exports.newest()).folder
     _check_parity(folder, json.loads((folder / PARITY).read_text(encoding="utf-8")))
     return folder
@@ -87,23 +93,23 @@ def check_version(place: Path | str, cache_bytes: int = CACHE_BYTES) -> Path:
 
 def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
     if not parity.get("within_limits"):
-        problems = "; ".join(parity.get("problems", [])) or "it has no parity"
-        raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export it anew")
+        problems = "; ".join(parity.get("problems", [])) or "its parity was not measured"
+        raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export the run again")
 
 
 def load(export: Held, limits: Limits) -> Loaded:
-    """Loads and warms a version whose files are checked.
+    """Loads and warms up a version whose checksums were checked.
 
     Raises:
-        ExportError: its parity was outside its limits.
-        ValueError: its mapping is damaged, or it does not score.
+        ExportError: Its parity is outside its limits, or the score of a row of zeros is not finite.
+        ValueError: Its mapping is damaged.
     """
     folder, model = export.folder, Model(export.folder, checksums=False)
     _check_parity(folder, model.parity())
     scorer = Scorer(model)
-    empty_batch(scorer.schema)  # loads what the first request would wait for
-    seconds = {rows: _warm(model, rows) for rows in (2, 1, _MANY)}
-    row_s = (seconds[_MANY] - seconds[1]) / (_MANY - 1)
+    empty_batch(scorer.schema)  # loads libraries that the first request would wait for
+    seconds = {rows: _warm(model, rows) for rows in (2, 1, _WARM_UP_ROWS)}
+    row_s = (seconds[_WARM_UP_ROWS] - seconds[1]) / (_WARM_UP_ROWS - 1)
     inputs = model.index.inputs
     reader = Reader(scorer.mapping, inputs.keys, limits, inputs.context or ())
     quantiles = dict(model.parity().get("quantiles", {}))
@@ -112,99 +118,102 @@ def load(export: Held, limits: Limits) -> Loaded:
 
 
 def _warm(model: Model, rows: int) -> float:
-    """Scores rows of zeros a few times; returns the least seconds."""
+    """Scores rows of zeros a few times; returns the shortest duration in seconds."""
     inputs = model.index.inputs
     ids = torch.zeros(rows * len(inputs.keys), dtype=torch.int64)
     weights = torch.ones(len(ids)) if inputs.weighted else None
     sparse = KeyedJaggedTensor(list(inputs.keys), ids, weights, lengths=torch.ones_like(ids))
-    batch, took = Batch(torch.zeros(rows, inputs.num_dense), sparse, torch.zeros(rows)), []
+    batch, durations = Batch(torch.zeros(rows, inputs.num_dense), sparse, torch.zeros(rows)), []
     for _ in range(3):
         begin = time.perf_counter()
         logits = model.score(batch)
-        took.append(time.perf_counter() - begin)
+        durations.append(time.perf_counter() - begin)
     if not bool(logits.isfinite().all()):
-        raise ExportError(f"{model.folder}: a row of zeros scores {logits.flatten()[0]}; look at its training")
-    return min(took)
+        raise ExportError(f"{model.folder}: the logit of a row of zeros is {logits.flatten()[0]}; check its training")
+    return min(durations)
 
 
 class Versions:
-    """The version of one place that answers now.
+    """The active version of a model, and its replacement by newer ones.
 
     Args:
-        place: an export, or a folder of exports; a path or URI.
-        on_change: called with "loaded" or "refused", the version, and its folder or the reason.
+        path: An export, or a folder of exports; a path or URI.
+        on_change: Called with "loaded" or "refused", the version, and its folder or the reason.
 
     Raises:
-        ExportError, ValueError: the first version cannot be loaded.
+        ExportError, ValueError: The first version cannot be loaded.
     """
 
     def __init__(
         self,
-        place: Path | str,
+        path: Path | str,
         limits: Limits,
         on_change: Callable[[str, str, str], object],
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._limits, self._on_change = limits, on_change
-        self._exports = Exports(place, cache_bytes)
+        self._exports = Exports(path, cache_bytes)
         self.refused: dict[str, str] = {}
         self.active = load(self._exports.open(self._exports.newest()), limits)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._refused_files: Files = ()
-        self._pause_s = self._again_at = 0.0
+        self._retry_s = self._retry_at = 0.0
 
     def refresh(self) -> bool:
-        """Loads what is newest now, and lets it take over; what fails is read again once one of its files changes, or a
-        pause is over, twice as long each time. Returns whether another took over."""
-        with self._turn:
-            version = place = without_secrets(str(self._exports.place))
+        """Replaces the active version by the newest one; returns whether it did.
+
+        A version that cannot be loaded is refused. It is tried again when one of its files changes, or after a pause,
+        which doubles each time.
+        """
+        with self._lock:
+            version = path = without_secrets(str(self._exports.place))
             files: Files = ()
             try:
                 export = self._exports.newest()
                 version = version_of(export)
-                self.refused.pop(place, None)
+                self.refused.pop(path, None)
                 if version == self.active.version:
                     return False
                 files = files_of(export)
-                if files == self._refused_files and time.monotonic() < self._again_at:
-                    return False  # reading all of it again would find the same
+                if files == self._refused_files and time.monotonic() < self._retry_at:
+                    return False
                 loaded = load(self._exports.open(export), self._limits)
-            except Exception as error:  # whatever is wrong with a new version, the old one answers
+            except Exception as error:  # whatever is wrong with the new version, the old one stays active
                 if self.refused.get(version) != str(error):
                     self._on_change("refused", version, str(error))
                 self.refused[version] = str(error)
-                same, self._refused_files = files == self._refused_files, files
-                self._pause_s = min(2 * self._pause_s, LONGEST_S) if same else PAUSE_S
-                self._again_at = time.monotonic() + self._pause_s
+                unchanged, self._refused_files = files == self._refused_files, files
+                self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if unchanged else RETRY_S
+                self._retry_at = time.monotonic() + self._retry_s
                 return False
-            self.active = loaded  # requests that began with the old version end with it
+            self.active = loaded  # requests in progress keep the old version
             self.refused.clear()
             self._on_change("loaded", loaded.version, str(loaded.folder))
             return True
 
 
 class Pace:
-    """Seconds of a batch: a fixed part, measured on every batch, and a row's, measured when a version is loaded.
+    """Expected duration of a batch: a fixed cost, updated with every batch, and a cost per row, measured at loading.
 
     Args:
-        fixed_s: the first guess.
-        row_s: of the model.
-        longest_s: that a batch of several requests may take.
+        fixed_s: Initial fixed cost.
+        row_s: Cost per row.
+        max_s: Maximum expected duration of a batch of several requests.
     """
 
-    def __init__(self, fixed_s: float, row_s: float, longest_s: float = DEADLINE_S) -> None:
-        self._longest_s = longest_s
+    def __init__(self, fixed_s: float, row_s: float, max_s: float = MAX_INLINE_S) -> None:
+        self._max_s = max_s
         self._fixed_s, self._row_s = max(fixed_s, 0.0), max(row_s, 1e-9)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A batch has been scored."""
+        """Updates the fixed cost with a scored batch."""
         self._fixed_s += 0.05 * (max(seconds - rows * self._row_s, 0.0) - self._fixed_s)
 
     def seconds(self, rows: int) -> float:
-        """Of a batch, as far as is known."""
+        """Expected duration of a batch."""
         return self._fixed_s + rows * self._row_s
 
-    def most_rows(self) -> int:
-        """Of a batch of several requests: beyond, it gains nothing, or takes too long."""
-        worth = self._fixed_s * (1 - ENOUGH) / (ENOUGH * self._row_s)
-        return max(1, round(min(worth, self._longest_s / self._row_s)))
+    def max_rows(self) -> int:
+        """Rows of a batch of several requests above which a larger batch is not worthwhile, or takes too long."""
+        worthwhile = self._fixed_s * (1 - MIN_FIXED_SHARE) / (MIN_FIXED_SHARE * self._row_s)
+        return max(1, round(min(worthwhile, self._max_s / self._row_s)))

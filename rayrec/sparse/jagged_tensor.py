@@ -6,14 +6,14 @@ import inspect
 from abc import ABCMeta
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from rayrec._runtime.streamable import Pipelineable
 from rayrec.sparse import ops
-from rayrec.streamable import Pipelineable
 
 
 def checked_integers(type_name: str, argument: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -81,8 +81,36 @@ class Jagged(Pipelineable, metaclass=Traceable):
             self._offsets = ops.complete_cumsum(self._lengths.view(-1))
         return self._offsets
 
+    def lengths_or_none(self) -> torch.Tensor | None:
+        """The lengths, if they were passed or computed."""
+        return self._lengths
+
+    def offsets_or_none(self) -> torch.Tensor | None:
+        """The offsets, if they were passed or computed."""
+        return self._offsets
+
     def device(self) -> torch.device:
         return self._values.device
+
+    def size_in_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors())
+
+    def copy_(self, other: Self, non_blocking: bool = False) -> Self:
+        """Copies the tensors of `other`, which has the same sizes, into this one's; returns this one.
+
+        Raises:
+            ValueError: only one of the two has weights.
+        """
+        for name in ("_values", "_weights", "_lengths", "_offsets"):
+            target, source = getattr(self, name), getattr(other, name)
+            if source is not None and target is not None:
+                target.copy_(source, non_blocking=non_blocking)
+            elif name in ("_lengths", "_offsets"):  # each is computed from the other, which was copied
+                setattr(self, name, source)
+            elif (target is None) != (source is None):
+                raise ValueError(f"copy_: only one of the two {type(self).__name__}s has {name[1:]}")
+        return self
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         yield from (t for t in (self._values, self._weights, self._lengths, self._offsets) if t is not None)
@@ -126,6 +154,52 @@ class JaggedTensor(Jagged):
         self._lengths = lengths
         self._offsets = offsets
 
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> JaggedTensor:
+        """A tensor without examples; values and weights have torch's default dtype unless you pass one."""
+        return JaggedTensor(
+            values=torch.empty(0, dtype=values_dtype, device=device),
+            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+            offsets=torch.zeros(1, dtype=lengths_dtype, device=device),
+        )
+
+    @staticmethod
+    def empty_like(jt: JaggedTensor, device: torch.device | str | None = None) -> JaggedTensor:
+        """Without a device, a tensor without examples; with one, uninitialized tensors of equal sizes for `copy_`."""
+        if device is not None:
+            return jt._map(lambda t: torch.empty_like(t, device=device))
+        weights = jt.weights_or_none()
+        return JaggedTensor(
+            jt.values().new_empty(0), None if weights is None else weights.new_empty(0), jt.lengths().new_empty(0)
+        )
+
+    @staticmethod
+    def from_dense(values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] | None = None) -> JaggedTensor:
+        """From one tensor per example.
+
+        Raises:
+            ValueError: no examples, so dtype and device are unknown.
+        """
+        if not values:
+            raise ValueError("from_dense: there are no examples; use JaggedTensor.empty()")
+        lengths = torch.tensor([v.shape[0] for v in values], dtype=torch.int32, device=values[0].device)
+        return JaggedTensor(torch.cat(list(values)), torch.cat(list(weights)) if weights is not None else None, lengths)
+
+    @staticmethod
+    def from_dense_lengths(
+        values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> JaggedTensor:
+        """From padded values `[B, L]` or `[B, L, D]`, of which example b has the first `lengths[b]`."""
+        mask = torch.arange(values.shape[1], device=values.device)[None, :] < lengths[:, None]
+        return JaggedTensor(values[mask], weights[mask] if weights is not None else None, lengths)
+
     def to_dense(self) -> list[torch.Tensor]:
         """One view per example."""
         return [self._values[start:stop] for start, stop in pairwise(self.offsets().tolist())]
@@ -145,6 +219,15 @@ class JaggedTensor(Jagged):
         mask = column < lengths[:, None]
         out[mask] = self._values[(starts[:, None] + column)[mask]]
         return out
+
+    def to_padded_dense_weights(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> torch.Tensor | None:
+        """The weights, padded as by `to_padded_dense`; None without weights."""
+        if self._weights is None:
+            return None
+        weights = JaggedTensor(self._weights, None, self.lengths(), self.offsets())
+        return weights.to_padded_dense(desired_length, padding_value)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
 from rayrec.sparse.jagged_tensor import Jagged, JaggedTensor, checked_integers, lists_text
+from rayrec.sparse.messages import Received, joined, joined_varying
 
 InverseIndices = tuple[list[str], torch.Tensor]
 Strides = Sequence[Sequence[int]] | torch.Tensor | None
@@ -140,6 +141,68 @@ class KeyedJaggedTensor(Jagged):
             weights=_cat_weights([(key, jt.weights_or_none()) for key, jt in jt_dict.items()]),
             lengths=_cat([jt.lengths() for jt in jts]),
             stride_per_key_per_rank=[[s] for s in strides] if len(set(strides)) > 1 else None,
+        )
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: Sequence[str],
+        values: torch.Tensor,
+        lengths: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Strides = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> KeyedJaggedTensor:
+        """From lengths, with lengths and offsets per key computed now (on a GPU this synchronizes)."""
+        return KeyedJaggedTensor(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: Sequence[str],
+        values: torch.Tensor,
+        offsets: torch.Tensor,
+        weights: torch.Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Strides = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> KeyedJaggedTensor:
+        """From offsets, with lengths and offsets per key computed now (on a GPU this synchronizes)."""
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> KeyedJaggedTensor:
+        """A tensor without keys and examples; values and weights have torch's default dtype unless you pass one."""
+        return KeyedJaggedTensor(
+            keys=[],
+            values=torch.empty(0, dtype=values_dtype, device=device),
+            weights=torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+            stride=0,
+        )
+
+    @staticmethod
+    def empty_like(kjt: KeyedJaggedTensor, device: torch.device | str | None = None) -> KeyedJaggedTensor:
+        """Without a device, a tensor without keys and data but with the stride; with one, uninitialized tensors of the
+        same keys and sizes for `copy_`."""
+        if device is not None:
+            return kjt._map(lambda t: torch.empty_like(t, device=device))
+        weights = kjt.weights_or_none()
+        return KeyedJaggedTensor(
+            keys=[],
+            values=kjt.values().new_empty(0),
+            weights=None if weights is None else weights.new_empty(0),
+            lengths=kjt.lengths().new_empty(0),
+            stride=kjt.stride(),
         )
 
     @classmethod
@@ -364,7 +427,104 @@ class KeyedJaggedTensor(Jagged):
         out._weights = weights
         return out
 
+    def flatten_lengths(self) -> KeyedJaggedTensor:
+        """The same tensor with lengths of shape `[F * B]`, where they were passed as `[F, B]`."""
+        out = self.with_weights(self._weights)
+        out._lengths = self.lengths().view(-1)
+        return out
+
+    # -- sizes on the host
+
+    def offset_per_key_or_none(self) -> list[int] | None:
+        """`offset_per_key`, if it was passed or computed."""
+        return self._offset_per_key
+
+    def sync(self) -> KeyedJaggedTensor:
+        """Computes lengths and offsets per key, which later calls read on the host; returns this tensor."""
+        self.offset_per_key()
+        return self
+
+    def unsync(self) -> KeyedJaggedTensor:
+        """Drops what `sync` computed; returns this tensor."""
+        self._length_per_key = self._offset_per_key = None
+        return self
+
+    # -- exchange between ranks, for users who write it themselves
+
+    def dist_labels(self) -> list[str]:
+        """Names of `dist_tensors`."""
+        return list(self._dist_parts())
+
+    def dist_tensors(self) -> list[torch.Tensor]:
+        """The tensors that an exchange between ranks sends."""
+        return list(self._dist_parts().values())
+
+    def dist_splits(self, key_splits: Sequence[int]) -> list[list[int]]:
+        """Elements of each of `dist_tensors` that belong to each of several consecutive groups of keys.
+
+        Args:
+            key_splits: number of keys of each group.
+        """
+        edges = [0, *accumulate(key_splits)]
+        rows, ids = self.lengths_offset_per_key(), self.offset_per_key()
+        lengths = [rows[stop] - rows[start] for start, stop in pairwise(edges)]
+        values = [ids[stop] - ids[start] for start, stop in pairwise(edges)]
+        sizes = [lengths, values] if self._weights is None else [lengths, values, values]
+        return [*sizes, list(key_splits)] if self.variable_stride_per_key() else sizes
+
+    @staticmethod
+    def dist_init(
+        keys: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: torch.Tensor | None,
+        stride_per_rank: Sequence[int] | None,
+        stagger: int = 1,
+    ) -> KeyedJaggedTensor:
+        """From the `dist_tensors` of all ranks, in order of rank.
+
+        Args:
+            keys: keys of this rank.
+            tensors: each tensor, concatenated over ranks.
+            variable_stride_per_key: the last tensor holds the batch sizes.
+            num_workers: number of ranks.
+            recat: int32, the permutation from rank-major to key-major; None if the order is right already.
+            stride_per_rank: batch size of each rank, unless it varies by key.
+            stagger: ranks come in strides of this size.
+        """
+        received = Received(tuple(keys), tuple(tensors), num_workers, recat, stagger)
+        fields = joined_varying(received) if variable_stride_per_key else joined(received, stride_per_rank)
+        return KeyedJaggedTensor(**fields).sync()
+
+    def _dist_parts(self) -> dict[str, torch.Tensor]:
+        tensors = {"lengths": self.lengths(), "values": self._values}
+        if self._weights is not None:
+            tensors["weights"] = self._weights
+        if self.variable_stride_per_key():
+            tensors["strides"] = torch.tensor(self.stride_per_key(), device=self.device())
+        return tensors
+
     # -- moving
+
+    def copy_(self, other: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
+        """Copies the tensors of `other`, which has the same sizes, into this one's; returns this one.
+
+        Like a copy made by `to`, one on a GPU remembers `other`.
+
+        Raises:
+            ValueError: only one of the two has weights.
+        """
+        super().copy_(other, non_blocking)
+        self._length_per_key, self._offset_per_key = other._length_per_key, other._offset_per_key
+        self._jagged_by_key = None
+        self._set_host_copy(other)
+        return self
+
+    def clear_storage(self) -> None:
+        """Frees the memory of every tensor; none can be read afterwards."""
+        for tensor in self._tensors():
+            tensor.untyped_storage().resize_(0)
 
     def to(
         self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None

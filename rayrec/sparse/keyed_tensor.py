@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from rayrec._runtime.streamable import Pipelineable
 from rayrec.sparse.jagged_tensor import Traceable
-from rayrec.streamable import Pipelineable
 
 
 class KeyedTensor(Pipelineable, metaclass=Traceable):
@@ -93,6 +93,32 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
             KeyError: a group names a key that no tensor has.
         """
         return _regrouped(keyed_tensors, groups)
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """`regroup` with a name for each group.
+
+        Raises:
+            ValueError: another number of names than of groups.
+        """
+        if len(keys) != len(groups):
+            raise ValueError(f"regroup_as_dict: {len(keys)} names for {len(groups)} groups")
+        blocks = KeyedTensor.regroup(keyed_tensors, groups)
+        # by index: in a traced model the blocks are one node, which has no length
+        return {key: blocks[index] for index, key in enumerate(keys)}
+
+    @staticmethod
+    def from_tensor_list(
+        keys: Sequence[str], tensors: Sequence[torch.Tensor], key_dim: int = 1, cat_dim: int = 1
+    ) -> KeyedTensor:
+        """From one tensor per key, concatenated along `cat_dim`."""
+        return KeyedTensor(keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), dim=cat_dim), key_dim)
+
+    def size_in_bytes(self) -> int:
+        """Bytes of the tensor."""
+        return self._values.numel() * self._values.element_size()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
         moved = self._values.to(device, non_blocking=non_blocking)

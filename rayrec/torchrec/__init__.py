@@ -28,14 +28,15 @@ _HOMES = {
     "EmbeddingCollection": "rayrec.modules",
     "EmbeddingConfig": "rayrec.modules",
     "PoolingType": "rayrec.modules",
-    "Multistreamable": "rayrec.streamable",
-    "Pipelineable": "rayrec.streamable",
+    "Multistreamable": "rayrec._runtime.streamable",
+    "Pipelineable": "rayrec._runtime.streamable",
 }
 _PACKAGES = frozenset(
     ("datasets", "distributed", "fx", "inference", "metrics", "models", "modules", "optim", "quant", "sparse")
 )
 
 if TYPE_CHECKING:
+    from rayrec._runtime.streamable import Multistreamable, Pipelineable
     from rayrec.modules import (
         DataType,
         EmbeddingBagCollection,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         PoolingType,
     )
     from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-    from rayrec.streamable import Multistreamable, Pipelineable
 
 __version__ = "1.8.0"  # of TorchRec, whose names these are
 

@@ -9,6 +9,37 @@ ORDER = "the metric keeps the window's examples; derive from rec_metric.RecMetri
 PLAN = "the planner checks what it plans, and DistributedModelParallel what it is given"
 VIRTUAL = "a dynamic table maps ids to rows"
 
+# Functions in the modules of metrics, by module.
+_METRIC_FUNCTIONS = {
+    "accuracy": "compute_accuracy compute_accuracy_sum get_accuracy_states",
+    "average": "compute_average get_average_states",
+    "cali_free_ne": "compute_cali_free_ne compute_cross_entropy get_cali_free_ne_states",
+    "calibration": "compute_calibration get_calibration_states",
+    "ctr": "compute_ctr get_ctr_states",
+    "gauc": "compute_gauc_3d compute_window_auc get_auc_states to_3d",
+    "mae": "compute_error_sum compute_mae get_mae_states",
+    "mse": "compute_error_sum compute_mse compute_r_squared compute_rmse get_mse_states",
+    "multiclass_recall": "compute_multiclass_recall_at_k compute_true_positives_at_k get_multiclass_recall_states",
+    "ne": "compute_cross_entropy compute_logloss compute_ne get_ne_states",
+    "ne_positive": "compute_cross_entropy_positive compute_ne_positive get_ne_positive_states",
+    "nmse": "compute_norm get_norm_mse_states",
+    "num_missing_labels": "compute_missing_label_sum get_num_missing_labels_states",
+    "num_positive_samples": "compute_weighted_pos_sum get_num_positive_sample_states",
+    "precision": "compute_false_pos_sum compute_precision compute_true_pos_sum get_precision_states",
+    "recall": "compute_false_neg_sum compute_recall compute_true_pos_sum get_recall_states",
+    "recall_session": "ranking_within_session",
+    "segmented_ne": (
+        "GroupingKeyConfig compute_cross_entropy compute_logloss compute_ne compute_ne_fused "
+        "compute_ne_helper get_segemented_ne_states get_segemented_ne_states_fused"
+    ),
+    "sum_weights": "compute_weighted_sum get_weighted_sum_states",
+    "tensor_weighted_avg": "get_mean",
+    "unweighted_ne": "compute_cross_entropy compute_ne get_unweighted_ne_states",
+    "weighted_avg": "get_mean",
+    "weighted_sum_predictions": "compute_weighted_predictions_sum get_weighted_sum_prediction_states",
+    "xauc": "compute_error_sum compute_weighted_num_pairs compute_xauc get_xauc_states",
+}
+
 # Module, names separated by spaces, and what to use instead of them.
 NAMES: tuple[tuple[str, str, str], ...] = (
     (
@@ -177,50 +208,14 @@ NAMES: tuple[tuple[str, str, str], ...] = (
         "trim_torch_package_prefix_from_typename",
         "`rayrec export` and `rayrec serve`; quantize_embeddings and quantize_inference_model are here",
     ),
-    ("metrics.accuracy", "compute_accuracy compute_accuracy_sum get_accuracy_states", SUMS),
     ("metrics.auc", "AUCMetricComputation compute_auc compute_auc_per_group", ORDER),
     ("metrics.auprc", "AUPRCMetricComputation compute_auprc compute_auprc_per_group", ORDER),
-    ("metrics.average", "compute_average get_average_states", SUMS),
-    ("metrics.cali_free_ne", "compute_cali_free_ne compute_cross_entropy get_cali_free_ne_states", SUMS),
-    ("metrics.calibration", "compute_calibration get_calibration_states", SUMS),
-    ("metrics.ctr", "compute_ctr get_ctr_states", SUMS),
-    ("metrics.gauc", "compute_gauc_3d compute_window_auc get_auc_states to_3d", SUMS),
-    ("metrics.mae", "compute_error_sum compute_mae get_mae_states", SUMS),
     ("metrics.metrics_config", "RecMetricEnumBase", "RecMetricModule takes a RecMetricList with metrics of your own"),
     ("metrics.metrics_namespace", "task_wildcard_metrics_pattern", "metrics_namespace.compose_metric_key"),
-    ("metrics.mse", "compute_error_sum compute_mse compute_r_squared compute_rmse get_mse_states", SUMS),
-    (
-        "metrics.multiclass_recall",
-        "compute_multiclass_recall_at_k compute_true_positives_at_k get_multiclass_recall_states",
-        SUMS,
-    ),
-    ("metrics.ne", "compute_cross_entropy compute_logloss compute_ne get_ne_states", SUMS),
-    ("metrics.ne_positive", "compute_cross_entropy_positive compute_ne_positive get_ne_positive_states", SUMS),
-    ("metrics.nmse", "compute_norm get_norm_mse_states", SUMS),
-    ("metrics.num_missing_labels", "compute_missing_label_sum get_num_missing_labels_states", SUMS),
-    ("metrics.num_positive_samples", "compute_weighted_pos_sum get_num_positive_sample_states", SUMS),
-    ("metrics.precision", "compute_false_pos_sum compute_precision compute_true_pos_sum get_precision_states", SUMS),
     ("metrics.rauc", "RAUCMetricComputation compute_rauc compute_rauc_per_group conquer_and_count", ORDER),
     ("metrics.rauc", "count_reverse_pairs_divide_and_conquer divide", ORDER),
-    ("metrics.recall", "compute_false_neg_sum compute_recall compute_true_pos_sum get_recall_states", SUMS),
-    ("metrics.recall_session", "ranking_within_session", SUMS),
-    (
-        "metrics.segmented_ne",
-        "GroupingKeyConfig compute_cross_entropy compute_logloss compute_ne compute_ne_fused",
-        SUMS,
-    ),
-    ("metrics.segmented_ne", "compute_ne_helper get_segemented_ne_states get_segemented_ne_states_fused", SUMS),
-    ("metrics.sum_weights", "compute_weighted_sum get_weighted_sum_states", SUMS),
-    ("metrics.tensor_weighted_avg", "get_mean", SUMS),
     ("metrics.tower_qps", "TowerQPSMetricComputation", "throughput.ThroughputMetric"),
-    ("metrics.unweighted_ne", "compute_cross_entropy compute_ne get_unweighted_ne_states", SUMS),
-    ("metrics.weighted_avg", "get_mean", SUMS),
-    (
-        "metrics.weighted_sum_predictions",
-        "compute_weighted_predictions_sum get_weighted_sum_prediction_states",
-        SUMS,
-    ),
-    ("metrics.xauc", "compute_error_sum compute_weighted_num_pairs compute_xauc get_xauc_states", SUMS),
+    *((f"metrics.{module}", names, SUMS) for module, names in _METRIC_FUNCTIONS.items()),
     ("modules.embedding_configs", "FeatureScoreMapping", VIRTUAL),
     (
         "modules.feature_processor",

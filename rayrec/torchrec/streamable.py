@@ -1,5 +1,5 @@
 """`torchrec.streamable`."""
 
-from rayrec.streamable import Multistreamable, Pipelineable
+from rayrec._runtime.streamable import Multistreamable, Pipelineable
 
 __all__ = ["Multistreamable", "Pipelineable"]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rayrec._debug import debugging
+from rayrec._runtime.debug import debugging
 from rayrec.cli import run
 from tests.train.small import raw_config, write_all
 

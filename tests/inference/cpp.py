@@ -1,4 +1,4 @@
-"""Builds what lies in `deploy/cpp`, once a test process; tests skip by name where a tool or a header is missing."""
+"""Builds `deploy/cpp`, once per test process. Tests skip and name the tool or header that is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[2] / "deploy" / "cpp"
-HEADERS = ("nlohmann/json.hpp", "boost/beast.hpp", "blake2.h", "zlib.h")
+HEADERS = ("nlohmann/json.hpp", "blake2.h", "zlib.h")
 
 
 def _missing() -> list[str]:
@@ -23,7 +23,7 @@ def _missing() -> list[str]:
         ["g++", "-std=c++20", "-E", "-M", "-MG", "-x", "c++", "-"], input=lines, capture_output=True, text=True
     )
     words = found.stdout.split()
-    return [name for name in HEADERS if name in words]  # found ones come with their folders
+    return [name for name in HEADERS if name in words]  # a header that exists appears with its folder
 
 
 needs_cpp = pytest.mark.skipif(

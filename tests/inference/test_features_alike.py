@@ -21,7 +21,7 @@ from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataSet, Manife
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
 from rayrec.inference.scorer import Scorer
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import ARROW, JSON, Reader
 from rayrec.train import Trainer, load_config
@@ -145,7 +145,7 @@ def test_bad_values_are_named_alike(run: Path, model: Path, tmp_path: Path) -> N
     (problem,) = {one.problem for one in errors.values()}
     assert problem == "derived column 'late': the event is later than the row's time"
     reader = Reader(scorer.mapping, scorer.schema.sparse_names, Limits(body_bytes=1 << 30))
-    with pytest.raises(BadRequest, match=re.escape(problem)) as caught:
+    with pytest.raises(RequestError, match=re.escape(problem)) as caught:
         reader.batch([reader.read(as_json(rows), JSON)])
     assert caught.value.errors[0]["row"] == late[0]
     with stream_of(run, written(tmp_path / "data", rows), 64) as stream:

@@ -23,7 +23,6 @@ from rayrec.models import MODELS, Batch
 from rayrec.models.esmm import logit_of_both
 from rayrec.models.ranker import HistoryInputs, RankerInput
 from rayrec.modules import EmbeddingBagConfig, PoolingType
-from rayrec.modules.attention import Mask
 from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.experts import ExpertSizes, MultiTask
 from rayrec.modules.target_attention import TargetAttention, TargetTransformer
@@ -105,7 +104,7 @@ def test_target_attention_follows_its_formula_row_by_row(softmax: bool, hidden: 
 
 def test_a_transformer_over_history_and_target_follows_its_formula_row_by_row() -> None:
     torch.manual_seed(0)
-    config = EncoderConfig(dim=6, blocks=1, heads=2, norm_first=False, mask=Mask(causal=False))
+    config = EncoderConfig(dim=6, blocks=1, heads=2, norm_first=False, causal=False)
     layer = TargetTransformer(config, 7)
     lengths, query, keys = torch.tensor([3, 0, 1, 7, 0]), torch.randn(5, 6), torch.randn(11, 6)
     out, (block,) = layer(query, keys, lengths), layer.encoder.blocks

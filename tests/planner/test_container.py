@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.container import cpus, memory_bytes
+from rayrec._runtime.cgroup_limits import cpus, memory_bytes
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.machine import topology
 

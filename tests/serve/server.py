@@ -13,9 +13,9 @@ from typing import Any
 
 import uvicorn
 
+from rayrec.serve.batching import Batcher
 from rayrec.serve.clients import Clients
 from rayrec.serve.config import ClientConfig, TlsConfig
-from rayrec.serve.front import Front
 from rayrec.serve.requests import JSON
 from rayrec.serve.v2_grpc import serving
 
@@ -66,14 +66,14 @@ class Server:
 class GrpcServer:
     """The gRPC side of a service, in a thread of this process."""
 
-    def __init__(self, front: Front, tls: TlsConfig | None = None) -> None:
+    def __init__(self, front: Batcher, tls: TlsConfig | None = None) -> None:
         self.port, self._loop = 0, asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run(front, tls)))
         self._thread.start()
         assert self._started.wait(30)
 
-    async def _run(self, front: Front, tls: TlsConfig | None) -> None:
+    async def _run(self, front: Batcher, tls: TlsConfig | None) -> None:
         self._stop = asyncio.Event()
         async with serving(front, "127.0.0.1", 0, tls) as self.port:
             self._started.set()

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.serve import Service
-from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import Front
+from rayrec.serve.batching import Batcher
+from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.service import Answer, ScoreRequest
-from rayrec.serve.versions import DEADLINE_S, Pace
+from rayrec.serve.versions import MAX_INLINE_S, Pace
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import SCHEMA, stream
 
@@ -58,9 +58,9 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, str]:
     return json.dumps(raw).encode(), JSON
 
 
-def together(service: Service, requests: list[ScoreRequest]) -> list[Answer | BadRequest]:
-    """As a front scores them where all of them wait, and there is time for all."""
-    answers: dict[int, Answer | BadRequest] = {}
+def together(service: Service, requests: list[ScoreRequest]) -> list[Answer | RequestError]:
+    """As a batcher scores them where all of them wait, and there is time for all."""
+    answers: dict[int, Answer | RequestError] = {}
     while rest := [place for place in range(len(requests)) if place not in answers]:
         form = requests[rest[0]].query.form
         group = [place for place in rest if place == rest[0] or requests[place].query.form == form is not None]
@@ -75,12 +75,12 @@ def test_requests_together_are_answered_as_each_alone(service: Service, drawn: l
     for body, kind in drawn:
         try:
             requests.append(service.read(body, kind))
-        except BadRequest:
+        except RequestError:
             continue
     for one, answer in zip(requests, together(service, requests), strict=True):
         (alone,) = service.answers([one])
-        if isinstance(alone, BadRequest):
-            assert isinstance(answer, BadRequest) and answer.to_dict() == alone.to_dict()
+        if isinstance(alone, RequestError):
+            assert isinstance(answer, RequestError) and answer.to_dict() == alone.to_dict()
         else:
             assert isinstance(answer, Answer) and answer.version == alone.version
             np.testing.assert_allclose(answer.scores["label"], alone.scores["label"], rtol=0, atol=1e-6)
@@ -100,8 +100,8 @@ def test_those_that_wait_are_scored_together_and_a_bad_request_spoils_only_itsel
     users = [replace(one, loaded=loaded) for one in users]
 
     async def ask(*requests: ScoreRequest) -> list[Any]:
-        front = Front(service)
-        return await asyncio.gather(*(front.scored(one) for one in requests), return_exceptions=True)
+        batcher = Batcher(service)
+        return await asyncio.gather(*(batcher.scored(one) for one in requests), return_exceptions=True)
 
     before = len_of(service)
     answers = asyncio.run(ask(*users, other))
@@ -129,10 +129,10 @@ def test_bad_requests_cost_the_others_no_batch_of_their_own(
     answers = service.answers(requests)
     batches, scored = (after - first for after, first in zip(len_of(service), before, strict=True))
     assert (batches, scored) == (1, 12 - len(bad))
-    assert [place for place, answer in enumerate(answers) if isinstance(answer, BadRequest)] == [*bad]
+    assert [place for place, answer in enumerate(answers) if isinstance(answer, RequestError)] == [*bad]
     for place in bad:
         (alone,), answer = service.answers([requests[place]]), answers[place]
-        assert isinstance(alone, BadRequest) and isinstance(answer, BadRequest)
+        assert isinstance(alone, RequestError) and isinstance(answer, RequestError)
         assert answer.to_dict() == alone.to_dict()
 
 
@@ -140,10 +140,10 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
     """Between its coming and its scoring the event loop goes round a few times, and never sleeps."""
 
     async def ask() -> int:
-        loop, times, front = asyncio.get_running_loop(), 0, Front(service)
-        answer = asyncio.ensure_future(front.scored(request_of(service, 1)))
+        loop, times, batcher = asyncio.get_running_loop(), 0, Batcher(service)
+        answer = asyncio.ensure_future(batcher.scored(request_of(service, 1)))
         await asyncio.sleep(0)
-        while front._waiting:
+        while batcher._waiting:
             times += 1
             assert not [handle for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
             await asyncio.sleep(0)
@@ -155,9 +155,9 @@ def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:
 
 def test_whose_client_has_gone_is_not_scored(service: Service) -> None:
     async def ask() -> Any:
-        front = Front(service)
-        gone = asyncio.ensure_future(front.scored(request_of(service, 1)))
-        here = asyncio.ensure_future(front.scored(request_of(service, 1)))
+        batcher = Batcher(service)
+        gone = asyncio.ensure_future(batcher.scored(request_of(service, 1)))
+        here = asyncio.ensure_future(batcher.scored(request_of(service, 1)))
         await asyncio.sleep(0)
         gone.cancel()
         return await asyncio.wait_for(here, 30)
@@ -190,16 +190,16 @@ def test_clients_at_the_same_time_are_scored_together_over_http(service: Service
 def len_of(service: Service) -> tuple[float, float]:
     """Batches and requests so far."""
     lines = dict(line.rsplit(" ", 1) for line in service.metrics().decode().splitlines() if line[0] != "#")
-    name = f'rayrec_batch_requests_{{}}{{{{model="ctr",replica="{service.measures.replica}"}}}}'
+    name = f'rayrec_batch_requests_{{}}{{{{model="ctr",replica="{service.stats.replica}"}}}}'
     return float(lines.get(name.format("count"), 0)), float(lines.get(name.format("sum"), 0))
 
 
 def test_the_pace_says_how_many_rows_are_worth_it() -> None:
     pace = Pace(fixed_s=1e-3, row_s=1e-5)
-    assert pace.most_rows() == 900  # then a tenth of the time is fixed
+    assert pace.max_rows() == 900  # then a tenth of the time is fixed
     for _ in range(300):
         pace.observe(10, 5e-3)
-    assert pace.most_rows() == round(DEADLINE_S / 1e-5)
+    assert pace.max_rows() == round(MAX_INLINE_S / 1e-5)
     for _ in range(300):
         pace.observe(1000, 1e-2)
-    assert pace.most_rows() == 1  # nothing is fixed
+    assert pace.max_rows() == 1  # nothing is fixed

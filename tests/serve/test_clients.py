@@ -11,7 +11,7 @@ from rayrec.serve import Service
 from rayrec.serve import clients as clients_module
 from rayrec.serve.clients import Clients
 from rayrec.serve.config import ClientConfig
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from tests.serve.server import GOOD, Server, clients_of
 
@@ -36,10 +36,11 @@ def test_each_client_has_its_token_rate_and_models(service: Service, tmp_path: P
         code, answer, headers = server.ask_all("POST", "/score", BODY, authorization="Bearer slow-token")
         assert code == 200
         code, answer, headers = server.ask_all("POST", "/score", BODY, authorization="Bearer slow-token")
-        assert (code, headers["retry-after"]) == (429, "1") and "client 'slow' asks more than 0.01" in answer["error"]
+        assert (code, headers["retry-after"]) == (429, "1")
+        assert "client 'slow' exceeds its rate limit of 0.01" in answer["error"]
         assert server.ask("GET", "/schema", authorization="Bearer slow-token")[0] == 200
         code, answer = server.ask("POST", "/score", BODY, authorization="Bearer other-token")
-        assert code == 403 and "may ask for none only, not 'ctr'" in answer["error"]
+        assert code == 403 and "may only use none, not 'ctr'" in answer["error"]
         assert status(server, "fast-token ") == 401 and status(server, "") == 401
         assert server.ask("POST", "/score", BODY, authorization="fast-token")[0] == 401
     finally:
@@ -49,18 +50,18 @@ def test_each_client_has_its_token_rate_and_models(service: Service, tmp_path: P
 def test_a_replaced_token_is_read_anew_and_a_lost_file_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients_module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(clients_module, "_CHECK_FILES_S", 0.0)
     clients = clients_of(tmp_path, one="before")
     assert clients.admit(b"Bearer before")
     (tmp_path / "one").write_text("after")
     os.utime(tmp_path / "one", ns=(1, 1))
     assert clients.admit(b"Bearer after")
-    with pytest.raises(BadRequest, match="send the service's token"):
+    with pytest.raises(RequestError, match="send the service's token"):
         clients.admit(b"Bearer before")
     (tmp_path / "one").unlink()
     assert clients.admit(b"Bearer after")
 
 
 def test_two_clients_have_two_tokens(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="two clients have one token"):
+    with pytest.raises(ValueError, match="two clients have the same token"):
         clients_of(tmp_path, one="same", two="same")

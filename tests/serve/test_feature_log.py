@@ -20,7 +20,7 @@ from rayrec.train.after.export import export_run
 from tests.inference.runs import train, trainer_scores
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import stream
-from tests.serve.test_traffic import series
+from tests.serve.test_routing import series
 
 COLUMNS = ["user", "item", "tags", "age"]
 BODY = json.dumps({"rows": [GOOD]}).encode()
@@ -125,14 +125,14 @@ def test_a_log_that_is_slow_or_cannot_be_written_costs_no_request(
     assert (
         series(service, "rayrec_logged_requests_total")[
             '{model="ctr",outcome="lost file"'.join(
-                ["rayrec_logged_requests_total", f',replica="{service.measures.replica}"}}']
+                ["rayrec_logged_requests_total", f',replica="{service.stats.replica}"}}']
             )
         ]
         == 1
     )
     slow = Service([ModelSpec(name="ctr", path=model)], log=LogConfig(folder=tmp_path / "log", share=1.0))
-    (behind,) = slow._behind
-    monkeypatch.setattr(behind._behind, "_work", lambda item: time.sleep(0.5))
+    assert slow._feature_log is not None
+    monkeypatch.setattr(slow._feature_log._worker, "_work", lambda item: time.sleep(0.5))
     begin = time.perf_counter()
     for _ in range(100):
         slow.score(BODY, JSON)

@@ -27,7 +27,7 @@ import sys, uvicorn
 from pathlib import Path
 from rayrec.serve import ModelSpec, ServeConfig
 from rayrec.serve.limits import Limits
-from rayrec.serve.replica import application
+from rayrec.serve.app import application
 app = application(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), limits=Limits(queue=4), watch_s=0.0))
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 """

@@ -187,7 +187,7 @@ def bombs() -> dict[str, bytes]:
         ("runs", 413, "rows"),
         ("encoded", 422, "run-end"),
         ("nulls", 413, "1,048,576 rows"),
-        ("compressed", 400, "without compression"),
+        ("compressed", 400, "uncompressed"),
     ],
 )
 def test_small_streams_of_much_are_refused_before_they_are_unpacked(

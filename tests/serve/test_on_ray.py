@@ -232,7 +232,7 @@ def test_services_on_one_ray_leave_each_other_alone(model: Path) -> None:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=500)
     at = f"http://127.0.0.1:{port}"
     assert f"{at}/one 200 {at}/other 200" in done.stdout, done.stdout + done.stderr
-    assert "--name one: this Ray serves an application of that name already" in done.stdout
+    assert "--name one: this Ray already serves an application with that name" in done.stdout
     assert "Prefix /one is being used by application" in done.stdout
     assert "still 200 200\nended 200 404" in done.stdout and done.returncode == 0, done.stdout + done.stderr
     assert "ends with `rayrec service stop kept`" in done.stdout

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rayrec.serve import ModelSpec, Service
-from rayrec.serve.errors import BadRequest
-from rayrec.serve.front import _LARGE_BYTES
+from rayrec.serve.batching import _LARGE_BYTES
+from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.requests import JSON
@@ -31,7 +31,7 @@ class Slow(Service):
         self.begun, self.may_score = threading.Event(), threading.Event()
         self.read(json.dumps(BODY).encode(), JSON).loaded.pace.observe(1, 1000.0)
 
-    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
+    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
         self.begun.set()
         assert self.may_score.wait(30)
         return super().answers(requests)
@@ -91,12 +91,12 @@ def test_requests_beyond_the_queue_are_refused_at_once(busy: tuple[Server, Asked
     server, asked = busy
     waiting = Asked(lambda: server.ask("POST", "/score", b" " * _LARGE_BYTES + b'{"rows": []}'))  # read by the thread
     until = time.monotonic() + 20
-    while app.front.queued < 2:  # else one of the next requests would have its place
+    while app.batcher.queued < 2:  # else one of the next requests would have its place
         assert time.monotonic() < until
         time.sleep(0.01)
     status, refused, headers = server.ask_all("POST", "/score", BODY)
     assert status == 503
-    assert "2 requests wait already" in refused["error"] and headers["retry-after"] == "1"
+    assert "queue full (2 requests)" in refused["error"] and headers["retry-after"] == "1"
     assert asked.is_alive() and waiting.is_alive()
     slow.may_score.set()
     assert asked.result()[0] == 200 and waiting.result()[0] == 422
@@ -120,7 +120,7 @@ def test_scores_never_come_after_the_deadline(model: Path) -> None:
     """Not where the event loop itself scores, either."""
 
     class Late(Service):
-        def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | BadRequest]:
+        def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
             time.sleep(0.5)
             return super().answers(requests)
 
@@ -138,4 +138,4 @@ def scored(service: Service) -> float:
 @pytest.mark.parametrize("deadline", ["0", "-1", "soon", "inf", "nan"])
 def test_a_deadline_is_a_number_of_milliseconds(server: Server, deadline: str) -> None:
     status, answer = server.ask("POST", "/score", BODY, x_deadline_ms=deadline)
-    assert status == 400 and f"X-Deadline-Ms: {deadline}: give milliseconds" in answer["error"]
+    assert status == 400 and f"X-Deadline-Ms must be milliseconds above 0, not {deadline!r}" in answer["error"]

@@ -37,6 +37,6 @@ def test_the_options_are_those_of_the_commands() -> None:
             assert option in text, f"rayrec {command} has no {option}"
 
 
-def test_the_cpp_server_is_given_a_folder_that_was_compiled() -> None:
-    served = re.findall(r"rayrec_server (\S+)", PAGE)
+def test_cpp_is_given_a_folder_that_was_compiled() -> None:
+    served = re.findall(r"rayrec_score (\S+)", PAGE)
     assert served and set(served) <= set(re.findall(r"^rayrec export \S+ (\S+) .*--target aoti", PAGE, re.MULTILINE))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rayrec.inference import ExportError
 from rayrec.inference.index import write_index
-from rayrec.serve.config import made_of
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.config import parse_config
+from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from rayrec.serve.limits import Limits
 from rayrec.serve.retrieval import Retrieval, newest_index
@@ -66,28 +66,28 @@ def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> Non
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        ("[", 400, "no JSON"),
+        ("[", 400, "not valid JSON"),
         ("[]", 422, "an object"),
         ('{"queries": 3}', 422, "queries: .* array"),
         ('{"queries": []}', 422, "no rows"),
-        ('{"queries": [{}]}', 422, "queries.0: give either history or vector"),
+        ('{"queries": [{}]}', 422, "queries.0: a query must have one of: history, vector"),
         ('{"queries": [{"history": [1.5]}]}', 422, "queries.0.history.0"),
         ('{"queries": [{"history": [], "user": 3}]}', 422, "queries.0.user"),
         ('{"queries": [{"vector": [1, 2, 3]}]}', 422, "vector must be 4 finite numbers"),
         ('{"queries": [{"vector": [1, 2, 3, NaN]}]}', 422, "queries.0.vector.3"),
-        ('{"queries": [{"vector": [1, 2, 3, 4]}, {"history": []}]}', 422, "all histories or all vectors"),
+        ('{"queries": [{"vector": [1, 2, 3, 4]}, {"history": []}]}', 422, "all histories, all vectors"),
         ('{"queries": [{"history": []}], "k": 0}', 422, "k: .* greater than or equal to 1"),
         ('{"queries": [{"history": []}], "k": true}', 422, "k: .* integer"),
         ('{"queries": [{"history": []}], "keep_seen": 1}', 422, "keep_seen"),
         ('{"queries": [{"history": []}], "filter": {"colour": ["red"]}}', 422, "no attribute 'colour'"),
         ('{"queries": [{"history": []}], "filter": {"shop": [3]}}', 422, "filter 'shop'"),
         ('{"queries": [{"history": []}], "filter": {"shop": "b"}}', 422, "filter.shop: .* array"),
-        (json.dumps({"queries": [{"history": []}] * 9}), 413, "9 rows are more than the 8"),
-        (json.dumps({"queries": [{"history": [1] * 31}]}), 413, "62 ids are more than the 60"),
+        (json.dumps({"queries": [{"history": []}] * 9}), 413, "9 rows exceed the limit of 8"),
+        (json.dumps({"queries": [{"history": [1] * 31}]}), 413, "62 ids exceed the limit of 60"),
     ],
 )
 def test_wrong_requests_are_told_what_is_wrong(retrieval: Retrieval, body: str, status: int, text: str) -> None:
-    with pytest.raises(BadRequest, match=text) as error:
+    with pytest.raises(RequestError, match=text) as error:
         retrieval.answer(body.encode())
     assert error.value.status == status
 
@@ -113,7 +113,7 @@ requests = st.fixed_dictionaries(
 def test_whatever_is_sent_is_answered_or_refused(retrieval: Retrieval, asked: dict[str, Any]) -> None:
     try:
         answer = json.loads(retrieval.answer(json.dumps(asked).encode()))
-    except BadRequest as error:
+    except RequestError as error:
         assert 400 <= error.status < 500 and error.text
     else:
         assert len(answer["results"]) == len(asked["queries"])
@@ -139,7 +139,7 @@ def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service
 
 
 def test_a_service_may_have_an_index_alone(retrieval: Retrieval) -> None:
-    config = made_of({"index": str(retrieval.index.folder)})
+    config = parse_config({"index": str(retrieval.index.folder)})
     server = Server(App(Service(config.models), retrieval=retrieval))
     try:
         status, answer = server.ask("POST", "/retrieve", {"queries": [{"history": [101]}]})
@@ -151,7 +151,7 @@ def test_a_service_may_have_an_index_alone(retrieval: Retrieval) -> None:
             ("GET", "/v2/models/x", None),
         ):
             status, answer = server.ask(method, path, body)
-            assert status == 404 and "no model that scores; POST /retrieve" in str(answer), (path, answer)
+            assert status == 404 and "no ranking model; use POST /retrieve" in str(answer), (path, answer)
         assert server.ask("GET", "/metrics")[0] == 200
     finally:
         server.close()
@@ -160,5 +160,5 @@ def test_a_service_may_have_an_index_alone(retrieval: Retrieval) -> None:
 def test_of_a_folder_of_indexes_the_last_by_name_is_served(retrieval: Retrieval, tmp_path: Path) -> None:
     folder = retrieval.index.folder
     assert newest_index(folder) == folder == newest_index(folder.parent)
-    with pytest.raises(ExportError, match="holds no index"):
+    with pytest.raises(ExportError, match="has no index"):
         newest_index(tmp_path)

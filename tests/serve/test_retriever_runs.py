@@ -21,7 +21,7 @@ from rayrec.inference import ExportError
 from rayrec.inference.index import Index
 from rayrec.models import RETRIEVERS, Retriever
 from rayrec.serve import Service
-from rayrec.serve.errors import BadRequest
+from rayrec.serve.errors import RequestError
 from rayrec.serve.http import App
 from rayrec.serve.retrieval import Retrieval
 from rayrec.train import Trainer
@@ -173,7 +173,7 @@ def test_whatever_row_is_sent_is_answered_or_refused(
     row |= {names[place % len(names)] if place < 8 else "other": value for place, value in changed.items()}
     try:
         answer = json.loads(answering.answer(json.dumps({"queries": [{"row": row}], "k": 3}).encode()))
-    except BadRequest as error:
+    except RequestError as error:
         assert 400 <= error.status < 500 and error.text
     else:
         (one,) = answer["results"]

@@ -27,7 +27,7 @@ from rayrec.inference.exports import Exports
 from rayrec.serve import ModelSpec, Service, versions
 from rayrec.serve.http import App
 from rayrec.serve.requests import ARROW, JSON
-from rayrec.serve.service import settle
+from rayrec.serve.service import freeze_garbage
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server, clients_of
 
@@ -126,8 +126,8 @@ def test_the_only_row_that_says_a_column_is_the_one_that_is_wrong(server: Server
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        (b"{", 400, "no JSON"),
-        (b"\xff\xfe", 400, "no JSON"),
+        (b"{", 400, "not valid JSON"),
+        (b"\xff\xfe", 400, "not valid JSON"),
         (b"[" * 100_000, 400, "nested"),
         (b'{"rows": [{"user": NaN}]}', 400, "NaN"),
         ({"rows": []}, 422, "no rows"),
@@ -136,7 +136,7 @@ def test_the_only_row_that_says_a_column_is_the_one_that_is_wrong(server: Server
         ({"other": []}, 400, "the body must be"),
         ({"rows": [GOOD], "model": "other"}, 400, "the path names a model"),
         ({"context": {"user": 1}, "candidates": [GOOD]}, 422, "in the context and in the candidates"),
-        ({"rows": [{"user": 1}]}, 422, "column 'age' is missing; give it in every row"),
+        ({"rows": [{"user": 1}]}, 422, "column 'age' is missing; send it in every row"),
         ({"rows": [GOOD] * 501}, 413, "501 rows"),
         ({"rows": {"user": [1, 2], "item": [1], "tags": [[]], "age": [1.0], "city": ["a"]}}, 422, "unequal lengths"),
         ({"rows": [{**GOOD, "tags": [1] * 300}] * 20}, 413, "ids"),
@@ -186,7 +186,7 @@ def test_nothing_of_a_request_is_kept_or_logged(
     finally:
         server.close()
     written = capfd.readouterr()
-    everywhere = "\n".join([metrics, caplog.text, written.out, written.err, repr(service.log)])
+    everywhere = "\n".join([metrics, caplog.text, written.out, written.err, repr(service.events)])
     assert not [secret for secret in secrets if secret in everywhere]
 
 
@@ -310,7 +310,7 @@ def test_a_refused_version_is_not_read_again_before_it_changes(
     if how == "changed":
         index.touch()
     else:
-        later = time.monotonic() + versions.PAUSE_S
+        later = time.monotonic() + versions.RETRY_S
         clock = SimpleNamespace(monotonic=lambda: later, perf_counter=time.perf_counter)
         monkeypatch.setattr(versions, "time", clock)
     assert service.refresh() == 1
@@ -382,7 +382,7 @@ def test_the_collector_passes_over_what_was_there_first_and_a_version_that_has_g
     ((_, versions),) = service._models["ctr"]
     before = weakref.ref(versions.active.model)
     try:
-        settle()
+        freeze_garbage()
         assert gc.get_freeze_count() > 100_000 > sum(gc.get_count()) and before() is not None
         another_version(model, tmp_path / "v2")
         assert service.refresh() == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from rayrec.torchrec.left_out import MODULES
@@ -42,13 +43,21 @@ def programs() -> str:
     return text
 
 
+def rows(alternatives: Iterable[tuple[str, str]]) -> str:
+    """A row for each alternative, with everything that it replaces."""
+    replaced: dict[str, list[str]] = {}
+    for text, instead in alternatives:
+        replaced.setdefault(instead, []).append(text)
+    return "".join(f"| {', '.join(texts)} | {instead} |\n" for instead, texts in replaced.items())
+
+
 def page() -> str:
-    text = HEAD + programs() + "\n## Modules, and what lies in them\n\n| module | instead |\n|---|---|\n"
-    text += "".join(f"| `{module}` | {instead} |\n" for module, instead in MODULES.items())
-    text += "\n## Names\n\n| module | names | instead |\n|---|---|---|\n"
-    for module, names, instead in NAMES:
-        text += f"| `{module}` | {', '.join(f'`{name}`' for name in names.split())} | {instead} |\n"
-    return text
+    modules = ((f"`{module}`", instead) for module, instead in MODULES.items())
+    names = ((f"`{module}.{name}`", instead) for module, names, instead in NAMES for name in names.split())
+    return (
+        f"{HEAD}{programs()}\n## Modules, with everything in them\n\n| modules | instead |\n|---|---|\n{rows(modules)}"
+        f"\n## Names\n\n| names | instead |\n|---|---|\n{rows(names)}"
+    )
 
 
 if __name__ == "__main__":

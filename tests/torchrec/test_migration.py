@@ -43,7 +43,7 @@ def test_the_table_of_names_is_as_the_cases_say() -> None:
 
 def test_the_list_of_what_is_left_out_is_current() -> None:
     text = compatibility.PAGE.read_text(encoding="utf-8")
-    assert text == compatibility.page(), "write it anew: python -m tests.torchrec.compatibility"
+    assert text == compatibility.page(), "run python -m tests.torchrec.compatibility"
 
 
 @pytest.mark.parametrize("name", list(MODULES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import pickle
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import comm
+from rayrec.torchrec.metrics.all_metrics import TABLE, Row
 from rayrec.torchrec.metrics.metric_module import RecMetricModule, StateMetric, generate_metric_module
 from rayrec.torchrec.metrics.metrics_config import (
     BatchSizeStage,
@@ -394,3 +396,16 @@ def test_a_config_measures_only_its_own_tasks() -> None:
     MetricsConfig(rec_tasks=[strange, own], rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_tasks=[own])})
     with pytest.raises(ValueError, match=r"auc: tasks \['buy'\] are not among the model's, \['click'\]"):
         MetricsConfig(rec_tasks=[own], rec_metrics={RecMetricEnum.AUC: RecMetricDef(rec_tasks=[own, strange])})
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.module)
+def test_each_metric_has_a_module_whose_classes_pickle(row: Row) -> None:
+    path = f"rayrec.torchrec.metrics.{row.module}"
+    namespace: dict[str, Any] = {}
+    exec(f"import {path} as module; from {path} import {row.metric} as metric", namespace)
+    module, metric = namespace["module"], namespace["metric"]
+    assert module.__name__ == metric.__module__ == path and module.__doc__ == metric.__doc__ == row.text
+    assert pickle.loads(pickle.dumps(metric)) is metric
+    assert pickle.loads(f"c{path}\n{row.metric}\n.".encode()) is metric
+    for name in {row.computation or f"{row.metric}Computation"} & set(dir(module)):
+        assert pickle.loads(pickle.dumps(getattr(module, name))) is getattr(module, name)

@@ -303,7 +303,7 @@ def test_a_closed_terminal_asks_once_however_often_it_is_heard(monkeypatch: pyte
 @pytest.mark.parametrize("ignored", [True, False])
 def test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup(ignored: bool) -> None:
     action = signal.SIG_IGN if ignored else signal.SIG_DFL
-    code = "import signal; from rayrec.stop_signals import STOP_SIGNALS; print(signal.SIGHUP in STOP_SIGNALS)"
+    code = "import signal; from rayrec._runtime.stop_signals import STOP_SIGNALS; print(signal.SIGHUP in STOP_SIGNALS)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         preexec_fn=lambda: signal.signal(signal.SIGHUP, action),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.local_ray import HELPERS, without_helpers
+from rayrec._runtime.local_ray import HELPERS, without_helpers
 from rayrec.train.driver.ray_start import _local_workers
 
 

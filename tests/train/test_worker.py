@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from rayrec import container
+from rayrec._runtime.cgroup_limits import cpus as usable_cpus
 from rayrec.checkpoint.errors import FencedError
 from rayrec.data import Cursor
 from rayrec.train.driver.console import Display
@@ -208,7 +208,7 @@ def test_no_two_ranks_nor_runs_draw_alike(folder: Path) -> None:
 
 
 def test_workers_share_the_threads_of_their_machine(folder: Path) -> None:
-    before, cpus = torch.get_num_threads(), int(container.cpus())
+    before, cpus = torch.get_num_threads(), int(usable_cpus())
     try:
         for wanted, workers, found in [("auto", 0, cpus), ("auto", 1, cpus), ("auto", cpus + 1, 1), (3, 2, 3)]:
             set_threads(make_job(raw_config(folder, trainer__threads_per_worker=wanted)).config, workers)

@@ -1,4 +1,4 @@
-"""The compiled loop that counts the ids of each bucket of rows. Import it through `compiled.loops`.
+"""The compiled loop that counts the ids of each bucket of rows. Import it through `numba_loops.loops`.
 
 Suffixes as in `split_loops`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from rayrec.compiled import compiled
+from rayrec._runtime.numba_loops import compiled
 
 _FEW = 16  # buckets that are counted by comparisons, several ids at a time
 _CHUNK = nb.uint64(1024)  # ids that stay in the first cache meanwhile

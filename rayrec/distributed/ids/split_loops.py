@@ -1,4 +1,4 @@
-"""Compiled loops that split ids by the ranks that hold their rows. Import it through `compiled.loops`.
+"""Compiled loops that split ids by the ranks that hold their rows. Import it through `numba_loops.loops`.
 
 An id costs one read to find its bucket of rows, and a read and a write to move it. With up to eight buckets of equal
 size, a bag's counts are the bytes of one register, and so are the places of the next 255 ids: no loop then reads what
@@ -12,7 +12,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-from rayrec.compiled import compiled
+from rayrec._runtime.numba_loops import compiled
 
 _ANY = nb.uint64(2**63 - 1)
 _ONE, _BYTE, _FEW = nb.uint64(1), nb.uint64(255), nb.uint64(8)

@@ -1,4 +1,4 @@
-"""The compiled update of the rows that a batch looked up. Import it through `compiled.loops`.
+"""The compiled update of the rows that a batch looked up. Import it through `numba_loops.loops`.
 
 A table's ids are sorted, so that equal rows come together: their gradients are added up in the order of the bags, and
 the row is updated once, from memory that was asked for a few ids before. Suffixes: T tables, L lookups, N ids.
@@ -16,7 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from rayrec.compiled import compiled
+from rayrec._runtime.numba_loops import compiled
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PARTIAL_ROWWISE_ADAM = 0, 1, 2, 3, 4  # Adam's kinds are the last
 _ONE, _ZERO, _HALF, _LOW = nb.uint64(1), nb.uint64(0), nb.uint64(32), nb.uint64(2**32 - 1)

@@ -36,6 +36,10 @@ class ShardingPlan:
         """The smallest world size with every rank of the plan."""
         return max((shard.rank for _, _, shard in self.shards()), default=-1) + 1
 
+    def get_plan_for_module(self, module_path: str) -> ModuleSharding | None:
+        """The plan of the collection at a path; None if there is none."""
+        return self.plan.get(module_path)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "version": PLAN_VERSION,

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 
 DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's default
 
@@ -153,6 +157,17 @@ class ParameterSharding:
         """Return the shard's rank and local device: `rank:2/cuda:0`, `rank:2/cpu`."""
         index = self.local_ranks.get(shard.rank, shard.rank)
         return f"rank:{shard.rank}/{'cpu' if self.device == 'cpu' else f'{self.device}:{index}'}"
+
+    @property
+    def sharding_spec(self) -> EnumerableShardingSpec | None:
+        """The rectangles as torch's sharding spec; None for a data-parallel table."""
+        from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
+
+        if self.replicated:
+            return None
+        return EnumerableShardingSpec(
+            [ShardMetadata([s.rows.start, s.cols.start], list(s.shape), self.placement(s)) for s in self.shards]
+        )
 
     def of_table(self, name: str, rows: int, dim: int) -> ParameterSharding:
         """Return the sharding with the table's name and, if data-parallel, its size; unchanged if already set."""

@@ -14,7 +14,7 @@ The names here are loaded when first used: a report needs only some of the texts
 
 from typing import TYPE_CHECKING
 
-from rayrec._imports import lazy_names
+from rayrec._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from rayrec.distributed.planner.machine.topology import Topology

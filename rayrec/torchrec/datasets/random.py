@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils.data import IterableDataset
 
+from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.datasets.utils import Batch
-from rayrec.torchrec.sparse.methods import from_lengths_sync
 
 
 class RandomRecDataset(IterableDataset[Batch]):
@@ -76,7 +76,7 @@ class RandomRecDataset(IterableDataset[Batch]):
             count = torch.randint(least, most + 1, (self.batch_size,), generator=numbers, dtype=torch.int32)
             values.append(torch.randint(rows, (int(count.sum()),), generator=numbers))
             lengths.append(count)
-        sparse = from_lengths_sync(self.keys, torch.cat(values), torch.cat(lengths))
+        sparse = KeyedJaggedTensor.from_lengths_sync(self.keys, torch.cat(values), torch.cat(lengths))
         dense = torch.randn(self.batch_size, self.num_dense, generator=numbers)
         return Batch(dense, sparse, torch.randint(2, (self.batch_size,), generator=numbers))
 

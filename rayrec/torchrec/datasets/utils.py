@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import IterDataPipe
 
-from rayrec.streamable import Pipelineable
+from rayrec._runtime.streamable import Pipelineable
 from rayrec.torchrec.sparse import KeyedJaggedTensor
 
 T = TypeVar("T")

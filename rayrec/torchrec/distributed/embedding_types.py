@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from rayrec._runtime.streamable import Multistreamable
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
-from rayrec.streamable import Multistreamable
 from rayrec.torchrec.distributed.module_sharder import BaseEmbeddingSharder
 from rayrec.torchrec.distributed.sharded_module import ShardedEmbeddingModule
 from rayrec.torchrec.modules.embedding_configs import EmbeddingTableConfig

@@ -1,5 +1,4 @@
-"""`ParameterSharding` and `CacheParams` with TorchRec's arguments, and the plan of one collection; attributes of
-rayrec's plans, which have them once this module is imported."""
+"""`ParameterSharding` and `CacheParams` with TorchRec's arguments, and the plan of one collection."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import torch
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
 from rayrec.distributed.plan import shards as plan
-from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan, module_text
+from rayrec.distributed.plan.sharding_plan import ModuleSharding, module_text
 from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.modules import DataType
 
@@ -119,25 +118,6 @@ class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding)
             local_ranks=local,
             stochastic_rounding=stochastic_rounding,
         )
-
-
-def sharding_spec(sharding: plan.ParameterSharding) -> EnumerableShardingSpec | None:
-    """The rectangles as torch's sharding spec; None for a data-parallel table."""
-    if sharding.replicated:
-        return None
-    return EnumerableShardingSpec(
-        [ShardMetadata([s.rows.start, s.cols.start], list(s.shape), sharding.placement(s)) for s in sharding.shards]
-    )
-
-
-def get_plan_for_module(plan: ShardingPlan, module_path: str) -> ModuleSharding | None:
-    """The plan of the collection at a path; None if there is none."""
-    return plan.plan.get(module_path)
-
-
-# TorchRec's attributes of a plan that rayrec does without
-plan.ParameterSharding.sharding_spec = property(sharding_spec)  # type: ignore[attr-defined]
-ShardingPlan.get_plan_for_module = get_plan_for_module  # type: ignore[attr-defined]
 
 
 def _read_spec(shards: Iterable[ShardMetadata]) -> tuple[list[Shard], str, dict[int, int]]:

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from rayrec._runtime.streamable import Multistreamable
 from rayrec.distributed.collections.embedding_bag import ShardedCollection
 from rayrec.distributed.collections.fused_optimizer import EmbeddingFusedOptimizer
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
-from rayrec.streamable import Multistreamable
 from rayrec.torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 Ids = TypeVar("Ids")
@@ -83,6 +83,3 @@ class ShardedEmbeddingModule(ShardedModule[Ids, Vectors, Out, Context], FusedOpt
 
 ShardedEmbeddingModule.register(ShardedCollection)  # type: ignore[type-abstract]
 FusedOptimizer.register(EmbeddingFusedOptimizer)
-for stage in ("_input_dists", "_output_dists"):  # the stages by the tutorials' names
-    setattr(ShardedCollection, stage, ShardedCollection.executors)
-ShardedCollection._lookups = property(ShardedCollection.kernels)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor, ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardingSpec, ShardMetadata
 
+from rayrec._runtime.streamable import Multistreamable
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.plan.sharding_plan import ModuleSharding, ShardingPlan
@@ -21,7 +22,6 @@ from rayrec.distributed.plan.shards import (
     Span,
 )
 from rayrec.distributed.replicas import env
-from rayrec.streamable import Multistreamable
 from rayrec.torchrec.distributed.cache_kinds import (
     BoundsCheckMode,
     CacheAlgorithm,

@@ -14,7 +14,6 @@ import torch
 from rayrec.torchrec.modules.mc_module import Features, ManagedCollisionModule
 from rayrec.torchrec.modules.mc_policies import COUNTS, LAST_SEEN, MCHEvictionPolicy
 from rayrec.torchrec.sparse import JaggedTensor
-from rayrec.torchrec.sparse.methods import lengths_or_none, offsets_or_none
 
 HashFn = Callable[[torch.Tensor, int], torch.Tensor]
 NO_ID = torch.iinfo(torch.int64).max
@@ -243,4 +242,4 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
 
 def _with_values(each: JaggedTensor, values: torch.Tensor) -> JaggedTensor:
-    return JaggedTensor(values, each.weights_or_none(), lengths_or_none(each), offsets_or_none(each))
+    return JaggedTensor(values, each.weights_or_none(), each.lengths_or_none(), each.offsets_or_none())

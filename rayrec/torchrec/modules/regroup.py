@@ -10,7 +10,6 @@ from torch import nn
 from rayrec.modules.configs import DataType
 from rayrec.torchrec.not_offered import names_left_out
 from rayrec.torchrec.sparse import KeyedTensor
-from rayrec.torchrec.sparse.methods import regroup_as_dict
 
 __getattr__ = names_left_out(__name__)
 
@@ -45,7 +44,7 @@ class KTRegroupAsDict(nn.Module):
 
     def forward(self, keyed_tensors: Sequence[KeyedTensor]) -> dict[str, torch.Tensor]:
         """Group name to `[B, widths of its keys]`."""
-        blocks = regroup_as_dict(keyed_tensors, self._groups, self._keys)
+        blocks = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
         if self._dtype is None:
             return blocks
         return {name: block.to(self._dtype) for name, block in blocks.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.torchrec.optim.keyed import KeyedOptimizer, call_if_defined
+from rayrec.optim.keyed import KeyedOptimizer, call_if_defined
 
 LOCAL, GLOBAL = "semi_sync_local_", "semi_sync_global_"
 LOCAL_COUNT, GLOBAL_COUNT = "__semisync_local_step_counter__", "__semisync_global_step_counter__"

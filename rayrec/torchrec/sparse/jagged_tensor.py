@@ -9,7 +9,6 @@ from torch import nn
 
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from rayrec.torchrec.not_offered import names_left_out
-from rayrec.torchrec.sparse.methods import lengths_or_none, offsets_or_none
 
 __getattr__ = names_left_out(__name__)
 
@@ -90,7 +89,7 @@ def flatten_kjt_list(kjt_arr: Sequence[KeyedJaggedTensor]) -> tuple[list[torch.T
     for kjt in kjt_arr:
         inverse = kjt.inverse_indices_or_none()
         varying = torch.tensor(kjt.stride_per_key_per_rank(), dtype=torch.int32)
-        tensors += [kjt.values(), kjt.weights_or_none(), lengths_or_none(kjt), offsets_or_none(kjt)]
+        tensors += [kjt.values(), kjt.weights_or_none(), kjt.lengths_or_none(), kjt.offsets_or_none()]
         tensors += [varying if kjt.variable_stride_per_key() else None, inverse[1] if inverse else None]
     return tensors, [kjt.keys() for kjt in kjt_arr]
 

@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.torchrec.sparse.methods import lengths_or_none, offsets_or_none
 
 logger = logging.getLogger(__name__)
 INTEGERS = (torch.int32, torch.int64)
@@ -74,7 +73,7 @@ def validate(kjt: KeyedJaggedTensor, rows_of: Mapping[str, int] | None = None) -
 
 
 def _check_dtypes(kjt: KeyedJaggedTensor) -> None:
-    parts = {"lengths": lengths_or_none(kjt), "offsets": offsets_or_none(kjt), "values": kjt.values()}
+    parts = {"lengths": kjt.lengths_or_none(), "offsets": kjt.offsets_or_none(), "values": kjt.values()}
     for name, tensor in parts.items():
         if tensor is not None and tensor.dtype not in INTEGERS:
             raise ValueError(f"{name} are {tensor.dtype}; int32 or int64 is needed")
@@ -98,7 +97,7 @@ def _bag_of(offsets: torch.Tensor, value: int) -> int:
 
 
 def _check_lengths(kjt: KeyedJaggedTensor) -> None:
-    lengths, offsets = kjt.lengths(), offsets_or_none(kjt)
+    lengths, offsets = kjt.lengths(), kjt.offsets_or_none()
     negative = (lengths < 0).nonzero()
     if negative.numel():
         bag = int(negative[0])

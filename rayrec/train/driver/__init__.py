@@ -7,6 +7,6 @@ Parts of Ray that it does not promise, for which `pyproject.toml` pins it to the
     elastic.py       the actor AutoscalingCoordinator: a new node counts at once, a killed driver's request is freed;
                      `get_draining_nodes` (the public question is a barrier of all workers), an elastic policy's count
     local_group.py   TrainController, WorkerGroup: a run on this machine alone starts with fewer processes
-    local_ray.py     (in `rayrec`) Node: a local Ray starts without the processes that look after a cluster
+    local_ray.py     (in `rayrec/_runtime`) Node: a local Ray starts without the processes that look after a cluster
     ray_reader.py    (in `data/stream`) `available_resources_per_node`, and quiet progress bars
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import ray
 
-from rayrec.local_ray import quiet_unless_debug
+from rayrec._runtime.local_ray import quiet_unless_debug
 from rayrec.storage.errors import first_line
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.ray_start import (

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rayrec._debug import debugging
+from rayrec._runtime.debug import debugging
 from rayrec.train.driver.terminal import host_lines, memory_lines, plain, plan_table
 from rayrec.train.tolerance import Tolerance, lenient, tolerated
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rayrec.looking import looking
+from rayrec._runtime.threads import call_every
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.resources import Demand
@@ -108,7 +108,7 @@ def resizing(
         if growth.due(running, room, nodes, time.monotonic(), counted=known == set(nodes)):
             ask("there is room for more workers")
 
-    with looking(look, LOOK_EVERY_S, "rayrec-resizing"):
+    with call_every(look, LOOK_EVERY_S, "rayrec-resizing"):
         yield
 
 

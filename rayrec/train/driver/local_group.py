@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from rayrec._debug import debugging
+from rayrec._runtime.debug import debugging
 from rayrec.train.worker.start import load
 
 _early: list[Any] = []

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rayrec._imports import quick_imports
-from rayrec.container import cpus
-from rayrec.local_ray import init_local
-from rayrec.stop_signals import STOP_SIGNALS
+from rayrec._runtime.cgroup_limits import cpus
+from rayrec._runtime.imports import quick_imports
+from rayrec._runtime.local_ray import init_local
+from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.train.driver.local_group import forget_early, import_workers, start_early
 
 # Ray Train notices lost workers by polling, every 2 s by default; and would move workers to a folder of its own, where

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rayrec.looking import looking
+from rayrec._runtime.threads import call_every
 from rayrec.train.driver.cluster import Cluster
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import room_for
@@ -120,5 +120,5 @@ def waiting_for_room(
         if wait.given_up is not None:
             ask(actor.put, {"kind": "fatal", "rank": 0, "error": wait.given_up, "final": True})
 
-    with looking(look, LOOK_EVERY_S, "rayrec-room"):
+    with call_every(look, LOOK_EVERY_S, "rayrec-room"):
         yield

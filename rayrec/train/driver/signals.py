@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rayrec.looking import beside
-from rayrec.stop_signals import STOP_SIGNALS
+from rayrec._runtime.stop_signals import STOP_SIGNALS
+from rayrec._runtime.threads import run_in_thread
 from rayrec.train.errors import Interrupted
 
 TICK_S = 0.1
@@ -84,7 +84,7 @@ def run_beside(act: Callable[[], object], signals: StopSignals) -> None:
         Interrupted: the stop took too long; the thread is left behind.
         BaseException: what `act` raised.
     """
-    done = beside(act, "rayrec-run")
+    done = run_in_thread(act, "rayrec-run")
     while not wait([done], TICK_S).done:
         if (late := signals.overdue) is not None:
             raise signals.interrupted(late)

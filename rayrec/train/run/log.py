@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from rayrec.looking import looking
+from rayrec._runtime.threads import call_every
 from rayrec.train.config.difference import flat
 from rayrec.train.tolerance import Tolerance
 
@@ -223,7 +223,7 @@ def drained(
                 tolerance.report(error)
 
     try:
-        with looking(drain, every_s, "rayrec-run-log", end_s=30):
+        with call_every(drain, every_s, "rayrec-run-log", end_s=30):
             yield
     finally:
         drain(last=True)

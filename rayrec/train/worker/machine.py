@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rayrec.container import cpus, memory_bytes
+from rayrec._runtime.cgroup_limits import cpus, memory_bytes
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.machine.calibration import Calibration

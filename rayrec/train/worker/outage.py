@@ -8,7 +8,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
-from rayrec.looking import beside, looking
+from rayrec._runtime.threads import call_every, run_in_thread
 from rayrec.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 from rayrec.train.errors import is_lost_peer
 from rayrec.train.worker.lockstep import Control
@@ -71,7 +71,7 @@ class Outages:
             self._report(f"{what}: waiting for the storage, {minutes:.0f} min so far{why}")
 
         first = self._control.rank == 0
-        with looking(report, REPORT_EVERY_S, "rayrec-outage") if first else nullcontext():
+        with call_every(report, REPORT_EVERY_S, "rayrec-outage") if first else nullcontext():
             yield reasons.append
 
 
@@ -82,7 +82,7 @@ def within(seconds: float, act: Callable[[], T]) -> T:
         TimeoutError: it takes longer.
         Exception: what `act` raised.
     """
-    done = beside(act, "rayrec-storage")
+    done = run_in_thread(act, "rayrec-storage")
     if not wait([done], seconds).done:
         raise TimeoutError(f"the storage has not answered for {seconds:g} s")
     return done.result()

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from rayrec._runtime.cgroup_limits import cpus
 from rayrec.checkpoint.launch import Launch
-from rayrec.container import cpus
 from rayrec.data import Cursor, Manifest, Mix
 from rayrec.data.order.periods import Periods, Value
 from rayrec.data.stream.shared_manifest import SharedManifest

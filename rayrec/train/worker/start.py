@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayrec._imports import quick_imports
+from rayrec._runtime.imports import quick_imports
 
 
 def start_worker(handed: dict[str, Any]) -> None:

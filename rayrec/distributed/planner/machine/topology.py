@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from rayrec.container import memory_bytes
+from rayrec._runtime.cgroup_limits import memory_bytes
 from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.distributed.planner.machine.devices import DEFAULT_GPU, Device, device, preset_of
 from rayrec.distributed.planner.machine.hosts import Host, per_host, ranks_per_host
