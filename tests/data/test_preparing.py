@@ -221,7 +221,7 @@ def test_the_last_rows_are_held_out(tmp_path: Path, sizes: list[int], share: flo
 
 def test_one_row_cannot_be_split(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match="1 rows cannot be split"):
+    with pytest.raises(DataError, match="cannot split 1 rows"):
         CRITEO["hold_out"]([tmp_path / "x.parquet"], 0.5, tmp_path / "a", tmp_path / "b", Layout())
 
 
