@@ -176,9 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", type=Path, help="train.txt, or day_0 … day_23, with or without .gz")
     parser.add_argument("--out", type=Path, default=Path("data/criteo/parquet"))
-    parser.add_argument(
-        "--eval-share", type=float, default=1 / 7, help="fraction of the rows for evaluation, the last ones"
-    )
+    parser.add_argument("--eval-share", type=float, default=1 / 7, help="fraction of the last rows, for evaluation")
     parser.add_argument("--rows-per-file", type=int, default=4 << 20)
     parser.add_argument("--ray", action="store_true", help="convert the inputs in parallel, one Ray task each")
     args = parser.parse_args(argv)

@@ -22,8 +22,8 @@ FILES = ("ml-100k.inter", "ml-100k.user", "ml-100k.item")
 # `MovieLens.ratings_sha256` of the published 100,000 ratings.
 PUBLISHED_SHA256 = "121db98e74b878aea0b7f6fb4bf2b5ebc97f4d55d964a544282613c7b9151f1b"
 
-# GroupLens' order of genres, and occupations sorted. Constants, so that ids do not depend on the source and a config can
-# contain the sizes of tables.
+# GroupLens' order of genres, and occupations sorted. Constants, so that ids do not depend on the source, and a config
+# can contain the sizes of tables.
 # fmt: off
 GENRES = [
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama",
