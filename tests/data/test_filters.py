@@ -20,22 +20,23 @@ from hypothesis import strategies as st
 from rayrec.data import (
     BadRows,
     BatchStream,
+    Condition,
     Cursor,
     DataError,
     DataSet,
     Manifest,
     ReadOptions,
     Schema,
+    check,
+    count_column,
+    inspect,
 )
 from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
-from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
+from rayrec.data.source.filters import OPERATORS, rows_that_pass
 from rayrec.data.source.partitions import Partitioned
 from rayrec.data.source.slices import slices_of
 from rayrec.data.stream.reading import Recipe, read_share, window_shares
-from rayrec.data.tools.check import check
-from rayrec.data.tools.init.inspect import inspect
-from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage.files import Found
 from rayrec.storage.retries import Patience
 from tests.data.sets import ROWS_OF, SCHEMA, table
@@ -341,7 +342,7 @@ def test_rows_that_are_filtered_out_need_not_be_good(tmp_path: Path) -> None:
         ([["day", "~", 1]], r"'~' in .* is not an operator; allowed: =, "),
         (["day"], "'day' is not a condition; write it as"),
         ([["day", "="]], "is not a condition"),
-        ([[["day", "=", "x"]]], "joined by and"),
+        ([[["day", "=", "x"]]], "joined by `and`"),
         ([["day", "in", "x"]], "'in' needs a list of values"),
         ([["day", "=", ["x"]]], "'=' needs one value"),
         ([["day", "in", []]], "the list of values is empty"),

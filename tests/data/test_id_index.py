@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import DataError
+from rayrec.data import DataError, load_vocabulary
 from rayrec.data.arrays.hashing import hash_texts, mix64
 from rayrec.data.mapping import id_index, vocabulary
 from rayrec.data.mapping.id_index import DuplicateHash, IdIndex
-from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
+from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from tests.data.test_vocabulary import feature, ids_of
 
 TOP = (1 << 64) - 1
@@ -202,7 +202,7 @@ def test_the_cache_has_a_limit_and_what_is_in_use_stays(tmp_path: Path, monkeypa
     five = opened(5)
     assert indexes_in(cache) == {five} and links_in(cache) == [five], "all that are not in use any more"
     monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "20 GB")
-    with pytest.raises(DataError, match="RAYREC_VOCABULARY_BYTES=20 GB is no number of bytes"):
+    with pytest.raises(DataError, match="RAYREC_VOCABULARY_BYTES=20 GB must be a number of bytes"):
         opened(0)
 
 

@@ -13,11 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import BadRows, DataError, Manifest, Mapping, Schema, to_batch
-from rayrec.data.formats.convert import convert
-from rayrec.data.tools.check import check
+from rayrec.data import BadRows, DataError, Manifest, Mapping, Schema, check, convert, inspect, to_batch
 from rayrec.data.tools.init.column_facts import time_unit
-from rayrec.data.tools.init.inspect import inspect
 from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
 from tests.data.test_fuzz import DECIMAL, FLOATS, INTS, ODD, TEXTS, array
 
@@ -150,7 +147,7 @@ def test_texts_that_do_not_come_twice_are_no_ids(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     found = inspect(str(tmp_path))
     assert [c.role for c in found.columns] == ["unused", "id", "label"]
-    assert "a key, or free text?" in found.columns[0].note
+    assert "key or free text?" in found.columns[0].note
 
 
 def test_the_label_is_what_the_user_says(tmp_path: Path) -> None:

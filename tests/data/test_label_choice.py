@@ -68,7 +68,7 @@ def test_labels_that_are_given(wanted: str, schema: dict[str, Any], positives: l
         ("one=x", "'x' in every row"),
         ("null", "missing in 1 of 4 rows"),
         ("nan", "missing in 1 of 4 rows"),
-        ("list", "one value a row"),
+        ("list", "one value per row"),
         ("", "there is no column ''"),
     ],
 )

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.data import DataError, Manifest, Mapping, Schema
-from rayrec.data.tools.check import check
+from rayrec.data import DataError, Manifest, Mapping, Schema, check
 
 FEATURE = {"sparse": [{"name": "x"}]}
 

@@ -10,10 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
+from rayrec.data import BatchStream, Cursor, DataError, DataSet, Manifest, ReadOptions, Schema, write_index
 from rayrec.data.source import footers
-from rayrec.data.source.dataset import DataSet
-from rayrec.data.source.footers import write_index
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from tests.train import small
@@ -200,7 +198,7 @@ def test_the_footers_of_a_table_are_kept_for_the_next_launch(
 
 def test_what_is_no_table_is_said_when_the_config_is_read() -> None:
     for given, message in (
-        ({"path": "x", "version": 3}, "set table: delta or table: iceberg"),
+        ({"path": "x", "version": 3}, "needs table: delta or table: iceberg"),
         ({"path": ["x", "y"], "table": "delta"}, "a delta table is one path"),
         ({"path": "s3://key:secret@bucket/x", "table": "delta"}, "was given with credentials"),
     ):

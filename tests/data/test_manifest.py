@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import DataError, Manifest, Schema
+from rayrec.data import Condition, DataError, Manifest, Schema
 from rayrec.data.source.file_table import COLUMNS, FileTable
-from rayrec.data.source.filters import Condition
 from rayrec.data.source.slices import RowGroupStreams, slices_of
 from rayrec.data.source.windows import Windows
 from tests.data.sets import SCHEMA, table, write
@@ -114,7 +113,7 @@ def test_corrupt_and_empty_files(tmp_path: Path) -> None:
 def test_a_column_that_is_missing_or_changes_type(tmp_path: Path) -> None:
     write(tmp_path, [50, 50])
     pq.write_table(table(10, price=pa.array([1] * 10, pa.int32())), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match="changes between files: int32 here, double in") as caught:
+    with pytest.raises(DataError, match="differs between files: int32 here, double in") as caught:
         Manifest.read(str(tmp_path), SCHEMA)
     assert caught.value.file == str(tmp_path / "x.parquet") and caught.value.column == "price"
     pq.write_table(table(10).drop_columns("city"), tmp_path / "x.parquet")

@@ -19,20 +19,20 @@ from rayrec.data import (
     BatchStream,
     Cursor,
     DataError,
+    DataSet,
     DataUnavailable,
     FileChanged,
     FooterIndex,
     FooterReading,
     Manifest,
+    Mix,
     ReadOptions,
     WeightedDataSet,
+    write_index,
 )
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
-from rayrec.data.order.mix import Mix
 from rayrec.data.source import footers
-from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footer_index import INDEX_NAME
-from rayrec.data.source.footers import write_index
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.storage.parquet import Footer
 from rayrec.storage.retries import Patience

@@ -20,7 +20,7 @@ import yaml
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, Mapping, ReadOptions, Schema
 from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.mapping import rows_of_tables
-from rayrec.models.batch import Batch
+from rayrec.models import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
 ROWS = 150

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import BadRows, Cursor, DataError, MixedStream, ReadOptions, Schema, WeightedDataSet
+from rayrec.data import BadRows, Cursor, DataError, Mix, MixedStream, ReadOptions, Schema, WeightedDataSet
 from rayrec.data.order.deal import deal
 from rayrec.data.order.epoch import EpochOrder
-from rayrec.data.order.mix import Mix, batch_shares, shares
-from rayrec.models.batch import Batch
+from rayrec.data.order.mix import batch_shares, shares
+from rayrec.models import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 
 FIRST_OF = (0, 100_000, 200_000)  # row ids of the data sets start here

@@ -14,17 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import Manifest
+from rayrec.data import Cursor, DataError, Manifest
 from rayrec.data.arrays.hashing import mix64, seed_of
 from rayrec.data.order import epoch_planner
-from rayrec.data.order.cursor import Cursor, Progress
+from rayrec.data.order.cursor import Progress
 from rayrec.data.order.deal import deal, deal_steps
 from rayrec.data.order.epoch import EpochOrder, row_order, steps_of
 from rayrec.data.order.epoch import dealt as dealt_rows
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare
 from rayrec.data.order.intervals import Interval, Spans, between, count, cut, inside, spans, union
 from rayrec.data.stream.reading import window_shares
-from rayrec.storage.errors import DataError
 from tests.data.sets import SCHEMA, write
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)

@@ -20,11 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayrec.data import Cursor, Manifest
+from rayrec.data import Cursor, DataSet, Manifest, count_column, inspect
 from rayrec.data.formats.find_parquet import converting_into, find_parquet
-from rayrec.data.source.dataset import DataSet
-from rayrec.data.tools.init.inspect import inspect
-from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage.files import find_files
 from rayrec.storage.locations import open_filesystem
 from rayrec.train import Trainer

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.data import FileChanged
 from rayrec.data.source import slices
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.slices import FileSlice, Origin, RowGroupStreams, read_slices, within
 from rayrec.data.stream.reading import WindowShare
-from rayrec.storage.errors import FileChanged
 from rayrec.storage.parquet import Version
 from rayrec.storage.retries import Patience
 

@@ -26,7 +26,9 @@ def test_a_run_trains_on_a_day_and_is_evaluated_on_the_next(days: Path) -> None:
     assert [periods.next(value) for value in (None, 9)] == [("day", 9), ("day", 10)]
     assert [periods.evaluated_after(("day", value)) for value in (9, 10)] == [("day", 10), ("day", 11)]
     assert [periods.remaining(value) for value in (None, 8, 9, 10, 11, 12)] == [(9, 10), (9, 10), (10,), (), (), ()]
-    with pytest.raises(DataError, match="one folder day=… above day=10 or none, and the last one is only evaluated on"):
+    with pytest.raises(
+        DataError, match="nothing to train on after day=10; the newest folder day=… is used for evaluation only"
+    ):
         periods.next(10)
     with pytest.raises(DataError, match="no folder after day=11 to evaluate on"):
         periods.evaluated_after(("day", 11))

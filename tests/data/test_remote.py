@@ -24,11 +24,11 @@ from rayrec.data import (
     DataError,
     Manifest,
     ReadOptions,
+    convert,
+    count_column,
+    inspect,
 )
-from rayrec.data.formats.convert import convert
 from rayrec.data.stream import readers
-from rayrec.data.tools.init.inspect import inspect
-from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage import files
 from rayrec.storage.locations import locate, open_filesystem, plain_path
 from rayrec.train import Trainer

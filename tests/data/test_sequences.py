@@ -10,10 +10,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rayrec.data import DataError, Schema
-from rayrec.data.mapping.collate import collate, empty_batch
+from rayrec.data import DataError, Schema, empty_batch, to_batch
+from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.mapping import to_batch
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import from_columns, to_columns
 from rayrec.data.stream.mixed_stream import joined

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import DataError, Manifest, Mapping, Schema
-from rayrec.data.formats.parquet_writer import Layout
+from rayrec.data import DataError, Layout, Manifest, Mapping, Schema
 from rayrec.storage.parallel import one_by_one
 from rayrec.train import Trainer, load_config
 

@@ -26,7 +26,7 @@ from rayrec.data.order.epoch import row_order
 from rayrec.data.source.slices import slices_of
 from rayrec.data.stream import readers
 from rayrec.data.stream.reading import Recipe, WindowShare, read_share
-from rayrec.models.batch import Batch
+from rayrec.models import Batch
 from rayrec.storage import parquet, retries
 from rayrec.storage.retries import Patience
 from rayrec.train.errors import is_retryable

@@ -14,15 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rayrec.data import DataError, Mapping, Schema, to_batch
+from rayrec.data import DataError, Mapping, Schema, count_column, load_vocabulary, to_batch
 from rayrec.data.arrays.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.fingerprint import as_before, mapping_fingerprint
 from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.map_rows import check_rows_of
-from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.data.source import partitions
 from rayrec.data.tools import vocabulary
-from rayrec.data.tools.vocabulary import Counted, count_column
+from rayrec.data.tools.vocabulary import Counted
 from rayrec.train import Trainer, TrainError, load_config
 from rayrec.train.config.file import parse_config
 from rayrec.train.run.paths import resolved
@@ -160,7 +159,7 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out" / "x.parquet"
     for paths, column, message in (
         ("a.parquet", "y", "'y' is missing"),
-        ("[ab].parquet", "x", "texts in some files and numbers in others"),
+        ("[ab].parquet", "x", "strings in some files and integers in others"),
         ("c.parquet", "x", "integers or strings, not double"),
     ):
         with pytest.raises(DataError, match=message):

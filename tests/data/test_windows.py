@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.data import DataError
 from rayrec.data.source import slices, windows
 from rayrec.data.source.file_table import COLUMNS, FileTable
 from rayrec.data.source.slices import check_size
 from rayrec.data.source.windows import Windows
-from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import open_parquet
 
 

@@ -121,7 +121,7 @@ def test_earlier_checkpoints_know_a_day_by_its_number() -> None:
     older = read(replace(START, cursor=Cursor.start(1)))
     found = older.among(Periods("day", (4, 5, 6, 7)))
     assert (found.cursor.only, found.trained, found.cursor.parts) == (("day", 5), (4,), older.cursor.parts)
-    with pytest.raises(DataError, match="is in epoch 1 and has no name of its period; 1 folders day=… are left"):
+    with pytest.raises(DataError, match="is in epoch 1 and does not name its period; only 1 folders day=… exist"):
         older.among(Periods("day", (7,)))
 
 

@@ -64,7 +64,7 @@ def test_each_day_is_trained_on_after_the_model_was_evaluated_on_it(tmp_path: Pa
 def test_what_cannot_be_progressive_is_refused(tmp_path: Path) -> None:
     write_day(tmp_path / "days", 0)
     raw = small.raw_config(tmp_path, data={"train": str(tmp_path / "days"), "progressive": "day"})
-    with pytest.raises(ValueError, match="the last one is only evaluated on"):
+    with pytest.raises(ValueError, match="is used for evaluation only"):
         Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
     write_day(tmp_path / "days", 1)
     raw["data"]["progressive"] = "week"

@@ -62,7 +62,7 @@ def convert(
 ) -> Iterator[Converted]:
     """Converts files to Parquet, keeping the order of rows; yields the result of each file.
 
-    Keeps the folder structure below the sources' common folder, and so partitions such as `day=…`.
+    Keeps the folder structure below the sources' common folder, with partitions like `day=…`.
 
     Args:
         sources: files, folders or globs: `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json`, `.avro`, `.orc`; text files also
@@ -180,7 +180,7 @@ def _tasks(
         task = _Task(file.uri, below, stem, formats[file.uri], notes.get(file.uri, ""))
         earlier = tasks.setdefault(below / stem, task)
         if earlier.uri != file.uri:
-            problem = f"its conversion would overwrite that of {earlier.uri}"
+            problem = f"its conversion would overwrite the conversion of {earlier.uri}"
             raise DataError(problem, file=file.uri, fix="rename one of them")
     return list(tasks.values())
 

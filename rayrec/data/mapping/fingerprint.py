@@ -34,7 +34,7 @@ def as_before(
 ) -> dict[str, dict[str, Any]]:
     """The fingerprint `now` with the old size and checksum of vocabularies that were only appended to since `before`.
 
-    Such vocabularies compare equal: every id that had a row still has it.
+    These vocabularies compare equal: every id that had a row still has it.
     """
     fingerprints = {name: {**fingerprint} for name, fingerprint in now.items()}
     for feature in schema.sparse:

@@ -115,7 +115,7 @@ def to_batch(data: Tabular, schema: Schema, rows_of: Dict[str, int]) -> Batch:
 
 
 def rows_of_tables(tables: Iterable[tuple[int, Iterable[str]]]) -> dict[str, int]:
-    """The number of rows that each feature's ids map to: that of the smallest table that reads the feature.
+    """The number of rows that each feature's ids map to: the rows of the smallest table that reads the feature.
 
     Args:
         tables: rows and features of each table.

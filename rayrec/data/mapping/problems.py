@@ -75,7 +75,7 @@ class Problems:
             self.add(np.flatnonzero(nulls), column, problem, fix)
 
     def add_error(self, rows: npt.NDArray[np.int64], error: DataError) -> None:
-        """Records rows with a common error that has a location of its own, such as an unreadable file."""
+        """Records rows with a common error that is already located, e.g. in an unreadable file."""
         self._findings.append(_Finding(rows, "", "", "", error=error))
 
     def reasons(self) -> Counter[str]:

@@ -335,7 +335,7 @@ class Schema(Strict):
         return list(dict.fromkeys(names))
 
     def sources(self, feature: _Feature) -> list[str]:
-        """The Parquet columns from which a feature is computed."""
+        """The Parquet columns that a feature depends on."""
         return sources(self.derived, _columns_of(feature))
 
     @property

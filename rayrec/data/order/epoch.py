@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.hashing import mix64_array, seed_of
 
-# Seeds of independent draws; 3 is that of `stream/downsampling.py`.
+# Seeds of independent draws; `stream/downsampling.py` uses 3.
 _WINDOWS, _ROWS = 1, 2
 
 
@@ -86,7 +86,7 @@ class EpochOrder:
 def _one_pass(
     runs: I64, seeded: I64 | None, interleave: int
 ) -> tuple[I64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """The windows of a pass in order, and masks of those that start a block, and a group.
+    """The windows of a pass in order, and masks of the windows that start a block, and a group.
 
     The k-th windows of `interleave` runs form the k-th block of a group.
     """

@@ -146,7 +146,7 @@ class EpochPlanner:
         With the same number of ranks, each continues where it stopped. With another number, the rest is divided again.
 
         Raises:
-            DataError: the data, the seed or the window size differ from those of the cursor.
+            DataError: the data, the seed or the window size do not fit the cursor.
         """
         data = (
             f"{self._manifest(ordering).fingerprint}-{ordering.seed}-{ordering.interleave if ordering.shuffle else 0}"

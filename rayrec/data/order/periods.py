@@ -59,7 +59,7 @@ class Periods:
                 raise DataError(
                     f"data.progressive: the file is not in a folder {column}=…",
                     file=file.file.uri,
-                    fix="move it into such a folder, or exclude it by a filter",
+                    fix="move it into one, or exclude it by a filter",
                 )
             values.add(value)
         on_column = tuple(condition for condition in conditions if condition.column == column)

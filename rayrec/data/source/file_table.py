@@ -1,4 +1,4 @@
-"""The files of a data set in columns: 100,000 files take a few megabytes. Objects are made on demand."""
+"""The files of a data set in columns: 100,000 files need a few megabytes. Objects are made on demand."""
 
 from __future__ import annotations
 

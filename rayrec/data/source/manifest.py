@@ -118,7 +118,7 @@ class Manifest:
         return replace(self, files=files, windows=Windows.of(files, *self.limits))
 
     def rows_by(self, column: str) -> dict[int | str, int]:
-        """Rows before filters by value of a partition column, without files that have no such value."""
+        """Rows before filters by value of a partition column, without files that lack the column."""
         files = self.files
         rows_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(files.left_out, 0, files.group_rows))])
         of_file = rows_before[files.offsets[1:]] - rows_before[files.offsets[:-1]]

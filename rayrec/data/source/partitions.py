@@ -129,7 +129,7 @@ def partitions_of(
     """The partition columns of each file, and their types: int64 where all values are whole numbers, else string.
 
     Args:
-        wanted: columns to take from folder names; None: all.
+        wanted: columns to read from folder names; None: all.
         as_text: columns whose values stay strings.
 
     Raises:

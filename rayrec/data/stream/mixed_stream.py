@@ -98,7 +98,7 @@ class MixedStream(Iterator[Item]):
         raise StopIteration
 
     def _step(self, rows: Sequence[int]) -> Batch:
-        """Joins one batch. Data sets of which the rank has no more rows are missing in it."""
+        """Joins one batch. Exhausted data sets are missing in it."""
         batches = []
         for number, stream in enumerate(self._streams):
             item = next(stream, None) if rows[number] else None

@@ -163,7 +163,7 @@ class Recipe:
 def window_shares(
     planner: Planner, rank_share: RankShare, block_ends: deque[int] | None = None
 ) -> Iterator[WindowShare]:
-    """Yields a rank's shares of windows in reading order, those of a block together. Fetches them on demand.
+    """Yields a rank's shares of windows in reading order, block by block. Fetches them on demand.
 
     Args:
         block_ends: receives the rows up to the end of each block, before its first share.
