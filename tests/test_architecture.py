@@ -51,6 +51,7 @@ RAY_DOORS = (
     "rayrec/inference/",
     "rayrec/serve/",
     "rayrec/_runtime/local_ray.py",
+    "rayrec/_runtime/ray_internals.py",
     BENCHMARKS,
 )
 NUMBA_DOORS = (
@@ -293,7 +294,7 @@ MUTABLE = {
         "ThroughputDef",
     },
     "rayrec/train/worker/guards.py": {"Guards"},
-    "rayrec/train/run/log.py": {"Course"},
+    "rayrec/train/run/log.py": {"RunState"},
     "rayrec/storage/errors.py": {"DataError"},
     "rayrec/data/source/footer_index.py": {"FooterIndex"},
     "rayrec/data/source/slices.py": {"_Stream"},

@@ -37,7 +37,7 @@ import ray
 import ray.data
 from ray.data.collate_fn import ArrowBatchCollateFn
 
-from rayrec._runtime.local_ray import LOCAL_SYSTEM
+from rayrec._runtime.ray_internals import LOCAL_SYSTEM
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.map_rows import map_rows

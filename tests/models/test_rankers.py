@@ -26,7 +26,7 @@ from rayrec.modules import EmbeddingBagConfig, PoolingType
 from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.experts import ExpertSizes, MultiTask
 from rayrec.modules.target_attention import TargetAttention, TargetTransformer
-from rayrec.train.worker.accumulate import part_of
+from rayrec.train.worker.micro_batches import micro_batch_of
 from tests.device import DEVICE
 from tests.distributed.embedding_oracle import plain_twin
 from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, join
@@ -205,7 +205,7 @@ def test_a_row_s_logits_do_not_depend_on_its_neighbours(name: str) -> None:
 
 
 def _one(rows: Batch, row: int) -> Batch:
-    return part_of(rows, row, row + 1)
+    return micro_batch_of(rows, row, row + 1)
 
 
 @pytest.mark.parametrize("name", list(ARGS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray.data
-from ray._private.state import available_resources_per_node
 from ray.data import ExecutionResources
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
+from rayrec._runtime.ray_internals import free_cpus, hide_data_progress
 from rayrec.data.config import ReadOptions
 from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.bad_rows import with_placeholder, without_placeholder
@@ -114,12 +113,6 @@ def read_ray(shares: Iterable[WindowShare], recipe: Recipe, options: ReadOptions
             tables.close()
 
 
-def _silence_progress() -> None:
-    """Silences Ray Data's progress output for every dataset of every rank; a run has its own progress bar."""
-    for name in ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
 def _check_cpus(options: ReadOptions) -> None:
     """Checks that the cluster has the CPUs of a read task; otherwise Ray would wait forever.
 
@@ -141,14 +134,13 @@ def _placement(options: ReadOptions) -> dict[str, Any]:
     if options.label_selector is not None:
         return {"label_selector": options.label_selector}
     node_id = ray.get_runtime_context().get_node_id()
-    free_cpus = available_resources_per_node().get(node_id, {}).get("CPU", 0.0)
-    if free_cpus < options.cpus_per_read:
+    if free_cpus(node_id) < options.cpus_per_read:
         return {}
     return {"label_selector": {"ray.io/node-id": node_id}, "fallback_strategy": [{"label_selector": {}}]}
 
 
 def _dataset(shares: Sequence[WindowShare], recipe: Recipe, options: ReadOptions) -> Dataset:
-    _silence_progress()
+    hide_data_progress()
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.execution_options.resource_limits = ExecutionResources.for_limits(object_store_memory=_STORE_BYTES)
