@@ -1,12 +1,13 @@
-"""Options for reading data: `data.read` and `data.shuffle` of a train config."""
+"""The section `data` of a train config."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rayrec.data.strict import Strict
+from rayrec.data.source.dataset import DataSet, TrainingData
+from rayrec.data.strict import Section, Strict
 
 
 class BadRows(Strict):
@@ -77,3 +78,43 @@ class ReadOptions(Strict):
     def longest_wait_s(self) -> float:
         """Longest wait for a batch: a reader may itself be waiting for storage."""
         return self.stall_timeout_s + self.patience_s
+
+
+class DataConfig(Section):
+    """Training and evaluation data."""
+
+    train: TrainingData
+    """Training rows: a path (Parquet file, folder or glob), a list of paths, or a section. A list of sections is a mix
+    of data sets by weight."""
+    eval: DataSet | None = None
+    """Evaluation rows: a path, a list of paths, or a section; `null`: no evaluation."""
+    eval_sets: dict[str, DataSet] = Field(default={})
+    """Further evaluation sets by name, e.g. the rows of one country: a section with `path` and `filters`."""
+    test: DataSet | None = None
+    """Rows for one evaluation of the trained model at the end; they do not influence training."""
+    negative_rate: float = Field(default=1.0, gt=0, le=1)
+    """Fraction of the training rows with label 0 that is read, drawn again each epoch. Evaluations correct predictions
+    for it."""
+    shuffle: Shuffle | Literal["none"] = Shuffle()
+    """Shuffling of the training rows. `none`: global batches are consecutive rows in file order (by file name, then by
+    row), for logs in order of time."""
+    progressive: str | None = None
+    """Partition column of `data.train`, e.g. `day` of `day=2024-01-02`. Each epoch trains on one value, in order, and
+    is evaluated on the next one. `trainer.epochs` is the number of values minus one. A relaunch continues with the
+    smallest value after the last one trained on."""
+    read: ReadOptions = Field(default=ReadOptions(), description="Options for reading the files.")
+
+    @model_validator(mode="after")
+    def _eval_sets_need_eval(self) -> Self:
+        if self.eval_sets and self.eval is None:
+            raise ValueError("eval_sets needs eval: set it to the main evaluation rows, by which runs are compared")
+        return self
+
+    @model_validator(mode="after")
+    def _one_progressive_set(self) -> Self:
+        if self.progressive is not None and (self.eval is not None or not isinstance(self.train, DataSet)):
+            raise ValueError(
+                "progressive needs one data set in train and none in eval: the model is evaluated on each period "
+                "before it trains on it"
+            )
+        return self
