@@ -247,7 +247,7 @@ def test_the_cache_lies_where_its_user_may_write(tmp_path: Path, monkeypatch: py
     for _ in range(2):  # it may be there
         assert (
             vocabulary._cache_folder() == tmp_path / "cache" / "rayrec" / "vocabularies"
-            and vocabulary._cache().is_dir()
+            and vocabulary._cache_folder().is_dir()
         )
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert vocabulary._cache_folder() == tmp_path / "home" / ".cache" / "rayrec" / "vocabularies"

@@ -95,7 +95,7 @@ def test_logs_that_pandas_wrote_as_csv(tmp_path: Path) -> None:
     found = {c.name: c for c in inspect(str(tmp_path / "data")).columns}
     assert found[""].role == "unused" and "has no name" in found[""].note
     assert found["propensity_score"].role == "unused" and "logging policy" in found["propensity_score"].note
-    assert found["revenue"].role == "unused" and "tells 'click' by itself" in found["revenue"].note
+    assert found["revenue"].role == "unused" and "predicts 'click' almost perfectly" in found["revenue"].note
     schema, rows_of = proposed(tmp_path / "data")
     assert schema.timestamp is not None and schema.timestamp.column == "timestamp"
     features = {feature.name: feature for feature in schema.sparse}
@@ -160,7 +160,7 @@ def test_the_label_is_what_the_user_says(tmp_path: Path) -> None:
     proposal = found.proposal()["schema"]
     assert proposal["label"] == {"column": "income", "positive": "50000+.", "negative": "- 50000."}
     assert [c.role for c in found.columns] == ["label", "unused", "dense", "id"]
-    assert "tells 'income' by itself" in found.columns[1].note
+    assert "predicts 'income' almost perfectly" in found.columns[1].note
     other = inspect(str(tmp_path))
     assert other.label is not None and other.label.column == "told"
     assert "the only column of 0 and 1 only" in other.columns[1].note
@@ -219,7 +219,7 @@ def test_times_and_weights_are_proposed_as_such(tmp_path: Path) -> None:
         "label": "label", "date": "unused", "ts": "timestamp", "seen": "unused", "weight": "sample_weight",
         "sample_weight": "unused", "time": "id",
     }  # fmt: skip
-    assert next(c.note for c in found.columns if c.name == "seen") == "a schema has one timestamp, which is 'ts' here"
+    assert next(c.note for c in found.columns if c.name == "seen") == "a schema has one timestamp: 'ts'"
     schema = Schema.model_validate(found.proposal()["schema"])
     assert schema.timestamp is not None and schema.sample_weight is not None
     assert (schema.timestamp.column, schema.timestamp.unit, schema.sample_weight.column) == ("ts", "ms", "weight")

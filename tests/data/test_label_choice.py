@@ -64,10 +64,10 @@ def test_labels_that_are_given(wanted: str, schema: dict[str, Any], positives: l
         ("stars>=0", "every row is at least 0"),
         ("stars>=x", "compares numbers"),
         ("colour>=4", "compares numbers; the column has type large_string"),
-        ("one", "'x' in every row"),
-        ("one=x", "'x' in every row"),
-        ("null", "missing in 1 of 4 rows"),
-        ("nan", "missing in 1 of 4 rows"),
+        ("one", "'x' in all inspected rows"),
+        ("one=x", "'x' in all inspected rows"),
+        ("null", "missing in 1 of 4 inspected rows"),
+        ("nan", "missing in 1 of 4 inspected rows"),
         ("list", "one value per row"),
         ("", "there is no column ''"),
     ],
@@ -85,5 +85,5 @@ def test_without_a_word_the_best_named_is_taken_and_another_one_is_told() -> Non
     assert last is not None and last.column == "bought" and last.positives.tolist() == [True, False, False, False]
     assert last.why == "the last of 2 columns with only 0 and 1; no --label was given"
     only = choose_label(TABLE, ["flag"], None)
-    assert only is not None and only.why.startswith("the only column of 0 and 1")
+    assert only is not None and only.why.startswith("the only column with only 0 and 1")
     assert choose_label(TABLE, [], None) is None

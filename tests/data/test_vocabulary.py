@@ -93,7 +93,7 @@ def test_a_relative_path_starts_from_the_config_wherever_the_command_runs(
 
 def test_wrong_vocabularies(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         ids_of(pa.array([1]), feature(path))
     path.write_text("1\n2\n1\n")
     with pytest.raises(DataError, match="twice"):
