@@ -197,21 +197,17 @@ def test_orc_becomes_the_same_rows(tmp_path: Path) -> None:
         list(convert(str(tmp_path / "bad.orc"), tmp_path / "other"))
 
 
-def test_a_wrong_line_is_looked_for_to_the_end_of_the_first_block_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_line_is_looked_for_to_the_end_of_the_first_block_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     first = '{"a": 1}\n\n{"a": x}\n'
     path.write_text(first)
-    monkeypatch.setattr(text_files, "_BLOCK_BYTES", len(first))
     with pytest.raises(DataError, match="line 3: ") as caught:
-        text_files.JsonLines().schema(str(path))
+        text_files.JsonLines(len(first)).schema(str(path))
     assert caught.value.file == str(path)
     differ = '{"a": 1}\n{"a": "b"}\n'
     path.write_text(differ + '{"a": x}\n')
-    monkeypatch.setattr(text_files, "_BLOCK_BYTES", len(differ))
     with pytest.raises(DataError, match="line 2: "):
-        text_files.JsonLines().schema(str(path))
+        text_files.JsonLines(len(differ)).schema(str(path))
 
 
 def test_empty_cells_of_texts_are_nulls(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_ids_of_other_types_to_train_and_evaluate_on_are_refused(tmp_path: Path)
     train = Manifest.read(str(tmp_path / "train"), schema)
     schema = fill_id_types(schema, dict(train.columns))
     assert Manifest.read(str(tmp_path / "train"), schema).columns == train.columns
-    with pytest.raises(DataError, match="trained on integer ids .*; the column's type is string") as caught:
+    with pytest.raises(DataError, match=r"trained on integer ids .*; the column's type is string") as caught:
         Manifest.read(str(tmp_path / "eval"), schema)
     assert caught.value.column == "hour" and "eval" in (caught.value.file or "")
 

@@ -170,6 +170,8 @@ def _stripped(batch: pa.RecordBatch, layout: CsvLayout) -> pa.RecordBatch:
 class JsonLines:
     """One JSON object per line; its fields are the columns."""
 
+    block_bytes: int = _BLOCK_BYTES
+
     def schema(self, uri: str) -> pa.Schema:
         """Columns and types, inferred from the first 8 MB."""
         try:
@@ -196,7 +198,7 @@ class JsonLines:
         size = 0
         for number, line in enumerate(io.BufferedReader(_stream(uri)), 1):
             size += len(line)
-            if schema is None and size > _BLOCK_BYTES:
+            if schema is None and size > self.block_bytes:
                 break
             if not line.strip():
                 continue
@@ -215,7 +217,7 @@ class JsonLines:
     def _open(self, stream: pa.NativeFile | io.BytesIO, schema: pa.Schema | None) -> pajson.JSONStreamingReader:
         return pajson.open_json(
             stream,
-            read_options=pajson.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+            read_options=pajson.ReadOptions(block_size=self.block_bytes, use_threads=False),
             parse_options=pajson.ParseOptions(
                 explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
             ),

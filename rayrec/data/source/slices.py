@@ -243,10 +243,13 @@ class RowGroupStreams:
     Args:
         count: row groups that are read in turn. A row group that had to be closed is decoded from its start again. At
             most half of the process's file limit stays open.
+        min_open: row groups that stay open in any case.
+        chunk_rows: rows to decode at a time.
     """
 
-    def __init__(self, count: int = 1) -> None:
-        self._limit = max(_STREAMS, min(count, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+    def __init__(self, count: int = 1, min_open: int = _STREAMS, chunk_rows: int = _CHUNK_ROWS) -> None:
+        self._limit = max(min_open, min(count, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        self._chunk_rows = chunk_rows
         self._open: OrderedDict[tuple[str, int], _Stream] = OrderedDict()
 
     def read(self, item: FileSlice, columns: list[str]) -> pa.Table:
@@ -258,7 +261,7 @@ class RowGroupStreams:
         key = (item.uri, item.row_group)
         stream = self._open.pop(key, None)
         if stream is None or stream.position > item.start:
-            stream = _begin(item, columns)
+            stream = _begin(item, columns, self._chunk_rows)
         batches = []
         while stream.position < item.stop:
             batch = next(stream.batches) if stream.rest is None else stream.rest
@@ -283,46 +286,56 @@ class RowGroupStreams:
             self._open.popitem()[1].parquet.close()
 
 
-def _begin(item: FileSlice, columns: list[str]) -> _Stream:
+def _begin(item: FileSlice, columns: list[str], chunk_rows: int) -> _Stream:
     parquet = open_parquet(item.uri, item.file.version)
     _check_groups(parquet, [item])
-    is_slice_sized = _CHUNK_ROWS // 2 < item.rows <= 2 * _CHUNK_ROWS  # one of several slices of equal size
-    rows = check_size(parquet, item.uri, item.row_group, columns, item.rows if is_slice_sized else _CHUNK_ROWS)
+    is_slice_sized = chunk_rows // 2 < item.rows <= 2 * chunk_rows  # one of several slices of equal size
+    rows = check_size(parquet, item.uri, item.row_group, columns, item.rows if is_slice_sized else chunk_rows)
     batches = parquet.iter_batches(rows, row_groups=[item.row_group], columns=columns, use_threads=False)
     return _Stream(parquet, batches)
 
 
 def check_size(
-    parquet: pq.ParquetFile, uri: str, row_group: int, columns: Sequence[str], chunk_rows: int | None = None
+    parquet: pq.ParquetFile,
+    uri: str,
+    row_group: int,
+    columns: Sequence[str],
+    chunk_rows: int | None = None,
+    *,
+    max_bytes: int | None = None,
+    chunk_bytes: int = _CHUNK_BYTES,
 ) -> int:
     """Rows of a row group to decode at a time.
 
     Args:
         columns: the columns to read.
         chunk_rows: maximum rows of a chunk; None: the complete row group.
+        max_bytes: limit of decoded bytes; None: `MAX_BYTES`.
+        chunk_bytes: target size of a chunk.
 
     Raises:
-        DataError: decoding would take more than `MAX_BYTES`, by the footer or by the longest text in a dictionary.
+        DataError: decoding would need more than `max_bytes`, by the footer or by the longest text in a dictionary.
     """
+    max_bytes = MAX_BYTES if max_bytes is None else max_bytes
     group = parquet.metadata.row_group(row_group)
     chunks = [group.column(index) for index in range(group.num_columns)]
     read_chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
     sizes = [max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in read_chunks]
     bytes_per_row = sum(sizes) / max(1, group.num_rows)
     rows = max(1, group.num_rows if chunk_rows is None else min(chunk_rows, group.num_rows))
-    if chunk_rows is not None and rows * bytes_per_row > _CHUNK_BYTES:
-        rows = max(1, int(_CHUNK_BYTES / bytes_per_row))
-    if rows * bytes_per_row > MAX_BYTES:
-        raise _too_large(uri, row_group, int(rows * bytes_per_row), rows)
+    if chunk_rows is not None and rows * bytes_per_row > chunk_bytes:
+        rows = max(1, int(chunk_bytes / bytes_per_row))
+    if rows * bytes_per_row > max_bytes:
+        raise _too_large(uri, row_group, max_bytes, int(rows * bytes_per_row), rows)
     # A text is stored once in the dictionary but decoded for every row; it is at most as long as the dictionary page.
     texts = [c for c in read_chunks if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page]
     occurrences = {c.path_in_schema: rows * c.num_values / max(1, group.num_rows) for c in texts}
     suspects = [
-        c.path_in_schema for c in texts if occurrences[c.path_in_schema] * c.total_uncompressed_size > MAX_BYTES
+        c.path_in_schema for c in texts if occurrences[c.path_in_schema] * c.total_uncompressed_size > max_bytes
     ]
     for path, longest in _longest(uri, row_group, suspects).items() if suspects else ():
-        if occurrences[path] * longest > MAX_BYTES:
-            raise _too_large(uri, row_group, int(occurrences[path] * longest), rows, path.partition(".")[0])
+        if occurrences[path] * longest > max_bytes:
+            raise _too_large(uri, row_group, max_bytes, int(occurrences[path] * longest), rows, path.partition(".")[0])
     return rows
 
 
@@ -338,9 +351,11 @@ def _longest(uri: str, row_group: int, paths: list[str]) -> dict[str, int]:
     return longest
 
 
-def _too_large(uri: str, row_group: int, needed: int, rows: int, column: str | None = None) -> DataError:
+def _too_large(
+    uri: str, row_group: int, max_bytes: int, needed: int, rows: int, column: str | None = None
+) -> DataError:
     return DataError(
-        f"decoding {rows:,} rows needs {needed / 1e9:,.1f} GB of memory (limit {MAX_BYTES / 1e9:,.1f} GB)",
+        f"decoding {rows:,} rows needs {needed / 1e9:,.1f} GB of memory (limit {max_bytes / 1e9:,.1f} GB)",
         file=uri,
         row_group=row_group,
         column=column,
