@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -124,10 +125,12 @@ def test_processes_of_a_node_share_one_copy(tmp_path: Path, monkeypatch: pytest.
     assert found[0][1] == f"{[inode]}\n"
 
 
-def test_files_of_an_index_follow_their_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_an_index_follow_their_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "0")
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
+    index_above(3)
     monkeypatch.setattr("rayrec.data.mapping.sparse._SMALL_VOCABULARY", 3)
     path = tmp_path / "v.parquet"
     texts = ["", "b", "ü", "a rather long id of many words", "e"]
@@ -169,10 +172,12 @@ print(lookup.find(np.arange(3)).tolist(), flush=True)
 """
 
 
-def test_the_cache_has_a_limit_and_what_is_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_has_a_limit_and_what_is_in_use_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None]
+) -> None:
     """The least recently opened ones go, of the test's process too, once it has given them back."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 100)
+    index_above(100)
     cache, paths = tmp_path / "rayrec" / "vocabularies", [tmp_path / f"{number}.parquet" for number in range(6)]
     for number, path in enumerate(paths):
         pq.write_table(pa.table({"id": range(number, 1000 + number)}), path)
@@ -208,10 +213,10 @@ def test_the_cache_has_a_limit_and_what_is_in_use_stays(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("text", [False, True])
 def test_copies_of_a_vocabulary_share_an_index_and_others_of_alike_footers_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None], text: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
+    index_above(3)
     cache = tmp_path / "rayrec" / "vocabularies"
     (cache / "making").mkdir(parents=True)
     (cache / "making" / "index").write_bytes(b"what a kill left")
@@ -275,7 +280,7 @@ def test_an_id_is_told_by_its_place_across_parts(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("ids", [[], [7], list(range(0, 9000, 3)), [""], [f"id {n}" for n in range(3000)]])
 def test_the_index_beside_an_exports_vocabulary_is_used_and_nothing_is_kept_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int] | list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None], ids: list[int] | list[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path, copy = tmp_path / "v.parquet", tmp_path / "export" / "0.parquet"
@@ -285,7 +290,7 @@ def test_the_index_beside_an_exports_vocabulary_is_used_and_nothing_is_kept_else
         pq.write_table(pa.table({"id": pa.array(ids, kind)}), place)
     made = load_vocabulary(str(path))
     made.write(copy.with_name("0.parquet.index"))
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 0)
+    index_above(0)
     found = load_vocabulary(str(copy))
     assert (found.text, found.size) == (made.text, len(ids))
     asked = pa.array([*ids, *(["x"] if found.text else [-5])], kind)

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 from unittest.mock import Mock
@@ -24,7 +25,6 @@ from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable
 from rayrec.data.mapping.rows import from_columns
 from rayrec.data.order.epoch import row_order
 from rayrec.data.source.slices import slices_of
-from rayrec.data.stream import readers
 from rayrec.data.stream.reading import Recipe, WindowShare, read_share
 from rayrec.models import Batch
 from rayrec.storage import parquet, retries
@@ -166,11 +166,10 @@ def test_a_footer_is_read_once_however_many_windows_a_file_has(tmp_path: Path, m
 
 @pytest.mark.parametrize("head_rows", [1, 400, 10_000])
 def test_ray_and_local_give_the_same_batches(
-    manifest: Manifest, running_ray: None, head_rows: int, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest, running_ray: None, head_rows: int, auto_reader: Callable[..., None]
 ) -> None:
-    """Also where the first rows are read here and the rest, or nothing, through Ray."""
-    monkeypatch.setattr(readers, "HEAD_ROWS", head_rows)
-    monkeypatch.setattr(readers, "CORES_FOR_RAY", 2)  # as many as the tests' Ray has
+    """Also if the first rows are read here and the rest, or nothing, through Ray."""
+    auto_reader(head_rows)
 
     def take(options: ReadOptions) -> list[tuple[Batch, Cursor]]:
         with stream(manifest, Cursor.start(3), 1, 2, options=options) as batches:
@@ -192,11 +191,11 @@ def test_auto_reads_on_ray_where_cores_are_left_for_it(
     cores_for_ray: int,
     ranks_here: int | None,
     on_ray: bool,
+    auto_reader: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the tests' Ray of two cores; the rows of this data set are more than one head's."""
-    monkeypatch.setattr(readers, "HEAD_ROWS", 400)
-    monkeypatch.setattr(readers, "CORES_FOR_RAY", cores_for_ray)
+    auto_reader(400, cores_for_ray)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if ranks_here:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks_here))
@@ -215,10 +214,9 @@ def data_threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("options", [LOCAL, RAY, AUTO], ids=["local", "ray", "auto"])
 def test_closing_in_the_middle_leaves_no_thread(
-    manifest: Manifest, options: ReadOptions, running_ray: None, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest, options: ReadOptions, running_ray: None, auto_reader: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(readers, "HEAD_ROWS", 400)
-    monkeypatch.setattr(readers, "CORES_FOR_RAY", 2)
+    auto_reader(400)
     batches = stream(manifest, Cursor.start(0), 0, 1, batch_rows=1, options=options)
     next(batches)
     batches.close()

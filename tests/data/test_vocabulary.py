@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,11 +192,11 @@ def test_ids_of_64_bits_without_a_sign(tmp_path: Path) -> None:
 
 
 def test_a_shared_index_is_opened_before_another_process_may_remove_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None]
 ) -> None:
     """Who has a newer version of the file removes the older index, as soon as it holds the lock."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("rayrec.data.mapping.vocabulary._IN_MEMORY", 1)
+    index_above(1)
     (tmp_path / "v.txt").write_text("3\n1\n2\n")
     opened = IdIndex.open
 
