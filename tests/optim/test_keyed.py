@@ -206,7 +206,7 @@ def test_wrong_schedules_are_named() -> None:
     with pytest.raises(ValueError, match="sgdr_period=0 must be at least 1"):
         WarmupStage(sgdr_period=0)
     for some in ({"end_value": 1.0}, {"start_interpolating_iters": 0}):
-        with pytest.raises(ValueError, match="start_interpolating_iters and end_value must be given"):
+        with pytest.raises(ValueError, match="start_interpolating_iters and end_value are required"):
             WarmupStage(policy=P.INTERPOLATE, **some)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_iters are \[1, 5, 4\]"):
         WarmupOptimizer(keyed(w=[1.0]), [WarmupStage(max_iters=end) for end in (1, 5, 4)])
