@@ -17,7 +17,7 @@ from pydantic import AfterValidator, NonNegativeInt, PlainSerializer, PlainValid
 from torch.distributed.checkpoint import ChunkStorageMetadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
-from rayrec.checkpoint.container import DTYPES, NAMES
+from rayrec.checkpoint.safetensors import DTYPES, NAMES
 
 VERSION = 1
 INDEX = "index.json"

@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.checkpoint import tools, writer
-from rayrec.checkpoint.container import DTYPES, header
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, named
 from rayrec.checkpoint.index import INDEX, DataFile, Index, Piece, SavedTensor
 from rayrec.checkpoint.manifest import Manifest, sha256
-from rayrec.checkpoint.pace import Pace, StoppedError
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
-from rayrec.checkpoint.writer import Item, snapshot, write
+from rayrec.checkpoint.safetensors import DTYPES, header
+from rayrec.checkpoint.writer import Item, StoppedError, Throttle, snapshot, write
 from rayrec.storage.folder import LocalFolder
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3)
@@ -215,7 +214,7 @@ def test_numbers_lie_at_multiples_of_their_size(tmp_path: Path) -> None:
 
 
 def test_a_save_that_is_given_up_leaves_no_file(tmp_path: Path) -> None:
-    pace, item = Pace(), Item("dense/a", (3,), (0,), torch.ones(3))
+    pace, item = Throttle(), Item("dense/a", (3,), (0,), torch.ones(3))
     write(LocalFolder(tmp_path), 3, [item], pace)
     assert [file.name for file in tmp_path.iterdir()] == ["data-00003.safetensors"]
     pace.stop()

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
-from rayrec.checkpoint.pace import Pace
 from rayrec.checkpoint.saving import Work
 from rayrec.checkpoint.tools import describe, find, verify_place
 from rayrec.checkpoint.warm_start import Names, load_weights
-from rayrec.checkpoint.writer import Item
+from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.cli.main import run
 from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
@@ -110,7 +109,7 @@ def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
     made = save_of(root, 5, [])
     mapping = {"user": {"kind": "hash", "seed": 3}, "item": {"kind": "identity"}}
     facts = replace(made.manifest, mapping=mapping, world_size=1, time=86_400.0)
-    replace(made, work=Work(items, frozenset(sizes)), manifest=facts).run(Pace())
+    replace(made, work=Work(items, frozenset(sizes)), manifest=facts).run(Throttle())
     assert describe(str(tmp_path)) == [
         f"{root.path}/step_00000005-0001: step 5, attempt 1, 1970-01-02 00:00:00 UTC",
         "written by 1 ranks; 0.1 MB in 1 data files",

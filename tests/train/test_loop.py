@@ -252,7 +252,7 @@ def told_progress(group: dist.ProcessGroup, raw: dict[str, Any]) -> list[tuple[i
     """(step, steps of the whole run) as told after every step."""
     session = rank_session(group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayrec.train.worker.loop.PROGRESS_EVERY_S", 0.0)
+        patch.setattr("rayrec.train.worker.reporter.PROGRESS_EVERY_S", 0.0)
         fit(make_job(raw), session)
     return [(told["step"], told["total_steps"]) for told in session.sink.records if told["kind"] == "progress"]
 
