@@ -64,7 +64,7 @@ def test_a_launch_of_another_machine_is_known_by_its_beat(root: LocalFolder, mon
         with pytest.raises(InUseError, match=r"\(process \d+ on elsewhere, started 20.* UTC\); wait for it, stop it"):
             Lease(root, told.append).take()
         assert other.held
-    assert len(told) == 1 and "is held by process" in told[0] and "for a sign of it" in told[0]
+    assert len(told) == 1 and "Another driver (process " in told[0] and "to see whether it is alive" in told[0]
 
 
 @pytest.mark.usefixtures("quick")

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec._runtime.cgroup_limits import available_bytes
-from rayrec.checkpoint import Best, CheckpointStore, FencedError
+from rayrec.checkpoint import Best, CheckpointStore, FencedError, background
 from rayrec.checkpoint.background import BackgroundSave, _fit, fits_in_memory
 from rayrec.checkpoint.contents import random_states, room_for, set_random_states
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
