@@ -14,7 +14,13 @@ import torch
 
 from rayrec.checkpoint import contents
 from rayrec.checkpoint.background import BackgroundSave, Outcome, fits_in_memory
-from rayrec.checkpoint.contents import random_states, room_for, set_random_states, set_update_counts, update_counts
+from rayrec.checkpoint.contents import (
+    empty_random_states,
+    random_states,
+    set_random_states,
+    set_update_counts,
+    update_counts,
+)
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
 from rayrec.checkpoint.manifest import Checkpoint, IdMapping, Manifest, check_mapping, read_checkpoint
 from rayrec.checkpoint.ownership import Attempt, Launch, folder_name
@@ -308,7 +314,7 @@ class CheckpointStore:
             with self.reader(checkpoint) as reader:
                 saved = reader.index.metadata().state_dict_metadata
                 loading = contents.Loading(model, dense_optimizer, saved)
-                random.update(room_for(rank, saved) if checkpoint.manifest.world_size == world else {})
+                random.update(empty_random_states(rank, saved) if checkpoint.manifest.world_size == world else {})
                 for key in saved:
                     if key.startswith(f"{TENSOR}/"):
                         tensors[key.removeprefix(f"{TENSOR}/")] = reader.tensor(key)

@@ -118,7 +118,9 @@ def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
 
 def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:
     mine = Launch.here()
-    with pytest.raises(FileNotFoundError, match=r"it is gone: the storage is not mounted here, or .*launch\.json"):
+    with pytest.raises(
+        FileNotFoundError, match=r"launch\.json not found\. Either storage\.path is not mounted on node .*launch\.json"
+    ):
         Attempt.claim(root, mine)
     root.write(LAUNCH_FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
     attempt = Attempt.claim(root, mine)

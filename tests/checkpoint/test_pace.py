@@ -52,7 +52,7 @@ def test_a_rest_is_the_rest_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None
     used = iter([FREE_S + 100, FREE_S + 100])
     monkeypatch.setattr("rayrec.checkpoint.writer.time.thread_time", lambda: next(used))
     pace, began = Throttle(0.999), time.monotonic()
-    thread = Thread(target=pace.rest, daemon=True)
+    thread = Thread(target=pace.pause, daemon=True)
     thread.start()
     thread.join(20)
     assert not thread.is_alive() and time.monotonic() - began >= 0.1
@@ -100,7 +100,7 @@ def test_what_is_stopped_ends_in_its_rest() -> None:
     pace = Throttle(1e-6)
     pace.stop()
     work(0.001)
-    for stopped in (pace.rest, lambda: pace.wait(60)):
+    for stopped in (pace.pause, lambda: pace.wait(60)):
         with pytest.raises(StoppedError):
             stopped()
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rayrec._runtime.cgroup_limits import available_bytes
 from rayrec.checkpoint import Best, CheckpointStore, FencedError, background
 from rayrec.checkpoint.background import BackgroundSave, _fit, fits_in_memory
-from rayrec.checkpoint.contents import random_states, room_for, set_random_states
+from rayrec.checkpoint.contents import empty_random_states, random_states, set_random_states
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, check_mapping
 from rayrec.checkpoint.ownership import Attempt, folder_name, order_of
@@ -28,7 +28,7 @@ from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on
 from rayrec.checkpoint.retention import best_of, note_scores, read_scores
 from rayrec.checkpoint.saving import Save, Work, copy_bytes
 from rayrec.checkpoint.tools import store_of
-from rayrec.checkpoint.warm_start import Names, _some
+from rayrec.checkpoint.warm_start import Names, _first_names
 from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.storage.folder import ArrowFolder, Folder, LocalFolder, open_folder
 from rayrec.storage.retries import waits_s
@@ -134,9 +134,7 @@ def test_scores_are_of_finite_numbers_only(tmp_path: Path) -> None:
     )
     for damaged in (b"[1]", b"{"):
         root.write("scores.json", damaged)
-        with pytest.raises(
-            DamagedScoresError, match=r"scores\.json is not what was written, .* none is removed; remove"
-        ):
+        with pytest.raises(DamagedScoresError, match=r"scores\.json is damaged, .* none is removed\. Delete"):
             read_scores(root)
 
 
@@ -314,7 +312,7 @@ def test_random_numbers_go_on_where_they_were() -> None:
     states = random_states(3, CPU)
     assert sorted(states) == ["rng/00003/numpy", "rng/00003/python", "rng/00003/torch"]
     expected = draw()
-    rooms = room_for(
+    rooms = empty_random_states(
         3, {**{key: _Size(state) for key, state in states.items()}, "rng/00002/torch": _Size(torch.ones(1))}
     )
     assert rooms.keys() == states.keys()
@@ -420,7 +418,7 @@ def test_a_commit_without_all_planned_tensors_is_none(tmp_path: Path) -> None:
         | {"work": Work(save.work.items, frozenset({"x"}))}
     )  # type: ignore[arg-type]
     assert save.copy_bytes == 12 and save.copied().work.keys == save.work.keys
-    with pytest.raises(ValueError, match="have written other tensors than were planned"):
+    with pytest.raises(ValueError, match="wrote other tensors than planned"):
         short.run(Throttle())
     assert MANIFEST not in save.folder.names()
 
@@ -439,4 +437,4 @@ def test_names_of_a_warm_start_are_whole_parts() -> None:
     }
     assert {name: names.source(name) for name in told} == told
     assert [names.source(name) for name in ("top", "a.top.w", "x.y.z")] == [None] * 3
-    assert _some("abcde") == "a, b, c, d, e" and _some("abcdef") == "a, b, c, d, e and 1 more"
+    assert _first_names("abcde") == "a, b, c, d, e" and _first_names("abcdef") == "a, b, c, d, e and 1 more"

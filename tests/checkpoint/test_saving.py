@@ -239,7 +239,7 @@ def test_what_is_removed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None
     reader = store.reader(old)
     key = next(key for key in reader.index.tensors if key.startswith("table/"))
     store.save(2, model, dense)
-    gone = rf"{old.path} was removed while it was read, .* run the command again, .* or raise storage\.keep"
+    gone = rf"{old.path} was removed while it was read, .* run the command again .* or raise storage\.keep"
     with pytest.raises(RemovedCheckpointError, match=gone), reader:
         reader.tensor(key)
     for read in (store.reader, store.damages, lambda old: store.load(old, model, dense)):
@@ -257,7 +257,7 @@ def test_a_store_that_takes_nothing_is_given_up_and_one_that_is_slow_is_not(tmp_
     slow.save(1, model, dense)
     hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), stall_s=1.0)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match=r"the storage has taken nothing of a checkpoint for 1 s"):
+        with pytest.raises(TimeoutError, match=r"the storage has accepted no data of a checkpoint for 1 s"):
             hung.save(1, model, dense)
     gate.set()
     hung.finish()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
 from rayrec.checkpoint.saving import Work
-from rayrec.checkpoint.tools import describe, find, verify_place
+from rayrec.checkpoint.tools import describe, find, verify
 from rayrec.checkpoint.warm_start import Names, load_weights
 from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.cli.main import run
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
     root = LocalFolder(tmp_path / "checkpoints")
     for place in (tmp_path, root.path):
         root.sub("other").write("file", b"")
-        for told in (lambda at: find(str(at)), lambda at: list(verify_place(str(at)))):
+        for told in (lambda at: find(str(at)), lambda at: list(verify(str(at)))):
             with pytest.raises(CheckpointError):
                 told(place)
     sizes = {"table/a": (1000, 30), "table/b": (2, 3), "dense/bias": (5,), "dense/scale": (), "rng/00000/torch": (4,)}

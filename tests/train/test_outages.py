@@ -117,7 +117,7 @@ def test_scores_are_not_waited_for(data: Path, tmp_path: Path, monkeypatch: pyte
     job = job_of(data, tmp_path, trainer__epochs=1, storage={"keep_best": "auc", "wait_s": 0.05, "background": False})
     told = run(job)[1]
     (text,) = [record["message"] for record in told.all("event") if record["event"] == "save_failed"]
-    assert text == "the scores of step 5 cannot be kept: the storage has not answered for 0.05 s"
+    assert text == "Could not store the metrics of step 5: the storage has not answered for 0.05 s"
 
 
 def test_training_that_waits_for_checkpoints_says_so_once(
@@ -168,7 +168,9 @@ def test_a_launch_that_was_taken_over_ends_and_says_by_whom(data: Path, tmp_path
             return super().forward(batch)
 
     changes = {"storage__path": str(tmp_path / "runs"), "trainer__checkpoint_every": 2}
-    with pytest.raises(TrainError, match=r"taken over by another launch .* on elsewhere, started .*; this one ends$"):
+    with pytest.raises(
+        TrainError, match=r"another driver \(process .* on elsewhere, started .*\) took over .*; this one exits$"
+    ):
         trainer(data, factory=TakenOver, **changes).fit()
     assert (run_folder / "checkpoints" / LAUNCH_FILE).exists(), "it is the other's"
     job = job_of(data, tmp_path / "runs")
