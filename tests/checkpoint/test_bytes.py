@@ -259,18 +259,18 @@ def test_an_index_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "told, message",
     [
-        ({"begin": HEADER - 1}, "lies outside its tensor or file"),
-        ({"begin": HEADER + 9}, "lies outside its tensor or file"),
-        ({"offsets": (1, 1)}, "lies outside its tensor or file"),
-        ({"offsets": (2, 0)}, "lies outside its tensor or file"),
+        ({"begin": HEADER - 1}, "is outside its tensor or file"),
+        ({"begin": HEADER + 9}, "is outside its tensor or file"),
+        ({"offsets": (1, 1)}, "is outside its tensor or file"),
+        ({"offsets": (2, 0)}, "is outside its tensor or file"),
         ({"offsets": (1,)}, "argument"),
-        ({"offsets": (1, 0, 0), "sizes": (1, 2, 1)}, "lies outside its tensor or file"),
-        ({"file": "data-00001.safetensors"}, "lies outside its tensor or file"),
+        ({"offsets": (1, 0, 0), "sizes": (1, 2, 1)}, "is outside its tensor or file"),
+        ({"file": "data-00001.safetensors"}, "is outside its tensor or file"),
         ({"crc32": ()}, "has 0 checksums instead of 1"),
         ({"crc32": (1, 2)}, "has 2 checksums instead of 1"),
         ({"block_rows": 0}, "has 1 checksums instead of 0"),
-        ({"sizes": (1, 1)}, "hold 3 of 4 numbers"),
-        ({"offsets": (0, 0)}, "hold 4 of 4 numbers"),
+        ({"sizes": (1, 1)}, "have 3 of 4 numbers"),
+        ({"offsets": (0, 0)}, "have 4 of 4 numbers"),
     ],
 )
 def test_what_cannot_be_is_no_index(told: dict[str, Any], message: str) -> None:
@@ -281,7 +281,7 @@ def test_what_cannot_be_is_no_index(told: dict[str, Any], message: str) -> None:
 def test_a_part_of_an_index_need_not_fill_its_tensors() -> None:
     part = index_of(sizes=(1, 1))
     assert Index.from_json(part.to_json(), whole=False) == part
-    with pytest.raises(ValueError, match="hold 3 of 4"):
+    with pytest.raises(ValueError, match="have 3 of 4"):
         Index.joined([part])
     raw = json.loads(part.to_json())
     for change, message in [({"version": 2}, "version 2 of the index"), ({"files": {FILE: [1, 2]}}, "Field required")]:

@@ -118,18 +118,14 @@ def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
 
 def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:
     mine = Launch.here()
-    with pytest.raises(
-        FileNotFoundError, match=r"launch\.json not found\. Either storage\.path is not mounted on node .*launch\.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"launch\.json not found\. .* not mounted on node .*launch\.json"):
         Attempt.claim(root, mine)
     root.write(LAUNCH_FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
     attempt = Attempt.claim(root, mine)
     attempt.check(root)
     other = left_behind(root, host="elsewhere", token="other")
     attempt.check(root)  # until that launch has workers too
-    with pytest.raises(
-        TakenOverError, match=r"taken over by another launch of the run \(process \d+ on elsewhere, star"
-    ):
+    with pytest.raises(TakenOverError, match=r"another driver \(process \d+ on elsewhere, star"):
         Attempt.claim(root, mine)
     Attempt.claim(root, other)
     with pytest.raises(TakenOverError, match="on elsewhere") as caught:

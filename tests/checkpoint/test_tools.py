@@ -119,7 +119,7 @@ def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
         "2 layers, 6 numbers",
         "  bias: 5 float32",
         "  scale: number float32",
-        "1 tensors beside: what optimizers keep, random states, figures",
+        "1 other tensors: optimizer states, random states, metrics",
         "ids of item: kind identity",
         "ids of user: kind hash, seed 3",
     ]
@@ -170,7 +170,7 @@ def test_random_numbers_go_on_in_a_world_as_large_only(tmp_path: Path) -> None:
 def test_a_table_of_another_size_is_not_taken(tmp_path: Path, here: tuple[int, int], rows: dict[str, int]) -> None:
     store = CheckpointStore(tmp_path)
     saved = store.save(1, model_of(20, 4))
-    with pytest.raises(CheckpointError, match=rf"is \({here[0]}, {here[1]}\) \(rows, dim\), but \(20, 4\) there"):
+    with pytest.raises(CheckpointError, match=rf"is \({here[0]}, {here[1]}\) \(rows, dim\), but \(20, 4\) in"):
         load_weights(store, saved, model_of(*here), Names(renames={}), rows)
 
 
@@ -211,7 +211,7 @@ def test_names_that_do_not_fit_are_told(saved: Any) -> None:
         warm(None, root, names, {})
     with pytest.raises(CheckpointError, match="none of its tables and layers has a name of this model"):
         warm(None, root, Names(renames={}, fresh=("embedding_bags", "dense_arch", "over_arch")), {})
-    with pytest.raises(CheckpointError, match=r"embedding_bags\.a' is to be taken twice"):
+    with pytest.raises(CheckpointError, match=r"embedding_bags\.a' would be loaded twice"):
         warm(None, root, Names(renames={"a": "b"}), {"a": 1, "b": 1})
     assert Names(renames={"old": "new"}).source("x.new.weight") == "x.old.weight"
     assert Names(renames={"old.a": "new"}).source("x.new") == "x.old.a"

@@ -210,7 +210,7 @@ def disk_full(run: Supervised, now: float) -> None:
     """Until a checkpoint has failed; also metrics cannot be written meanwhile, so that it is told on the screen."""
     filler, said_before = run.run.path / "filler", len(run.said())
     with open(filler, "wb", buffering=0) as file:
-        while "failed, earlier ones are intact" not in run.said()[said_before:]:
+        while "Earlier ones are intact." not in run.said()[said_before:]:
             run.must_go_on("a checkpoint that failed")
             try:
                 while file.write(b"\0" * 4096):

@@ -169,7 +169,7 @@ def test_a_launch_that_was_taken_over_ends_and_says_by_whom(data: Path, tmp_path
 
     changes = {"storage__path": str(tmp_path / "runs"), "trainer__checkpoint_every": 2}
     with pytest.raises(
-        TrainError, match=r"another driver \(process .* on elsewhere, started .*\) took over .*; this one exits$"
+        TrainError, match=r"another driver \(process .* on elsewhere, .*\) took over .*; this one exits$"
     ):
         trainer(data, factory=TakenOver, **changes).fit()
     assert (run_folder / "checkpoints" / LAUNCH_FILE).exists(), "it is the other's"

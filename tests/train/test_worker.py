@@ -230,4 +230,4 @@ def test_a_run_in_this_process_says_that_it_leaves_a_gpu(
     display = Display(Console(file=out, width=200))
     recorder = Recorder(job.files, display)
     assert run_job(job, recorder.state, recorder, display, 0) == {}
-    assert ("this machine has a GPU: trainer.num_workers=1 trains on it" in out.getvalue()) == says
+    assert ("Set trainer.num_workers=1 to use this machine's GPU" in out.getvalue()) == says
