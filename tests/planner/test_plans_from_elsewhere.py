@@ -97,7 +97,7 @@ def test_explanation_names_what_binds_and_what_helps():
 
 def test_diff_shows_changed_tables_and_moved_weights():
     plan = result_of({"big": ParameterConstraints(sharding_types=["row_wise"])}).plan
-    assert diff(plan, plan) == "no difference: both plans shard 3 tables alike"
+    assert diff(plan, plan) == "no difference: both plans shard 3 tables in the same way"
     text = diff(plan, edited(plan, big=sharding("table_wise", [1])))
     assert re.search(r"^-  big +row_wise +fused +4  \[0, 1, 2, 3\]$", text, re.M)
     assert re.search(r"^\+  big +table_wise +fused +1  \[1\]$", text, re.M)
