@@ -182,7 +182,7 @@ def config(**changes: Any) -> EmbeddingBagConfig:
     [
         (lambda: config(embedding_dim=0), "table 't': embedding_dim=0 must be at least 1"),
         (lambda: EmbeddingBagCollection([]), "has no tables"),
-        (lambda: EmbeddingBagCollection([config(data_type=DataType.INT8)]), "data_type INT8 is not trained"),
+        (lambda: EmbeddingBagCollection([config(data_type=DataType.INT8)]), "data_type INT8 cannot be trained"),
         (lambda: config(num_embeddings=0), "table 't': num_embeddings=0 must be at least 1"),
         (lambda: EmbeddingBagCollection([config(name="")]), "table '': every table needs a unique name"),
         (lambda: EmbeddingBagCollection([config(), config()]), "table 't': every table needs a unique name"),
