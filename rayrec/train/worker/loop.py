@@ -188,7 +188,7 @@ class Loop:
         periods, period = self.job.periods, position.cursor.only
         if periods is None or period is None:
             return self.config.trainer.epochs - 1
-        return position.epoch + len(periods.left(period[1]))
+        return position.epoch + len(periods.remaining(period[1]))
 
     def _epoch(self, position: Position) -> Position:
         """Train on the rest of the position's epoch."""
