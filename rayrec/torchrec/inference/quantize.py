@@ -10,7 +10,7 @@ from torch import nn
 
 from rayrec import quant
 from rayrec.inference import artifact
-from rayrec.inference.graph import collections_in, configs_of, read_given_tables, replaced
+from rayrec.inference.graph import collections_in, configs_of, replace_collections, replace_module
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import TableFormat
 
@@ -46,7 +46,7 @@ def quantize_inference_model(
         else:
             own = {c.name: given.get(c.name, fp_weight_dtype) for c in module.embedding_configs()}
             made = quant.EmbeddingCollection.from_float(module, own)
-        model = replaced(model, path, made)
+        model = replace_module(model, path, made)
     return model.eval()
 
 
@@ -70,6 +70,6 @@ def read_exported_tables(model: nn.Module, folder: str | Path) -> nn.Module:
             has = "does not have it" if place is None else f"has it as {(place.rows, place.dim)}"
             raise ValueError(f"table {config.name!r} is {wanted} (rows, dim) in the model, but {folder} {has}")
     data = artifact.map_tables(folder / artifact.TABLES).data
-    for slot in read_given_tables(model, places):
+    for slot in replace_collections(model, places):
         slot.instead = data
     return model.eval()
