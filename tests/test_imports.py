@@ -47,7 +47,7 @@ def test_who_has_turned_it_off_finds_it_off() -> None:
 def test_a_worker_imports_what_torchs_first_optimizer_would() -> None:
     """So that it does not take the first step's time."""
     code = (
-        "import gc, sys; from rayrec.train.worker.start import load; load()\n"
+        "import gc, sys; from rayrec.train.worker.start import import_worker; import_worker()\n"
         "print('torch._dynamo' in sys.modules, 'rayrec.train.worker.entry' in sys.modules, gc.isenabled())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

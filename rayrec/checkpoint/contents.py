@@ -21,8 +21,7 @@ from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.dmp_collection import DMPCollection
-from rayrec.distributed.kernel import UpdatingKernel
-from rayrec.distributed.kernel.choice import updating
+from rayrec.distributed.kernel.interface import Kernel, updating
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 RNG = "rng"
@@ -161,7 +160,7 @@ class Loading:
                 optimizer.state[param][key] = value
 
 
-def _trained_tables(model: DistributedModelParallel) -> list[tuple[UpdatingKernel, list[str]]]:
+def _trained_tables(model: DistributedModelParallel) -> list[tuple[Kernel, list[str]]]:
     """This rank's kernels that update inside backward, each with the names of its tables in the model."""
     names = {id(table): name for name, table in model.tables().items()}
     return [

@@ -62,18 +62,21 @@ def train(
     ] = None,
 ) -> None:
     """Train a model, or resume the run of the same name."""
-    from rayrec._runtime.imports import quick_imports
-    from rayrec.train.driver.ray_start import begun_for
+    from importlib import import_module
 
-    given = [*(overrides or []), *([f"name={name}"] if name is not None else [])]
-    with begun_for(config, given):
-        with quick_imports():
-            from rayrec.train import Trainer, load_config
-            from rayrec.train.driver.trackers import tracker
+    from rayrec._runtime.imports import quick_imports
+
+    with quick_imports():
+        from rayrec.train import load_config
+        from rayrec.train.driver.cluster import connected_for
+
+    train_config = load_config(config, [*(overrides or []), *([f"name={name}"] if name is not None else [])])
+    with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
+        from rayrec.train import Trainer
+        from rayrec.train.driver.trackers import tracker
+
         callbacks = [tracker(name, "rayrec") for name in track or []]
-        trainer = Trainer(
-            load_config(config, given), fresh=fresh, root=root, allow_code=allow_code, callbacks=callbacks
-        )
+        trainer = Trainer(train_config, fresh=fresh, root=root, allow_code=allow_code, callbacks=callbacks)
         trainer.fit()
     after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from rayrec.models.din import DIN
 from rayrec.models.ranker import HistoryInputs
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.modules.attention import Mask
 from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.target_attention import TargetTransformer
 
@@ -36,9 +35,7 @@ def bst(
     given = HistoryInputs(**inputs)
 
     def attend(dim: int) -> TargetTransformer:
-        config = EncoderConfig(
-            dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=given.dropout, mask=Mask(causal=False)
-        )
+        config = EncoderConfig(dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=given.dropout, causal=False)
         return TargetTransformer(config, max_length, given.device)
 
     return DIN(tables, num_dense, over_arch, attend, **inputs)

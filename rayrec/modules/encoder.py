@@ -1,14 +1,14 @@
-"""The transformer over jagged rows: blocks of softmax attention and a two-layer network for each position."""
+"""A transformer over jagged rows: blocks of softmax attention and a two-layer feed-forward network."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayrec.modules.attention import Layout, Mask, SelfAttention
+from rayrec.modules.attention import Layout, SelfAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,12 @@ class EncoderConfig:
 
     Args:
         dim: D, the width of each position.
-        hidden: width between the two layers of each position's network; None: D, as in SASRec.
-        norm_first: normalize the input of each part (pre-LN); False: its sum with the input (post-LN).
+        blocks: Number of blocks.
+        heads: Number of heads.
+        hidden: Hidden width of the feed-forward network. None means D, as in SASRec.
+        dropout: Dropout of attention weights and of each sublayer's output.
+        norm_first: Normalizes the input of each sublayer (pre-LN). False normalizes its sum with the input (post-LN).
+        causal: Attend to the position itself and earlier ones only.
     """
 
     dim: int
@@ -27,16 +31,16 @@ class EncoderConfig:
     hidden: int | None = None
     dropout: float = 0.0
     norm_first: bool = True
-    mask: Mask = field(default_factory=Mask)
+    causal: bool = True
 
 
 class EncoderBlock(nn.Module):
-    """Attention, then two linear layers with a ReLU, each added to its input."""
+    """Attention, then two linear layers with a ReLU; each sublayer is added to its input."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         hidden = config.hidden or config.dim
-        self.attention = SelfAttention(config.dim, config.heads, config.mask, config.dropout)
+        self.attention = SelfAttention(config.dim, config.heads, config.causal, config.dropout)
         self.norms = nn.ModuleList(nn.LayerNorm(config.dim, eps=1e-8) for _ in range(2))
         self.inner = nn.Linear(config.dim, hidden)
         self.outer = nn.Linear(hidden, config.dim)
@@ -48,18 +52,18 @@ class EncoderBlock(nn.Module):
         first, second = self.norms
         if self.norm_first:
             x_TD = x_TD + self.dropout(self.attention(first(x_TD), layout))
-            return x_TD + self._each_position(second(x_TD))
+            return x_TD + self._feed_forward(second(x_TD))
         x_TD = first(x_TD + self.dropout(self.attention(x_TD, layout)))
-        normed: torch.Tensor = second(x_TD + self._each_position(x_TD))
+        normed: torch.Tensor = second(x_TD + self._feed_forward(x_TD))
         return normed
 
-    def _each_position(self, x_TD: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.dropout(self.outer(self.dropout(F.relu(self.inner(x_TD)))))
-        return out
+    def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        output_TD: torch.Tensor = self.dropout(self.outer(self.dropout(F.relu(self.inner(x_TD)))))
+        return output_TD
 
 
 class TransformerEncoder(nn.Module):
-    """`[T, D]` to `[T, D]` in blocks, with a last normalization where blocks normalize their inputs."""
+    """Blocks from `[T, D]` to `[T, D]`, with a final normalization if blocks normalize their inputs."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -69,5 +73,5 @@ class TransformerEncoder(nn.Module):
     def forward(self, x_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
         for block in self.blocks:
             x_TD = block(x_TD, layout)
-        out: torch.Tensor = self.last(x_TD)
-        return out
+        output_TD: torch.Tensor = self.last(x_TD)
+        return output_TD

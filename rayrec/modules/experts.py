@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayrec.modules.linear import Linear, linear
+from rayrec.modules.onednn_linear import Linear, linear
 
 
 class ParallelMLPs(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.modules.activation import SwishLayerNorm
-from rayrec.modules.linear import Linear
+from rayrec.modules.onednn_linear import Linear
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 NAMED: dict[str, Callable[[int, torch.device | str | None], Activation]] = {

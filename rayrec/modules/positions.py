@@ -1,4 +1,4 @@
-"""Where in its row, and when, an item stands: learned vectors for a position, learned biases for a pair of them."""
+"""Learned position vectors, and learned attention biases by distance and time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ LOG_STEP = 0.301  # of natural logarithms of seconds, as in Meta's published for
 
 
 class Positions(nn.Module):
-    """A learned vector for each place of a row.
+    """A learned vector for each position in a row.
 
     Args:
-        max_length: longer rows are an error; let the schema's `length` cut them.
-        count_from: "newest": the last item has place 0, whatever the row's length; "oldest": the first has.
+        max_length: Maximum length of a row. Use the schema's `length` to cut longer rows.
+        dim: D, the width of the vectors.
+        count_from: "newest" gives the last item of a row position 0, "oldest" the first item.
     """
 
     def __init__(self, max_length: int, dim: int, count_from: str = "newest") -> None:
@@ -28,27 +29,27 @@ class Positions(nn.Module):
         nn.init.normal_(self.vectors, std=0.02)
 
     def forward(self, layout: Layout) -> torch.Tensor:
-        """`[T, D]`.
+        """The vector of each position: `[T, D]`.
 
         Raises:
-            ValueError: a row is longer than `max_length`.
+            ValueError: A row is longer than `max_length`.
         """
         check_length(layout, len(self.vectors))
-        places = layout.place_of
+        positions = layout.position_in_row
         if self.count_from == "newest":
-            places = layout.lengths[layout.row_of] - 1 - places
-        return self.vectors.index_select(0, places)
+            positions = layout.lengths[layout.row_of] - 1 - positions
+        return self.vectors.index_select(0, positions)
 
 
 class RelativeBias(nn.Module):
-    """A bias for each pair of positions of a row: by their distance, and by the time between them.
+    """A bias for each pair of positions of a row, by their distance and the time between them.
 
-    The time is that from item j to the item after i, which is when the prediction at i is asked for (Zhai et al. 2024,
+    The time runs from item j to the item after i, the moment of the prediction at i (Zhai et al. 2024,
     arXiv:2402.17152); see `Layout.next_times`.
 
     Args:
-        max_length: N; rows may be as long.
-        use_times: False where rows have no times.
+        max_length: N, the maximum length of a row.
+        use_times: Whether rows have times.
     """
 
     def __init__(self, max_length: int, use_times: bool) -> None:
@@ -60,13 +61,13 @@ class RelativeBias(nn.Module):
             nn.init.normal_(weight, std=0.02)
 
     def forward(self, layout: Layout, bucket: Bucket) -> torch.Tensor:
-        """`[b, width, width]`, or `[1, width, width]` without times: rows i, columns j.
+        """Bias of i (dim 1) for j (dim 2): `[b, width, width]`, or `[1, width, width]` without times.
 
         Raises:
-            ValueError: the model uses times and the rows have none.
+            ValueError: The model uses times, but the rows have none.
         """
-        place = torch.arange(bucket.width, device=layout.device)
-        bias_1NN = self.by_distance[place[None, :] - place[:, None] + self.max_length - 1][None]
+        positions = torch.arange(bucket.width, device=layout.device)
+        bias_1NN = self.by_distance[positions[None, :] - positions[:, None] + self.max_length - 1][None]
         if self.by_time is None:
             return bias_1NN
         if layout.times is None or layout.next_times is None:
@@ -78,9 +79,9 @@ class RelativeBias(nn.Module):
         return bias_1NN + self.by_time[buckets]
 
 
-def check_length(layout: Layout, most: int) -> None:
-    """Raises ValueError where a row is longer than a model is made for."""
-    if layout.width is None and layout.longest > most:
+def check_length(layout: Layout, max_length: int) -> None:
+    """Raises ValueError if a row is longer than `max_length`."""
+    if layout.width is None and layout.longest > max_length:
         raise ValueError(
-            f"a row has {layout.longest} items, the model's max_length is {most}: cut rows to it, or raise it"
+            f"a row has {layout.longest} items, the model's max_length is {max_length}: cut rows to it, or raise it"
         )

@@ -1,64 +1,83 @@
-"""The console, the record of a run and its exports are extras: whatever goes wrong with them, the run goes on."""
+"""Drops errors of what a run can do without: its console output, records, reports and callbacks."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec
 
 from rayrec.train.driver.terminal import notice
 
+RECORD = "Could not write a log record"
+
 
 class Tolerance:
-    """`with tolerance: …` drops any error of its body; the first one is reported on stderr, later ones are not.
+    """Drops errors and reports them, the first one of each subject.
 
-    rich ends the process (SystemExit) where stdout is a closed pipe; that is dropped as well. Any other SystemExit and
-    KeyboardInterrupt pass: they mean that the process is to end.
+    Args:
+        show: called with each report; by default a line on stderr, as the console itself may be what fails.
     """
 
-    def __init__(self) -> None:
-        self._reported = False
+    def __init__(self, show: Callable[[str], object] = notice) -> None:
+        self._show = show
+        self._reports: dict[str, str] = {}
 
-    def __enter__(self) -> None: ...
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """All reports so far."""
+        return tuple(self._reports.values())
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
-        if error is None or not (isinstance(error, Exception) or _is_closed_pipe(error)):
-            return False
-        self.report(error)
-        return True
+    @contextmanager
+    def drop_errors(self, subject: str = RECORD, *, exits: bool = False) -> Iterator[None]:
+        """Drop an error of the body. KeyboardInterrupt and SystemExit pass, as they end the process.
 
-    def report(self, error: BaseException) -> None:
-        """Report a dropped error, if it is the first."""
-        if self._reported:
-            return
-        self._reported = True
-        cause = error.__context__ if _is_closed_pipe(error) else error
-        what = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-        notice(f"output or a record was lost ({what}); the run goes on")
+        Args:
+            subject: what has failed; begins the report.
+            exits: SystemExit is dropped too.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            # rich raises SystemExit when stdout is a closed pipe.
+            if isinstance(error, SystemExit) and not (exits or _is_closed_pipe(error)):
+                raise
+            self.report(error, subject)
+
+    def report(self, error: BaseException, subject: str = RECORD) -> None:
+        """Report a dropped error."""
+        if subject not in self._reports:
+            self._reports[subject] = f"{subject} ({_reason(error)}). The run continues."
+            self._show(self._reports[subject])
 
 
 def _is_closed_pipe(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
 
 
+def _reason(error: BaseException) -> str:
+    cause = error.__context__ if _is_closed_pipe(error) else error
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+
+
 P = ParamSpec("P")
 
 
 def tolerated(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """A method whose errors its object's `tolerance` drops."""
+    """A method whose errors the `tolerance` of its object drops."""
 
     @functools.wraps(method)
-    def guarded(self: Any, *given: P.args, **named: P.kwargs) -> None:
-        with self.tolerance:
-            method(self, *given, **named)
+    def guarded(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
+        with self.tolerance.drop_errors():
+            method(self, *args, **kwargs)
 
     return guarded
 
 
-def lenient(stream: Any) -> None:
-    """Characters that a stream cannot encode are written as `?` from now on."""
+def replace_unencodable(stream: Any) -> None:
+    """Let a text stream write `?` for characters that it cannot encode."""
     if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
         with suppress(Exception):
             stream.reconfigure(errors="replace")

@@ -25,8 +25,8 @@ from rayrec.train.driver import warnings
 from rayrec.train.driver.callbacks import Callback, Callbacks, RunInfo
 from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.launch import run_job
-from rayrec.train.driver.recorder import Lines, Recorder, reporting_errors
+from rayrec.train.driver.recorder import Lines, Recorder
+from rayrec.train.driver.run_job import run_job
 from rayrec.train.errors import Interrupted, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import best_so_far
@@ -114,10 +114,10 @@ class Trainer:
                 return self._run(job)
 
     def _run(self, job: Job) -> Result:
-        recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, also=self.callbacks.hear)
+        recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, on_record=self.callbacks.handle)
         self.callbacks.call("on_start", RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
         try:
-            outcome = run_job(job, recorder.course, recorder, self.display, self.folder.last_attempt())
+            outcome = run_job(job, recorder.state, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:
             recorder.close()
             self._report_failure(error, recorder)
@@ -134,7 +134,7 @@ class Trainer:
             best=best_so_far(self.folder),
         )
         write_json(self.folder.result, result.to_dict())
-        with reporting_errors(self.display, self.folder.report):
+        with self.display.writing(self.folder.report):
             write_report(self.folder.path)
         self.callbacks.call("on_end", result, None)
         late = [text for text in self.callbacks.warnings if text not in told]
@@ -288,12 +288,12 @@ class Trainer:
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
-        at = {"time": time.time(), "step": recorder.course.step, "attempt": recorder.course.attempt}
+        at = {"time": time.time(), "step": recorder.state.step, "attempt": recorder.state.attempt}
         record = {"kind": "event", **at, "event": kind, "message": str(error)}
         lines = Lines(self.folder.metrics, self.display)
         lines.add(json.dumps(record))
         lines.close()
-        with reporting_errors(self.display, self.folder.report):
+        with self.display.writing(self.folder.report):
             write_report(self.folder.path)
         self._push()
 

@@ -27,8 +27,7 @@ from rayrec.checkpoint import (
 )
 from rayrec.checkpoint import writer as writer_module
 from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.kernel.choice import updating
+from rayrec.distributed.kernel import EmbOptimType, updating
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor

@@ -190,7 +190,7 @@ def test_the_printed_commands_in_a_shell_end_with_a_score(name: str, tmp_path: P
         pytest.skip(f"needs {name} in {FILES} (RAYREC_SHARED_DATA)")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     environment.pop("RAY_ADDRESS", None)
-    words = ["jobs/bench_start.py", "--json", "--first", str(file), REAL.get(name, "rating>=4")]
+    words = ["jobs/bench/start.py", "--json", "--first", str(file), REAL.get(name, "rating>=4")]
     done = subprocess.run(
         [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import jobs.bench_vocabulary as vocabularies
 from data.synthetic.clicks import SyntheticSpec, write_files
-from jobs.bench_data import measure, peak_rss_bytes, show
+from jobs.bench import vocabulary
+from jobs.bench.data_path import measure, peak_rss_bytes, show
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_the_benchmark_measures_every_contender(tmp_path: Path, running_ray: Non
 
 
 def test_the_benchmark_of_vocabularies_measures_both_kinds(tmp_path: Path) -> None:
-    found = json.loads(json.dumps(vocabularies.measure(tmp_path, 70_000, 80_000, 2)))
+    found = json.loads(json.dumps(vocabulary.measure(tmp_path, 70_000, 80_000, 2)))
     for name in ("integers", "strings"):
         assert found[name]["bytes"] < 20 * found[name]["ids"] and found[name]["known_per_s"] > 0
-    assert found["counted_rows"] == 70_000 and "80,000 strings" in vocabularies.show(found)
+    assert found["counted_rows"] == 70_000 and "80,000 strings" in vocabulary.show(found)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from jobs import bench_manifest
+from jobs.bench import many_files
 from rayrec.cli.app import app
 from rayrec.data import (
     BadRows,
@@ -46,14 +46,14 @@ FILES, GROUPS = 300, 10
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """So many files of so many row groups, indexed."""
     folder = tmp_path_factory.mktemp("many") / "set"
-    bench_manifest.make(folder, FILES, GROUPS)
+    many_files.make(folder, FILES, GROUPS)
     done = write_index([str(folder)])
     assert (done.files, done.row_groups) == (FILES, FILES * GROUPS)
     return folder
 
 
 def test_a_manifest_takes_100_bytes_a_row_group_and_a_rank_gets_its_part(many: Path) -> None:
-    manifest = bench_manifest.read(str(many))
+    manifest = many_files.read(str(many))
     groups = len(manifest.files.group_rows)
     assert groups == FILES * GROUPS
     sent = len(pickle.dumps(manifest))
@@ -86,12 +86,12 @@ def read_now(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_index_of_a_folder_is_found_and_filters_are_asked_of_it(many: Path, read_now: list[str]) -> None:
     data = DataSet(path=str(many), filters=[["day", ">=", 3], ["price", "<", 1e9]])
-    manifest = Manifest.of(data, bench_manifest.SCHEMA, window_rows=1)
+    manifest = Manifest.of(data, many_files.SCHEMA, window_rows=1)
     assert not read_now
-    without = Manifest.read(data.path, bench_manifest.SCHEMA, filters=data.filters, window_rows=1)
+    without = Manifest.read(data.path, many_files.SCHEMA, filters=data.filters, window_rows=1)
     assert read_now and without.fingerprint == manifest.fingerprint and without.columns == manifest.columns
     # templates hold the days 0 … 9, or 4 … 13, one a row group
-    assert manifest.rows == FILES // 2 * (7 + 10) * bench_manifest.ROWS
+    assert manifest.rows == FILES // 2 * (7 + 10) * many_files.ROWS
 
 
 def test_the_command_writes_an_index(tmp_path: Path, read_now: list[str]) -> None:
@@ -159,9 +159,9 @@ def test_workers_that_ask_an_actor_read_the_same_batches(tmp_path: Path, running
 
 
 def test_a_worker_gets_its_part_piece_by_piece(many: Path, running_ray: None) -> None:
-    manifest = bench_manifest.read(str(many))
+    manifest = many_files.read(str(many))
     with shared(manifest, sent_whole=0) as (held,):
-        found = [bench_manifest.grown(held, rank, 2) for rank in range(2)]
+        found = [many_files.grown(held, rank, 2) for rank in range(2)]
     assert sum(one["rows"] for one in found) == manifest.rows
     assert sum(one["pieces"] for one in found) >= len(manifest.windows)
     assert sum(one["sent"] for one in found) < 100 * len(manifest.files.group_rows)
@@ -172,7 +172,7 @@ def test_footers_are_read_by_ray_tasks(many: Path, running_ray: None, monkeypatc
     seen: list[str] = []
     monkeypatch.setattr(footers, "_read_chunk", InAnotherProcess(os.getpid()))
     monkeypatch.setattr(footers, "read_footer", lambda uri: seen.append(uri) or first(uri))
-    assert len(Manifest.read(str(many), bench_manifest.SCHEMA, window_rows=1).files) == FILES
+    assert len(Manifest.read(str(many), many_files.SCHEMA, window_rows=1).files) == FILES
     assert len(seen) == 1, "one file tells the types"
 
 

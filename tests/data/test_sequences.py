@@ -18,7 +18,7 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import from_columns, to_columns
 from rayrec.data.stream.mixed_stream import joined
 from rayrec.models import Batch
-from rayrec.train.worker.accumulate import part_of
+from rayrec.train.worker.micro_batches import micro_batch_of
 
 ROWS_OF = {"item": 100, "genre": 9}
 
@@ -81,7 +81,7 @@ def test_a_sequence_survives_transport_orders_parts_and_joins() -> None:
     one, other = collate([(sent, 0, 11)], of), collate([(sent, 11, 20), (sent, 20, 30)], of)
     both = joined([one, other]).to(torch.device("cpu"))
     assert as_lists(both) == {name: [lists[i] for i in order] for name, lists in whole.items()}
-    parts = [part_of(both, 0, 7), part_of(both, 7, 7), part_of(both, 7, 30)]
+    parts = [micro_batch_of(both, 0, 7), micro_batch_of(both, 7, 7), micro_batch_of(both, 7, 30)]
     assert as_lists(joined(parts)) == as_lists(both)
     assert empty_batch(of).sequences["history"].offsets.tolist() == [0]
     assert as_lists(empty_batch(of)) == {name: [] for name in whole}

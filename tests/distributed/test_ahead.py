@@ -30,7 +30,7 @@ def collection(kind: ShardingType = ShardingType.TABLE_WISE) -> Any:
 
 def number(pending: PendingInput) -> int:
     """Batches are numbered in the order in which they are begun."""
-    return pending.wait().headers.received[0][NUMBER]
+    return pending.wait().received[0][NUMBER]
 
 
 def test_what_was_begun_is_taken_once_the_oldest_first() -> None:

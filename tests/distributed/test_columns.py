@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.ids.routes import Routes, make_routes
+from rayrec.distributed.ids.routes import PlannedTable, Routes, make_routes
 from rayrec.distributed.kernel import LocalTable
 from rayrec.distributed.plan.cuts import CUTS, blocks, even_widths
 from rayrec.distributed.plan.shards import (
@@ -165,12 +165,6 @@ def test_sums_by_way_of_hosts_are_the_same(columns: ColumnMap, size: int) -> Non
     assert torch.equal(assembled(across, of_hosts), assembled(columns, sent))
 
 
-def test_senders_are_alike_where_each_has_all_columns_in_order() -> None:
-    whole, part, moved = (Run(0, 0, 8),), (Run(0, 0, 4),), (Run(0, 4, 4), Run(4, 0, 4))
-    alike = {(whole, whole): True, (whole, part): False, (whole, moved): False, (whole,): True}
-    assert {runs: order_of(ColumnMap((8,), runs)).alike for runs in alike} == alike
-
-
 def table(name: str, rows: int, dim: int, *features: str) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features))
 
@@ -184,9 +178,8 @@ def routes_of(*given: tuple[EmbeddingBagConfig, tuple[Shard, ...]], world: int =
         return local.config.data_type
 
     settings_ = {"sharding_type": "column_wise", "compute_kernel": "fused", **settings_}
-    plan = {config.name: ParameterSharding(shards=held, **settings_) for config, held in given}
-    configs = [config for config, _ in given]
-    return make_routes(configs, plan, dict.fromkeys(plan), world, group_of)
+    tables = [PlannedTable(config, ParameterSharding(shards=held, **settings_), None) for config, held in given]
+    return make_routes(tables, world, group_of)
 
 
 def held_on(routes: Routes, rank: int) -> list[tuple[Span, Span]]:

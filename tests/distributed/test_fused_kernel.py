@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec
-from rayrec.distributed.kernel.choice import make_pooling_kernel
+from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec, make_pooling_kernel
 from rayrec.distributed.kernel.row_kernel import RowKernel
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, Span
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
@@ -48,8 +47,8 @@ def plain(tables: list[LocalTable], table_of_lookup: list[int]) -> RowKernel:
 
 def by_loop(kernel: FusedKernel, batch: Lookups) -> torch.Tensor:
     """The kernel's bags, trained by the compiled loop whatever the batch's shape."""
-    kernel._compiled.pays = lambda _: True
-    return kernel.pooled(batch)
+    kernel.loop_is_faster = lambda *_: True
+    return kernel.lookup(batch)
 
 
 @pytest.mark.parametrize("features", [[0, 1, 2, 3, 4], SEVERAL], ids=["one", "several"])
@@ -77,7 +76,7 @@ def test_tables_train_alike_in_fbgemms_kernels_and_in_torchs(
         factors = torch.rand(sum(counts), generator=generator)
         grad = torch.rand((batch, sum(dims[table] for table in features)), generator=generator)
         kernel.learning_rate *= 0.9
-        out = kernel.pooled(lookups(torch.cat(ids), lengths, factors, weighted))
+        out = kernel.lookup(lookups(torch.cat(ids), lengths, factors, weighted))
         out.backward(grad)
         first_id = column = 0
         for number, other in enumerate(others):
@@ -90,7 +89,7 @@ def test_tables_train_alike_in_fbgemms_kernels_and_in_torchs(
                 weighted,
             )
             other.learning_rate *= 0.9
-            expected = other.pooled(of_table)
+            expected = other.lookup(of_table)
             expected.backward(grad[:, column : column + width])
             torch.testing.assert_close(out[:, column : column + width], expected)
             first_id, column = first_id + num_ids, column + width
@@ -122,7 +121,7 @@ def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
         calls.clear()
         use()
         assert calls == ["flush", "reset"]
-    out = kernel.pooled(lookups(torch.tensor([1]), torch.tensor([1]), torch.ones(1), weighted=False))
+    out = kernel.lookup(lookups(torch.tensor([1]), torch.tensor([1]), torch.ones(1), weighted=False))
     calls.clear()
     table.state_dict()
     assert calls == ["flush"]  # the backward under way writes into the cache
@@ -184,29 +183,23 @@ def test_any_batch_trains_as_in_torchs_operators_and_each_time_alike(
         part = factors[first_id : first_id + len(ids[number])]
         for _ in range(2):
             of_table = lookups(ids[number], lengths[number], part, weighted)
-            oracle.pooled(of_table).backward(grad[:, column : column + dim])
+            oracle.lookup(of_table).backward(grad[:, column : column + dim])
         torch.testing.assert_close(found[0][number], oracle.weights()[0], atol=2e-5, rtol=2e-5)
         assert torch.equal(found[0][number], found[1][number])
         first_id, column = first_id + len(ids[number]), column + dim
 
 
 def test_the_shape_of_a_batch_decides() -> None:
-    tables = [local_table(number, EmbOptimType.EXACT_SGD, 8) for number in range(2)]
-    one_each = FusedKernel(tables, [0, 1], torch.device("cpu"))._compiled
-    several = FusedKernel(tables, [0, 1, 1], torch.device("cpu"))._compiled
-    assert one_each is not None and several is not None
-
-    def batch(num_lookups: int, bags: int, length: int) -> Lookups:
+    def faster(num_lookups: int, bags: int, length: int, num_tables: int) -> bool:
         lengths = torch.full((num_lookups * bags,), length)
-        return lookups(torch.zeros(int(lengths.sum()), dtype=torch.int64), lengths, torch.ones(0), weighted=False)
+        ids = torch.zeros(int(lengths.sum()), dtype=torch.int64)
+        batch = lookups(ids, lengths, torch.ones(0), weighted=False)
+        return FusedKernel.loop_is_faster(batch, num_lookups, num_tables)
 
-    assert not one_each.pays(batch(2, 5, 1)) and not one_each.pays(batch(2, 300, 3)), "few tables, few ids a bag"
-    assert one_each.pays(batch(2, 300, 4)), "many ids a bag"
-    assert several.pays(batch(3, 500, 1)), "fbgemm is slow with several lookups of a table"
-    many_tables = [local_table(0, EmbOptimType.EXACT_SGD, 8)] * 100
-    many = FusedKernel(many_tables, range(100), torch.device("cpu"))._compiled
-    assert many is not None
-    assert many.pays(batch(100, 256, 1)) and not many.pays(batch(100, 257, 1)), "many tables of few bags"
+    assert not faster(2, 5, 1, 2) and not faster(2, 300, 3, 2), "few tables, few ids per bag"
+    assert faster(2, 300, 4, 2), "many ids per bag"
+    assert faster(3, 500, 1, 2), "fbgemm is slow with several lookups of a table"
+    assert faster(100, 256, 1, 100) and not faster(100, 257, 1, 100), "many tables of few bags"
 
 
 def test_the_cost_of_an_update_does_not_grow_with_rows() -> None:
@@ -263,7 +256,7 @@ def test_the_loop_keeps_the_moments_of_adam(kind: EmbOptimType, features: list[i
             torch.randn(batch, 8 * len(features), generator=generator),
         )
         for each in (kernel, other):
-            each.pooled(lookups(ids, lengths, factors, True)).backward(grad)
+            each.lookup(lookups(ids, lengths, factors, True)).backward(grad)
     torch.testing.assert_close(kernel.matrix.weight_RD, other.matrix.weight_RD, atol=1e-6, rtol=1e-5)
     for name, state in kernel.state.items():
         torch.testing.assert_close(state, other.state[name], atol=1e-6, rtol=1e-5)
@@ -317,7 +310,7 @@ def test_each_number_format_is_trained_as_in_double_precision(
     given_lookups = lookups(torch.cat(ids), lengths.flatten(), factors, weighted)
     if isinstance(kernel, RowKernel):
         assert kernel.compiled is not None
-        kernel.pooled(given_lookups).backward(grad)
+        kernel.lookup(given_lookups).backward(grad)
         assert kernel.iteration == 1
     else:
         by_loop(kernel, given_lookups).backward(grad)

@@ -183,7 +183,7 @@ def at_unlike_batches(group: dist.ProcessGroup) -> str:
     sharded, configs = sharded_bags(group)
     kjt = draw_kjt(torch.Generator().manual_seed(1), configs, 8, 3)
     if group.rank() == 1:
-        sharded.ids_ahead.exchange.sender.pack_nothing(ValueError("left out"))  # a batch that was packed and never sent
+        sharded.ids_ahead.exchange.sender.pack_failure(ValueError("left out"))  # a batch that was packed and never sent
     try:
         sharded(kjt).wait()
     except ValueError as error:

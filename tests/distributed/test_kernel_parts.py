@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,14 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.kernel import RULES, LocalTable, Lookups, OptimizerSpec, optimizer_formulas, rule_of
-from rayrec.distributed.kernel.choice import make_pooling_kernel, make_vector_kernel
+from rayrec.distributed.kernel import (
+    RULES,
+    LocalTable,
+    Lookups,
+    OptimizerSpec,
+    make_pooling_kernel,
+    make_vector_kernel,
+    optimizer_formulas,
+    rule_of,
+)
 from rayrec.distributed.kernel.dense_kernel import DenseKernel
 from rayrec.distributed.kernel.optimizer_formulas import make_state
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.kernel.optimizer_spec import twin
-from rayrec.distributed.kernel.recording import RecordingKernel
-from rayrec.distributed.kernel.row_kernel import RowGroups, RowKernel
+from rayrec.distributed.kernel.row_kernel import RowKernel
+from rayrec.distributed.kernel.rows import DistinctRows, TouchedRows
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 
@@ -123,7 +132,7 @@ def test_equal_rows_are_added_up(rows: list[int], picked: bool, weighted: bool) 
     source = torch.tensor([(3 * n) % 4 for n in range(count)], dtype=torch.int64) if picked else None
     factors = torch.arange(count) + 1.0 if weighted else None
     grads = torch.arange(2.0 * max(4, count)).view(-1, 2) if picked else torch.arange(2.0 * count).view(-1, 2)
-    groups = RowGroups.of(torch.tensor(rows, dtype=torch.int64))
+    groups = DistinctRows.of(torch.tensor(rows, dtype=torch.int64))
     assert groups.distinct.tolist() == sorted(set(rows))
     assert groups.order.tolist() == sorted(range(count), key=lambda n: rows[n]), "equal ones as they came"
     wanted = {row: torch.zeros(2) for row in sorted(set(rows))}
@@ -156,7 +165,7 @@ def test_every_id_has_its_own_vector(optimizer: OptimizerSpec | None, ids: list[
     before = [weight.detach().clone() for weight in kernel.weights()]
     flat, lengths = torch.tensor([*ids[0], *ids[1]], dtype=torch.int64), [len(each) for each in ids]
     offsets = torch.tensor([0, lengths[0], sum(lengths)])
-    found = kernel.vectors(Lookups(flat, offsets, None))
+    found = kernel.lookup(Lookups(flat, offsets, None))
     wanted = [before[table][row] for table, rows in enumerate(ids) for row in rows]
     assert found.tolist() == [row.tolist() for row in wanted]
     if isinstance(kernel, DenseKernel):
@@ -173,27 +182,26 @@ def test_every_id_has_its_own_vector(optimizer: OptimizerSpec | None, ids: list[
 @pytest.mark.parametrize("optimizer", [OptimizerSpec(), OptimizerSpec(optimizer=RULES["adam"].kind), None])
 def test_a_lookup_in_inference_mode_does_not_break_training_after_it(optimizer: OptimizerSpec | None) -> None:
     kernels: list[Any] = [make(tables(optimizer), [0, 1], CPU) for make in (make_pooling_kernel, make_vector_kernel)]
-    for kernel, lookup in zip(kernels, (kernels[0].pooled, kernels[1].vectors), strict=True):
+    for kernel in kernels:
         batch = Lookups(torch.tensor([2, 1]), torch.tensor([0, 1, 2]), None)
         with torch.inference_mode():
-            lookup(Lookups(torch.tensor([1, 0]), torch.tensor([0, 1, 2]), None))
-        out = lookup(batch)
+            kernel.lookup(Lookups(torch.tensor([1, 0]), torch.tensor([0, 1, 2]), None))
+        out = kernel.lookup(batch)
         out.sum().backward()
         assert out.requires_grad and all(weight.grad is not None or weight.any() for weight in kernel.weights())
 
 
-def test_rows_that_were_looked_up_for_training_are_noted_once() -> None:
-    inner = RowKernel(tables(OptimizerSpec()), [0, 1, 1], CPU)
-    kernel = RecordingKernel(inner, [0, 1, 1], CPU)
+@pytest.mark.parametrize("make", [make_pooling_kernel, make_vector_kernel, RowKernel])
+def test_rows_that_were_looked_up_for_training_are_marked_once(make: Callable[..., Any]) -> None:
+    kernel = make(tables(OptimizerSpec()), [0, 1, 1], CPU)
+    kernel.touched = TouchedRows(kernel.tables, [0, 1, 1], CPU)
     lookups = Lookups(torch.tensor([2, 0, 2, 1]), torch.tensor([0, 1, 3, 3, 3, 3, 4]), None)
     with torch.no_grad():
-        kernel.pooled(lookups)
-    assert [rows.tolist() for rows in kernel.take_touched()] == [[], []]
-    kernel.pooled(lookups)
-    assert [rows.tolist() for rows in kernel.take_touched()] == [[0, 2], [1]]
-    assert [rows.tolist() for rows in kernel.take_touched()] == [[], []]
-    kernel.learning_rate, kernel.iteration = 0.5, 7
-    assert (inner.learning_rate, inner.iteration, kernel.learning_rate, kernel.iteration) == (0.5, 7, 0.5, 7)
+        kernel.lookup(lookups)
+    assert [rows.tolist() for rows in kernel.touched.take()] == [[], []]
+    kernel.lookup(lookups)
+    assert [rows.tolist() for rows in kernel.touched.take()] == [[0, 2], [1]]
+    assert [rows.tolist() for rows in kernel.touched.take()] == [[], []]
     nothing = torch.tensor([], dtype=torch.int64)
-    kernel.pooled(Lookups(nothing, torch.zeros(4, dtype=torch.int64), None))
-    assert [rows.tolist() for rows in kernel.take_touched()] == [[], []]
+    kernel.lookup(Lookups(nothing, torch.zeros(4, dtype=torch.int64), None))
+    assert [rows.tolist() for rows in kernel.touched.take()] == [[], []]

@@ -13,8 +13,7 @@ from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionS
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.comm import count_bytes
 from rayrec.distributed.dmp_collection import DMPCollection
-from rayrec.distributed.kernel import RULES, OptimizerSpec
-from rayrec.distributed.kernel.choice import check_trainable
+from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.replicas.gradients import Replicas

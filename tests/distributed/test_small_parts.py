@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
-from rayrec.distributed.kernel import RULES, OptimizerSpec
-from rayrec.distributed.kernel.choice import _fbgemm_trains, check_trainable, pooling_group, vector_group
+from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable, pooling_group, vector_group
+from rayrec.distributed.kernel.choice import fbgemm_updates
 from rayrec.distributed.kernel.fused import FusedVectorKernel
-from rayrec.distributed.kernel.interface import LocalTable, Lookups
+from rayrec.distributed.kernel.local_table import LocalTable, Lookups
 from rayrec.distributed.kernel.optimizer_formulas import rounded
-from rayrec.distributed.kernel.row_kernel import Stack
+from rayrec.distributed.kernel.rows import StackedTables
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig
@@ -67,8 +67,8 @@ def local(table: EmbeddingBagConfig, optimizer: OptimizerSpec | None = None, ker
         (spec(), config(dim=6), GPU, True),
     ],
 )
-def test_fbgemm_trains_what_its_kernels_can(optimizer: Any, table: Any, device: torch.device, trains: bool) -> None:
-    assert _fbgemm_trains(optimizer, table, table.embedding_dim, device) == trains
+def testfbgemm_updates_what_its_kernels_can(optimizer: Any, table: Any, device: torch.device, trains: bool) -> None:
+    assert fbgemm_updates(optimizer, table, table.embedding_dim, device) == trains
     for kernel in (K.FUSED, K.DENSE, K.FUSED_UVM, K.FUSED_UVM_CACHING):
         in_vain = kernel in (K.FUSED_UVM, K.FUSED_UVM_CACHING) and device is GPU and not trains
         if in_vain and optimizer is not None:
@@ -81,8 +81,8 @@ def test_fbgemm_trains_what_its_kernels_can(optimizer: Any, table: Any, device: 
 def test_states_of_two_kinds_need_a_width_that_fbgemm_has() -> None:
     for name, rule in RULES.items():
         kinds = len(set(rule.rowwise.values()))
-        assert _fbgemm_trains(spec(name), config(8), 8, GPU)
-        assert _fbgemm_trains(spec(name), config(6), 6, GPU) == (kinds < 2)
+        assert fbgemm_updates(spec(name), config(8), 8, GPU)
+        assert fbgemm_updates(spec(name), config(6), 6, GPU) == (kinds < 2)
 
 
 def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
@@ -165,14 +165,14 @@ def lookups_of(batch: int, lookups: int, weighted: bool) -> Lookups:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_tables_one_below_the_other_are_one(batch: int) -> None:
     tables, order = [local(config(8, rows=rows)) for rows in (3, 4, 5)], [0, 0, 1, 2]
-    stack, given = Stack(tables, order, CPU), lookups_of(batch, 4, weighted=False)
+    stack, given = StackedTables(tables, order, CPU), lookups_of(batch, 4, weighted=False)
     inner = FusedVectorKernel(tables, order, CPU)._inner.tables[0]
     assert (stack.num_rows, inner.rows.size, inner.config.num_embeddings) == (12, 12, 12)
     bags = [given.ids[a:b] for a, b in zip(given.offsets, given.offsets[1:], strict=False)]
     expected = [int(one) + [0, 0, 3, 7][bag // batch] for bag, ids in enumerate(bags) for one in ids]
     assert stack.ids(given).tolist() == expected
     assert [len(rows) for rows in stack.split(torch.arange(12))] == [3, 4, 5]
-    alone = Stack([tables[0]], [0, 0], CPU)
+    alone = StackedTables([tables[0]], [0, 0], CPU)
     assert FusedVectorKernel(tables[:1], [0, 0], CPU)._inner.tables[0] is tables[0] and alone.ids(given) is given.ids
 
 

@@ -7,17 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.ids.batch import Split
+from rayrec.distributed.ids.batch import OutgoingIds
 from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.input_dist import IdCheck
-from rayrec.distributed.ids.routes import Routes, make_routes
-from rayrec.distributed.ids.sender import CompiledSplit
+from rayrec.distributed.ids.routes import PlannedTable, Routes, make_routes
+from rayrec.distributed.ids.sender import IdSender
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
-from tests.distributed.plain_split import PlainSplit
+from tests.distributed.plain_split import plain_split
 
 SPEC = OptimizerSpec.from_fused_params(None)
 KINDS = {
@@ -54,7 +54,8 @@ def routes_of(tables: list[EmbeddingBagConfig], kinds: list[str], world: int) ->
         else:
             shards = CUTS[ShardingType(kind)](table.name, table.num_embeddings, 64, ranks)
             plan[table.name] = ParameterSharding(kind, "fused", shards=shards)
-    return make_routes(tables, plan, dict.fromkeys(plan, SPEC), world, lambda table: table.config.data_type)
+    planned = [PlannedTable(table, plan[table.name], SPEC) for table in tables]
+    return make_routes(planned, world, lambda table: table.config.data_type)
 
 
 def batch_of(
@@ -69,35 +70,43 @@ def batch_of(
     return KeyedJaggedTensor(keys, values.to(dtype), weights, lengths=lengths.view(-1).to(dtype), stride=batch)
 
 
-def assert_equal(found: Split, expected: Split) -> None:
-    assert torch.equal(found.ids.values, expected.ids.values)
-    assert torch.equal(found.ids.lengths.long(), expected.ids.lengths.long())
-    assert torch.equal(found.totals, expected.totals)
-    assert (found.ids.weights is None) == (expected.ids.weights is None)
-    if found.ids.weights is not None and expected.ids.weights is not None:
-        assert torch.equal(found.ids.weights, expected.ids.weights)
-    assert (found.trace is None) == (expected.trace is None)
-    if found.trace is not None and expected.trace is not None:
-        assert torch.equal(found.trace.lengths_FB.long(), expected.trace.lengths_FB.long())
-        assert torch.equal(found.trace.origins, expected.trace.origins)
+def compiled_split(routes: Routes, kjt: KeyedJaggedTensor, weighted: bool, traced: bool) -> OutgoingIds:
+    return IdSender(routes, weighted, traced, num_counts=0).pack(kjt, ())
 
 
-def assert_equal_on_a_device(routes: Routes, kjt: KeyedJaggedTensor, expected: Split) -> None:
-    """Its operators are those of every device."""
+def assert_equal(actual: OutgoingIds, expected: OutgoingIds) -> None:
+    assert actual.ids is not None and expected.ids is not None
+    assert torch.equal(actual.ids.values, expected.ids.values)
+    assert torch.equal(actual.ids.lengths.long(), expected.ids.lengths.long())
+    assert torch.equal(actual.header, expected.header)
+    assert (actual.ids.weights is None) == (expected.ids.weights is None)
+    if actual.ids.weights is not None and expected.ids.weights is not None:
+        assert torch.equal(actual.ids.weights, expected.ids.weights)
+    assert (actual.origins is None) == (expected.origins is None)
+    if actual.origins is not None and expected.origins is not None:
+        assert actual.lengths_FB is not None and expected.lengths_FB is not None
+        assert torch.equal(actual.lengths_FB.long(), expected.lengths_FB.long())
+        assert torch.equal(actual.origins, expected.origins)
+
+
+def assert_equal_on_a_device(routes: Routes, kjt: KeyedJaggedTensor, expected: OutgoingIds) -> None:
+    """The device's operators run on a CPU too."""
     weights = kjt.weights_or_none()
     split = DeviceSplit(routes, weights is not None, torch.device("cpu"))
     counts = split.count(kjt)
     if weights is not None and weights.requires_grad:
         assert counts is None
         return
-    assert counts is not None
-    assert torch.equal(counts.totals, expected.totals)
-    found = split.split(kjt, counts)
-    assert torch.equal(found.values, expected.ids.values)
-    assert torch.equal(found.lengths.long(), expected.ids.lengths.long())
-    assert (found.weights is None) == (expected.ids.weights is None)
-    if found.weights is not None and expected.ids.weights is not None:
-        assert torch.equal(found.weights, expected.ids.weights)
+    assert counts is not None and expected.ids is not None
+    outgoing = IdSender(routes, weights is not None, False, num_counts=0).pack(kjt, (), counts)
+    assert outgoing.ids is None
+    assert torch.equal(outgoing.header, expected.header)
+    ids = split.split(kjt, outgoing)
+    assert torch.equal(ids.values, expected.ids.values)
+    assert torch.equal(ids.lengths.long(), expected.ids.lengths.long())
+    assert (ids.weights is None) == (expected.ids.weights is None)
+    if ids.weights is not None and expected.ids.weights is not None:
+        assert torch.equal(ids.weights, expected.ids.weights)
 
 
 @settings(max_examples=150, deadline=None)
@@ -133,20 +142,20 @@ def test_both_make_the_same(
     kjt = batch_of(tables, keys, batch, longest, dtype, "weights" in extra)
     if extra == "trained weights":
         kjt.weights().requires_grad_()
-    sides = (CompiledSplit, PlainSplit)
+    weighted, traced = "weights" in extra, extra == "origins"
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found, expected = (side(routes, "weights" in extra, extra == "origins").split(kjt) for side in sides)
+        actual, expected = (split(routes, kjt, weighted, traced) for split in (compiled_split, plain_split))
     finally:
         torch.set_num_threads(before)
-    assert_equal(found, expected)
+    assert_equal(actual, expected)
     if extra != "origins" and DeviceSplit(routes, "weights" in extra, torch.device("cpu")).possible:
         assert_equal_on_a_device(routes, kjt, expected)
     if extra == "trained weights":
         grads = []
-        for split in (found, expected):
-            assert split.ids.weights is not None
+        for split in (actual, expected):
+            assert split.ids is not None and split.ids.weights is not None
             (grad,) = torch.autograd.grad(
                 (split.ids.weights * torch.arange(split.ids.values.numel())).sum(), kjt.weights()
             )
@@ -163,12 +172,12 @@ def test_many_ids_are_split_by_several_threads_as_by_one() -> None:
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            found.append(CompiledSplit(routes, True, False).split(kjt))
+            found.append(compiled_split(routes, kjt, True, False))
     finally:
         torch.set_num_threads(before)
     for split in found:
         assert_equal(split, found[0])
-    assert_equal(found[0], PlainSplit(routes, True, False).split(kjt))
+    assert_equal(found[0], plain_split(routes, kjt, True, False))
 
 
 def test_rows_that_no_rank_reads_in_one_of_two_cuts_are_left_out() -> None:
@@ -180,11 +189,11 @@ def test_rows_that_no_rank_reads_in_one_of_two_cuts_are_left_out() -> None:
         for first, stop, col, rank in rectangles
     ]
     plan = {"t0": ParameterSharding(ShardingType.GRID_SHARD.value, "fused", shards=shards)}
-    routes = make_routes([table], plan, {"t0": SPEC}, 2, lambda local: local.cols)
+    routes = make_routes([PlannedTable(table, plan["t0"], SPEC)], 2, lambda local: local.cols)
     assert len(routes.variants) == 2
     kjt = KeyedJaggedTensor(["f0"], torch.arange(12).repeat(3), lengths=torch.tensor([20, 0, 16]))
     for extra in (False, True):
-        assert_equal(CompiledSplit(routes, False, extra).split(kjt), PlainSplit(routes, False, extra).split(kjt))
+        assert_equal(compiled_split(routes, kjt, False, extra), plain_split(routes, kjt, False, extra))
     assert not DeviceSplit(
         routes, False, torch.device("cpu")
     ).possible  # the buckets of one of the cuts are of unlike size
@@ -194,13 +203,12 @@ def test_rows_that_no_rank_reads_in_one_of_two_cuts_are_left_out() -> None:
 @pytest.mark.parametrize("bad", [-1, 1000, 2**40])
 def test_an_id_outside_its_table_is_named(kind: str, bad: int) -> None:
     tables = tables_of([1000])
-    split = CompiledSplit(routes_of(tables, [kind], 4), False, False)
-    assert split.checked == {"f0"}
+    sender = IdSender(routes_of(tables, [kind], 4), False, False, num_counts=0)
     kjt = KeyedJaggedTensor(["g", "f0"], torch.tensor([5000, 3, bad, 7]), lengths=torch.tensor([1, 0, 2, 1]))
-    IdCheck(tables, False, split.checked).check(kjt)  # leaves this feature to the split
+    IdCheck(tables, False, {"f0"}).check(kjt)  # leaves this feature to the split
     outside = rf"feature 'f0': id {bad} is outside the rows \[0, 1000\) of table 't0'"
     with pytest.raises(ValueError, match=outside):
-        split.split(kjt)
+        sender.pack(kjt, ())
     for world in (1, 4, 20):
         routes = routes_of(tables, ["row_wise"], world)
         with pytest.raises(ValueError, match=outside):

@@ -173,7 +173,7 @@ def compare(cases: list[dict[str, Any]], packages: list[str], steps: int) -> Ite
     from tests.dryrun.tensors import Watch
 
     widths = {case.get("width", DIM) for case in cases}
-    vector_exchange.LEAST_PIECE_BYTES = vector_exchange.LEAST_PIECE_BYTES * min(widths) // DIM  # as many pieces
+    vector_exchange.MIN_PIECE_BYTES = vector_exchange.MIN_PIECE_BYTES * min(widths) // DIM  # as many pieces
     BOOK.stage = "build"
     generator = torch.Generator().manual_seed(0)
     with fake_world(max(case["world"] for case in cases)), Watch():

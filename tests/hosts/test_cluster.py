@@ -96,7 +96,7 @@ def test_what_became_parquet_must_be_seen_by_all_hosts(cluster: RayHosts, tmp_pa
     hosts = ", ".join(sorted(host.address for host in cluster.lab.hosts[1:]))
     found = re.search(rf"storage.path: ([\d., ]+) of the Ray cluster cannot read {own}/lines/converted", told)
     assert done.returncode and found and ", ".join(sorted(found[1].split(", "))) == hosts, told
-    assert "rayrec data convert" in told and "starting 4 workers" not in told
+    assert "rayrec data convert" in told and "Starting 4 workers" not in told
     done = cluster.on_head(*cluster.submission(*words), timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr + cluster.lab.logs()
     assert json.loads((tmp_path / "runs" / "lines" / "result.json").read_text())["train"]["samples"] == 1000

@@ -1,4 +1,4 @@
-"""`jobs/simulate.py --check`: predicted beside measured steps, on this host and on two joined by a slow wire."""
+"""`simulate.py --check`: predicted and measured steps, on this host and on two that share a slow wire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.hosts.lab import laboratory
 pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1000)]
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-CHECK = [str(ROOT / "jobs/simulate.py"), "--check", "--json"]
+CHECK = [str(ROOT / "jobs/experiments/simulate.py"), "--check", "--json"]
 LOCAL, MBIT = 2, 100
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "jobs" / "bench_export.py"
+BENCH = Path(__file__).parents[2] / "jobs" / "bench" / "export.py"
 
 
 @pytest.mark.long

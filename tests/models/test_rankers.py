@@ -23,11 +23,10 @@ from rayrec.models import MODELS, Batch
 from rayrec.models.esmm import logit_of_both
 from rayrec.models.ranker import HistoryInputs, RankerInput
 from rayrec.modules import EmbeddingBagConfig, PoolingType
-from rayrec.modules.attention import Mask
 from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.experts import ExpertSizes, MultiTask
 from rayrec.modules.target_attention import TargetAttention, TargetTransformer
-from rayrec.train.worker.accumulate import part_of
+from rayrec.train.worker.micro_batches import micro_batch_of
 from tests.device import DEVICE
 from tests.distributed.embedding_oracle import plain_twin
 from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, join
@@ -105,7 +104,7 @@ def test_target_attention_follows_its_formula_row_by_row(softmax: bool, hidden: 
 
 def test_a_transformer_over_history_and_target_follows_its_formula_row_by_row() -> None:
     torch.manual_seed(0)
-    config = EncoderConfig(dim=6, blocks=1, heads=2, norm_first=False, mask=Mask(causal=False))
+    config = EncoderConfig(dim=6, blocks=1, heads=2, norm_first=False, causal=False)
     layer = TargetTransformer(config, 7)
     lengths, query, keys = torch.tensor([3, 0, 1, 7, 0]), torch.randn(5, 6), torch.randn(11, 6)
     out, (block,) = layer(query, keys, lengths), layer.encoder.blocks
@@ -206,7 +205,7 @@ def test_a_row_s_logits_do_not_depend_on_its_neighbours(name: str) -> None:
 
 
 def _one(rows: Batch, row: int) -> Batch:
-    return part_of(rows, row, row + 1)
+    return micro_batch_of(rows, row, row + 1)
 
 
 @pytest.mark.parametrize("name", list(ARGS))

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.modules import attention
-from rayrec.modules.attention import Layout, Mask
+from rayrec.modules.attention import Layout
 from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
 from rayrec.modules.hstu import HSTUConfig, HSTUEncoder, HSTULayer
 from rayrec.modules.positions import Positions
 
 LENGTHS = [5, 0, 1, 17, 9, 2]
 DIM = 8
-MASKS = [Mask(), Mask(window=3), Mask(prefix=2), Mask(causal=False), Mask(causal=False, window=2, prefix=1)]
 
 
 def rows(lengths: list[int] = LENGTHS, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -29,36 +28,14 @@ def rows(lengths: list[int] = LENGTHS, seed: int = 0) -> tuple[torch.Tensor, tor
     return values, offsets, times
 
 
-def encoder(kind: str, mask: Mask | None = None, use_times: bool = True) -> nn.Module:
+def encoder(kind: str, causal: bool = True) -> nn.Module:
     torch.manual_seed(3)
-    mask = mask or Mask()
     if kind == "hstu":
-        return HSTUEncoder(HSTUConfig(dim=DIM, max_length=20, heads=2, qk_dim=3, use_times=use_times, mask=mask))
-    return TransformerEncoder(EncoderConfig(dim=DIM, heads=2, hidden=12, norm_first=kind == "pre", mask=mask))
+        return HSTUEncoder(HSTUConfig(dim=DIM, max_length=20, heads=2, qk_dim=3, use_times=True, causal=causal))
+    return TransformerEncoder(EncoderConfig(dim=DIM, heads=2, hidden=12, norm_first=kind == "pre", causal=causal))
 
 
-def allowed(mask: Mask, length: int, targets: int, i: int, j: int) -> bool:
-    """One pair of positions, from the description."""
-    if j >= length - targets and i != j:
-        return False
-    if j < mask.prefix:
-        return True
-    return (j <= i or not mask.causal) and (mask.window is None or abs(i - j) < mask.window)
-
-
-def test_masks_are_what_they_say() -> None:
-    lengths, targets = torch.tensor([4, 7, 1]), torch.tensor([2, 0, 1])
-    for mask in MASKS:
-        found = mask.allowed(lengths, targets, 7)
-        for row, length in enumerate(lengths.tolist()):
-            for i in range(length):
-                want = [j < length and allowed(mask, length, int(targets[row]), i, j) for j in range(7)]
-                assert found[row, i].tolist() == want, (mask, row, i)
-    with pytest.raises(ValueError, match="window=0 must be at least 1"):
-        Mask(window=0)
-
-
-def hstu_row(layer: HSTULayer, x: torch.Tensor, times: torch.Tensor, mask: Mask, targets: int) -> torch.Tensor:
+def hstu_row(layer: HSTULayer, x: torch.Tensor, times: torch.Tensor, causal: bool) -> torch.Tensor:
     """Meta's formula for one row, position by position."""
     bias = layer.bias
     normed = F.layer_norm(x, (DIM,), layer.norm.weight, layer.norm.bias, 1e-6)
@@ -72,9 +49,9 @@ def hstu_row(layer: HSTULayer, x: torch.Tensor, times: torch.Tensor, mask: Mask,
         for i in range(len(x)):
             asked = times[i + 1] if i + 1 < len(x) else times[i]
             for j in range(len(x)):
-                if not allowed(mask, len(x), targets, i, j):
+                if causal and j > i:
                     continue
-                score = q[i, of_qk] @ k[j, of_qk] * layer.alpha + bias.by_distance[j - i + layer.N - 1]
+                score = q[i, of_qk] @ k[j, of_qk] / layer.qk_dim**0.5 + bias.by_distance[j - i + layer.N - 1]
                 bucket = int(math.log(max(1, abs(int(asked - times[j])))) / 0.301)
                 score = score + bias.by_time[min(bucket, 128)]
                 out[i, of_v] += score * torch.sigmoid(score) / layer.N * v[j, of_v]
@@ -84,15 +61,14 @@ def hstu_row(layer: HSTULayer, x: torch.Tensor, times: torch.Tensor, mask: Mask,
 
 def check_hstu_formula() -> None:
     values, offsets, times = rows()
-    targets = torch.tensor([2, 0, 1, 3, 0, 0])
-    for mask in MASKS:
-        layer = encoder("hstu", mask).layers[0]
+    for causal in (True, False):
+        layer = encoder("hstu", causal).layers[0]
         nn.init.normal_(layer.bias.by_distance)  # as large as scores
-        found = layer(values, Layout(offsets, times, targets=targets))
+        found = layer(values, Layout(offsets, times))
         for row in range(len(LENGTHS)):
             part = slice(int(offsets[row]), int(offsets[row + 1]))
             if LENGTHS[row]:
-                want = hstu_row(layer, values[part], times[part], mask, int(targets[row]))
+                want = hstu_row(layer, values[part], times[part], causal)
                 torch.testing.assert_close(found[part], want, rtol=1e-5, atol=1e-5)
 
 
@@ -133,29 +109,13 @@ def test_what_comes_later_changes_nothing_before(kind: str) -> None:
             assert not torch.equal(after[~same], before[~same])
 
 
-def test_targets_do_not_see_each_other() -> None:
-    values, offsets, times = rows()
-    for kind in ("pre", "hstu"):
-        model, layout = (
-            encoder(kind),
-            Layout(offsets, times, targets=torch.full((len(LENGTHS),), 1).clamp(max=offsets.diff())),
-        )
-        assert torch.equal(model(values, layout), model(values, Layout(offsets, times)))  # one target: plain causal
-        two = Layout(offsets, times, targets=torch.tensor([2, 0, 0, 2, 2, 2]))
-        before, changed = model(values, two), values.clone()
-        seen = (offsets[1:] - 2)[torch.tensor([0, 3, 4])]
-        changed[seen] += 1.0
-        after = model(changed, two)
-        assert torch.equal(after[seen + 1], before[seen + 1])
-
-
-def softmax_row(layer: attention.SelfAttention, x: torch.Tensor, mask: Mask) -> torch.Tensor:
+def softmax_row(layer: attention.SelfAttention, x: torch.Tensor, causal: bool) -> torch.Tensor:
     q, k, v = (x @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, dim=1)
     out, width = torch.zeros_like(v), DIM // layer.heads
     for head in range(layer.heads):
         part = slice(head * width, (head + 1) * width)
         for i in range(len(x)):
-            seen = [j for j in range(len(x)) if allowed(mask, len(x), 0, i, j)]
+            seen = [j for j in range(len(x)) if j <= i or not causal]
             shares = torch.softmax(torch.stack([q[i, part] @ k[j, part] / width**0.5 for j in seen]), 0)
             out[i, part] = shares @ v[seen][:, part]
     return out @ layer.out.weight.T + layer.out.bias
@@ -163,14 +123,14 @@ def softmax_row(layer: attention.SelfAttention, x: torch.Tensor, mask: Mask) -> 
 
 def test_softmax_attention_is_its_formula() -> None:
     values, offsets, _ = rows()
-    for mask in MASKS:
+    for causal in (True, False):
         torch.manual_seed(1)
-        layer = attention.SelfAttention(DIM, 2, mask)
+        layer = attention.SelfAttention(DIM, 2, causal)
         found = layer(values, Layout(offsets))
         for row, length in enumerate(LENGTHS):
             part = slice(int(offsets[row]), int(offsets[row]) + length)
             if length:
-                torch.testing.assert_close(found[part], softmax_row(layer, values[part], mask), rtol=1e-5, atol=1e-5)
+                torch.testing.assert_close(found[part], softmax_row(layer, values[part], causal), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["pre", "post", "hstu"])
@@ -196,4 +156,4 @@ def test_positions_count_from_either_end() -> None:
     with pytest.raises(ValueError, match="the sequence has none"):
         encoder("hstu")(torch.randn(5, DIM), layout)
     with pytest.raises(ValueError, match="dim=6 must be a multiple of heads=4"):
-        attention.SelfAttention(6, 4, Mask())
+        attention.SelfAttention(6, 4)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.step_time import slowdown, step_on
+from jobs.experiments.step_time import slowdown, step_on
 from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.memory import shard_storage

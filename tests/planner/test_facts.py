@@ -21,9 +21,9 @@ POSITIONAL = {
     "hosts.Host",
     "picture._Box",
     "layout.GroupLayout",
-    "row_kernel.RowGroups",
+    "rows.DistinctRows",
     "optimizer_formulas.Step",
-    "interface.Lookups",
+    "local_table.Lookups",
     "topology.Topology",
 }
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel.choice import pooling_group, vector_group
+from rayrec.distributed.ids.routes import PlannedTable, make_routes
+from rayrec.distributed.kernel import pooling_group, vector_group
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import CacheParams, ShardingType
 from rayrec.distributed.planner import (
@@ -186,7 +186,8 @@ def test_the_share_of_a_cache_goes_from_the_constraint_to_the_kernels_tables():
     plan = ShardingPlan.from_json(result.plan.to_json())
     assert plan == result.plan
     assert [plan.plan[""][name].load_factor for name in names] == [0.3, 0.03, 1.0]  # the last is grown
-    routes = make_routes(tables, plan.plan[""], dict.fromkeys(names, SHARDER.optimizer), 2, lambda t: t.load_factor)
+    planned = [PlannedTable(t, plan.plan[""][t.name], SHARDER.optimizer) for t in tables]
+    routes = make_routes(planned, 2, lambda t: t.load_factor)
     assert [[t.load_factor for t in held] for held in routes.ranks[1].tables.values()] == [[0.3], [0.03], [1.0]]
     local = [held[0] for held in routes.ranks[1].tables.values()]
     for group in (pooling_group, vector_group):

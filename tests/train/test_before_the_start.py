@@ -24,7 +24,7 @@ from rayrec.train.errors import is_retryable
 from rayrec.train.planning.plan_only import group_words
 from rayrec.train.planning.shapes import Shape, compare, shapes_table
 from rayrec.train.run.config import with_versions
-from rayrec.train.run.log import Record, drained
+from rayrec.train.run.log import Record, handling_records
 from rayrec.train.run.paths import in_job_package, resolved
 from rayrec.train.setup.init_from import _same_rows, warm_start
 from rayrec.train.tune.search import Search, _Reports
@@ -218,7 +218,7 @@ def test_records_that_cannot_be_had_at_the_end_are_an_error() -> None:
     def gone() -> list[Record]:
         raise TimeoutError("the mailbox is gone")
 
-    with pytest.raises(TimeoutError, match="the mailbox is gone"), drained(gone, list, every_s=60):
+    with pytest.raises(TimeoutError, match="the mailbox is gone"), handling_records(gone, list, every_s=60):
         pass
 
 

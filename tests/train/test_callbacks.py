@@ -17,7 +17,7 @@ from rayrec.train.config.difference import flat
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.trackers import MLflow, tracker
-from rayrec.train.run.log import figures_of
+from rayrec.train.run.log import metrics_of
 from tests.train.small import raw_config, write_all
 
 
@@ -85,7 +85,7 @@ def test_a_callback_that_fails_is_reported_and_the_others_go_on(folder: Path) ->
     texts = ["on_start failed (ValueError: no room)", "on_step failed (SystemExit: 3)", "on_end failed (RuntimeError: "]
     assert len(result.warnings) == 3
     for text, warning in zip(texts, result.warnings, strict=True):
-        assert f"callback Fails.{text}" in warning and text in out.getvalue()
+        assert f"Callback Fails.{text}" in warning and text in out.getvalue()
     assert json.loads((result.folder / "result.json").read_text())["warnings"] == list(result.warnings)
     assert [kind for kind, _ in heard.calls].count("step") == 2
 
@@ -101,14 +101,14 @@ def test_the_end_is_heard_of_a_run_that_fails_too(folder: Path) -> None:
 def test_what_is_no_callback_is_refused(folder: Path) -> None:
     with pytest.raises(TypeError, match=r"callbacks: list is not a rayrec\.train\.Callback"):
         trainer(folder, "refused", [])  # type: ignore[arg-type]
-    with pytest.raises(TrainError, match="there are mlflow, wandb, comet"):
+    with pytest.raises(TrainError, match="must be one of mlflow, wandb, comet"):
         tracker("mlfow", "x")
 
 
 def test_figures_of_a_record_have_names_of_their_own() -> None:
     record = {"kind": "eval", "step": 3, "auc": 0.5, "partial": True, "tasks": {"like": {"ne": 1}}, "lr": {"dense": 2}}
     record["tables"] = {"user": {"ids": 3}}
-    assert figures_of(record) == {"eval/auc": 0.5, "eval/tasks/like/ne": 1.0, "eval/lr/dense": 2.0}
+    assert metrics_of(record) == {"eval/auc": 0.5, "eval/tasks/like/ne": 1.0, "eval/lr/dense": 2.0}
     assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
 
 

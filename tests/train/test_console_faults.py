@@ -21,7 +21,7 @@ from tests.train.small import raw_config, write_all
 
 pytestmark = pytest.mark.timeout(300)
 
-LOST = "rayrec: output or a record was lost"
+LOST = "rayrec: Could not write a log record"
 
 # Everything that a driver shows and keeps, then what it knows, on stderr.
 RECORDS = """
@@ -30,12 +30,12 @@ from pathlib import Path
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.log import Mailbox, drained
+from rayrec.train.run.log import Mailbox, handling_records
 
 display, checkpoints = Display(), []
 recorder = Recorder(RunFolder(Path(sys.argv[1])), display, on_checkpoint=lambda: checkpoints.append(1))
 box = Mailbox()
-with drained(box.take, recorder, display.tolerance, every_s=0.01):
+with handling_records(box.take, recorder, display.tolerance, every_s=0.01):
     box.put({"kind": "begin", "resumed_step": None, "world_size": 2})
     for step in range(3):
         display.say("…")
@@ -44,7 +44,7 @@ with drained(box.take, recorder, display.tolerance, every_s=0.01):
     box.put({"kind": "event", "event": "checkpoint", "step": 4, "message": "complete"})
     box.put({"kind": "done", "outcome": {}})
 recorder.close()
-known = [recorder.course.world_size, recorder.course.step, recorder.course.done is not None, len(checkpoints)]
+known = [recorder.state.world_size, recorder.state.step, recorder.state.done is not None, len(checkpoints)]
 print(json.dumps(known), file=sys.stderr)
 """
 

@@ -28,25 +28,25 @@ from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.driver.elastic import REQUEST, note_request, reading_unreserved, room_for
+from rayrec.train.driver.elastic import REQUEST, note_request, room_for, without_read_reservations
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
 from rayrec.train.driver.recorder import Lines
 from rayrec.train.driver.resources import Demand, Supply, demand_of, refuse_if_short
-from rayrec.train.driver.signals import StopSignals, listening, run_beside
+from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.driver.terminal import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.errors import Interrupted, describe
 from rayrec.train.planning.groups import Decision, layout_of
 from rayrec.train.run.folder import RunFolder, _short
-from rayrec.train.run.log import Mailbox, Waiting, drained
+from rayrec.train.run.log import Mailbox, Waiting, handling_records
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import ALL, _same_rows
-from rayrec.train.worker.accumulate import part_of
 from rayrec.train.worker.evaluation import Scores, _joined
 from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
+from rayrec.train.worker.micro_batches import micro_batch_of
 from rayrec.train.worker.position import START
 from rayrec.train.worker.session import Session, session_alone
 from rayrec.train.worker.streams import SkippedRows
-from rayrec.train.worker.watch import EXIT_UNLIKE, Place, Watch, place_of
+from rayrec.train.worker.watch import EXIT_UNLIKE, CodeLocation, Watch, location_of
 from rayrec.train.worker.window import Window
 from tests.train.small import Silent, raw_config
 
@@ -59,10 +59,10 @@ def config_of(**changes: Any) -> TrainConfig:
 
 def test_a_supply_covers_what_it_has_and_no_more() -> None:
     need = Demand(num_workers=2, cpus_per_worker=1.5, use_gpu=True, reader_cpus=1.0)
-    assert (need.cpus, need.gpus, need.each) == (4.0, 2, {"CPU": 1.5, "GPU": 1.0})
+    assert (need.cpus, need.gpus, need.per_worker) == (4.0, 2, {"CPU": 1.5, "GPU": 1.0})
     assert Supply(cpus=4, gpus=2).covers(need) and Supply(cpus=4 - 1e-7, gpus=2).covers(need)
     assert not Supply(cpus=3.9, gpus=2).covers(need) and not Supply(cpus=4, gpus=1).covers(need)
-    assert replace(need, use_gpu=False).gpus == 0 and replace(need, use_gpu=False).each == {"CPU": 1.5}
+    assert replace(need, use_gpu=False).gpus == 0 and replace(need, use_gpu=False).per_worker == {"CPU": 1.5}
 
 
 def test_readers_take_what_a_read_takes_and_nothing_of_an_elastic_run() -> None:
@@ -76,7 +76,7 @@ def test_readers_take_what_a_read_takes_and_nothing_of_an_elastic_run() -> None:
     on_ray = config_of(trainer__num_workers=2, data__read={"reader": "ray", "cpus_per_read": 0.5})
     found = demand_of(on_ray, Supply(cpus=8, gpus=2))
     assert (found.reader_cpus, found.use_gpu, found.num_workers) == (0.5, True, 2)
-    assert reading_unreserved(on_ray).data.read.cpus_per_read == 0.0
+    assert without_read_reservations(on_ray).data.read.cpus_per_read == 0.0
     assert not demand_of(config_of(trainer__num_workers=0), Supply(cpus=1, gpus=0)).use_gpu
 
 
@@ -86,25 +86,25 @@ def test_readers_take_what_a_read_takes_and_nothing_of_an_elastic_run() -> None:
         (
             (4, 1.0, False, 0.5),
             (2.5, 0),
-            "4.5 CPUs are needed (4 workers × 1 and 0.5 for reading), but x has 2.5; lower trainer.num_workers to 2, "
-            "or lower trainer.cpus_per_worker to at most 0.5, or use a larger cluster",
+            "the run needs 4.5 CPUs (4 workers × 1 and 0.5 for reading), but x has 2.5; lower trainer.num_workers to "
+            "2, or lower trainer.cpus_per_worker to at most 0.5, or use a larger cluster",
         ),
         (
             (2, 2.0, False, 0.0),
             (1.0, 0),
-            "4 CPUs are needed (2 workers × 2), but x has 1; lower trainer.cpus_per_worker to at most 0.5, or use a "
+            "the run needs 4 CPUs (2 workers × 2), but x has 1; lower trainer.cpus_per_worker to at most 0.5, or use a "
             "larger cluster",
         ),
         (
             (1, 1.0, False, 1.0),
             (1.0, 0),
-            "2 CPUs are needed (1 workers × 1 and 1 for reading), but x has 1; use a larger cluster",
+            "the run needs 2 CPUs (1 workers × 1 and 1 for reading), but x has 1; use a larger cluster",
         ),
         (
             (2, 2.0, True, 0.0),
             (1.0, 1.0),
-            "trainer.num_workers=2 with use_gpu needs 2 GPUs, one a worker, but x has 1; lower trainer.num_workers to "
-            "1, or set trainer.use_gpu=false",
+            "trainer.num_workers=2 with use_gpu needs 2 GPUs (one per worker), but x has 1; lower trainer.num_workers "
+            "to 1, or set trainer.use_gpu=false",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_refusal_says_what_would_fit(need: Any, supply: Any, text: str) -> Non
 def test_failures_are_told_in_a_line() -> None:
     assert [line_of(text) for text in ("", " \n\n", "\n  first \nsecond")] == ["no reason given"] * 2 + ["first"]
     assert line_of("a" * 200) == "a" * 200 and line_of("a" * 201) == "a" * 199 + "…"
-    assert too_often(1, 0, "why").startswith("the workers failed once without")
+    assert too_often(1, 0, "why").startswith("The workers failed once without")
     gone = RayActorError(None, "The actor died because its node was lost. More words")
     code = RayActorError(None, "Worker exits: connection error code 2. End of file")
     late = RuntimeError("no answer")
@@ -141,11 +141,11 @@ def test_failures_are_told_in_a_line() -> None:
 def test_a_stop_is_asked_for_once() -> None:
     asked = threading.Semaphore(0)
     signals = StopSignals(asked.release, grace_s=1000)
-    assert signals.overdue is None and signals.interrupted("x").signal == signal.SIGINT
+    assert signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGINT
     signals(signal.SIGTERM)
-    assert asked.acquire(timeout=10) and signals.overdue is None and signals.received == signal.SIGTERM
+    assert asked.acquire(timeout=10) and signals.reason_to_exit is None and signals.received == signal.SIGTERM
     signals(signal.SIGINT)
-    assert signals.overdue == "interrupted twice, so without a last checkpoint"
+    assert signals.reason_to_exit == "Exited on the second interrupt; no final checkpoint was saved."
     assert signals.interrupted("x").signal == signal.SIGTERM
     assert not asked.acquire(blocking=False)
     assert Interrupted("x").signal == 2
@@ -154,38 +154,32 @@ def test_a_stop_is_asked_for_once() -> None:
 def test_handlers_are_put_back_and_what_was_raised_is_raised_here() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     heard = StopSignals(lambda: None, grace_s=1000)
-    with pytest.raises(KeyError), listening(heard):
+    with pytest.raises(KeyError), handling(heard):
         assert signal.getsignal(signal.SIGINT) is heard and signal.getsignal(signal.SIGTERM) is heard
         raise KeyError
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     done: list[int] = []
-    run_beside(lambda: done.append(1), heard)
+    run_in_background(lambda: done.append(1), heard)
     assert done == [1]
     with pytest.raises(ZeroDivisionError):
-        run_beside(lambda: 1 // 0, heard)
+        run_in_background(lambda: 1 // 0, heard)
     threads: list[threading.Thread] = []
-    run_beside(lambda: threads.append(threading.current_thread()), heard)
+    run_in_background(lambda: threads.append(threading.current_thread()), heard)
     StopSignals(lambda: threads.append(threading.current_thread()), grace_s=1000)(signal.SIGINT)
-    with drained(lambda: [{}], lambda _: threads.append(threading.current_thread()), every_s=0.001):
+    with handling_records(lambda: [{}], lambda _: threads.append(threading.current_thread()), every_s=0.001):
         while len(threads) < 3:
             time.sleep(0.001)
     assert all(thread.daemon for thread in threads[:3]), "none of them keeps a process whose run has ended"
-    beside = threading.Thread(target=lambda: listening(heard).__enter__())
+    beside = threading.Thread(target=lambda: handling(heard).__enter__())
     beside.start()
     beside.join()
     assert signal.getsignal(signal.SIGINT) == before[0]
 
 
 def test_requests_are_noted_under_their_name(tmp_path: Path) -> None:
-    class Trainer:
-        class train_run_context:
-            run_id = "abc"
-
-    note_request(tmp_path / "deep" / "er", Trainer())
-    note_request(tmp_path / "deep" / "er", Trainer())
+    note_request(tmp_path / "deep" / "er", "train-abc")
+    note_request(tmp_path / "deep" / "er", "train-abc")
     assert (tmp_path / "deep" / "er" / REQUEST).read_text() == "train-abc"
-    note_request(tmp_path / "none", object())
-    assert not (tmp_path / "none").exists()
     assert room_for({"CPU": 0.1}, [{"CPU": 0.3}, {}], 9) == 3
 
 
@@ -360,37 +354,37 @@ def test_the_run_folder_of_a_uri_stands_for_it(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
-    box = Mailbox(attempts_before=3)
+    box = Mailbox(previous_attempts=3)
     assert not box.begin(leader=False) and not box.begin(leader=True)
     box.put({"kind": "x"})
     (record,) = box.take()
     assert record["attempt"] == 4 and box.take() == []
-    box.ask_restart("room")
+    box.request_restart("room")
     assert box.stop_requested() and box.restart_reason() == "room"
     box.begin(leader=False)
     assert box.restart_reason() == "room", "until the next attempt's leader is there"
     box.begin(leader=True)
     assert box.restart_reason() is None and not box.stop_requested()
-    box.ask_restart("room")
-    box.ask_stop()
+    box.request_restart("room")
+    box.request_stop()
     assert box.stop_requested() and box.restart_reason() is None
     here, there = (7, "here"), (8, "there")
-    assert box.waiting(0, here) == {0: here} and box.waiting(1, there) == {0: here, 1: there}
-    assert box.waiting(0, None) == {1: there}
+    assert box.report_waiting(0, here) == {0: here} and box.report_waiting(1, there) == {0: here, 1: there}
+    assert box.report_waiting(0, None) == {1: there}
     box.begin(leader=False)
-    assert box.waiting(0, None) == {}
+    assert box.report_waiting(0, None) == {}
     for rank in (2, 2, 0):
         box.put({"kind": "fatal", "rank": rank})
-    assert box.failed_ranks() == 2
+    assert box.num_failed_ranks() == 2
     assert box.begin(leader=True), "the run has failed"
     box.put({"kind": "x"})
     assert box.take()[-1]["attempt"] == 5, "and no attempt is counted any more"
     box.put({"kind": "event", "event": "checkpoint", "step": 5})
-    assert box.failed_again() == 1
+    assert box.count_failure() == 1
     box.put({"kind": "event", "event": "other", "step": 9})
-    assert box.failed_again() == 2
+    assert box.count_failure() == 2
     box.put({"kind": "event", "event": "checkpoint", "step": 6})
-    assert box.failed_again() == 1
+    assert box.count_failure() == 1
 
 
 class Peers(Silent):
@@ -404,12 +398,12 @@ class Peers(Silent):
         self.stops += 1
         return True
 
-    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+    def report_waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         self.told.append(place)
         return {**self.others, **({} if place is None else {rank: place})}
 
 
-WAITS, WORKS = Place("here", ((1, 2),), True), Place("here", ((1, 2),), False)
+WAITS, WORKS = CodeLocation("here", ((1, 2),), True), CodeLocation("here", ((1, 2),), False)
 
 
 def test_unlike_places_are_told_when_they_are_seen_twice() -> None:
@@ -418,31 +412,31 @@ def test_unlike_places_are_told_when_they_are_seen_twice() -> None:
         ended: list[int] = []
         peers = Peers(others)
         watch = Watch(peers, 0, 2, hang_s=60, suspicious_s=1.0, end=ended.append)
-        watch._look(WAITS, 2.0)
+        watch._check(WAITS, 2.0)
         assert not ended
-        watch._look(WAITS, 2.5)
+        watch._check(WAITS, 2.5)
         assert ended == ([EXIT_UNLIKE] if unlike else [])
         if unlike:
             text = peers.records[0]["message"]
-            assert "places: rank 0 in here; rank 1 in there; a model" in text and peers.records[0]["rank"] == 0
+            assert "collectives: rank 0 in here; rank 1 in there. A model" in text and peers.records[0]["rank"] == 0
             assert peers.records[0]["kind"] == "event", "another attempt may end otherwise"
     moves = Peers({1: (0, "there")})
     watch = Watch(moves, 0, 2, hang_s=60, suspicious_s=1.0, end=None)
     for number in range(4):
         moves.others = {1: (0, f"line {number}")}
-        watch._look(WAITS, 2.0)
+        watch._check(WAITS, 2.0)
     assert not moves.records, "something moves"
     watch = Watch(peers := Peers({1: (0, "there")}), 1, 2, hang_s=60, suspicious_s=1.0, end=None)
     for place, still_s in [(WORKS, 9.0), (WAITS, 1.0)]:
-        watch._look(place, still_s)
+        watch._check(place, still_s)
     assert peers.told == [] and peers.stops == 0, "only rank 0 asks, and only who waits for long tells"
     for place, still_s in [(WAITS, 1.1), (WORKS, 9.0), (WORKS, 9.0), (WAITS, 1.1)]:
-        watch._look(place, still_s)
+        watch._check(place, still_s)
     assert peers.told == [(0, "here"), None, (0, "here")], "that it goes on is told once"
     assert not peers.records, "the two times did not follow each other"
     first = Watch(peers, 0, 2, hang_s=60, end=None)
-    first._look(WORKS, 0.0)
-    first._look(WORKS, 0.0)
+    first._check(WORKS, 0.0)
+    first._check(WORKS, 0.0)
     assert peers.stops == 1 and first.stop_requested(), "asked until it is so"
 
 
@@ -458,14 +452,14 @@ def test_a_thread_waits_where_its_innermost_line_is_an_exchange(module: str, wai
     thread.start()
     assert thread.ident is not None
     until = time.monotonic() + 10
-    while not (found := place_of(thread.ident)).at.startswith("threading.run" if waits else module):
+    while not (found := location_of(thread.ident)).line.startswith("threading.run" if waits else module):
         assert time.monotonic() < until
-    place = place_of(thread.ident)
+    place = location_of(thread.ident)
     stop.set()
     thread.join()
     assert found.in_exchange == waits
-    assert place.at.rpartition(",")[0] == ("threading.run" if waits else f"{module}.sleep")
-    assert place_of(-1) == Place("", (), False)
+    assert place.line.rpartition(",")[0] == ("threading.run" if waits else f"{module}.sleep")
+    assert location_of(-1) == CodeLocation("", (), False)
 
 
 def of_rows(rows: int, weighted: bool = False) -> Batch:
@@ -483,7 +477,7 @@ def of_rows(rows: int, weighted: bool = False) -> Batch:
 def test_a_part_of_a_batch_has_its_rows(rows: int, data: st.DataObject, weighted: bool) -> None:
     whole = of_rows(rows, weighted)
     start, stop = sorted(data.draw(st.tuples(st.integers(0, rows), st.integers(0, rows))))
-    part = part_of(whole, start, stop)
+    part = micro_batch_of(whole, start, stop)
     assert part.rows == stop - start and part.sparse.stride() == stop - start
     assert torch.equal(part.dense, whole.dense[start:stop]) and torch.equal(part.label, whole.label[start:stop])
     assert part.sparse.keys() == ["f", "g"]
@@ -657,12 +651,12 @@ def test_lines_that_were_never_written_are_counted(tmp_path: Path) -> None:
 
 def test_a_mailbox_of_this_process_is_its_own_sink() -> None:
     box, seen = Mailbox(), []  # type: ignore[var-annotated]
-    with drained(box.take, seen.append, every_s=0.001):
+    with handling_records(box.take, seen.append, every_s=0.001):
         assert not box.begin(leader=True) and not box.stop_requested()
         for number in range(2000):
             box.put({"kind": "a", "number": number})
         box.flush({"kind": "fatal", "rank": 1})
-    assert [record.get("number") for record in seen] == [*range(2000), None] and box.failed_ranks() == 1
+    assert [record.get("number") for record in seen] == [*range(2000), None] and box.num_failed_ranks() == 1
     assert all(abs(record["time"] - time.time()) < 600 and record["attempt"] == 1 for record in seen)
 
 

@@ -22,11 +22,11 @@ from rayrec.train.driver import signals as signals_module
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, too_often
 from rayrec.train.driver.recorder import Lines, Recorder
-from rayrec.train.driver.signals import StopSignals, listening, run_beside
+from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.driver.terminal import plan_table
 from rayrec.train.errors import Interrupted
 from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.log import Mailbox, Record, drained
+from rayrec.train.run.log import Mailbox, Record, handling_records
 from tests.train.small import Heard
 
 TRAIN = {"kind": "train", "epoch": 0, "samples": 64, "loss": 0.5, "ne": 0.9, "auc": None, "samples_per_second": 1234.5,
@@ -68,29 +68,29 @@ def test_a_recovery_is_told_once_with_its_reason(tmp_path: Path) -> None:
             {"kind": "done", "outcome": {}},
         ],
     )
-    message = "worker group failed at step 17 (worker 1 was lost); restarted, resumed from the checkpoint of step 10"
-    again = "worker group failed at step 20 (worker 0 was lost); restarted, started again at step 0"
+    message = "worker group failed at step 17 (worker 1 was lost); resumed from the checkpoint of step 10"
+    again = "worker group failed at step 20 (worker 0 was lost); restarted at step 0"
     assert [line["message"] for line in lines if line["kind"] == "event"] == [message, again]
     assert message in text
-    assert (recorder.recoveries, recorder.reasons) == (2, [])
+    assert (recorder.recoveries, recorder.failures) == (2, [])
     assert [(line["kind"], line["attempt"]) for line in lines] == [
         ("train", 1), ("event", 2), ("train", 2), ("event", 3)
     ]  # fmt: skip
 
 
 def test_the_first_fatal_record_counts_and_no_attempt_after_it(tmp_path: Path) -> None:
-    box = Mailbox(attempts_before=3)
+    box = Mailbox(previous_attempts=3)
     assert box.begin(leader=True) is False
     assert box.begin(leader=False) is False
     box.put({"kind": "fatal", "rank": 1, "error": "first"})
     box.put({"kind": "fatal", "rank": 0, "error": "second"})
-    assert box.failed_ranks() == 2
+    assert box.num_failed_ranks() == 2
     assert box.begin(leader=True) is True
     assert [record["attempt"] for record in box.take()] == [4, 4]
     assert box.take() == []
     fatal = [{"kind": "fatal", "rank": rank, "error": text} for rank, text in ((1, "first"), (0, "second"))]
     (tmp_path / "metrics.jsonl").touch()
-    assert recorded(tmp_path, fatal)[0].course.fatal == "first"
+    assert recorded(tmp_path, fatal)[0].state.fatal == "first"
 
 
 def test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed(tmp_path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
-    assert out.getvalue().count("the run goes on and tries again") == 1
+    assert out.getvalue().count("The run continues.") == 1
     lines.close()
     assert list(RunFolder(tmp_path).read_metrics()) == [{"a": 1}, {"b": 2}, {"c": 3}, {"d": 4}]
 
@@ -137,7 +137,7 @@ def test_what_is_said_at_the_end() -> None:
     display.close()
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
         "evaluation after epoch 2 (step 32): AUC 0.7500  NE 0.8000  logloss 0.6000  calibration 1.000  "
-        "on 1,000 rows, 7 left out",
+        "on 1,000 rows, 7 rows skipped",
         "evaluation after epoch 2 (step 32):",
         "  buy   AUC 0.7500  GAUC 0.7000  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
         "  like  AUC 0.7500  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
@@ -169,7 +169,7 @@ def test_the_plan_table_counts_what_it_leaves_out() -> None:
     sharding = {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1, 2, 5], "shards": [shard, other]}
     plan: dict[str, Any] = {"plan": {"bags": {f"table {i}": sharding for i in range(7)}}}
     out = io.StringIO()
-    Console(file=out, width=150).print(plan_table(plan, most=3))
+    Console(file=out, width=150).print(plan_table(plan, limit=3))
     text = out.getvalue()
     for part in ("table 2", "900 × 8", "2 of 500 × 8", "0–2, 5", "and 4 more tables"):
         assert part in text
@@ -186,13 +186,13 @@ def test_reasons_name_lost_workers_before_those_that_lost_them() -> None:
 
 def test_records_left_at_the_end_are_handed_over() -> None:
     box, seen = Mailbox(), []
-    with drained(box.take, seen.append, every_s=0.01):
+    with handling_records(box.take, seen.append, every_s=0.01):
         box.put({"kind": "progress", "step": 1})
         until = time.monotonic() + 10
         while not seen and time.monotonic() < until:
             time.sleep(0.01)
         assert [record["step"] for record in seen] == [1]
-    with drained(box.take, seen.append, every_s=60):
+    with handling_records(box.take, seen.append, every_s=60):
         box.put({"kind": "progress", "step": 2})
     assert [record["step"] for record in seen] == [1, 2]
 
@@ -208,7 +208,7 @@ def test_neither_a_record_that_cannot_be_kept_nor_a_late_answer_ends_recording(
         kept.append(record["step"])
 
     box = Mailbox()
-    with drained(box.take, breaks, every_s=0.01):
+    with handling_records(box.take, breaks, every_s=0.01):
         for step in (1, 4, 2, 5, 3, 6):
             box.put({"kind": "progress", "step": step})
             time.sleep(0.05)
@@ -219,7 +219,9 @@ def test_neither_a_record_that_cannot_be_kept_nor_a_late_answer_ends_recording(
         box.put({"kind": "progress", "step": 3})
         box.put({"kind": "progress", "step": 7})
     assert kept == [4, 5, 6, 7]
-    assert capsys.readouterr().err == "rayrec: output or a record was lost (OSError: disk is full); the run goes on\n"
+    assert (
+        capsys.readouterr().err == "rayrec: Could not write a log record (OSError: disk is full). The run continues.\n"
+    )
 
     answers: list[Any] = [TimeoutError("busy"), [{"kind": "x"}]]
 
@@ -230,7 +232,7 @@ def test_neither_a_record_that_cannot_be_kept_nor_a_late_answer_ends_recording(
         return answer
 
     seen: list[Record] = []
-    with drained(take, seen.append, every_s=0.01):
+    with handling_records(take, seen.append, every_s=0.01):
         until = time.monotonic() + 10
         while not seen and time.monotonic() < until:
             time.sleep(0.01)
@@ -247,8 +249,8 @@ def test_metrics_that_cannot_be_written_are_told_and_the_run_goes_on(tmp_path: P
     sink.put({**TRAIN, "step": 1})
     sink.put({**TRAIN, "step": 2})
     sink.put({"kind": "plan", "plan": {"version": 1, "plan": {}, "memory": []}})
-    assert out.getvalue().count("metrics.jsonl cannot be written (Is a directory)") == 1
-    assert "plan.json cannot be written" in out.getvalue()
+    assert out.getvalue().count("metrics.jsonl (Is a directory)") == 1
+    assert "plan.json (Is a directory). The run continues." in out.getvalue()
     (tmp_path / "metrics.jsonl").rmdir()
     sink.put({**TRAIN, "step": 3})
     recorder.close()
@@ -258,17 +260,17 @@ def test_metrics_that_cannot_be_written_are_told_and_the_run_goes_on(tmp_path: P
 
 def test_failures_count_only_until_the_run_gets_further() -> None:
     box = Mailbox()
-    assert [box.failed_again(), box.failed_again()] == [1, 2]
+    assert [box.count_failure(), box.count_failure()] == [1, 2]
     box.put({"kind": "event", "event": "checkpoint", "step": 10})
-    assert box.failed_again() == 1
+    assert box.count_failure() == 1
     box.put({"kind": "event", "event": "checkpoint", "step": 10})  # the same again: no progress
-    assert box.failed_again() == 2
+    assert box.count_failure() == 2
 
 
 def test_a_run_that_is_given_up_says_how_often_and_why() -> None:
     text = too_often(4, 3, "worker 1 was lost")
     assert "failed 4 times without a new checkpoint" in text
-    assert "trainer.max_failures=3" in text and text.endswith("the last time: worker 1 was lost")
+    assert "trainer.max_failures=3" in text and text.endswith("Last failure: worker 1 was lost")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -276,11 +278,11 @@ def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
     asked = threading.Event()
     signals = StopSignals(asked.set, grace_s=60)
     release = threading.Event()
-    with listening(signals):
+    with handling(signals):
         threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
         threading.Timer(0.9, os.kill, (os.getpid(), number)).start()
-        with pytest.raises(Interrupted, match="interrupted twice") as caught:
-            run_beside(lambda: release.wait(20), signals)
+        with pytest.raises(Interrupted, match="second interrupt") as caught:
+            run_in_background(lambda: release.wait(20), signals)
     release.set()
     assert asked.is_set()
     assert caught.value.signal == number
@@ -291,13 +293,13 @@ def test_a_closed_terminal_asks_once_however_often_it_is_heard(monkeypatch: pyte
     monkeypatch.setattr(signals_module, "STOP_SIGNALS", (signal.SIGHUP,))
     asked = threading.Event()
     signals = StopSignals(asked.set, grace_s=60)
-    with listening(signals):
+    with handling(signals):
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
-        run_beside(lambda: asked.wait(20), signals)
-    assert signals.overdue is None and signals.interrupted("x").signal == signal.SIGHUP
+        run_in_background(lambda: asked.wait(20), signals)
+    assert signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGHUP
     signals(signal.SIGINT)
-    assert signals.overdue is not None
+    assert signals.reason_to_exit is not None
 
 
 @pytest.mark.parametrize("ignored", [True, False])
@@ -316,6 +318,6 @@ def test_a_stop_that_takes_longer_than_its_grace_is_an_end() -> None:
     release = threading.Event()
     signals = StopSignals(lambda: None, grace_s=0.2)
     signals(signal.SIGTERM)
-    with pytest.raises(Interrupted, match=r"no last checkpoint within trainer\.grace_s=0\.2 s"):
-        run_beside(lambda: release.wait(20), signals)
+    with pytest.raises(Interrupted, match=r"no final checkpoint was saved within trainer\.grace_s=0\.2 s"):
+        run_in_background(lambda: release.wait(20), signals)
     release.set()

@@ -14,12 +14,12 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from rayrec.train import ResourceError, StorageError
-from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Display, evaluation_lines, figure
-from rayrec.train.driver.recorder import Recorder, reporting_errors
+from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Display, evaluation_lines, format_metric
+from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
 from rayrec.train.driver.terminal import plan_table
 from rayrec.train.run.folder import RunFolder, newest_checkpoint
-from rayrec.train.run.log import Course, Record
+from rayrec.train.run.log import Record, RunState
 from rayrec.train.run.mirror import FILES, Mirror
 from tests.train.small import Heard
 from tests.train.test_driver import EVAL, TRAIN, recorded
@@ -51,17 +51,17 @@ def test_each_start_after_the_first_says_why_and_where_it_goes_on(tmp_path: Path
     )
     resumed = "resumed from the checkpoint of step 6"
     assert events(lines) == [
-        ("resized", 6, f"there is room: {resumed}, on 3 instead of 2 workers"),
+        ("resized", 6, f"there is room: {resumed} with 3 instead of 2 workers"),
         (
             "recovered",
             6,
-            "worker group failed at step 6 (worker 1 was lost; worker 2 was lost); restarted, "
-            f"{resumed}, on 2 instead of 3 workers",
+            "worker group failed at step 6 (worker 1 was lost; worker 2 was lost); "
+            f"{resumed} with 2 instead of 3 workers",
         ),
-        ("recovered", 6, f"worker group failed at step 6 (worker 0 was lost); restarted, {resumed}"),
+        ("recovered", 6, f"worker group failed at step 6 (worker 0 was lost); {resumed}"),
         ("resumed", 8, "resumed from the checkpoint of step 8"),
     ]
-    course = recorder.course
+    course = recorder.state
     assert (recorder.recoveries, course.world_size, course.step, course.attempt) == (2, 2, 8, 5)
 
 
@@ -78,7 +78,7 @@ def test_the_recorder_remembers_how_it_went(tmp_path: Path) -> None:
     saved: list[int] = []
     recorder = Recorder(RunFolder(tmp_path), Display(Console(file=io.StringIO())), lambda: saved.append(1))
     sink = Heard(recorder)
-    assert (recorder.course, recorder.recoveries) == (Course(), 0)
+    assert (recorder.state, recorder.recoveries) == (RunState(), 0)
     for record in (
         {"kind": "progress", "step": 17, "epoch": 0, "epochs": 1, "total_steps": 40},
         {**TRAIN, "step": 12},
@@ -91,9 +91,9 @@ def test_the_recorder_remembers_how_it_went(tmp_path: Path) -> None:
         {"kind": "done", "outcome": {"steps": 3}},
     ):
         sink.put(record)
-    assert (recorder.course.step, saved, recorder.reasons) == (17, [1], ["b", "a", "b"])
-    assert recorder.course.stopped == "stopped at step 12"
-    assert recorder.course.done is not None and recorder.course.done["outcome"] == {"steps": 3}
+    assert (recorder.state.step, saved, recorder.failures) == (17, [1], ["b", "a", "b"])
+    assert recorder.state.stopped == "stopped at step 12"
+    assert recorder.state.done is not None and recorder.state.done["outcome"] == {"steps": 3}
     recorder.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["train", "event", "event"]
@@ -137,14 +137,16 @@ def test_curves_have_the_figures_of_each_label_at_their_steps(tmp_path: Path) ->
 def test_what_cannot_be_written_is_told_with_its_reason() -> None:
     out = io.StringIO()
     display = Display(Console(file=out, width=200))
-    for error in (StorageError("too far"), OSError(28, "No space left on device"), OSError("odd"), KeyError("auc")):
-        with reporting_errors(display, Path("a/b")):
-            raise error
+    errors = StorageError("too far"), OSError(28, "No space left on device"), OSError("odd"), KeyError("auc")
+    for number, error in enumerate(errors):
+        for _ in range(2):  # reported once
+            with display.writing(Path(f"a/{number}")):
+                raise error
     assert out.getvalue().splitlines() == [
-        "a/b cannot be written (too far); the run goes on",
-        "a/b cannot be written (No space left on device); the run goes on",
-        "a/b cannot be written (odd); the run goes on",
-        "a/b cannot be written (KeyError: 'auc'); the run goes on",
+        "Could not write a/0 (StorageError: too far). The run continues.",
+        "Could not write a/1 (No space left on device). The run continues.",
+        "Could not write a/2 (OSError: odd). The run continues.",
+        "Could not write a/3 (KeyError: 'auc'). The run continues.",
     ]
 
 
@@ -161,7 +163,7 @@ def test_lines_of_progress_come_at_most_once_a_second() -> None:
         "epoch 1  step 1  1,234 samples/s  loss 0.5000  NE 0.9000",
         "epoch 3  step 3  0 samples/s  loss –  RMSE 0.2500",
     ]
-    assert (figure(None), figure(0.0), figure(1.25, 1)) == ("–", "0.0000", "1.2")
+    assert (format_metric(None), format_metric(0.0), format_metric(1.25, 1)) == ("–", "0.0000", "1.2")
 
 
 def test_a_long_line_stays_one_line() -> None:
@@ -200,7 +202,7 @@ def test_evaluations_of_numbers_in_words() -> None:
     assert evaluation_lines("head", stars) == ["head: RMSE 0.5000  MAE 0.2500  R² –  on 1,234 rows"]
     like = {"auc": 0.5, "ne": 1.0, "logloss": 0.5, "calibration": 1.25, "samples": 7}
     assert evaluation_lines("head", {**stars, "skipped": 1200, "tasks": {"stars": stars, "b": like}}) == [
-        "head, 1,200 left out:",
+        "head, 1,200 rows skipped:",
         "  stars  RMSE 0.5000  MAE 0.2500  R² –  on 1,234 rows",
         "  b      AUC 0.5000  NE 1.0000  logloss 0.5000  calibration 1.250  on 7 rows",
     ]
@@ -232,7 +234,7 @@ def test_enough_gpus_and_too_few_cpus_is_a_lack_of_cpus() -> None:
     with pytest.raises(ResourceError) as caught:
         refuse_if_short(need, Supply(cpus=2.0, gpus=2), "x has")
     assert str(caught.value) == (
-        "4 CPUs are needed (2 workers × 2), but x has 2; lower trainer.num_workers to 1, or lower "
+        "the run needs 4 CPUs (2 workers × 2), but x has 2; lower trainer.num_workers to 1, or lower "
         "trainer.cpus_per_worker to at most 1, or use a larger cluster"
     )
 

@@ -83,14 +83,6 @@ def test_a_node_that_came_is_room_as_soon_as_ray_counts_it() -> None:
     assert not growth.due(Running(2, 2), 2, "ac", 50.0)
 
 
-def test_a_node_that_ray_was_asked_to_count_is_room_at_once() -> None:
-    growth = Growth()
-    assert not growth.due(Running(1, 1), 2, "ab", 10.0, counted=True), "both were there when it began"
-    assert not growth.due(Running(1, 1), 2, "abc", 11.0, counted=False)
-    assert growth.due(Running(1, 1), 2, "abc", 12.0, counted=True)
-    assert not growth.due(Running(1, 1), 2, "abc", 13.0, counted=True), "asked already"
-
-
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_node_that_is_taken_away_is_left_with_a_checkpoint(tmp_path: Path) -> None:

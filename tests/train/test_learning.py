@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def raw_of(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Every seam at once: tables of three optimizers, one frozen at first, a frozen layer, an average, two steps."""
+    """Every seam at once: tables of three optimizers, one frozen at first, a frozen layer, an average."""
     raw = raw_config(folder, **changes)
     raw["optimizers"] = {
         "dense": {"kind": "adam", "lr": 0.01, "ema": 0.5},
@@ -43,7 +43,6 @@ def raw_of(folder: Path, **changes: Any) -> dict[str, Any]:
         "tables": {"user": {"lr": 0.4}, "item": {"kind": "adagrad", "lr": 0.05}},
         "freeze": [{"names": "tag", "until": 3}, {"names": "dense_arch.*"}],
     }
-    raw["trainer"]["accumulate_steps"] = 2
     raw["model"]["loss"] = {"kind": "focal", "gamma": 1.5, "alpha": 0.6}
     return raw
 
@@ -81,21 +80,13 @@ def plain(raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor
     rows = [torch.optim.SGD([bags["user"].weight], 0.4), torch.optim.Adagrad([bags["item"].weight], 0.05, eps=1e-8)]
     tag = torch.optim.SGD([bags["tag"].weight], 0.1)
     average = {name: p.detach().clone() for name, p in dense.items()}
-    sums: dict[str, torch.Tensor] = {}
     for number, batch in enumerate(steps):
         model.zero_grad(set_to_none=True)
         model(batch)[0].backward()
         for optimizer in rows + ([tag] if number >= 3 else []):
             optimizer.step()
-        for name, parameter in dense.items():
-            assert parameter.grad is not None
-            sums[name] = parameter.grad / 2 + sums.get(name, 0)
-        if number % 2:
-            for name, parameter in dense.items():
-                parameter.grad = sums[name]
-            adam.step()
-            sums = {}
-            average = {name: average[name] * 0.5 + p.detach() * 0.5 for name, p in dense.items()}
+        adam.step()
+        average = {name: average[name] * 0.5 + p.detach() * 0.5 for name, p in dense.items()}
     with torch.no_grad():
         for name, parameter in dense.items():
             parameter.copy_(average[name])
@@ -114,9 +105,9 @@ def test_one_process_is_plain_torch_and_ranks_are_one_process(folder: Path) -> N
         split = copy.deepcopy(raw) | {"sharding": {"constraints": PLANS[plan]}}
         for logits in on_ranks(2, trained, split, dealt_out, probe):
             torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
-    for seam in ("accumulate_steps", "ema", "tables", "freeze", "loss"):  # each of them is seen by the probe
+    for seam in ("ema", "tables", "freeze", "loss"):  # each of them is seen by the probe
         other = copy.deepcopy(raw)
-        of = {"accumulate_steps": other["trainer"], "ema": other["optimizers"]["dense"], "loss": other["model"]}
+        of = {"ema": other["optimizers"]["dense"], "loss": other["model"]}
         of.get(seam, other["optimizers"]).pop(seam)
         assert not torch.allclose(trained(None, other, whole, probe), wanted, atol=1e-3), seam
 
@@ -213,9 +204,9 @@ def test_what_a_model_does_not_have_is_named(folder: Path) -> None:
     with pytest.raises(TrainError, match="the model computes a loss of its own"):
         build.model(config, "meta", lambda **_: torch.nn.Linear(1, 1))
     dense = {"constraints": PLANS["dense"]}
-    for wrong in ({"trainer__accumulate_steps": 2}, {"optimizers__tables": {"user": {"lr": 0.1}}}):
-        with pytest.raises(TrainError, match="dense kernel"):
-            make_learner(make_job(raw_config(folder, sharding=dense, **wrong)), session_alone(Silent()))
+    with pytest.raises(TrainError, match="dense kernel"):
+        raw = raw_config(folder, sharding=dense, optimizers__tables={"user": {"lr": 0.1}})
+        make_learner(make_job(raw), session_alone(Silent()))
     freeze = [{"names": "tag", "until": 3}, {"names": "user"}]
     with pytest.raises(TrainError, match="share a kernel"):
         make_learner(make_job(raw_config(folder, optimizers__freeze=freeze)), session_alone(Silent()))

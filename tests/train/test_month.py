@@ -17,15 +17,16 @@ from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import ControllerError
 from rich.console import Console
 
+from rayrec._runtime.ray_internals import with_limit
 from rayrec.storage.retries import Patience
 from rayrec.train.config.sections import StorageConfig
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import Notices
-from rayrec.train.driver.failures import FAILED_STARTS, failure_reporter, patient
+from rayrec.train.driver.elastic import DrainNotices
+from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit, failure_reporter
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Supply
-from rayrec.train.driver.room import Wait, missing_of
+from rayrec.train.driver.room import RoomWait, missing_resources
 from rayrec.train.errors import TrainError
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
@@ -81,8 +82,8 @@ class Month:
         self.mailbox = Mailbox(self.attempts)
         self.reporter = failure_reporter(Actor(self.mailbox), TRAINER.max_failures)
         ray = create_failure_policy(FailureConfig(max_failures=-1, controller_failure_limit=-1))
-        self.policy = patient(ray, Actor(self.mailbox))
-        self.notices, self.wait = Notices(), Wait(self.limit_s)
+        self.policy = with_limit(ray, RestartLimit(Actor(self.mailbox)))
+        self.notices, self.wait = DrainNotices(), RoomWait(self.limit_s)
         self.begin()
 
     def begin(self) -> None:
@@ -97,8 +98,8 @@ class Month:
     def hear(self) -> None:
         for record in self.mailbox.take():
             self.recorder(record)
-        if self.recorder.course.fatal is not None:
-            raise Ended(self.recorder.course.fatal)
+        if self.recorder.state.fatal is not None:
+            raise Ended(self.recorder.state.fatal)
 
     def train(self, seconds: float) -> None:
         """Train, with a checkpoint every 15 minutes."""
@@ -133,8 +134,8 @@ class Month:
         there = [{"CPU": 1.0}] * len(self.nodes)
         for passed in range(0, int(seconds), 30):
             self.clock.now += 30
-            self.wait.look(
-                self.mailbox.idle_s(), lambda: missing_of(NEED, there, Supply(cpus=7, gpus=0)), self.clock.now
+            self.wait.update(
+                self.mailbox.idle_s(), lambda: missing_resources(NEED, there, Supply(cpus=7, gpus=0)), self.clock.now
             )
             if self.wait.given_up is not None:
                 self.mailbox.put({"kind": "fatal", "rank": 0, "error": self.wait.given_up, "final": True})
@@ -142,7 +143,7 @@ class Month:
                 self.not_started(WorkerGroupStartupTimeoutError(num_workers=NODES))
         self.nodes.append(f"node{self.came}")
         self.came += 1
-        self.wait.look(0.0, lambda: None, self.clock.now)
+        self.wait.update(0.0, lambda: None, self.clock.now)
 
 
 def worker_lost(run: Month, draw: random.Random) -> None:
@@ -166,9 +167,9 @@ def node_lost(run: Month, draw: random.Random) -> None:
 def node_announced(run: Month, draw: random.Random) -> None:
     """A spot node is taken back in two minutes: a checkpoint, and the others go on with the next node."""
     node = draw.choice(run.nodes)
-    reason = run.notices.leave(run.attempts, run.recorder.course.nodes, {node, "elsewhere"})
-    assert reason is not None and run.notices.leave(run.attempts, run.recorder.course.nodes, {node}) is None
-    run.mailbox.ask_restart(reason)
+    reason = run.notices.reason_to_leave(run.attempts, run.recorder.state.nodes, {node, "elsewhere"})
+    assert reason is not None and run.notices.reason_to_leave(run.attempts, run.recorder.state.nodes, {node}) is None
+    run.mailbox.request_restart(reason)
     run.save()
     run.reporter.after_exception(None, {0: RuntimeError("stopped to start again")})
     run.without(node, 120)
@@ -204,7 +205,7 @@ def worker_frozen(run: Month, draw: random.Random) -> None:
 
 
 def start_failed(run: Month, draw: random.Random) -> None:
-    for _ in range(draw.randint(1, FAILED_STARTS)):
+    for _ in range(draw.randint(1, MAX_FAILED_STARTS)):
         run.not_started(WorkerGroupStartupFailedError("an actor died"))
     run.policy.make_decision(ControllerError(WorkerGroupStartupTimeoutError(num_workers=NODES)))
 
@@ -252,7 +253,7 @@ def test_a_month_of_faults_ends_no_run(tmp_path: Path, clock: Clock) -> None:
         met[fault.__name__] += 1
         fault(run, draw)
     assert set(met) == {fault.__name__ for fault in FAULTS} and met.total() == EVENTS
-    assert run.recorder.course.fatal is None and run.recorder.course.attempt == run.attempts
+    assert run.recorder.state.fatal is None and run.recorder.state.attempt == run.attempts
     assert run.recorder.recoveries > EVENTS / 3 and run.clock.now - 1e9 > MONTH_S
 
 
@@ -268,7 +269,7 @@ def fails_at_one_place(run: Month) -> None:
 
 
 def never_starts(run: Month) -> None:
-    for _ in range(FAILED_STARTS + 1):
+    for _ in range(MAX_FAILED_STARTS + 1):
         run.not_started(WorkerGroupStartupFailedError("an actor died"))
 
 
@@ -281,9 +282,9 @@ def has_waited_too_long(run: Month) -> None:
     ("ends", "reason"),
     [
         (model_is_wrong, "a label is 2"),
-        (fails_at_one_place, r"more often than trainer\.max_failures=\d+ allows"),
+        (fails_at_one_place, r"trainer\.max_failures=\d+ is the limit"),
         (never_starts, "an actor died"),
-        (has_waited_too_long, r"no room for the workers within trainer\.wait_for_room_s=3600 s"),
+        (has_waited_too_long, r"No room for the workers within trainer\.wait_for_room_s=3600 s"),
     ],
 )
 def test_what_does_end_a_run(ends: Callable[[Month], None], reason: str, tmp_path: Path, clock: Clock) -> None:

@@ -27,13 +27,14 @@ from rich.console import Console
 from rayrec.train import Interrupted, ResourceError, TrainError
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver import elastic
-from rayrec.train.driver.cluster import Cluster, await_resources, connected
+from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import NEVER_S, REQUEST, recount, release_request, resizing
-from rayrec.train.driver.failures import END_WAIT, failure_reporter
-from rayrec.train.driver.launch import run_job
+from rayrec.train.driver.elastic import NEVER_S, REQUEST, release_request, resizing
+from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
+from rayrec.train.driver.room import await_resources
+from rayrec.train.driver.run_job import run_job
 from rayrec.train.driver.trackers import GAUGES, ExportedMetrics
 from rayrec.train.run.log import Mailbox, Record, sink_to
 from rayrec.train.worker.session import Job
@@ -53,17 +54,10 @@ class Attempt:
 
 
 class Account:
-    """Ray Train's account of the cluster, which answers or does not."""
+    """Ray Train's account of the cluster."""
 
-    def __init__(self, broken: bool = False) -> None:
-        self.asked: list[tuple[str, bool]] = []
+    def __init__(self) -> None:
         self.cancelled: list[str] = []
-        self.broken = broken
-
-    def get_reserved_resources(self, name: str, recompute: bool) -> None:
-        self.asked.append((name, recompute))
-        if self.broken:
-            raise TimeoutError
 
     def cancel_request(self, name: str) -> None:
         self.cancelled.append(name)
@@ -86,21 +80,21 @@ def shown() -> tuple[Display, Callable[[], list[str]]]:
 def test_why_a_worker_group_failed_is_told_and_another_one_started(
     pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(END_WAIT, "5")
+    monkeypatch.setenv(SHUTDOWN_TIMEOUT, "5")
     box = Mailbox()
     reporter = failure_reporter(Actor(box), max_failures=2)
-    monkeypatch.delenv(END_WAIT)
+    monkeypatch.delenv(SHUTDOWN_TIMEOUT)
     failed = {1: ValueError("a label is 2")}
     for _ in range(2):
         reporter.after_exception(None, failed)
     assert [{**record, "time": 0} for record in box.take()] == [
         {"kind": "failure", "reason": "worker 1: a label is 2", "attempt": 0, "time": 0}
     ] * 2
-    assert os.environ[END_WAIT] == "5", "a controller elsewhere has not the driver's environment"
-    with pytest.raises(TrainError, match=r"failed 3 times .*max_failures=2 allows; the last time: worker 1: a label"):
+    assert os.environ[SHUTDOWN_TIMEOUT] == "5", "a controller elsewhere has not the driver's environment"
+    with pytest.raises(TrainError, match=r"failed 3 times .*max_failures=2 is .* Last failure: worker 1: a label"):
         reporter.after_exception(None, failed)
     (record,) = box.take()
-    assert (record["kind"], record["rank"]) == ("fatal", 0) and record["error"].startswith("the workers failed 3 times")
+    assert (record["kind"], record["rank"]) == ("fatal", 0) and record["error"].startswith("The workers failed 3 times")
 
 
 def test_what_a_worker_said_before_it_ended_itself_is_the_reason(pretended: PretendedRay) -> None:
@@ -119,44 +113,44 @@ def test_what_a_worker_said_before_it_ended_itself_is_the_reason(pretended: Pret
 def test_a_run_that_has_failed_or_is_to_stop_starts_no_other_group(
     pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.delenv(END_WAIT, raising=False)
+    monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     box = Mailbox()
     reporter = failure_reporter(Actor(box), max_failures=9)
     if why == "failed":
         box.put({"kind": "fatal", "rank": 1, "error": "x"})
     else:
-        box.ask_stop()
+        box.request_stop()
     box.take()
     with pytest.raises(TrainError, match="worker 0: OSError: away"):
         reporter.after_exception(None, {0: OSError("away")})
-    assert box.take() == [] and END_WAIT not in os.environ
+    assert box.take() == [] and SHUTDOWN_TIMEOUT not in os.environ
 
 
 def test_workers_that_end_to_be_more_have_not_failed(pretended: PretendedRay) -> None:
     box = Mailbox()
-    box.ask_restart("room")
+    box.request_restart("room")
     failure_reporter(Actor(box), max_failures=0).after_exception(None, {0: OSError("away")})
     (record,) = box.take()
-    assert (record["kind"], record["reason"]) == ("restart", "room") and box.failed_again() == 1
+    assert (record["kind"], record["reason"]) == ("restart", "room") and box.count_failure() == 1
 
 
 def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
     box = Mailbox(2)
     sink = sink_to(Actor(box))
-    assert sink.begin(leader=True) is False and sink.failed_ranks() == 0
+    assert sink.begin(leader=True) is False and sink.num_failed_ranks() == 0
     assert sink.stop_requested() is False and sink.restart_reason() is None
     sink.put({"kind": "a"})
     sink.flush({"kind": "fatal", "rank": 1})
     assert [(record["kind"], record["attempt"]) for record in box.take()] == [("a", 3), ("fatal", 3)]
-    assert sink.failed_ranks() == 1 and sink.begin(leader=False) is True
-    assert sink.waiting(0, (7, "here")) == {0: (7, "here")} and sink.waiting(0, None) == {}
-    box.ask_restart("room")
+    assert sink.num_failed_ranks() == 1 and sink.begin(leader=False) is True
+    assert sink.report_waiting(0, (7, "here")) == {0: (7, "here")} and sink.report_waiting(0, None) == {}
+    box.request_restart("room")
     assert sink.stop_requested() is True and sink.restart_reason() == "room"
 
 
 def test_a_ray_that_is_there_is_used_and_left(pretended: PretendedRay) -> None:
     with connected() as cluster:
-        assert not cluster.local and cluster.what == "the Ray cluster has"
+        assert not cluster.local and cluster.subject == "the Ray cluster has"
         assert os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "120"
     with connected(elastic=True):
         assert os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "4"
@@ -176,7 +170,7 @@ def test_a_ray_that_an_address_names_is_left_at_the_end(
     assert (len(pretended.begun), pretended.shut_down) == (1, 1) and signal.getsignal(signal.SIGTERM) is before
     for error, reason in ((ConnectionError(" first\nsecond"), "first"), (RuntimeError(), "RuntimeError")):
         pretended.refuses = error
-        refused = pytest.raises(TrainError, match=rf"RAY_ADDRESS=10.0.0.1:6379: no Ray .* answers there \({reason}\)")
+        refused = pytest.raises(TrainError, match=rf"RAY_ADDRESS=10.0.0.1:6379: no Ray .* answers \({reason}\)")
         with refused, connected():
             pass
     assert pretended.shut_down == 1, "there is none to leave"
@@ -185,7 +179,7 @@ def test_a_ray_that_an_address_names_is_left_at_the_end(
 def test_a_ray_of_this_machine_is_begun_and_ended_with_the_run(pretended: PretendedRay) -> None:
     pretended.up = False
     with connected() as cluster:
-        assert cluster.local and cluster.what == "this machine has"
+        assert cluster.local and cluster.subject == "this machine has"
         assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
         assert [given["address"] for given in pretended.begun] == ["local"]
         assert pretended.hangups_blocked == [True], "its processes outlive the terminal, for a last checkpoint"
@@ -201,7 +195,7 @@ def test_a_run_waits_until_there_is_room(pretended: PretendedRay) -> None:
     pretended.resources, pretended.free = {"CPU": 3.0, "GPU": 2.0}, {"CPU": 1.0}
     threading.Timer(0.05, lambda: setattr(pretended, "free", None)).start()
     await_resources(Cluster(local=False), NEED, 0.5, display)
-    assert lines() == ["waiting up to 0.5 s for 2.5 CPUs and 2 GPUs of the Ray cluster …"]
+    assert lines() == ["Waiting up to 0.5 s for 2.5 CPUs and 2 GPUs of the cluster …"]
     await_resources(Cluster(local=False), NEED, 0.0, display)
     assert len(lines()) == 1, "what fits at once is not waited for"
     assert pretended.requested == [], "others have it: no larger cluster is asked for"
@@ -211,7 +205,7 @@ def test_a_cluster_that_may_grow_is_asked_to_until_it_has(pretended: PretendedRa
     pretended.resources = {"CPU": 1.0}
 
     def grow() -> None:
-        assert pretended.requested == [[NEED.each, NEED.each, {"CPU": 0.5}]]
+        assert pretended.requested == [[NEED.per_worker, NEED.per_worker, {"CPU": 0.5}]]
         pretended.resources = {"CPU": 2.5, "GPU": 2.0}
 
     threading.Timer(0.05, grow).start()
@@ -226,10 +220,10 @@ def test_a_cluster_that_may_grow_is_asked_to_until_it_has(pretended: PretendedRa
 @pytest.mark.parametrize(
     ("resources", "free", "words"),
     [
-        ({"CPU": 2.0, "GPU": 2.0}, None, "2.5 CPUs are needed .*, but the Ray cluster has 2;"),
-        ({"CPU": 3.0, "GPU": 1.0}, None, "needs 2 GPUs, one a worker, but the Ray cluster has 1;"),
-        ({"CPU": 3.0}, None, "needs 2 GPUs, one a worker, but the Ray cluster has 0;"),
-        ({"GPU": 2.0}, None, "2.5 CPUs are needed .*, but the Ray cluster has 0;"),
+        ({"CPU": 2.0, "GPU": 2.0}, None, "the run needs 2.5 CPUs .*, but the Ray cluster has 2;"),
+        ({"CPU": 3.0, "GPU": 1.0}, None, "needs 2 GPUs \\(one per worker\\), but the Ray cluster has 1;"),
+        ({"CPU": 3.0}, None, "needs 2 GPUs \\(one per worker\\), but the Ray cluster has 0;"),
+        ({"GPU": 2.0}, None, "the run needs 2.5 CPUs .*, but the Ray cluster has 0;"),
         (
             {"CPU": 3.0, "GPU": 2.0},
             {"CPU": 2.0, "GPU": 2.0},
@@ -253,14 +247,10 @@ def test_this_machine_does_not_grow_by_waiting(pretended: PretendedRay) -> None:
         await_resources(Cluster(local=True), NEED, 60.0, shown()[0])
 
 
-def test_rays_account_is_made_anew_where_there_is_one(pretended: PretendedRay, tmp_path: Path) -> None:
-    assert not recount()
+def test_what_a_killed_driver_has_requested_is_withdrawn(pretended: PretendedRay, tmp_path: Path) -> None:
     account = with_account(pretended, Account())
-    assert recount() and account.asked == [("rayrec", True)]
-    account.broken = True
-    assert not recount()
     release_request(tmp_path)
-    assert account.cancelled == [], "nothing was asked for"
+    assert account.cancelled == [], "nothing was requested"
     (tmp_path / REQUEST).write_text("train-abc")
     release_request(tmp_path)
     assert account.cancelled == ["train-abc"]
@@ -268,7 +258,8 @@ def test_rays_account_is_made_anew_where_there_is_one(pretended: PretendedRay, t
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(elastic, "CHECK_EVERY_S", 0.001)
+    monkeypatch.setattr(elastic, "SETTLED_S", 0.0)
 
 
 def grown(pretended: PretendedRay, workers: Any, running: int, comes: dict[str, Any]) -> int:
@@ -293,17 +284,14 @@ def look_more(pretended: PretendedRay) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_growth_is_asked_for_when_a_node_comes(pretended: PretendedRay) -> None:
-    account = with_account(pretended, Account())
     pretended.nodes = [node("a"), node("b", alive=False)]
     assert grown(pretended, [1, 2], 1, node("c")) == 1
-    assert len(account.asked) == 2, "when it began, and when the node came"
     assert grown(pretended, [1, 2], 2, node("d")) == 0, "there are all that may be"
     assert grown(pretended, [1, 9], 3, node("e", cpus=0.5)) == 0, "it is too small"
 
 
 @pytest.mark.usefixtures("often")
 def test_what_other_jobs_have_taken_is_no_room(pretended: PretendedRay) -> None:
-    with_account(pretended, Account())
     pretended.nodes, pretended.free = [node("a", cpus=4.0)], {"CPU": 0.5}
     assert grown(pretended, [1, 4], 1, node("b")) == 0
     pretended.nodes, pretended.free = [node("a", cpus=4.0)], {"CPU": 1.0}
@@ -311,11 +299,10 @@ def test_what_other_jobs_have_taken_is_no_room(pretended: PretendedRay) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay) -> None:
-    account = with_account(pretended, Account(broken=True))
+def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "SETTLED_S", 1e9)
     pretended.nodes = [node("a")]
     assert grown(pretended, [1, 2], 1, node("b")) == 0
-    assert len(account.asked) > 2, "it is asked again"
     pretended.nodes = [{"an odd": "node"}]
     assert grown(pretended, [1, 2], 1, node("b")) == 0
 
@@ -328,7 +315,6 @@ def test_this_machine_is_not_watched(pretended: PretendedRay) -> None:
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("workers", [2, [1, 2]])
 def test_a_node_that_ray_takes_away_is_left_at_once(pretended: PretendedRay, workers: Any) -> None:
-    with_account(pretended, Account())
     pretended.nodes, asked = [node("abcdefghij"), node("other")], []  # type: ignore[var-annotated]
     with resizing(TrainerConfig(num_workers=workers), NEED, Attempt(2, {"abcdefghij"}), asked.append, local=False):
         pretended.draining = {"other": 0}
@@ -336,7 +322,7 @@ def test_a_node_that_ray_takes_away_is_left_at_once(pretended: PretendedRay, wor
         assert asked == [], "the run is not on that node"
         pretended.draining = {"abcdefghij": 1000}
         look_more(pretended)
-    assert asked == ["Ray takes away node abcdefgh"]
+    assert asked == ["Ray removes node abcdefgh"]
 
 
 def test_prometheus_sees_the_last_figures(pretended: PretendedRay) -> None:
@@ -396,7 +382,7 @@ class Run:
 
         monkeypatch.setattr(TorchTrainer, "fit", fit)
         try:
-            return run_job(self.job, self.recorder.course, self.recorder, self.display, attempts_before=4)
+            return run_job(self.job, self.recorder.state, self.recorder, self.display, previous_attempts=4)
         finally:
             self.recorder.close()
 
@@ -415,9 +401,9 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     ((actor, options),) = pretended.actors
     assert (options["num_cpus"], options["max_restarts"], options["max_task_retries"]) == (0, -1, -1)
     assert options["scheduling_strategy"].node_id == "0" * 56 and options["scheduling_strategy"].soft is False
-    assert pretended.killed == [actor] and run.recorder.course.attempt == 5
+    assert pretended.killed == [actor] and run.recorder.state.attempt == 5
     assert pretended.gauges["rayrec_workers"] == (2.0, "small")
-    assert run.lines() == ["starting 2 workers (1 CPU each) on the Ray …"]
+    assert run.lines() == ["Starting 2 workers (1 CPU each) on the Ray …"]
     (made,) = run.trainers
     assert made.train_loop_per_worker is start_worker
     handed = cloudpickle.loads(made.train_loop_config["job"])
@@ -430,9 +416,6 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     assert (made.run_config.name, made.run_config.storage_path) == ("small", str(run.job.files.ray_state))
     assert (run.health_s, run.noted) == ("99.5", [])
     assert not run.job.files.ray_state.exists() and "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S" not in os.environ
-    callbacks = [type(one).__name__ for one in made._create_default_callbacks()]
-    assert "DatasetsCallback" not in callbacks and len(callbacks) > 2
-    assert "PlacementGroupCleanerCallback" in callbacks, "other runs of a cluster go on after this one's controller"
 
 
 def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(
@@ -453,7 +436,7 @@ def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(
     assert made.run_config.failure_config.controller_failure_limit == -1
     assert account.cancelled == ["train-killed"] and run.noted == [REQUEST]
     assert cloudpickle.loads(made.train_loop_config["job"]).config.data.read.cpus_per_read == 0.0
-    assert run.lines() == ["starting 1 to 4 workers (1 GPU each) on the Ray …"]
+    assert run.lines() == ["Starting 1 to 4 workers (1 GPU each) on the Ray …"]
 
 
 def test_a_machine_with_one_gpu_trains_on_it_and_says_so(
@@ -466,9 +449,9 @@ def test_a_machine_with_one_gpu_trains_on_it_and_says_so(
     assert (made.scaling_config.num_workers, made.scaling_config.use_gpu) == (1, True)
     assert cloudpickle.loads(made.train_loop_config["job"]).config.trainer.num_workers == 1
     assert run.lines() == [
-        "this machine has 1 GPU for trainer.num_workers=2: training with 1, one a GPU; trainer.use_gpu=false trains "
-        "with 2 on CPUs",
-        "starting 1 workers (1 GPU each) on a local Ray …",
+        "trainer.num_workers=2 but this machine has only 1 GPU: using 1 worker. Set trainer.use_gpu=false to run 2 CPU "
+        "workers.",
+        "Starting 1 workers (1 GPU each) on a local Ray …",
     ]
 
 
@@ -496,7 +479,10 @@ LOST = RayActorError(None, "The actor died because its node was lost. More")
         (raising(WorkerGroupError("x", {1: LOST})), "worker 1 was lost: The actor died because its node was lost"),
         (raising(ControllerError(OSError("no room\nat all"))), "Ray Train gave up: no room"),
         (raising(WorkerGroupError("x", {0: OSError()}), {"kind": "fatal", "rank": 0, "error": "a label"}), "a label"),
-        (lambda box: box.put({"kind": "progress", "step": 8, "epoch": 0}), "the workers ended at step 8 without a"),
+        (
+            lambda box: box.put({"kind": "progress", "step": 8, "epoch": 0}),
+            "Workers exited at step 8 without ",
+        ),
     ],
 )
 def test_a_run_on_ray_that_ends_otherwise_says_why(
@@ -525,7 +511,7 @@ def test_a_run_on_ray_that_was_stopped_is_interrupted(
     with pytest.raises(Interrupted, match=r"^stopped at step 3$") as caught:
         run(monkeypatch, stops)
     assert caught.value.signal == signal.SIGTERM
-    assert run.lines()[-1] == "stopping: a last checkpoint within 50 s (once more to end at once) …"
+    assert run.lines()[-1] == "Stopping: saving a final checkpoint (up to 50 s). Press Ctrl-C again to exit now."
     for error in (KeyboardInterrupt(), SystemExit()):
         with pytest.raises(Interrupted, match=r"^interrupted$"):
             Run(folder, tmp_path)(monkeypatch, raising(error))

@@ -15,7 +15,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import note_request, release_request
-from rayrec.train.driver.failures import END_WAIT, failure_reporter
+from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.trackers import GAUGES
 from rayrec.train.run.folder import RunFolder
@@ -257,12 +256,12 @@ def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_
 
 def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
-    monkeypatch.setenv(END_WAIT, "7")
+    monkeypatch.setenv(SHUTDOWN_TIMEOUT, "7")
     reporter = failure_reporter(mailbox, max_failures=1)
-    monkeypatch.delenv(END_WAIT)  # the driver's environment is not the controller's
+    monkeypatch.delenv(SHUTDOWN_TIMEOUT)  # the driver's environment is not the controller's
     lost: dict[int, Exception] = {1: RayActorError(), 0: RuntimeError("connection closed")}
     reporter.after_exception(None, lost)
-    assert os.environ[END_WAIT] == "7"
+    assert os.environ[SHUTDOWN_TIMEOUT] == "7"
     with pytest.raises(TrainError, match=r"failed 2 times .*trainer\.max_failures=1 allows; .*: worker 1 was"):
         reporter.after_exception(None, lost)
     first, last = ray.get(mailbox.take.remote())
@@ -275,7 +274,7 @@ def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why(monkeypatc
 
 def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A neighbour's mappings vanish with a killed worker: what a rank then reports need not come again."""
-    monkeypatch.delenv(END_WAIT, raising=False)
+    monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
     recorder = Recorder(RunFolder(tmp_path), Display(Console(quiet=True)))
 
@@ -289,18 +288,18 @@ def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, mon
     reporter = failure_reporter(mailbox, max_failures=2)
     report(1)
     hear()
-    assert recorder.course.fatal == "bad row on rank 1"
+    assert recorder.state.fatal == "bad row on rank 1"
     reporter.after_exception(None, {0: RayActorError(), 1: ValueError("bad row on rank 1")})
     report(2)  # of the same group, a little later
     hear()
-    assert recorder.course.fatal is None and "worker 0 was lost" in recorder.reasons[-1]
+    assert recorder.state.fatal is None and "worker 0 was lost" in recorder.failures[-1]
     assert ray.get(mailbox.begin.remote(True)) is False  # the next attempt trains
 
     report(1)  # the error comes again, and without a death it ends the run
     with pytest.raises(TrainError, match="bad row"):
         reporter.after_exception(None, {1: ValueError("bad row on rank 1")})
     hear()
-    assert recorder.course.fatal == "bad row on rank 1" and ray.get(mailbox.begin.remote(False)) is True
+    assert recorder.state.fatal == "bad row on rank 1" and ray.get(mailbox.begin.remote(False)) is True
     with pytest.raises(TrainError, match="worker 1 was lost"):  # it had reported, and then ended itself (`watch.py`)
         reporter.after_exception(None, {1: RayActorError()})
 
@@ -309,7 +308,7 @@ def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, mon
     with pytest.raises(TrainError, match=r"max_failures=2"):
         reporter.after_exception(None, {0: RayActorError()})
     hear()
-    assert recorder.course.fatal is not None and "failed 3 times" in recorder.course.fatal
+    assert recorder.state.fatal is not None and "failed 3 times" in recorder.state.fatal
     ray.kill(mailbox)
 
 
@@ -326,7 +325,7 @@ def test_what_a_killed_driver_had_asked_for_is_freed(tmp_path: Path) -> None:
     assert ray.get(account.get_reserved_resources.remote("train-killed"))
     assert not ray.get(account.get_reserved_resources.remote("train-again"))
     release_request(tmp_path)  # nothing is noted
-    note_request(tmp_path, SimpleNamespace(train_run_context=SimpleNamespace(run_id="killed")))
+    note_request(tmp_path, "train-killed")
     release_request(tmp_path)
     assert not ray.get(account.get_reserved_resources.remote("train-killed"))
     assert ray.get(account.get_reserved_resources.remote("train-again"))
@@ -337,7 +336,7 @@ def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:
     write_all(tmp_path, rows=50)
     began = time.monotonic()
     seen = Seen(tmp_path, trainer__cpus_per_worker=64.0, trainer__wait_for_resources_s=0.5)
-    with pytest.raises(ResourceError, match=r"128\.25 CPUs are needed .* but the Ray cluster has 4; "):
+    with pytest.raises(ResourceError, match=r"the run needs 128\.25 CPUs .* but the Ray cluster has 4; "):
         seen.trainer.fit()
     assert time.monotonic() - began < 30
 

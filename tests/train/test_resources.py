@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rayrec.train import ResourceError
 from rayrec.train.config.file import parse_config
-from rayrec.train.driver.resources import Demand, Supply, demand_of, for_its_gpus, refuse_if_short
+from rayrec.train.driver.resources import Demand, Supply, demand_of, one_worker_per_gpu, refuse_if_short
 from rayrec.train.setup.build import rows_of
 from tests.train.small import raw_config
 
@@ -32,7 +32,7 @@ def test_workers_leave_half_of_the_cpus_for_reading(cpus: float, workers: int, s
 def test_gpus_are_used_where_there_are_any() -> None:
     assert need_of(Supply(cpus=8, gpus=2), num_workers=2).use_gpu
     few = Supply(cpus=8, gpus=1)
-    with pytest.raises(ResourceError, match=r"needs 2 GPUs, .* lower trainer\.num_workers to 1, or"):
+    with pytest.raises(ResourceError, match=r"needs 2 GPUs .* lower trainer\.num_workers to 1, or"):
         refuse_if_short(need_of(few, num_workers=2), few, "the cluster has")
     assert not need_of(Supply(cpus=8, gpus=2), num_workers=2, use_gpu=False).use_gpu
     assert not need_of(Supply(cpus=8, gpus=0), num_workers=2).use_gpu
@@ -56,7 +56,7 @@ def test_gpus_are_used_where_there_are_any() -> None:
 )
 def test_a_machine_with_few_gpus_trains_on_them(changes: dict[str, Any], gpus: int, workers: int | list[int]) -> None:
     config = parse_config(raw_config(Path("/nowhere"), **{"trainer__num_workers": 4, **changes}))
-    assert for_its_gpus(config, Supply(cpus=8, gpus=gpus)).trainer.num_workers == workers
+    assert one_worker_per_gpu(config, Supply(cpus=8, gpus=gpus)).trainer.num_workers == workers
 
 
 def test_too_many_cpus_are_refused_with_what_would_fit() -> None:
@@ -65,7 +65,7 @@ def test_too_many_cpus_are_refused_with_what_would_fit() -> None:
     with pytest.raises(ResourceError) as caught:
         refuse_if_short(need, supply, "this machine has")
     text = str(caught.value)
-    assert "128.25 CPUs are needed (2 workers × 64 and 0.25 for reading), but this machine has 2" in text
+    assert "the run needs 128.25 CPUs (2 workers × 64 and 0.25 for reading), but this machine has 2" in text
     assert "trainer.cpus_per_worker to at most 0.88" in text
 
 
@@ -79,7 +79,7 @@ def test_reading_needs_a_share_too() -> None:
 def test_missing_gpus_are_refused() -> None:
     supply = Supply(cpus=8, gpus=1)
     with pytest.raises(
-        ResourceError, match=r"needs 2 GPUs, one a worker, but x has 1; lower trainer\.num_workers to 1"
+        ResourceError, match=r"needs 2 GPUs \(one per worker\), but x has 1; lower trainer\.num_workers to 1"
     ):
         refuse_if_short(need_of(supply, num_workers=2, use_gpu=True), supply, "x has")
 

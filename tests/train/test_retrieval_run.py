@@ -90,7 +90,7 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
     filtered = name != "two_tower"
     assert ("hr@10/unseen" in found) == filtered and found["samples"] > 150
     (line,) = evaluation_lines("evaluation", found)
-    assert f"HR@10 {found['recall@10']:.4f}" in line and ("seen items left out" in line) == filtered
+    assert f"HR@10 {found['recall@10']:.4f}" in line and ("without seen items" in line) == filtered
 
 
 def hits_of_popular_items(data: Path, name: str) -> float:

@@ -14,11 +14,12 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision, c
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
+from rayrec._runtime.ray_internals import with_limit
 from rayrec.models import DLRM, Batch
 from rayrec.train.config.file import ConfigError, parse_config
-from rayrec.train.driver.failures import FAILED_STARTS, patient
+from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit
 from rayrec.train.driver.resources import Demand, Supply
-from rayrec.train.driver.room import Wait, missing_of
+from rayrec.train.driver.room import RoomWait, missing_resources
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from tests.train.chaos import Supervised
@@ -33,28 +34,31 @@ GPUS = Demand(num_workers=3, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.0)
 
 def test_what_is_missing() -> None:
     one, two = [{"CPU": 1.0}], [{"CPU": 1.0}, {"CPU": 1.0}]
-    wanted = "2 workers of 1 CPU each are wanted, and"
-    assert missing_of(NEED, one, Supply(cpus=1, gpus=0)) == f"{wanted} the 1 node of the cluster have room for 1"
-    assert missing_of(NEED, two, Supply(cpus=0.5, gpus=0)) == f"{wanted} 0.5 CPUs and 0 GPUs of the cluster are free"
-    assert missing_of(NEED, two, Supply(cpus=2, gpus=0)) is None
+    wanted = "2 workers need 1 CPU each;"
+    assert missing_resources(NEED, one, Supply(cpus=1, gpus=0)) == f"{wanted} the cluster has 1 node with room for 1"
+    assert (
+        missing_resources(NEED, two, Supply(cpus=0.5, gpus=0))
+        == f"{wanted} 0.5 CPUs and 0 GPUs of the cluster are free"
+    )
+    assert missing_resources(NEED, two, Supply(cpus=2, gpus=0)) is None
     nodes = [{"CPU": 8.0, "GPU": 2.0}]
-    assert (missing_of(GPUS, nodes, Supply(cpus=8, gpus=2)) or "").startswith("3 workers of 1 GPU each are wanted")
+    assert (missing_resources(GPUS, nodes, Supply(cpus=8, gpus=2)) or "").startswith("3 workers need 1 GPU each")
 
 
 def test_a_wait_is_told_once_a_minute_and_ends_at_its_limit() -> None:
     for limit_s in (None, 200.0):
-        wait = Wait(limit_s)
-        assert wait.look(0.0, lambda: "a node", 1000.0) is None, "the workers run"
-        lines = {second: wait.look(5.0, lambda: "a node", 1000.0 + second) for second in range(0, 190, 10)}
+        wait = RoomWait(limit_s)
+        assert wait.update(0.0, lambda: "a node", 1000.0) is None, "the workers run"
+        lines = {second: wait.update(5.0, lambda: "a node", 1000.0 + second) for second in range(0, 190, 10)}
         told = {second: line for second, line in lines.items() if line is not None}
-        assert told == {60 * n: f"waiting for room, {n} min so far: a node" for n in (1, 2, 3)}
+        assert told == {60 * n: f"Waiting for room, {n} min so far: a node." for n in (1, 2, 3)}
         assert wait.given_up is None
-        assert wait.look(5.0, lambda: None, 1195.0) is None, "there is room: the workers are started"
-        wait.look(5.0, lambda: "a node", 1300.0)
-        wait.look(5.0, lambda: "a node", 1499.0)
+        assert wait.update(5.0, lambda: None, 1195.0) is None, "there is room: the workers are started"
+        wait.update(5.0, lambda: "a node", 1300.0)
+        wait.update(5.0, lambda: "a node", 1499.0)
         assert wait.given_up is None, "each wait counts for itself"
-        wait.look(5.0, lambda: "a node", 1500.0)
-        text = "no room for the workers within trainer.wait_for_room_s=200 s: a node"
+        wait.update(5.0, lambda: "a node", 1500.0)
+        text = "No room for the workers within trainer.wait_for_room_s=200 s: a node."
         assert wait.given_up == (None if limit_s is None else text)
 
 
@@ -75,16 +79,18 @@ def test_the_mailbox_knows_whether_there_are_workers() -> None:
 def test_waits_are_not_counted_and_failed_starts_are_in_a_row(pretended: PretendedRay) -> None:
     """Ray's own policy counts both over the whole run."""
     box = Mailbox()
-    policy = patient(create_failure_policy(FailureConfig(max_failures=-1, controller_failure_limit=-1)), Actor(box))
+    policy = with_limit(
+        create_failure_policy(FailureConfig(max_failures=-1, controller_failure_limit=-1)), RestartLimit(Actor(box))
+    )
     late = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
     failed = ControllerError(WorkerGroupStartupFailedError("an actor died"))
     lost = WorkerGroupError("a worker was lost", {0: ValueError("x")})
     for _ in range(20):
         assert policy.make_decision(late) == FailureDecision.RETRY
-        for error in [failed] * FAILED_STARTS + [lost]:
+        for error in [failed] * MAX_FAILED_STARTS + [lost]:
             assert policy.make_decision(error) == FailureDecision.RETRY
-    decisions = [policy.make_decision(failed) for _ in range(FAILED_STARTS + 1)]
-    assert decisions == [FailureDecision.RETRY] * FAILED_STARTS + [FailureDecision.RAISE]
+    decisions = [policy.make_decision(failed) for _ in range(MAX_FAILED_STARTS + 1)]
+    assert decisions == [FailureDecision.RETRY] * MAX_FAILED_STARTS + [FailureDecision.RAISE]
     assert policy.make_decision(ControllerError(ValueError("a bug"))) == FailureDecision.RAISE
     assert policy.make_decision(late) == FailureDecision.RETRY
     box.put({"kind": "fatal", "rank": 0, "error": "no room", "final": True})
@@ -149,5 +155,5 @@ def test_a_wait_for_room_has_a_limit_where_one_is_set(tmp_path: Path) -> None:
         run.tell_cluster("remove")
         assert run.ended() == 1
     said = run.said()
-    assert "no room for the workers within trainer.wait_for_room_s=4 s: 2 workers of 1 CPU each are wanted" in said
+    assert "No room for the workers within trainer.wait_for_room_s=4 s: 2 workers need 1 CPU each" in said
     assert "is intact; the same command goes on from it" in said

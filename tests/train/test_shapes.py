@@ -1,4 +1,4 @@
-"""One config on several clusters, on paper: what fits, what is missing, what binds; and `jobs/simulate.py`."""
+"""One config on several clusters, without a cluster: what fits, what is missing, the bottleneck; and `simulate.py`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,15 @@ def test_the_job_writes_a_page_and_figures_up_to_4096_ranks(tmp_path: Path) -> N
     path = tmp_path / "train.yaml"
     path.write_text(yaml.safe_dump(raw))
     files = ["--json", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html")]
-    command = [sys.executable, "jobs/simulate.py", "--config", str(path), "--worlds", "1x1,4x8,512x8", *files]
+    command = [
+        sys.executable,
+        "jobs/experiments/simulate.py",
+        "--config",
+        str(path),
+        "--worlds",
+        "1x1,4x8,512x8",
+        *files,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "out.json").read_text())
@@ -94,7 +102,7 @@ def test_a_plan_is_for_the_rank_with_the_most_rows(tmp_path: Path) -> None:
 def test_published_speeds_are_within_the_bounds(tmp_path: Path) -> None:
     """A bound that somebody has passed would be wrong."""
     out = tmp_path / "mlperf.json"
-    command = [sys.executable, "jobs/simulate.py", "--mlperf", "--worlds", "1x8,2x8", "--json", str(out)]
+    command = [sys.executable, "jobs/experiments/simulate.py", "--mlperf", "--worlds", "1x8,2x8", "--json", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     told = json.loads(out.read_text())

@@ -73,7 +73,7 @@ def early(command: Command) -> bool:
 
 
 def starting_workers(command: Command) -> bool:
-    return "starting 2 workers" in command.log.read_text()
+    return "Starting 2 workers" in command.log.read_text()
 
 
 def saving(command: Command) -> bool:

@@ -43,11 +43,14 @@ def test_a_run_without_oddities_is_told_nothing() -> None:
 @pytest.mark.parametrize(
     ("found", "parts"),
     [
-        (at_start(CONFIG, 64, 2.0), ["an epoch is one step: trainer.batch_size=64 and 64 rows", "batch_size=3"]),
+        (
+            at_start(CONFIG, 64, 2.0),
+            ["a single step: trainer.batch_size=64 and only 64 rows", "batch_size=3"],
+        ),
         (at_start(CONFIG, 1, None), ["1 rows", "batch_size=1"]),
         (at_start(workers(3), 65, 2.5), ["3 workers share 2.5 cores", "set trainer.num_workers to 2"]),
         (at_start(workers(2), 65, 0.5), ["2 workers share 0.5 cores", "to 1 or fewer"]),
-        (at_end(CONFIG, outcome(samples=2 * 64)), ["an epoch is one step", "64 rows"]),
+        (at_end(CONFIG, outcome(samples=2 * 64)), ["an epoch is a single step", "64 rows"]),
         (at_end(CONFIG, outcome({"ctr": 0.0, "ne": None, "samples": 1234})), ["in the 1,234 evaluation rows is 0"]),
         (at_end(CONFIG, outcome({"ctr": 1.0, "ne": None, "samples": 9})), ["every label in the 9", "rows is 1"]),
         (at_end(CONFIG, outcome({**GOOD, "ne": 1.0321})), ["has NE 1.032: worse", "storage.keep_best"]),
@@ -56,7 +59,7 @@ def test_a_run_without_oddities_is_told_nothing() -> None:
             at_end(CONFIG, outcome({**GOOD, "tasks": {"buy": GOOD, "like": {**GOOD, "ne": 1.5}}})),
             ["of 'like' has NE 1.500"],
         ),
-        (at_end(CONFIG, outcome(None, ne=None)), ["all labels of the last logged steps are alike"]),
+        (at_end(CONFIG, outcome(None, ne=None)), ["all labels of the last logged steps are the same"]),
     ],
 )
 def test_each_oddity_is_one_line_with_its_figure_and_a_way_out(found: list[str], parts: list[str]) -> None:
@@ -73,7 +76,8 @@ def test_warnings_go_to_the_console_the_result_and_the_report(tmp_path: Path) ->
     result = trainer(tmp_path, trainer__batch_size=128, trainer__epochs=1).fit()
     one_step, one_class = sorted(result.warnings)
     assert (
-        "trainer.batch_size=128 and 100 rows" in one_step and "every label in the 100 evaluation rows is 1" in one_class
+        "trainer.batch_size=128 and only 100 rows" in one_step
+        and "every label in the 100 evaluation rows is 1" in one_class
     )
     raw = json.loads((result.folder / "result.json").read_text())
     assert tuple(raw["warnings"]) == result.warnings

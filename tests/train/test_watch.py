@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from rayrec.distributed.comm import all_gather, broadcast
 from rayrec.train.run.log import Mailbox, Record, Waiting
-from rayrec.train.worker.watch import EXIT_HUNG, Watch, place_of
+from rayrec.train.worker.watch import EXIT_HUNG, Watch, location_of
 from tests.ranks import on_ranks
 from tests.train.small import Heard, Silent
 
@@ -45,7 +45,7 @@ def test_the_watch_of_rank_0_hears_of_a_stop() -> None:
     mailbox = Mailbox()
     with Watch(mailbox, 0, 1, hang_s=60, end=None) as watch:
         assert not watch.stop_requested()
-        mailbox.ask_stop()
+        mailbox.request_stop()
         until = time.monotonic() + 10
         while not watch.stop_requested() and time.monotonic() < until:
             time.sleep(0.05)
@@ -83,7 +83,7 @@ class Folder(Silent):
         super().__init__()
         self.folder = folder
 
-    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+    def report_waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
         mine = self.folder / f"{rank}.json"
         mine.unlink(missing_ok=True)
         if place is not None:
@@ -115,7 +115,7 @@ def test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places(tmp
     assert time.monotonic() - began < 10
     told = [path.read_text() for path in tmp_path.glob("told-*")]
     assert told
-    assert "ranks wait for each other at different places: rank 0 in " in told[0]
+    assert "ranks wait in different collectives: rank 0 in " in told[0]
     assert "skips_an_exchange" in told[0]
 
 
@@ -133,6 +133,6 @@ def test_a_rank_waits_in_an_exchange_where_its_innermost_call_is_one(modules: li
     thread.start()
     time.sleep(0.1)
     assert thread.ident is not None
-    place = place_of(thread.ident)
+    place = location_of(thread.ident)
     thread.join()
-    assert (place.in_exchange, place.at) == (waits, "user.run, line 2")
+    assert (place.in_exchange, place.line) == (waits, "user.run, line 2")

@@ -17,8 +17,8 @@ from rayrec._runtime.cgroup_limits import cpus as usable_cpus
 from rayrec.checkpoint.errors import FencedError
 from rayrec.data import Cursor
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.launch import run_job
 from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.run_job import run_job
 from rayrec.train.errors import TrainError
 from rayrec.train.run.log import Record
 from rayrec.train.worker.entry import attempt, work_alone
@@ -157,7 +157,7 @@ def test_a_run_that_is_over_has_nothing_left_to_do(tmp_path: Path) -> None:
 
 def test_a_stop_that_was_asked_for_before_the_first_step_comes_after_it(folder: Path, tmp_path: Path) -> None:
     driver, job = Driver(), make_job(raw_config(folder, storage__path=str(tmp_path)))
-    driver.mailbox.ask_stop()
+    driver.mailbox.request_stop()
     work_alone(job, driver.sink)
     assert driver.told[-1] == ("stopped", "stopped at step 1, whose checkpoint is complete")
 
@@ -171,7 +171,7 @@ def test_what_another_attempt_might_mend_is_told_where_there_is_none(folder: Pat
     display = Display(Console(quiet=True))
     with pytest.raises(TrainError, match=r"^OSError: disk is away$"):
         recorder = Recorder(job.files, display)
-        run_job(job, recorder.course, recorder, display, attempts_before=0)
+        run_job(job, recorder.state, recorder, display, previous_attempts=0)
 
 
 def test_a_run_of_one_step_is_evaluated(tmp_path: Path) -> None:
@@ -228,5 +228,5 @@ def test_a_run_in_this_process_says_that_it_leaves_a_gpu(
     monkeypatch.setattr("rayrec.train.worker.entry.work_alone", lambda job, sink: sink.put(done))
     display = Display(Console(file=out, width=200))
     recorder = Recorder(job.files, display)
-    assert run_job(job, recorder.course, recorder, display, 0) == {}
+    assert run_job(job, recorder.state, recorder, display, 0) == {}
     assert ("this machine has a GPU: trainer.num_workers=1 trains on it" in out.getvalue()) == says

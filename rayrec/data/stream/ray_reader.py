@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray.data
-from ray._private.state import available_resources_per_node
 from ray.data import ExecutionResources
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
+from rayrec._runtime.ray_internals import free_cpus, hide_data_progress
 from rayrec.data.config import ReadOptions
 from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.bad_rows import or_nothing, without_nothing
@@ -113,12 +112,6 @@ def read_ray(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> G
             tables.close()
 
 
-def _hush() -> None:
-    """Ray prints every rank's every epoch on the console; a run has its own progress bar."""
-    for name in ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
 def _check_cpus(options: ReadOptions) -> None:
     """Ray would wait forever for CPUs that no node has.
 
@@ -140,14 +133,13 @@ def _where(options: ReadOptions) -> dict[str, Any]:
     if options.label_selector is not None:
         return {"label_selector": options.label_selector}
     here = ray.get_runtime_context().get_node_id()
-    spare = available_resources_per_node().get(here, {}).get("CPU", 0.0)
-    if spare < options.cpus_per_read:
+    if free_cpus(here) < options.cpus_per_read:
         return {}
     return {"label_selector": {"ray.io/node-id": here}, "fallback_strategy": [{"label_selector": {}}]}
 
 
 def _dataset(pieces: Sequence[Piece], recipe: Recipe, options: ReadOptions) -> Dataset:
-    _hush()
+    hide_data_progress()
     context = ray.data.DataContext.get_current().copy()
     context.execution_options.preserve_order = True
     context.execution_options.resource_limits = ExecutionResources.for_limits(object_store_memory=_STORE_BYTES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from rayrec.distributed.comm.host_memory import keep_freed_memory
 from rayrec.distributed.executors.pooled import PooledExecutor, worthwhile_hosts
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.sequences import SequencesExecutor
-from rayrec.distributed.executors.setup import BatchVectors, Setup, ShardedExecutor
+from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.batch import Kept, RankIds
 from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, RoutedFeatures
 from rayrec.distributed.ids.routes import Output, make_outputs
@@ -30,6 +31,15 @@ from rayrec.optim import CombinedOptimizer
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class BatchVectors:
+    """A batch after `lookup`: the vectors of each executor; None without replicated tables."""
+
+    ids: RankIds
+    sharded: Any
+    replicated: list[torch.Tensor] | None
 
 
 class ShardedCollection(nn.Module, ABC, Generic[Result]):
@@ -59,9 +69,9 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         if setup.place.device.type == "cpu":
             keep_freed_memory()
         self._sharded, self._replicated = sharded, replicated
-        updates = any(optimizer is not None for optimizer in setup.optimizers.values())
+        updates = any(table.optimizer is not None for table in setup.tables)
         whole = {f for t in setup.tables if t.sharding.replicated for f in t.config.feature_names}
-        checked = frozenset() if setup.dedup else sharded.exchange.sender.split.checked - whole  # when they are split
+        checked = set() if setup.dedup else {*sharded.exchange.routes.features} - whole  # by the split
         self._check = IdCheck(setup.configs, setup.weighted, checked)
         shown = make_tables(setup, self.kernels(), sharded.exchange.routes)
         self.add_module(self.shown_as, nn.ModuleDict(shown))

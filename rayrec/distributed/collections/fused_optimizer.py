@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from rayrec.distributed.collections.sharded_table import LocalShard, ShardedTable
-from rayrec.distributed.kernel import Kernel, UpdatingKernel
-from rayrec.distributed.kernel.choice import updating
+from rayrec.distributed.kernel.interface import Kernel, updating
 from rayrec.optim import CombinedOptimizer, KeyedOptimizer
 
 STEP = "step"  # torch's name for the number of updates in an optimizer's state
@@ -29,7 +28,7 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
         prefix: of the parameters' names.
     """
 
-    def __init__(self, kernels: Sequence[UpdatingKernel], tables: Mapping[str, ShardedTable], prefix: str) -> None:
+    def __init__(self, kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str) -> None:
         self._kernels = list(kernels)
         shards: dict[str, list[LocalShard]] = {}
         params: dict[str, torch.Tensor] = {}

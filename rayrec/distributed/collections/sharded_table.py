@@ -17,8 +17,8 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 from rayrec.distributed import comm
 from rayrec.distributed.comm.groups import world_rank
 from rayrec.distributed.comm.place import Place
-from rayrec.distributed.executors.setup import Config, Setup
-from rayrec.distributed.ids.routes import Routes
+from rayrec.distributed.executors.setup import Setup
+from rayrec.distributed.ids.routes import Config, Routes
 from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.modules import BaseEmbeddingConfig, init

@@ -16,7 +16,8 @@ from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.place import Place
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
-from rayrec.distributed.executors.setup import PlannedTable, Setup, ShardedExecutor
+from rayrec.distributed.executors.setup import Setup, ShardedExecutor
+from rayrec.distributed.ids.routes import PlannedTable
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.kernel.choice import check_trainable
 from rayrec.distributed.plan.module_sharder import ModuleSharder
@@ -97,11 +98,11 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
             weighted=isinstance(module, EmbeddingBagCollection) and module.is_weighted(),
             dedup=self._dedup,
         )
-        whole = setup.only(replicated=True)
-        replicated = ReplicatedExecutor(whole) if whole.tables else None
+        copied, cut = ([t for t in setup.tables if t.sharding.replicated == kind] for kind in (True, False))
+        replicated = ReplicatedExecutor(replace(setup, tables=tuple(copied))) if copied else None
         num_counts = 0 if replicated is None else len(replicated.groups)
-        cut = self._executor(setup.only(replicated=False), num_counts)
-        sharded = self.sharded_type(module, setup, cut, replicated)
+        executor = self._executor(replace(setup, tables=tuple(cut)), num_counts)
+        sharded = self.sharded_type(module, setup, executor, replicated)
         fill_tables(sharded.tables(), weights, module.seed, env)
         return sharded
 

@@ -19,8 +19,8 @@ from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel import CacheGuard, PoolingKernel
-from rayrec.distributed.kernel.choice import make_pooling_kernel, pooling_group
+from rayrec.distributed.kernel import CacheGuard, Kernel
+from rayrec.distributed.kernel.factory import make_pooling_kernel, pooling_group
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
 from rayrec.distributed.vectors.pooled_exchange import MeanScale, PooledExchange
@@ -28,7 +28,7 @@ from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 WORTHWHILE = 0.75  # of one tier's columns between hosts
-FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench_hosts.py)
+FEW_BYTES = 1 << 18  # saved by a rank in one direction; below, another exchange costs more (jobs/bench/hosts.py)
 
 
 class PooledExecutor:
@@ -43,16 +43,14 @@ class PooledExecutor:
     def __init__(self, setup: Setup[EmbeddingBagConfig], hosts: Hosts | None = None, num_counts: int = 0) -> None:
         place = setup.place
         self._device = device = place.device
-        routes = make_routes(
-            setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: pooling_group(table, device)
-        )
+        routes = make_routes(setup.tables, place.world_size, lambda table: pooling_group(table, device))
         route = routes.ranks[place.rank]
-        self._kernels: dict[int, PoolingKernel] = {
+        self._kernels: dict[int, Kernel] = {
             number: make_pooling_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
         }
         self.kernels = list(self._kernels.values())
-        self._cache = CacheGuard(setup.plan, device)
+        self._cache = CacheGuard.of(setup.plan, device)
         self.blocks = [list(routes.outputs)] if routes.outputs else []
         columns = columns_of(routes)
         self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
@@ -71,15 +69,15 @@ class PooledExecutor:
 
     def lookup(self, ids: RankIds) -> torch.Tensor:
         """Sums of this rank's lookups for the global batch, `[global B, own width]`, source after source."""
-        self._cache.check()
-        parts = [self._kernels[number].pooled(lookups) for number, lookups in ids.lookups.items()]
+        if self._cache is not None:
+            self._cache.check()
+        parts = [self._kernels[number].lookup(lookups) for number, lookups in ids.lookups.items()]
         if not parts:  # this rank holds no table, but takes part in every exchange
-            nothing = torch.zeros(
-                sum(ids.headers.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled()
-            )
+            nothing = torch.zeros(sum(ids.batch_sizes), 0, device=self._device, requires_grad=torch.is_grad_enabled())
             parts = [nothing if ids.weights is None else nothing + ids.weights.sum() * 0]
         vectors = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        self._cache.watch(vectors)
+        if self._cache is not None:
+            self._cache.watch(vectors)
         return vectors
 
     def output_dist(self, vectors: torch.Tensor, ids: RankIds) -> Callable[[], torch.Tensor] | None:
@@ -90,7 +88,7 @@ class PooledExecutor:
         """
         if not self.blocks:
             return None
-        batch_sizes, factors_BE = ids.headers.batch_sizes, ids.kept.sharded
+        batch_sizes, factors_BE = ids.batch_sizes, ids.kept.sharded
         if self._hosts is not None and sum(batch_sizes) * self._hosts.saved_bytes >= FEW_BYTES:
             return self._hosts.start(vectors, batch_sizes, factors_BE)
         by_rank = vectors if self._hosts is None else self._hosts.by_rank(vectors, batch_sizes)

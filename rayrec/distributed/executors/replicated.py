@@ -15,13 +15,14 @@ from typing import Any, Generic
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.executors.setup import Config, PlannedTable, Setup
+from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.input_dist import FeatureOrder
-from rayrec.distributed.ids.routes import Output, make_outputs
+from rayrec.distributed.ids.routes import Config, Output, PlannedTable, make_outputs
 from rayrec.distributed.kernel import LocalTable
-from rayrec.distributed.kernel.choice import MatrixKernel, make_matrix_kernel
-from rayrec.distributed.kernel.row_kernel import RowGroups, make_anchor
+from rayrec.distributed.kernel.factory import MatrixKernel, make_matrix_kernel
+from rayrec.distributed.kernel.row_kernel import make_anchor
+from rayrec.distributed.kernel.rows import DistinctRows
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.distributed.vectors.pooled_exchange import MeanScale
 from rayrec.modules import EmbeddingBagConfig
@@ -43,7 +44,7 @@ class GroupIds:
     rows: torch.Tensor
     offsets: torch.Tensor | None
     weights: torch.Tensor | None
-    groups: RowGroups | None
+    groups: DistinctRows | None
     factors_BE: torch.Tensor | None
 
 
@@ -102,7 +103,7 @@ class ReplicatedExecutor(Generic[Config]):
             counts_L = given.lengths.sum(1, dtype=torch.int64)
             rows = group.kernel.matrix.rows(given.values.to(torch.int64), counts_L)
             offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if group.pooled else None
-            groups = RowGroups.of(rows) if trains else None
+            groups = DistinctRows.of(rows) if trains else None
             kept.append(GroupIds(rows, offsets, given.weights, groups, group.scale.of(kjt)))
         return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), tuple(kept)
 
@@ -111,7 +112,7 @@ class ReplicatedExecutor(Generic[Config]):
         kept: tuple[GroupIds, ...] = ids.kept.replicated
         weights = [group.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
-        found = _Lookup.apply(self._anchor, self, kept, ids.headers.counts, *weights, *leaves)
+        found = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
         out = []
         for sums, factors_BE in zip(found, (of_group.factors_BE for of_group in kept), strict=True):
             if factors_BE is not None:
@@ -155,7 +156,7 @@ class _Lookup(torch.autograd.Function):
         of_leaves: list[torch.Tensor] = []
         of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
         for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, of_all, strict=True):
-            groups = RowGroups.of(all_rows, kernel.matrix.num_rows)
+            groups = DistinctRows.of(all_rows, kernel.matrix.num_rows)
             of_leaves += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *of_leaves
 

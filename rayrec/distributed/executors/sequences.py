@@ -12,14 +12,15 @@ from typing import Generic
 
 import torch
 
-from rayrec.distributed.executors.dedup import Distinct, KeptIds
-from rayrec.distributed.executors.setup import Config, Setup
+from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel import CacheGuard, VectorKernel
-from rayrec.distributed.kernel.choice import make_vector_kernel, vector_group
+from rayrec.distributed.ids.routes import Config, make_routes
+from rayrec.distributed.kernel import CacheGuard, Kernel
+from rayrec.distributed.kernel.factory import make_vector_kernel, vector_group
+from rayrec.distributed.vectors.dedup import Distinct, KeptIds
 from rayrec.distributed.vectors.sequence_exchange import SequenceExchange
+from rayrec.distributed.vectors.sequence_order import SequenceOrder
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -34,23 +35,21 @@ class SequencesExecutor(Generic[Config]):
     def __init__(self, setup: Setup[Config], num_counts: int = 0) -> None:
         setup, place = _by_rank(setup), setup.place
         self._device = device = place.device
-        routes = make_routes(
-            setup.configs, setup.plan, setup.optimizers, place.world_size, lambda table: vector_group(table, device)
-        )
-        self.exchange = IdExchange(routes, place, weighted=False, sources=None, num_counts=num_counts)
-        assert self.exchange.finder is not None
-        self._vectors = SequenceExchange(routes, self.exchange.finder, place, setup.codec)
-        self._distinct = Distinct(setup, routes) if setup.dedup and setup.tables else None
+        routes = make_routes(setup.tables, place.world_size, lambda table: vector_group(table, device))
+        order, sources = SequenceOrder(routes), range(place.world_size)
+        self.exchange = IdExchange(routes, place, False, sources, num_counts, order.find_units)
+        self._vectors = SequenceExchange(routes, order, place, setup.codec)
+        self._distinct = Distinct(setup.configs, setup.weighted, routes) if setup.dedup and setup.tables else None
         route = routes.ranks[place.rank]
         # ids come rank by rank, and so do the vectors: nothing is put in another order before they leave
-        self._kernels: dict[int, VectorKernel] = {
+        self._kernels: dict[int, Kernel] = {
             number: make_vector_kernel(
                 held, [lookup.table for lookup in route.lookups_of(number)] * place.world_size, device
             )
             for number, held in route.tables.items()
         }
         self.kernels = list(self._kernels.values())
-        self._cache = CacheGuard(setup.plan, device)
+        self._cache = CacheGuard.of(setup.plan, device)
         self.blocks = [list(routes.outputs)] if routes.outputs else []
 
     def __repr__(self) -> str:
@@ -63,15 +62,17 @@ class SequencesExecutor(Generic[Config]):
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids, rank after rank."""
-        self._cache.check()
-        parts = [self._kernels[number].vectors(lookups) for number, lookups in ids.lookups.items()]
+        if self._cache is not None:
+            self._cache.check()
+        parts = [self._kernels[number].lookup(lookups) for number, lookups in ids.lookups.items()]
         # a rank that holds no table takes part in every exchange
         parts = parts or [torch.zeros(0, device=self._device, requires_grad=torch.is_grad_enabled())]
-        self._cache.watch(parts[0])
+        if self._cache is not None:
+            self._cache.watch(parts[0])
         return parts
 
     def output_dist(self, vectors: list[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor] | None:
-        """Waits for `[N, dim]`, output after output (see `sequence_places`), or for bags `[B, total width]`."""
+        """Waits for `[N, dim]`, output after output (see `sequence_order`), or for bags `[B, total width]`."""
         if not self.blocks:
             return None
         rows, distinct = self._vectors.start(vectors, ids), self._distinct

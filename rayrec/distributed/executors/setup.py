@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol
 
 import torch
 
@@ -12,23 +12,10 @@ from rayrec.distributed.comm.place import Place
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
-from rayrec.distributed.ids.routes import Output
-from rayrec.distributed.kernel import Kernel, OptimizerSpec
+from rayrec.distributed.ids.routes import Config, Output, PlannedTable
+from rayrec.distributed.kernel import Kernel
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ParameterSharding
-from rayrec.modules import BaseEmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
-
-Config = TypeVar("Config", bound=BaseEmbeddingConfig)
-
-
-@dataclass(frozen=True)
-class PlannedTable(Generic[Config]):
-    """A table, its shards and its update inside backward; None leaves gradients to an optimizer of the user's."""
-
-    config: Config
-    sharding: ParameterSharding
-    optimizer: OptimizerSpec | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +43,6 @@ class Setup(Generic[Config]):
     @property
     def plan(self) -> ModuleSharding:
         return {table.config.name: table.sharding for table in self.tables}
-
-    @property
-    def optimizers(self) -> dict[str, OptimizerSpec | None]:
-        return {table.config.name: table.optimizer for table in self.tables}
-
-    def only(self, *, replicated: bool) -> Setup[Config]:
-        """The same of those tables that are replicated, or of the others."""
-        return replace(self, tables=tuple(table for table in self.tables if table.sharding.replicated == replicated))
-
-
-@dataclass(frozen=True)
-class BatchVectors:
-    """A batch after `lookup`: each executor's vectors; of the replicated one None if there is none."""
-
-    ids: RankIds
-    sharded: Any
-    replicated: list[torch.Tensor] | None
 
 
 class ShardedExecutor(Protocol):

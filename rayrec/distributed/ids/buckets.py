@@ -1,9 +1,10 @@
-"""What a collection's routes say about every id, as arrays: which feature's it is, which bucket of rows it falls into,
-and which stream receives that bucket. Suffixes: V variants, E row edges, S streams."""
+"""A collection's routes as arrays for the compiled loops: the feature of each variant, its row buckets, and the stream
+that receives each bucket. Suffixes: F features, V variants, E row edges, S streams."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -15,22 +16,23 @@ from rayrec.sparse import KeyedJaggedTensor
 
 
 class Buckets:
-    """The buckets of rows of each variant.
+    """The row buckets of each variant.
 
     Args:
-        routes: of the collection.
+        routes: routes of the collection.
 
     Attributes:
-        features: of the routes.
-        feature_V: place of each variant's feature.
-        buckets_V: how many there are; 1 for a variant that is not cut.
-        block_V: rows of a bucket, where all have equally many but the last, which has no more; else 0.
-        edges_VE: their row edges; the last one is repeated.
-        stream_VE: the stream of each bucket.
-        repeated: pairs of streams; the second is as the first.
-        num_streams: that ranks receive.
-        num_unread: further streams, that no rank receives: a bucket of rows that one rank holds with those of another
-            variant.
+        features: features of the routes.
+        feature_V: index of each variant's feature.
+        buckets_V: number of buckets; 1 for a variant that is not cut.
+        block_V: rows of a bucket if all have equally many (the last may have fewer); else 0.
+        edges_VE: row edges of the buckets, padded with the last edge.
+        stream_VE: stream of each bucket.
+        repeated: pairs of streams with equal contents.
+        num_streams: number of streams that ranks receive.
+        num_unread: number of further streams, which no rank receives: buckets of rows that one rank holds together with
+            those of another variant.
+        key_indices: returns the index of each feature among the keys of a batch, cached.
     """
 
     def __init__(self, routes: Routes) -> None:
@@ -39,14 +41,16 @@ class Buckets:
         streams = [stream for route in routes.ranks for stream in route.streams]
         self.num_streams = len(streams)
         self._table_V = _smallest_tables(routes)
-        with_tables = zip(routes.variants, self._table_V, strict=True)
-        edges = [variant.edges or (0, table.num_embeddings) for variant, table in with_tables]
-        most = max(map(len, edges), default=2)
+        edges = [
+            variant.edges or (0, table.num_embeddings)
+            for variant, table in zip(routes.variants, self._table_V, strict=True)
+        ]
+        width = max(map(len, edges), default=2)
         self.feature_V = np.array([feature[variant.feature] for variant in routes.variants], np.int64)
-        self.buckets_V = np.array([len(of_variant) - 1 for of_variant in edges], np.int64)
-        self.block_V = np.array([_block(of_variant) for of_variant in edges], dtype=np.uint64)
-        self.edges_VE = np.array([[*e, *[e[-1]] * (most - len(e))] for e in edges], np.uint64).reshape(-1, most)
-        self.stream_VE = np.full((len(edges), most), -1)
+        self.buckets_V = np.array([len(edges_E) - 1 for edges_E in edges], np.int64)
+        self.block_V = np.array([_block(edges_E) for edges_E in edges], dtype=np.uint64)
+        self.edges_VE = np.array([[*e, *[e[-1]] * (width - len(e))] for e in edges], np.uint64).reshape(-1, width)
+        self.stream_VE = np.full((len(edges), width), -1)
         repeated = []
         for number, stream in enumerate(streams):
             first = self.stream_VE[stream.variant, stream.bucket]
@@ -55,13 +59,19 @@ class Buckets:
             else:
                 repeated.append((first, number))
         self.repeated = np.array(repeated, dtype=np.int64).reshape(-1, 2)
-        unread = [(v, n) for v, of_v in enumerate(edges) for n in range(len(of_v) - 1) if self.stream_VE[v, n] < 0]
-        for number, place in enumerate(unread, self.num_streams):
-            self.stream_VE[place] = number
+        buckets = [(v, n) for v, count in enumerate(self.buckets_V) for n in range(count)]
+        unread = [bucket for bucket in buckets if self.stream_VE[bucket] < 0]
+        for number, bucket in enumerate(unread, self.num_streams):
+            self.stream_VE[bucket] = number
         self.num_unread = len(unread)
+        self.key_indices = lru_cache(maxsize=16)(self._key_indices)
+
+    def _key_indices(self, keys: tuple[str, ...]) -> np.ndarray:
+        index = {key: number for number, key in enumerate(keys)}
+        return np.array([index[feature] for feature in self.features], np.int64)
 
     def error(self, kjt: KeyedJaggedTensor, variant: int) -> ValueError:
-        """Of a variant with an id outside its table's rows."""
+        """The error for a variant with an id outside its table's rows."""
         feature = self.features[self.feature_V[variant]]
         error = outside_rows(feature, kjt[feature].values(), self._table_V[variant])
         assert error is not None
@@ -70,13 +80,13 @@ class Buckets:
 
 def _smallest_tables(routes: Routes) -> list[BaseEmbeddingConfig]:
     """For each variant the smallest table that reads it."""
-    found: dict[int, BaseEmbeddingConfig] = {}
+    smallest: dict[int, BaseEmbeddingConfig] = {}
     for route in routes.ranks:
         for lookup in route.lookups:
             variant, table = route.streams[lookup.stream].variant, route.tables[lookup.group][lookup.table].config
-            if variant not in found or table.num_embeddings < found[variant].num_embeddings:
-                found[variant] = table
-    return [found[variant] for variant in range(len(routes.variants))]
+            if variant not in smallest or table.num_embeddings < smallest[variant].num_embeddings:
+                smallest[variant] = table
+    return [smallest[variant] for variant in range(len(routes.variants))]
 
 
 def _block(edges: Sequence[int]) -> int:

@@ -1,14 +1,15 @@
-"""input_dist: every id to the ranks that hold its row, and there into the order of that rank's lookups.
+"""input_dist: sends every id to the ranks that hold its row, and puts received ids in the order of this rank's lookups.
 
 On CPUs a header and its part travel in one message. For GPUs headers are exchanged on the hosts, a batch ahead, so that
-sizes are known before parts travel between devices. A rank that cannot go on with its batch says so in its header;
-every rank then raises, instead of waiting for it.
+sizes are known before parts travel between devices. A rank that cannot process its batch says so in its header; every
+rank then raises, instead of waiting for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -22,9 +23,6 @@ from rayrec.distributed.ids.batch import (
     VALUES,
     WORD,
     WORD_BYTES,
-    Arrival,
-    BatchHeaders,
-    DeviceMessage,
     Headers,
     HostIds,
     Ids,
@@ -32,13 +30,12 @@ from rayrec.distributed.ids.batch import (
     OutgoingIds,
     RankIds,
     SentIds,
+    WordCounts,
 )
 from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.sender import IdSender, part_sizes
-from rayrec.distributed.ids.sequence_places import PlaceFinder
 from rayrec.distributed.ids.upload import OnHost
-from rayrec.distributed.ids.weight_gradients import with_gradients
 from rayrec.distributed.kernel import Lookups
 from rayrec.sparse import KeyedJaggedTensor, ops
 
@@ -47,92 +44,98 @@ class IdExchange:
     """Sends a batch's ids along fixed routes. All ranks call `announce` and `send` in the same order.
 
     Args:
-        routes: of the collection.
+        routes: routes of the collection.
         place: this process among the ranks.
-        weighted: ids carry weights.
-        sources: the order of ranks within a lookup; None for vectors id by id: lookups come rank by rank, and where
-            each id's vector belongs is found.
-        num_counts: how many counts a header has.
+        weighted: whether ids carry weights.
+        sources: order of the ranks within a lookup.
+        num_counts: number of counts for other executors in a header.
+        find_units: for lookups id by id, finds `RankIds.units`; lookups then come rank by rank.
     """
 
     def __init__(
-        self, routes: Routes, place: Place, weighted: bool, sources: Sequence[int] | None, num_counts: int = 0
+        self,
+        routes: Routes,
+        place: Place,
+        weighted: bool,
+        sources: Sequence[int],
+        num_counts: int = 0,
+        find_units: Callable[[OutgoingIds], torch.Tensor | None] | None = None,
     ) -> None:
         self.routes, self._place, self._weighted = routes, place, weighted
-        self._alone, self._num_counts = place.world_size == 1, num_counts
-        self.finder = PlaceFinder(routes) if sources is None else None
-        self.sender = IdSender(routes, weighted, sources is None, num_counts)
-        in_turn = range(place.world_size) if sources is None else sources
-        self._receiver = IdReceiver(routes, place.rank, place.device, in_turn, rank_by_rank=sources is None)
+        self._alone, self._num_counts, self._find_units = place.world_size == 1, num_counts, find_units
+        by_id = find_units is not None
+        self.sender = IdSender(routes, weighted, by_id, num_counts)
+        self._receiver = IdReceiver(routes, place.rank, place.device, sources, rank_by_rank=by_id)
         self._streams = [len(routes.ranks[place.rank].streams)] * place.world_size
-        self._on_cpu = place.device.type == "cpu"
-        split = None if self._on_cpu or sources is None else DeviceSplit(routes, weighted, place.device)
+        self.on_cpu = place.device.type == "cpu"
+        split = None if self.on_cpu or by_id else DeviceSplit(routes, weighted, place.device)
         self.device_split = split if split is not None and split.possible else None
-        self._host_group = None if self._on_cpu else comm.host_group(place.group, place.device)
+        self._host_group = None if self.on_cpu else comm.host_group(place.group, place.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
 
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
-        """The batch, ready to be sent; for GPUs, sizes are exchanged on the hosts."""
-        weights = None if outgoing.ids is None else outgoing.ids.weights
-        kept = replace(kept, weights=weights if weights is not None and weights.requires_grad else None)
-        if self._on_cpu:
-            return HostIds(OnHost(outgoing), kept)
+        """For GPUs: exchanges sizes on the hosts, and returns the batch ready to be sent."""
         received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
         batch = HostIds(OnHost(outgoing), kept, OnHost(received))
         if any(header[FAILED] for header in received):
             return batch
-        leave = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
-        come = part_sizes(received, self._streams, self._weighted)
-        pieces = [size for of_part in come for size in of_part]
-        words = None if outgoing.ids is None else self._words(outgoing.ids, leave)
-        message = DeviceMessage(words, leave, [sum(of_part) for of_part in come], pieces)
-        units = None if self.finder is None else self.finder.find(outgoing)
-        return replace(batch, message=message, arrival=Arrival(self._receiver.chunks(received), units))
+        ids = outgoing.ids
+        to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
+        from_ranks = part_sizes(received, self._streams, self._weighted)
+        return replace(
+            batch,
+            word_counts=OnHost((to_ranks, from_ranks)),
+            words=None if ids is None else self._words(ids, to_ranks),
+            weights=None if ids is None or ids.weights is None or not ids.weights.requires_grad else ids.weights,
+            chunks=self._receiver.chunks(received),
+            units=None if self._find_units is None else self._find_units(outgoing),
+        )
 
-    def _words(self, ids: Ids, sizes: Sequence[Sequence[int]]) -> torch.Tensor:
-        return torch.cat([piece for part in self.sender.words(ids, sizes) for piece in part])
+    def _words(self, ids: Ids, sizes: WordCounts) -> torch.Tensor:
+        return torch.cat([words for part in self.sender.words(ids, sizes) for words in part])
 
     def send(self, batch: HostIds, features: KeyedJaggedTensor) -> SentIds:
-        """Begins to send.
+        """Starts the exchange.
 
         Args:
-            batch: what `announce` returned, on the device.
-            features: of the batch, there.
+            batch: the routed batch, on the device.
+            features: features of the batch, on the device.
         """
-        message, outgoing = batch.message, batch.outgoing.item
-        if message is not None:
-            words = message.words
+        outgoing = batch.outgoing.item
+        if batch.word_counts is not None:
+            to_ranks, from_ranks = batch.word_counts.item
+            words = batch.words
             if words is None:
-                assert self.device_split is not None and outgoing.counted is not None
-                words = self._words(self.device_split.split(features, outgoing.counted), message.leave)
+                assert self.device_split is not None
+                words = self._words(self.device_split.split(features, outgoing), to_ranks)
             if self._alone or not self._sends:
                 return SentIds(batch, arrived=words)
-            arrived = words.new_empty(sum(message.received))
-            sent = [sum(of_part) for of_part in message.leave]
-            wait = comm.all_to_all(arrived, words, message.received, sent, self._place.group)
+            received = [sum(sizes) for sizes in from_ranks]
+            arrived = words.new_empty(sum(received))
+            wait = comm.all_to_all(arrived, words, received, [sum(sizes) for sizes in to_ranks], self._place.group)
             return SentIds(batch, wait, arrived)
-        if self._alone or not self._on_cpu:
+        if self._alone or not self.on_cpu:
             return SentIds(batch)
         assert outgoing.ids is not None
-        leave = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
-        parts = self.sender.words(outgoing.ids, leave)
+        to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
+        parts = self.sender.words(outgoing.ids, to_ranks)
         headers = outgoing.header.view(WORD).unbind()
         messages = [(header, *part) for header, part in zip(headers, parts, strict=True)]
         return SentIds(batch, comm.exchange_messages(messages, self._place.group))
 
-    def finish(self, under_way: SentIds) -> RankIds:
-        """Waits for this rank's own lookups.
+    def finish(self, sent: SentIds) -> RankIds:
+        """Waits for this rank's lookups.
 
         Raises (on every rank):
-            Exception: some rank could not route its batch, or is at another one.
+            Exception: a rank could not route its batch, or is at another batch.
         """
-        batch, outgoing = under_way.batch, under_way.batch.outgoing.item
-        sent: Headers = outgoing.header.tolist()
-        arrival = batch.arrival
-        if arrival is None:  # while ids travel
-            arrival = Arrival(None, None if self.finder is None else self.finder.find(outgoing))
-        parts = None if under_way.wait is None else under_way.wait()
-        received = sent
+        batch, outgoing = sent.batch, sent.batch.outgoing.item
+        sent_headers: Headers = outgoing.header.tolist()
+        units, chunks = batch.units, batch.chunks
+        if self.on_cpu and self._find_units is not None:  # while ids travel
+            units = self._find_units(outgoing)
+        parts = None if sent.wait is None else sent.wait()
+        received = sent_headers
         if batch.received is not None:
             received = batch.received.item
         elif parts is not None:
@@ -143,33 +146,39 @@ class IdExchange:
         if any(header[FAILED] or header[NUMBER] != number for header in received):
             self._raise_for(outgoing, received)
         batch_sizes = [header[BATCH] for header in received]
-        if self._on_cpu and min(batch_sizes) < max(batch_sizes):
-            arrival = replace(arrival, chunks=self._receiver.chunks(received))
-        if under_way.arrived is not None and batch.message is not None:
-            ids = _ids_from(under_way.arrived.split(batch.message.pieces), self._weighted)
-        elif parts is not None:
-            sizes = part_sizes(received, self._streams, self._weighted)
-            split = [part[width:].split(of_part) for part, of_part in zip(parts, sizes, strict=True)]
-            ids = _ids_from([piece for pieces in split for piece in pieces], self._weighted)
+        if self.on_cpu and min(batch_sizes) < max(batch_sizes):
+            chunks = self._receiver.chunks(received)
+        weights = batch.weights
+        if sent.arrived is not None and batch.word_counts is not None:
+            sizes = [size for part in batch.word_counts.item[1] for size in part]
+            ids = _ids_from(sent.arrived.split(sizes), self._weighted)
         else:
             assert outgoing.ids is not None
-            ids = outgoing.ids
+            ids, weights = outgoing.ids, outgoing.ids.weights
+            if parts is not None:
+                sizes_of_parts = part_sizes(received, self._streams, self._weighted)
+                columns = [part[width:].split(sizes) for part, sizes in zip(parts, sizes_of_parts, strict=True)]
+                ids = _ids_from([words for part in columns for words in part], self._weighted)
         trained = None
-        if batch.kept.weights is not None and torch.is_grad_enabled():
-            to_ranks, from_ranks = ([header[VALUES] for header in headers] for headers in (sent, received))
-            trained = with_gradients(batch.kept.weights, ids, to_ranks, from_ranks, self._place.group)
+        if weights is not None and weights.requires_grad and torch.is_grad_enabled():
+            counts_to, counts_from = ([header[VALUES] for header in headers] for headers in (sent_headers, received))
+            trained = weights.to(ids.values.device)
+            if not self._alone:
+                trained = _Weights.apply(weights, ids.weights, counts_to, counts_from, self._place.group)
             ids = replace(ids, weights=trained)
-        counts = [header[len(header) - self._num_counts :] for header in received]
         return RankIds(
-            lookups=self._receiver.order(ids, received, arrival.chunks),
-            headers=BatchHeaders(sent, received, batch_sizes, counts),
+            lookups=self._receiver.order(ids, received, chunks),
+            sent=sent_headers,
+            received=received,
+            batch_sizes=batch_sizes,
+            counts=[header[len(header) - self._num_counts :] for header in received],
             kept=batch.kept,
             weights=None if self._alone else trained,
-            units=arrival.units,
+            units=units,
         )
 
     def _raise_for(self, outgoing: OutgoingIds, received: Headers) -> None:
-        """Some rank failed, or is at another batch."""
+        """Raises because a rank failed, or is at another batch."""
         failed = [rank for rank, header in enumerate(received) if header[FAILED]]
         if outgoing.error is not None:
             raise outgoing.error
@@ -184,11 +193,30 @@ class IdExchange:
             )
 
 
-def _ids_from(pieces: Sequence[torch.Tensor], weighted: bool) -> Ids:
-    """The ids of all parts, part after part: each part is its ids, its lengths and, if `weighted`, its weights."""
-    columns = [pieces[number :: 2 + weighted] for number in range(2 + weighted)]
-    words = [sum(piece.numel() for piece in column) for column in columns]
-    values, lengths, *weights = torch.cat([piece for column in columns for piece in column]).split(words)
+class _Weights(torch.autograd.Function):
+    """Received weights. Backward sends their gradients to the ranks that sent them, in one exchange of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, sent: torch.Tensor, arrived: torch.Tensor, *sizes: Any) -> torch.Tensor:
+        ctx.sizes, ctx.like = sizes, (sent.device, sent.dtype)
+        return arrived.view_as(arrived)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        counts_to, counts_from, group = ctx.sizes
+        (grad,) = grads
+        out = grad.new_empty(sum(counts_to))
+        comm.all_to_all(out, grad.contiguous(), counts_to, counts_from, group)()
+        # The vectors' gradients were divided by the number of ranks, which averages the tables' updates. The dense
+        # parameters behind the weights are averaged by DistributedDataParallel, so the division is undone here.
+        return out.mul_(len(counts_to)).to(*ctx.like), None, None, None, None
+
+
+def _ids_from(words: Sequence[torch.Tensor], weighted: bool) -> Ids:
+    """The ids of all parts: `words` are each part's ids, lengths and, if `weighted`, weights, part after part."""
+    columns = [words[number :: 2 + weighted] for number in range(2 + weighted)]
+    sizes = [sum(len(words_of_part) for words_of_part in column) for column in columns]
+    values, lengths, *weights = torch.cat([part for column in columns for part in column]).split(sizes)
     return Ids(lengths, values.view(torch.int64), weights[0].view(torch.float32) if weighted else None)
 
 
@@ -196,11 +224,12 @@ class IdReceiver:
     """Puts received ids in the order of this rank's lookups.
 
     Args:
-        routes: of the collection.
-        rank: of this process.
-        device: where ids lie.
-        sources: the order in which ranks come after one another.
-        rank_by_rank: within a kernel group a rank's lookups come one after the other; else a lookup's ranks.
+        routes: routes of the collection.
+        rank: rank of this process.
+        device: device of the ids.
+        sources: order of the ranks.
+        rank_by_rank: within a kernel group, whether all lookups of a rank come before those of the next rank; else all
+            ranks of a lookup come before the next lookup.
     """
 
     def __init__(
@@ -208,20 +237,20 @@ class IdReceiver:
     ) -> None:
         route = routes.ranks[rank]
         self._streams = len(route.streams)
-        lookups = {group: route.lookups_of(group) for group in route.tables}
-        self._groups = [(group, len(held)) for group, held in lookups.items()]
+        lookups_of = {group: route.lookups_of(group) for group in route.tables}
+        self._groups = [(group, len(lookups)) for group, lookups in lookups_of.items()]
         order = []
-        for held in lookups.values():
+        for lookups in lookups_of.values():
             if rank_by_rank:
-                order += [source * self._streams + lookup.stream for source in sources for lookup in held]
+                order += [source * self._streams + lookup.stream for source in sources for lookup in lookups]
             else:
-                order += [source * self._streams + lookup.stream for lookup in held for source in sources]
+                order += [source * self._streams + lookup.stream for lookup in lookups for source in sources]
         self._order = torch.tensor(order, dtype=torch.int32, device=device)
         self._num_rows = len(routes.ranks) * self._streams
         self._in_order = order == list(range(self._num_rows))
 
     def chunks(self, received: Headers) -> torch.Tensor | None:
-        """Examples of each stream of each rank, on the host; None if all ranks have equally many."""
+        """Number of examples of each stream of each rank, on the host; None if all ranks have equally many."""
         batch_sizes = [header[BATCH] for header in received]
         if len(set(batch_sizes)) == 1:
             return None
@@ -231,9 +260,9 @@ class IdReceiver:
         """This rank's lookups, by kernel group.
 
         Args:
-            ids: of every rank, lists rank after rank and stream after stream.
+            ids: ids of every rank; lists ordered by rank, then by stream.
             received: every rank's header.
-            chunks: of these headers, on the device.
+            chunks: result of `chunks` for these headers, on the device.
         """
         if not self._groups:
             return {}
@@ -246,8 +275,8 @@ class IdReceiver:
         out, bag, value = {}, 0, 0
         for group, num_lookups in self._groups:
             next_bag, next_value = bag + num_lookups * batch, value + counts[group]
-            part = None if weights is None else weights[value:next_value]
-            out[group] = Lookups(values[value:next_value], offsets[bag : next_bag + 1] - offsets[bag], part)
+            group_weights = None if weights is None else weights[value:next_value]
+            out[group] = Lookups(values[value:next_value], offsets[bag : next_bag + 1] - offsets[bag], group_weights)
             bag, value = next_bag, next_value
         return out
 
@@ -261,7 +290,7 @@ class IdReceiver:
             lengths_RB = lengths.view(self._num_rows, lengths.numel() // self._num_rows)
             lengths, values, weights = ops.permute_segments(self._order, lengths_RB, values, weights, num_values)
             return lengths.view(-1), values, weights
-        # ranks brought batches of different size: rows are chunks of unequal length
+        # Ranks have batches of different sizes, so rows are chunks of unequal length.
         ends = chunks.cumsum(0)
         starts = ops.complete_cumsum(lengths)
         totals = (starts[ends] - starts[ends - chunks]).to(torch.int32)

@@ -1,8 +1,8 @@
-"""The edge of a collection: features are checked, routed on the host and sent, maybe ahead of their step.
+"""The input side of a collection: checks features, routes them on the host and sends them, maybe ahead of their step.
 
-On a CPU all of it happens where a batch is started. For a GPU a host thread routes, which includes the exchange of
-sizes; `send` then copies what was prepared to the device and starts the exchange of ids there. Nothing here reads a
-number from the device, unless the features were made there.
+On a CPU a batch is checked, routed and sent when it is started. For a GPU a host thread checks and routes, which
+includes the exchange of sizes; `send` then copies the result to the device and starts the exchange of ids there. The
+host reads no number from the device, unless the features were made there.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import torch
 from rayrec._runtime.numba_loops import loops
 from rayrec.distributed.comm.awaitable import Awaitable
 from rayrec.distributed.comm.trace import IDS, ROUTE, span
-from rayrec.distributed.ids.batch import HostIds, Ids, Kept, RankIds, SentIds
+from rayrec.distributed.ids.batch import HostIds, Ids, Kept, OutgoingIds, RankIds, SentIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.sender import SPLIT_LOOPS
-from rayrec.distributed.ids.upload import TrainedWeights, Upload
+from rayrec.distributed.ids.upload import OnHost, TrainedWeights, Upload
 from rayrec.modules import BaseEmbeddingConfig
 from rayrec.modules.embedding import feature_names, outside_rows, smallest_tables
 from rayrec.sparse import KeyedJaggedTensor, ops
 from rayrec.sparse.keyed_jagged_tensor import check_input
 
-_ANY = torch.iinfo(torch.int64).max
+_UNCHECKED = torch.iinfo(torch.int64).max
 
 
 class IdCheck:
     """Checks features, weights and ids of a batch against the tables that read them.
 
     Args:
-        tables: of the collection.
-        weighted: ids must carry weights.
-        checked: features whose ids are compared with their tables' rows elsewhere.
+        tables: tables of the collection.
+        weighted: whether ids must carry weights.
+        checked: features whose ids the split compares with their tables' rows.
     """
 
     def __init__(
@@ -50,14 +50,17 @@ class IdCheck:
     def check(self, kjt: KeyedJaggedTensor) -> None:
         """Raises ValueError for a batch that cannot be looked up, with feature, id and table."""
         keys, values = tuple(kjt.keys()), kjt.values()
-        check_input(kjt, () if keys in self._limits else self._features, self._weighted)
         if keys not in self._limits:
-            rows = [self._table_of[key].num_embeddings if key in self._table_of else _ANY for key in keys]
+            check_input(kjt, self._features)
+            tables = [self._table_of.get(key) for key in keys]
+            rows = [_UNCHECKED if table is None else table.num_embeddings for table in tables]
             self._limits[keys] = np.array(rows, np.uint64)
+        if self._weighted:
+            check_input(kjt, (), weighted=True)
         if values.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids are {values.dtype}; int64 or int32 is needed")
         lengths_KB = kjt.lengths().view(len(keys), kjt.stride())
-        if lengths_KB.numel() and int(lengths_KB.min()) < 0:  # compiled loops count by them
+        if lengths_KB.numel() and int(lengths_KB.min()) < 0:  # compiled loops index by lengths
             raise ValueError(f"the input has a length of {int(lengths_KB.min())}; lengths are 0 or more")
         total = int(lengths_KB.sum())
         if total != values.numel():
@@ -69,20 +72,20 @@ class IdCheck:
             self._raise_for(kjt)
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
-        """Raises for the first id that is outside its table; nothing if there is none."""
-        per_key = list(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True))
-        for feature, table in self._table_of.items():
-            for ids in (of_key for key, of_key in per_key if key == feature):
-                if (error := outside_rows(feature, ids, table)) is not None:
-                    raise error
+        """Raises for the first id that is outside its table."""
+        for key, ids in zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True):
+            table = self._table_of.get(key)
+            error = None if table is None else outside_rows(key, ids, table)
+            if error is not None:
+                raise error
 
 
 class FeatureOrder:
-    """Selects features of batches on the host; caches the places for each list of keys.
+    """Selects features of batches on the host; caches the order for each list of keys.
 
     Args:
-        features: wanted, in order; a feature may come several times.
-        weighted: ids carry weights.
+        features: features to select, in order; a feature may come several times.
+        weighted: whether ids carry weights.
     """
 
     def __init__(self, features: Sequence[str], weighted: bool) -> None:
@@ -107,18 +110,18 @@ class FeatureOrder:
 
 
 RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]
-"""The features that are sent, counts for every rank, and what stays on this one."""
+"""The features to send, counts for every rank, and the data that stays on this rank."""
 
 
 class InputDist:
-    """Starts batches, and keeps those that were begun before `forward` asks for them. Features are recognized by
-    identity: the same object. All ranks start, send, wait, take and drop in the same order.
+    """Starts batches, and keeps those that were started ahead of `forward`. Features are recognized by identity: the
+    same object. All ranks start, send, wait, take and drop in the same order.
 
     Args:
-        device: where tables lie.
-        prepare: checks features on the host, and prepares them; on a GPU it runs in a thread, batch after batch.
-        exchange: sends what `prepare` returned.
-        updates: backward updates tables, so that gradients must not be scaled.
+        device: device of the tables.
+        prepare: checks and prepares features on the host; for a GPU it runs in a thread, batch after batch.
+        exchange: sends the result of `prepare`.
+        updates: whether backward updates tables, so that gradients must not be scaled.
     """
 
     def __init__(
@@ -136,28 +139,29 @@ class InputDist:
 
         Args:
             features: on the host.
-            on_device: they lie on the device, too, which then splits them where it can.
+            on_device: whether the device has them too; it then splits them if it can.
         """
+        exchange = self.exchange
         with span(ROUTE):
             kept = Kept()
+            outgoing: OutgoingIds
             try:
                 kjt, counts, kept = self._prepare(features)
-                splits = self.exchange.device_split if on_device and kjt is features else None
-                counted = None if splits is None else splits.count(kjt)
-                outgoing = self.exchange.sender.pack(kjt, counts, counted)
+                split = exchange.device_split if on_device and kjt is features else None
+                outgoing = exchange.sender.pack(kjt, counts, None if split is None else split.count(kjt))
             except Exception as error:  # any error must reach the ranks that wait for this one
-                outgoing = self.exchange.sender.pack_nothing(error)
-            return self.exchange.announce(outgoing, kept)
+                outgoing = exchange.sender.pack_failure(error)
+            return HostIds(OnHost(outgoing), kept) if exchange.on_cpu else exchange.announce(outgoing, kept)
 
     def begin(self, features: KeyedJaggedTensor) -> PendingInput:
-        """Begins a batch that `take` will ask for."""
+        """Starts a batch for a later call of `take`."""
         self._ahead.append(PendingInput(self, features))
         return self._ahead[-1]
 
     def take(self, features: KeyedJaggedTensor) -> PendingInput:
-        """What was begun for these features, each once and the oldest first, or else begun now.
+        """Takes the oldest batch that was started for these features, or starts one.
 
-        What was begun without gradients cannot train: it is dropped, and begun again.
+        A batch that was started without gradients cannot train: it is dropped, and started again.
 
         Raises:
             ValueError: gradients would be scaled.
@@ -179,31 +183,31 @@ class InputDist:
         return PendingInput(self, features)
 
     def drop(self, pending: PendingInput) -> bool:
-        """Forgets what was begun; returns whether it had not been taken."""
+        """Forgets a batch; returns whether it had not been taken."""
         if pending not in self._ahead:
             return False
         self._ahead.remove(pending)
         return True
 
     def clear(self) -> None:
-        """Forgets everything that was begun."""
+        """Forgets all batches that were started."""
         self._ahead = []
 
 
 class PendingInput(Awaitable[RankIds]):
-    """A batch under way. `trainable`: it was started with gradients enabled."""
+    """A batch whose ids are being exchanged. `trainable`: it was started with gradients enabled."""
 
-    def __init__(self, way: InputDist, features: KeyedJaggedTensor) -> None:
+    def __init__(self, input_dist: InputDist, features: KeyedJaggedTensor) -> None:
         self.features, self.trainable = features, torch.is_grad_enabled()
-        self._device, self._exchange = way.device, way.exchange
+        self._device, self._exchange = input_dist.device, input_dist.exchange
         self._sent: SentIds | None = None
         self._error: Exception | None = None
         if self._device.type == "cpu":
-            self._sent = way.exchange.send(way.route(features), features)
+            self._sent = input_dist.exchange.send(input_dist.route(features), features)
             return
         self._upload: Upload[HostIds] | None = None
         self._event: torch.cuda.Event | None = None
-        self._moved = torch.cuda.current_stream(self._device).record_event()  # the features may be on their way
+        self._copied = torch.cuda.current_stream(self._device).record_event()  # a copy of the features may be running
         on_host, on_device, trained = features.on_host(), features.device().type != "cpu", None
         weights = features.weights_or_none()
         if weights is not None and weights.requires_grad:
@@ -212,18 +216,18 @@ class PendingInput(Awaitable[RankIds]):
 
         def prepare() -> Upload[HostIds]:
             with torch.set_grad_enabled(self.trainable):
-                return Upload(way.route(on_host, on_device), trained)
+                return Upload(input_dist.route(on_host, on_device), trained)
 
         self._routed: Future[Upload[HostIds]] = _router().submit(prepare)
 
     def send(self) -> None:
-        """Sends what is routed, once, on the current stream; an error is kept for `wait`."""
+        """Sends the routed batch, once, on the current stream; an error is kept for `wait`."""
         if self._sent is not None or self._error is not None:
             return
         try:
             self._upload = self._routed.result()
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(self._moved)
+            stream.wait_event(self._copied)
             self._sent = self._exchange.send(self._upload.to(self._device), self.features)
             self.features.record_stream(stream)
             self._event = stream.record_event()
@@ -244,12 +248,13 @@ class PendingInput(Awaitable[RankIds]):
         assert self._upload is not None and self._sent is not None and self._event is not None
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
-        for memory in (self._upload.on_device, self._sent.arrived):
-            if memory is not None:  # taken from the pool of the stream that sent, read by this one until backward
-                memory.record_stream(stream)
+        # The buffers belong to the stream that sent; this stream reads them until backward.
+        for buffer in (self._upload.on_device, self._sent.arrived):
+            if buffer is not None:
+                buffer.record_stream(stream)
 
 
 @cache
 def _router() -> ThreadPoolExecutor:
-    """One thread a process: batches of all collections are routed in the order in which they were started."""
+    """One thread per process: batches of all collections are routed in the order in which they were started."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayrec-router")

@@ -1,11 +1,12 @@
-"""Which ids go where, and which columns come back: a plan's rectangles turned into fixed routes, once.
+"""Turns a plan's shards into fixed routes, once: which ids go to which rank, and which columns come back.
 
-Pure facts, equal on every rank; the exchanges and executors only follow them. Words used here:
+Routes are frozen data, equal on every rank; exchanges and executors follow them. Terms:
 
 - output: one feature read by one table; its vector is a block of columns of the result.
-- variant: a feature's ids as a whole (edges None), or split by the row edges of a table that is cut by rows.
-- stream: what one rank receives of a variant: all of it, or one bucket of rows. Sent once, whoever reads it there.
-- lookup: one output read in one rectangle of its table, on the rank that holds it.
+- variant: all ids of a feature (edges None), or its ids split by the row edges of a table that is cut by rows.
+- stream: the part of a variant that one rank receives: all ids, or those of one bucket of rows. It is sent once, even
+  if several lookups of that rank read it.
+- lookup: one output read in one shard of its table, on the rank that holds the shard.
 """
 
 from __future__ import annotations
@@ -15,20 +16,30 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 from rayrec.distributed.kernel import LocalTable, OptimizerSpec
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, Span
 from rayrec.modules import BaseEmbeddingConfig
 
 Edges = tuple[int, ...]
 Rectangle = tuple[str, Span, Span]  # table, columns, rows
 GroupKey = Callable[[LocalTable], Hashable]
+Config = TypeVar("Config", bound=BaseEmbeddingConfig)
+
+
+@dataclass(frozen=True)
+class PlannedTable(Generic[Config]):
+    """A table, its sharding, and its optimizer inside backward; None leaves gradients to an optimizer of the user."""
+
+    config: Config
+    sharding: ParameterSharding
+    optimizer: OptimizerSpec | None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A block of `dim` columns of the result, from `col`."""
+    """A block of `dim` columns of the result, starting at column `col`."""
 
     feature: str
     table: str
@@ -50,16 +61,18 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
+    """One output in one shard. `stream` and `table` are indices on the lookup's rank."""
+
     output: int
     stream: int
-    table: int  # place in the rank's group
+    table: int  # in the rank's group
     group: int
     cols: Span  # of the result
 
 
 @dataclass(frozen=True)
 class RankRoute:
-    """What one rank receives, holds and sends back."""
+    """The streams that one rank receives, its lookups and its tables."""
 
     streams: tuple[Stream, ...]
     lookups: tuple[Lookup, ...]  # group after group
@@ -91,8 +104,8 @@ def make_outputs(tables: Sequence[BaseEmbeddingConfig]) -> tuple[Output, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """An output in one rectangle, before places are given out."""
+class _OutputShard:
+    """An output in one shard, before streams and tables are numbered."""
 
     group: int
     output: int
@@ -101,87 +114,81 @@ class _Piece:
     cols: Span  # of the result
 
 
-def make_routes(
-    tables: Sequence[BaseEmbeddingConfig],
-    plan: ModuleSharding,
-    optimizers: Mapping[str, OptimizerSpec | None],
-    world_size: int,
-    group_of: GroupKey,
-) -> Routes:
-    """The routes of `tables` under `plan`; `plan` has no replicated table.
+def make_routes(tables: Sequence[PlannedTable], world_size: int, group_of: GroupKey) -> Routes:
+    """The routes of tables of which none is replicated.
 
     Args:
-        optimizers: by table.
-        group_of: the key of a local table's group; tables of one key share a kernel.
+        group_of: returns the key of a local table's group; tables with the same key share a kernel.
 
     Raises:
-        ValueError: rectangles that do not cover a table exactly, or lie on a rank outside the world.
+        ValueError: shards that do not cover a table exactly, or are on a rank outside the world.
     """
-    outputs = make_outputs(tables)
-    held = {t.name: _rectangles(t, plan[t.name], optimizers[t.name], world_size) for t in tables}
+    outputs = make_outputs([table.config for table in tables])
+    shards = {table.config.name: _local_tables(table, world_size) for table in tables}
     group_index: dict[Hashable, int] = {}
     variant_index: dict[Variant, int] = {}
-    by_rank: list[list[_Piece]] = [[] for _ in range(world_size)]
-    for place, output in enumerate(outputs):
-        for rank, local, edges in held[output.table]:
+    by_rank: list[list[_OutputShard]] = [[] for _ in range(world_size)]
+    for number, output in enumerate(outputs):
+        for rank, local, edges in shards[output.table]:
             variant = Variant(output.feature, edges)
             bucket = 0 if edges is None else bisect_left(edges, local.rows.start)
             group = group_index.setdefault(group_of(local), len(group_index))
             stream = Stream(variant_index.setdefault(variant, len(variant_index)), bucket)
             cols = Span(output.col + local.cols.start, output.col + local.cols.stop)
-            by_rank[rank].append(_Piece(group, place, local, stream, cols))
-    ranks = tuple(_rank_route(pieces) for pieces in by_rank)
+            by_rank[rank].append(_OutputShard(group, number, local, stream, cols))
+    ranks = tuple(_rank_route(shards_of_rank) for shards_of_rank in by_rank)
     features = tuple(dict.fromkeys(output.feature for output in outputs))
     return Routes(features, outputs, tuple(variant_index), ranks, len(group_index))
 
 
-def _rectangles(
-    config: BaseEmbeddingConfig, sharding: ParameterSharding, optimizer: OptimizerSpec | None, world_size: int
-) -> list[tuple[int, LocalTable, Edges | None]]:
-    """A table's rectangles, each with its rank and the row edges of its column strip (None where it holds all rows)."""
+def _local_tables(table: PlannedTable, world_size: int) -> list[tuple[int, LocalTable, Edges | None]]:
+    """Each shard's rank, the shard, and the row edges of its column strip (None if it has all rows)."""
+    config, sharding = table.config, table.sharding
     shards = _joined(config, sharding.shards, world_size)
     edges = {column: _row_edges(shards, column) for column in {shard.cols.start for shard in shards}}
     kernel = EmbeddingComputeKernel(sharding.compute_kernel)
     load_factor = sharding.load_factor if kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING else None
-    make = partial(LocalTable, config=config, kernel=kernel, optimizer=optimizer, load_factor=load_factor)
+    make = partial(LocalTable, config=config, kernel=kernel, optimizer=table.optimizer, load_factor=load_factor)
     return [(shard.rank, make(rows=shard.rows, cols=shard.cols), edges[shard.cols.start]) for shard in shards]
 
 
-def _rank_route(pieces: Sequence[_Piece]) -> RankRoute:
+def _rank_route(shards: Sequence[_OutputShard]) -> RankRoute:
     streams: dict[Stream, int] = {}
     tables: dict[int, dict[Rectangle, LocalTable]] = {}
-    places: dict[Rectangle, int] = {}
+    index: dict[Rectangle, int] = {}
     lookups: list[Lookup] = []
-    for piece in _rectangle_after_rectangle(pieces):
-        held, rectangle = tables.setdefault(piece.group, {}), _rectangle(piece)
-        places.setdefault(rectangle, len(held))
-        held[rectangle] = piece.local
+    for shard in _by_rectangle(shards):
+        group, rectangle = tables.setdefault(shard.group, {}), _rectangle(shard)
+        index.setdefault(rectangle, len(group))
+        group[rectangle] = shard.local
         lookups.append(
             Lookup(
-                output=piece.output,
-                stream=streams.setdefault(piece.stream, len(streams)),
-                table=places[rectangle],
-                group=piece.group,
-                cols=piece.cols,
+                output=shard.output,
+                stream=streams.setdefault(shard.stream, len(streams)),
+                table=index[rectangle],
+                group=shard.group,
+                cols=shard.cols,
             )
         )
-    return RankRoute(tuple(streams), tuple(lookups), {group: tuple(held.values()) for group, held in tables.items()})
+    return RankRoute(
+        tuple(streams), tuple(lookups), {number: tuple(group.values()) for number, group in tables.items()}
+    )
 
 
-def _rectangle(piece: _Piece) -> Rectangle:
-    return piece.local.config.name, piece.local.cols, piece.local.rows
+def _rectangle(shard: _OutputShard) -> Rectangle:
+    return shard.local.config.name, shard.local.cols, shard.local.rows
 
 
-def _rectangle_after_rectangle(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """By group and column, but with all lookups in a rectangle side by side, as fbgemm's CPU kernels need them."""
+def _by_rectangle(shards: Sequence[_OutputShard]) -> list[_OutputShard]:
+    """Sorts by group and column, but keeps all lookups in a rectangle together, as fbgemm's CPU kernels need them."""
     first: dict[Rectangle, int] = {}
-    for piece in pieces:
-        first[_rectangle(piece)] = min(first.get(_rectangle(piece), piece.cols.start), piece.cols.start)
-    return sorted(pieces, key=lambda p: (p.group, first[_rectangle(p)], p.local.rows, p.cols.start))
+    for shard in shards:
+        first[_rectangle(shard)] = min(first.get(_rectangle(shard), shard.cols.start), shard.cols.start)
+    return sorted(shards, key=lambda s: (s.group, first[_rectangle(s)], s.local.rows, s.cols.start))
 
 
 def _joined(config: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[Shard]:
-    """The table's rectangles, checked; neighbours on one rank are made one rectangle."""
+    """The table's shards, checked; adjacent shards on one rank are joined."""
     name, size = config.name, (config.num_embeddings, config.embedding_dim)
     outside = [shard.rank for shard in shards if not 0 <= shard.rank < world_size]
     if outside:
@@ -215,7 +222,9 @@ def _tiles(spans: Iterable[Span], size: int) -> bool:
 
 
 def _row_edges(shards: Sequence[Shard], column: int) -> Edges | None:
-    """The row edges of the rectangles that hold a column; None if there is one. Joining columns may have left strips
-    that overlap in part: what a strip's rectangles share is found by any of its columns."""
+    """The row edges of the shards that hold a column; None if one shard holds it.
+
+    Joining columns may have made strips that overlap in part, so shards are selected by column, not by strip.
+    """
     rows = sorted(shard.rows for shard in shards if shard.cols.start <= column < shard.cols.stop)
     return None if len(rows) == 1 else (*(span.start for span in rows), rows[-1].stop)

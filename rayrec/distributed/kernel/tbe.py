@@ -18,7 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from rayrec.distributed.comm.host_memory import use_large_pages
-from rayrec.distributed.kernel.interface import LocalTable
+from rayrec.distributed.kernel.local_table import LocalTable
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, EmbeddingComputeKernel
 

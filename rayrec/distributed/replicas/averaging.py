@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.kernel import Kernel, RecordingKernel
+from rayrec.distributed.kernel.interface import Kernel
+from rayrec.distributed.kernel.rows import TouchedRows
 
 AllReduce = Callable[[list[torch.Tensor]], None]  # averages tensors over replicas in place
 
@@ -29,15 +30,17 @@ def average(kernels: Sequence[Kernel], group: comm.Group, state: bool, all_reduc
         all_reduce: replaces the all-reduce over `group`.
     """
     for kernel in kernels:
-        if isinstance(kernel, RecordingKernel):
-            _average(kernel, group, state, all_reduce)
+        if kernel.touched is not None:
+            _average(kernel, kernel.touched, group, state, all_reduce)
 
 
-def _average(kernel: RecordingKernel, group: comm.Group, state: bool, all_reduce: AllReduce | None) -> None:
+def _average(
+    kernel: Kernel, rows_of_kernel: TouchedRows, group: comm.Group, state: bool, all_reduce: AllReduce | None
+) -> None:
     assert group is not None
     sizes = [table.rows.size for table in kernel.tables]
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    touched = [rows + start for rows, start in zip(kernel.take_touched(), starts, strict=True)]
+    touched = [rows + start for rows, start in zip(rows_of_kernel.take(), starts, strict=True)]
     union = torch.unique(comm.all_gather_uneven(torch.cat(touched), group))
     edges = torch.searchsorted(union, torch.tensor([*starts, sum(sizes)], device=union.device)).tolist()
     held = list(zip(kernel.weights(), kernel.states() if state else [{} for _ in sizes], strict=True))

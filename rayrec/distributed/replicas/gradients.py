@@ -17,7 +17,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.executors.replicated import exchange_rows
 from rayrec.distributed.kernel import OptimizerSpec
-from rayrec.distributed.kernel.row_kernel import RowGroups
+from rayrec.distributed.kernel.rows import DistinctRows
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.replicas.env import ShardingEnv2D
 
@@ -49,7 +49,7 @@ class Replicas:
         size = self.group.size()
         counts = comm.all_gather(torch.tensor([len(rows)], device=rows.device), self.group).tolist()
         ((all_rows, all_grads),) = exchange_rows([rows], [grads.float()], counts, self.group)
-        groups = RowGroups.of(all_rows)
+        groups = DistinctRows.of(all_rows)
         return groups.distinct, groups.sum(all_grads).div_(size)
 
 

@@ -1,1 +1,1 @@
-"""output_dist: vectors go back to the ranks that asked, gradients the same way in reverse."""
+"""output_dist: sends vectors back to the ranks that asked for them, and gradients in reverse."""

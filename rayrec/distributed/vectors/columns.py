@@ -1,4 +1,4 @@
-"""Which columns ranks send and where these lie in the result: from rank to rank, or by way of the hosts they are on."""
+"""Maps the columns that ranks send to columns of the result: between all ranks, or in two tiers by hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayrec.distributed.plan.shards import Span
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Columns that lie side by side both in what a rank sends and in the result."""
+    """Columns that are adjacent both in what a rank sends and in the result."""
 
     src_col: int
     dst_col: int
@@ -21,11 +21,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ColumnMap:
-    """What each sender has of the result; columns that several have are added up.
+    """The columns of the result that each sender has; columns of several senders are added up.
 
     Args:
-        blocks: widths of the result's blocks, side by side.
-        runs: of each sender, in the order of its columns.
+        blocks: widths of the result's blocks, in order.
+        runs: runs of each sender, in the order of its columns.
     """
 
     blocks: tuple[int, ...]
@@ -43,19 +43,21 @@ class ColumnMap:
 
 
 def columns_of(routes: Routes) -> ColumnMap:
-    """Every rank sends the columns of its lookups straight to the rank that wants them."""
+    """One tier: every rank sends the columns of its lookups directly to the examples' ranks."""
     return ColumnMap(
         tuple(output.dim for output in routes.outputs), tuple(_joined(route.lookups) for route in routes.ranks)
     )
 
 
 def inside_host(columns: ColumnMap, ranks: Sequence[int]) -> ColumnMap:
-    """First tier: the ranks of a host add up what they have; the result is the host's columns, packed in order."""
+    """First tier: the ranks of a host add up their columns; the result is the host's columns, packed in order."""
     runs = [columns.runs[rank] for rank in ranks]
-    packed = _packed(run for each in runs for run in each)
+    packed = _packed(run for rank_runs in runs for run in rank_runs)
     return ColumnMap(
         blocks=(sum(run.width for run in packed),),
-        runs=tuple(tuple(replace(run, dst_col=_place(packed, run.dst_col)) for run in each) for each in runs),
+        runs=tuple(
+            tuple(replace(run, dst_col=_packed_col(packed, run.dst_col)) for run in rank_runs) for rank_runs in runs
+        ),
     )
 
 
@@ -80,7 +82,7 @@ def _joined(lookups: Sequence[Lookup]) -> tuple[Run, ...]:
 
 
 def _packed(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """The columns that any of the runs has, each once and ascending, without gaps where they are sent from."""
+    """The union of the runs' columns, ascending, without gaps on the sender's side."""
     packed: list[Run] = []
     for span in union(Span(run.dst_col, run.dst_col + run.width) for run in runs):
         src_col = packed[-1].src_col + packed[-1].width if packed else 0
@@ -88,14 +90,14 @@ def _packed(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(packed)
 
 
-def _place(packed: Sequence[Run], col: int) -> int:
-    """Where a column of the result lies among the packed ones."""
+def _packed_col(packed: Sequence[Run], col: int) -> int:
+    """The packed column that holds a column of the result."""
     run = packed[bisect_right(packed, col, key=lambda run: run.dst_col) - 1]
     return run.src_col + col - run.dst_col
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same columns as spans that neither overlap nor touch, ascending."""
+    """The union of the spans as disjoint spans that do not touch, ascending."""
     out: list[Span] = []
     for span in sorted(spans):
         if out and span.start <= out[-1].stop:

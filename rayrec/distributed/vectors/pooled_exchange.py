@@ -1,8 +1,7 @@
-"""output_dist of pooled vectors: back to the examples' ranks, and their gradients the same way in reverse.
+"""output_dist of pooled vectors: sends them to the ranks of their examples, and gradients in reverse.
 
-One collective forward and one backward. Row partials of a bag are added up where they arrive; where that is much more
-than the result, they arrive in pieces of some examples each: no rank holds the partials of all ranks at once. GPUs
-that all have every column then gather the gradients, which are the same for all, instead of exchanging copies.
+One collective forward and one backward. Row partials of a bag are added up where they arrive. If they take much more
+memory than the result, they travel in pieces of some examples each: no rank holds the partials of all ranks at once.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ import torch.nn.functional as F
 from rayrec.distributed import comm
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.routes import Output
-from rayrec.distributed.vectors.columns import ColumnMap, Run
+from rayrec.distributed.vectors.columns import ColumnMap
 from rayrec.distributed.vectors.pooled_in_place import InPlaceColumns, InPlaceTrip
-from rayrec.distributed.vectors.transport import VectorTransport, begin
+from rayrec.distributed.vectors.transport import MessageTrip, begin
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 
-LEAST_PIECE_BYTES = 1 << 24  # what arrives at once; below, memory matters less than another collective
+MIN_PIECE_BYTES = 1 << 24  # below, another collective costs more than the memory is worth
 
 
 class MeanScale:
-    """Makes means of sums: kernels only add up, and a bag's whole length is known on the rank of its example.
+    """Factors that turn sums into means: kernels only sum, and only the rank of an example knows the length of its bag.
 
     Args:
-        tables: of the outputs, among others.
-        outputs: in the order of factors.
+        tables: tables of the outputs, and maybe others.
+        outputs: outputs in the order of the factors.
     """
 
     def __init__(self, tables: Sequence[BaseEmbeddingConfig], outputs: Sequence[Output]) -> None:
         means = {t.name for t in tables if isinstance(t, EmbeddingBagConfig) and t.pooling is PoolingType.MEAN}
         self._features = [output.feature for output in outputs]
-        self._sums = [place for place, output in enumerate(outputs) if output.table not in means]
+        self._sums = [number for number, output in enumerate(outputs) if output.table not in means]
         self._orders: dict[tuple[str, ...], list[int]] = {}
 
     def of(self, kjt: KeyedJaggedTensor) -> torch.Tensor | None:
-        """Factors `[B, E]`: 1 / length for a mean, 1 for a sum; None if every output is a sum. An empty bag's is 1."""
+        """Factors `[B, E]`: 1 / length for a mean (1 for an empty bag), 1 for a sum; None if every output is a sum."""
         if len(self._sums) == len(self._features):
             return None
         keys = tuple(kjt.keys())
@@ -56,30 +55,29 @@ class MeanScale:
 
 
 class PooledExchange:
-    """Sends each rank its examples' pooled vectors, and puts what arrives in the order of the outputs.
+    """Sends each rank its examples' pooled vectors, and puts received columns in the order of the outputs.
 
     Args:
-        columns: which of the result's columns each rank has.
-        group: joins the ranks.
-        rank: of this process, among them.
+        columns: the result's columns that each rank has.
+        group: group of the ranks.
+        rank: rank of this process in the group.
         codec: number formats on the wire.
-        device: where vectors lie.
+        device: device of the vectors.
     """
 
     def __init__(self, columns: ColumnMap, group: comm.Group, rank: int, codec: Codec, device: torch.device) -> None:
         self.rank, self.widths, self._width = rank, columns.widths, columns.width
         self.order = ColumnOrder(columns, device)
-        self._transport = VectorTransport(group, codec)
+        self._group, self._codec = group, codec
         self._in_place = InPlaceColumns(columns, group, codec, device)
-        self._gathers = self.order.alike and device.type == "cuda"  # a gather of CPUs overlaps with nothing
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
     ) -> Callable[[], torch.Tensor]:
-        """Begins to send `pooled [global B, own width]`; the function returned waits for `[own B, total width]`.
+        """Starts to send `pooled [global B, own width]`; the returned function waits for `[own B, total width]`.
 
         Args:
-            pooled: sums of this rank's lookups over the global batch, rank after rank.
+            pooled: sums of this rank's lookups over the global batch, ordered by rank.
             batch_sizes: examples of each rank.
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
@@ -87,50 +85,51 @@ class PooledExchange:
             scaled = None if factors_BE is None else partial(self.order.scaled, factors_BE=factors_BE)
             return begin(InPlaceTrip(self._in_place, link, batch_sizes, scaled), [pooled])
         widths, largest = sum(self.widths), max(batch_sizes)
-        num_pieces = 1  # where at most twice the result arrives; else each piece is at most as large as the result
+        # Up to twice the result arrives at once; more arrives in pieces, each at most as large as the result.
+        num_pieces = 1
         if widths > 2 * self._width:
-            num_pieces = max(1, -(-4 * largest * widths // max(4 * largest * self._width, LEAST_PIECE_BYTES)))
+            num_pieces = max(1, -(-4 * largest * widths // max(4 * largest * self._width, MIN_PIECE_BYTES)))
         edges = [[size * piece // num_pieces for piece in range(num_pieces + 1)] for size in batch_sizes]
-        alike = min(batch_sizes) == largest
-        gathered = self._gathers and num_pieces > 1 and alike
-        return self._transport.start([pooled], _PooledMessage(self, edges, alike, gathered, factors_BE))
+        message = _PooledMessage(self, edges, min(batch_sizes) == largest, factors_BE)
+        return begin(MessageTrip(self._group, self._codec, message), [pooled])
 
 
 class _PooledMessage:
     """See `VectorMessage`.
 
     Args:
-        edges: of each rank's batch, cut in pieces.
-        alike: ranks have equally many examples.
+        exchange: the exchange of the vectors.
+        edges: for each rank, the edges of its batch's pieces.
+        equal_batches: whether all ranks have equally many examples.
+        factors_BE: as of `PooledExchange.start`.
     """
 
     def __init__(
         self,
         exchange: PooledExchange,
         edges: list[list[int]],
-        alike: bool,
-        gathered: bool,
+        equal_batches: bool,
         factors_BE: torch.Tensor | None,
     ) -> None:
-        self._exchange, self._edges, self._alike, self.gathered = exchange, edges, alike, gathered
+        self._exchange, self._edges, self._equal_batches = exchange, edges, equal_batches
         self._factors_BE = factors_BE
         rank, widths, pieces = exchange.rank, exchange.widths, range(len(edges[0]) - 1)
         self._own = [slice(*edges[rank][piece : piece + 2]) for piece in pieces]
-        self.sent = [[(of_rank[p + 1] - of_rank[p]) * widths[rank] for of_rank in edges] for p in pieces]
+        self.sent = [[(rank_edges[p + 1] - rank_edges[p]) * widths[rank] for rank_edges in edges] for p in pieces]
         self.received = [[(own.stop - own.start) * width for width in widths] for own in self._own]
 
-    def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
+    def pack(self, vectors: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
         if len(self.sent) == 1:
-            return parts[0].float().reshape(-1)
-        rows = self._rows(parts[0], piece)
+            return vectors[0].float().reshape(-1)
+        rows = self._rows(vectors[0], piece)
         return (rows[0].reshape(-1) if len(rows) == 1 else torch.cat(rows).view(-1)).float()
 
-    def _rows(self, of_all: torch.Tensor, piece: int) -> list[torch.Tensor]:
-        """A piece's rows of `[global B, width]`, as views: all at once if ranks have equally many, else by rank."""
+    def _rows(self, tensor: torch.Tensor, piece: int) -> list[torch.Tensor]:
+        """A piece's rows of `[global B, width]`, as views: one view if ranks have equally many, else one per rank."""
         first = self._edges[0]
-        if self._alike:
-            return [of_all.view(len(self._edges), first[-1], of_all.shape[1])[:, first[piece] : first[piece + 1]]]
-        by_rank = of_all.split([edges[-1] for edges in self._edges])
+        if self._equal_batches:
+            return [tensor.view(len(self._edges), first[-1], tensor.shape[1])[:, first[piece] : first[piece + 1]]]
+        by_rank = tensor.split([edges[-1] for edges in self._edges])
         return [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(by_rank, self._edges, strict=True)]
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
@@ -139,43 +138,43 @@ class _PooledMessage:
         return self._exchange.order.assemble(arrived, own.stop - own.start, factors_BE)
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        order, own = self._exchange.order, slice(None) if self.gathered else self._own[piece]
-        rows = grad[own]
-        if self._factors_BE is not None:
-            rows = order.scaled(rows, self._factors_BE[own])
-        return rows.reshape(-1) if self.gathered else order.take_apart(rows)
+        order, own = self._exchange.order, self._own[piece]
+        rows = grad[own] if self._factors_BE is None else order.scaled(grad[own], self._factors_BE[own])
+        return order.take_apart(rows)
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        if len(self.sent) == 1 or self.gathered:
+        if len(self.sent) == 1:
             return [arrived.view(shapes[0])]
         grads = grads or [arrived.new_empty(shapes[0])]
         targets = self._rows(grads[0], piece)
-        for target, given in zip(targets, arrived.split([rows.numel() for rows in targets]), strict=True):
-            target.copy_(given.view(target.shape))
+        for target, source in zip(targets, arrived.split([rows.numel() for rows in targets]), strict=True):
+            target.copy_(source.view(target.shape))
         return grads
 
 
 @dataclass(frozen=True)
 class _Indices:
-    """Where units lie, for one batch size."""
+    """Positions of units, for one batch size."""
 
-    sources: torch.Tensor  # of the arrived rows, in the order of the result
-    starts: torch.Tensor  # where each result row's sources begin
-    targets: torch.Tensor  # of the result's rows, in the order in which they arrived
+    sources: torch.Tensor  # of the received units, in the order of the result
+    starts: torch.Tensor  # start of the sources of each unit of the result
+    targets: torch.Tensor  # in the result, in the order in which units were received
 
 
 class ColumnOrder:
-    """Puts what senders have where it belongs in the result.
+    """Puts the senders' columns in the order of the result.
+
+    Columns move in units: a unit is the widest run of columns that every cut respects.
 
     Args:
-        columns: which of the result's columns each sender has.
-        device: where vectors lie.
+        columns: the result's columns that each sender has.
+        device: device of the vectors.
     """
 
     def __init__(self, columns: ColumnMap, device: torch.device) -> None:
-        runs = [(sender, run) for sender, each in enumerate(columns.runs) for run in each]
+        runs = [(sender, run) for sender, sender_runs in enumerate(columns.runs) for run in sender_runs]
         edges = [edge for _, run in runs for edge in (run.src_col, run.dst_col, run.width)]
         self._unit = math.gcd(*edges, *columns.blocks) or 1
         self._units = columns.width // self._unit
@@ -187,25 +186,24 @@ class ColumnOrder:
             for n in range(run.width // self._unit)
         )
         self._partials = len(rows) > self._units
-        self.alike = all(each == (Run(0, 0, columns.width),) for each in columns.runs)  # every sender has all columns
         on_host = torch.tensor(rows, dtype=torch.int64).view(-1, 4)
         self._rows = on_host.to(device)
         self._counts = torch.bincount(on_host[:, 0], minlength=self._units).to(device)  # sources of each unit
-        arrival = sorted((first_unit + src, dst) for dst, first_unit, _, src in rows)
-        self._dst_of_arrived = torch.tensor([dst for _, dst in arrival], dtype=torch.int64, device=device)
+        received = sorted((first_unit + src, dst) for dst, first_unit, _, src in rows)
+        self._targets = torch.tensor([dst for _, dst in received], dtype=torch.int64, device=device)
         self._output_of_unit = torch.tensor(
             [number for number, width in enumerate(columns.blocks) for _ in range(width // self._unit)],
             dtype=torch.int64,
             device=device,
         )
-        self._in_order = len(columns.runs) == 1 and [dst for _, dst in arrival] == list(range(self._units))
+        self._in_order = len(columns.runs) == 1 and [dst for _, dst in received] == list(range(self._units))
         self._indices = lru_cache(maxsize=8)(self._make_indices)  # by batch size: an epoch has two
 
     def assemble(self, arrived: torch.Tensor, batch: int, factors_BE: torch.Tensor | None) -> torch.Tensor:
-        """`[B, total width]` from what every sender sent, one after the other.
+        """The result `[B, total width]`.
 
         Args:
-            arrived: flat, float32.
+            arrived: the columns of every sender, concatenated, flat, float32.
             factors_BE: a factor for each example and output, or None.
         """
         indices = self._indices(batch)
@@ -217,13 +215,13 @@ class ColumnOrder:
         return rows if factors_BE is None else self.scaled(rows, factors_BE)
 
     def take_apart(self, grad: torch.Tensor) -> torch.Tensor:
-        """The way back, flat: for every sender the gradient of each of its columns, which lie in one piece here."""
+        """The gradients of every sender's columns, concatenated and flat, from the gradient of the result."""
         if self._in_order:
             return grad.reshape(-1)
         return grad.reshape(-1, self._unit).index_select(0, self._indices(grad.shape[0]).targets).view(-1)
 
     def scaled(self, rows: torch.Tensor, factors_BE: torch.Tensor) -> torch.Tensor:
-        """Rows of the result times the factors of their outputs."""
+        """Rows of the result, times the factors of their outputs."""
         factors = factors_BE.index_select(1, self._output_of_unit)
         return (rows.view(*factors.shape, self._unit) * factors[:, :, None]).view(rows.shape)
 
@@ -232,6 +230,6 @@ class ColumnOrder:
         examples = torch.arange(batch, device=dst.device)
         sources = (batch * first + src)[None, :] + examples[:, None] * rank_units[None, :]
         starts = (self._counts.cumsum(0) - self._counts)[None, :] + examples[:, None] * dst.numel()
-        blocks = self._dst_of_arrived.split(self._rank_units)
+        blocks = self._targets.split(self._rank_units)
         targets = [(examples[:, None] * self._units + block[None, :]).view(-1) for block in blocks]
         return _Indices(sources.reshape(-1), starts.reshape(-1), torch.cat(targets))

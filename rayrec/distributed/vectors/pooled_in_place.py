@@ -1,8 +1,7 @@
-"""output_dist of pooled vectors between CPU ranks of one host: no message is copied, neither to be packed nor to be put
-in order.
+"""output_dist of pooled vectors between CPU ranks of one host, in shared memory: no message is packed or reordered.
 
 A rank's vectors are read where it wrote them, column by column into the result, or added to it; a gradient's columns
-are written where their owner reads them. Row partials so need no memory of their own.
+are written where their owner reads them. Row partials need no memory of their own.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from rayrec.distributed.comm.wire import FP32, Codec
 from rayrec.distributed.vectors.columns import ColumnMap, Run
 
 _ELEMENT_BYTES = 4
-_LOOPS = "rayrec.distributed.vectors.place_loops"
+_LOOPS = "rayrec.distributed.vectors.column_loops"
 
 
 class InPlaceColumns:
-    """Which columns of the result each rank has, for the compiled loops.
+    """The result's columns that each rank has, for the compiled loops.
 
     Args:
-        columns: which of the result's columns each rank has.
-        group: joins the ranks.
+        columns: the result's columns that each rank has.
+        group: group of the ranks.
         codec: number formats on the wire.
-        device: where vectors lie.
+        device: device of the vectors.
     """
 
     def __init__(self, columns: ColumnMap, group: comm.Group, codec: Codec, device: torch.device) -> None:
         self.width, self.widths, self._group = columns.width, columns.widths, group
-        self._wanted = (
+        self._linkable = (
             device.type == "cpu"
             and group is not None
             and group.size() > 1
@@ -50,16 +49,16 @@ class InPlaceColumns:
 
     @cached_property
     def link(self) -> HostLink | None:
-        """Joins the ranks; None where they are on several hosts or send other number formats. Collective at its first
-        use."""
-        if not self._wanted:
+        """The shared memory of the ranks; None if they are on several hosts or send other number formats. The first
+        use is a collective."""
+        if not self._linkable:
             return None
         assert self._group is not None
         return comm.link_of(self._group, torch.empty(0))
 
 
 def _marked(runs: Sequence[Run], covered: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
-    """A rank's runs, cut where `covered` changes, which then covers them too."""
+    """A rank's runs, cut wherever `covered` changes; marks their columns in `covered`."""
     for run in runs:
         seen = covered[run.dst_col : run.dst_col + run.width].copy()
         edges = [0, *(np.flatnonzero(seen[1:] != seen[:-1]) + 1).tolist(), run.width]
@@ -69,11 +68,11 @@ def _marked(runs: Sequence[Run], covered: np.ndarray) -> Iterator[tuple[int, int
 
 
 class InPlaceTrip:
-    """See `RoundTrip`.
+    """A `RoundTrip` in shared memory.
 
     Args:
-        columns: of the result.
-        link: joins the ranks.
+        columns: columns of the result.
+        link: shared memory of the ranks.
         batch_sizes: examples of each rank.
         scaled: multiplies rows of the result by the factors that make means; None if there are none.
     """
@@ -86,80 +85,70 @@ class InPlaceTrip:
         scaled: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
         self._columns, self._link, self._rank, self._scaled = columns, link, link.rank, scaled
-        self._batch, self._rows = batch_sizes[link.rank], sum(batch_sizes)
+        self._batch, self._num_rows = batch_sizes[link.rank], sum(batch_sizes)
+        self._scatter, self._gather = loops(_LOOPS).scatter, loops(_LOOPS).gather
         row_bytes = columns.widths[link.rank] * _ELEMENT_BYTES
-        self._firsts = list(accumulate(batch_sizes[:-1], initial=0))
-        self._starts = [first * row_bytes for first in self._firsts]
-        # bytes for, and from, each rank on the way forward
+        firsts = list(accumulate(batch_sizes[:-1], initial=0))
+        self._own = slice(firsts[link.rank], firsts[link.rank] + self._batch)
+        self._starts = [first * row_bytes for first in firsts]
+        # Bytes for, and from, each rank on the way forward.
         self._sent = [size * row_bytes for size in batch_sizes]
         self._received = [self._batch * width * _ELEMENT_BYTES for width in columns.widths]
 
-    def _own_rows(self, of_all: torch.Tensor) -> np.ndarray:
-        first = self._firsts[self._rank]
-        return of_all[first : first + self._batch].numpy()
-
-    def send(self, parts: Sequence[torch.Tensor]) -> None:
-        vectors = parts[0].detach().float().contiguous()
+    def send(self, vectors: Sequence[torch.Tensor]) -> None:
+        self._vectors = vectors[0].detach().float().contiguous()
         self._result = (torch.empty if self._columns.complete else torch.zeros)(self._batch, self._columns.width)
-        self._parts = _Parts(self._columns, self._rank, self._own_rows(vectors), self._result.numpy())
-        source, starts, sizes = vectors.data_ptr(), self._starts, self._sent
+        self._own_added = False
+        self._wait = comm.exchange_in_place(
+            self._link, self._sent, self._write_vectors, self._received, self._read_vectors
+        )
 
-        def write(rank: int, address: int) -> None:
-            ctypes.memmove(address, source + starts[rank], sizes[rank])
+    def _write_vectors(self, rank: int, address: int) -> None:
+        ctypes.memmove(address, self._vectors.data_ptr() + self._starts[rank], self._sent[rank])
 
-        self._wait = comm.exchange_in_place(self._link, sizes, write, self._received, self._parts.read)
+    def _read_vectors(self, rank: int, address: int, _: int) -> None:
+        self._add_own(before=rank)
+        rank_BC = _floats(address, self._batch, self._columns.widths[rank])
+        self._scatter(rank_BC, self._columns.runs[rank], self._result.numpy())
+
+    def _add_own(self, before: int) -> None:
+        """Adds this rank's columns when its turn comes: sums are always in the order of ranks."""
+        if self._rank < before and not self._own_added:
+            self._own_added = True
+            own_BC = self._vectors[self._own].numpy()
+            self._scatter(own_BC, self._columns.runs[self._rank], self._result.numpy())
 
     def receive(self) -> torch.Tensor:
         self._wait()
-        self._parts.place_own_before(len(self._sent))
+        self._add_own(before=len(self._sent))
         result = self._result
-        del self._result, self._parts, self._wait  # the result's graph holds this trip: no cycle may keep its memory
+        del self._result, self._vectors, self._wait  # the result's graph holds this trip: a cycle would keep its memory
         return result if self._scaled is None else self._scaled(result)
 
     def send_gradients(self, grad: torch.Tensor) -> None:
-        columns, batch, starts = self._columns, self._batch, self._starts
         grad = grad if self._scaled is None else self._scaled(grad)
-        grad_BW, scale = grad.detach().contiguous().numpy(), np.float32(1 / len(self._sent))
-        grads = self._grads = torch.empty(self._rows, columns.widths[self._rank])
-        loops(_LOOPS).take(grad_BW, columns.runs[self._rank], scale, self._own_rows(grads))
+        self._grad_BW, self._share = grad.detach().contiguous().numpy(), np.float32(1 / len(self._sent))
+        self._grads = torch.empty(self._num_rows, self._columns.widths[self._rank])
+        self._gather(self._grad_BW, self._columns.runs[self._rank], self._share, self._grads[self._own].numpy())
+        self._wait = comm.exchange_in_place(
+            self._link, self._received, self._write_gradients, self._sent, self._read_gradients
+        )
 
-        def write(rank: int, address: int) -> None:
-            part_BC = _floats(address, batch, columns.widths[rank])
-            loops(_LOOPS).take(grad_BW, columns.runs[rank], scale, part_BC)
+    def _write_gradients(self, rank: int, address: int) -> None:
+        rank_BC = _floats(address, self._batch, self._columns.widths[rank])
+        self._gather(self._grad_BW, self._columns.runs[rank], self._share, rank_BC)
 
-        def read(rank: int, address: int, size: int) -> None:
-            ctypes.memmove(grads.data_ptr() + starts[rank], address, size)
-
-        self._wait = comm.exchange_in_place(self._link, self._received, write, self._sent, read)
+    def _read_gradients(self, rank: int, address: int, size: int) -> None:
+        ctypes.memmove(self._grads.data_ptr() + self._starts[rank], address, size)
 
     def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
         self._wait()
         grads = self._grads
-        del self._grads, self._wait  # a result that is kept must not keep its gradients
+        del self._grads, self._grad_BW, self._wait  # a result that the user keeps must not keep its gradients
         return [grads.view(shapes[0])]
 
 
-class _Parts:
-    """What ranks have of the result, placed in the order of ranks whoever comes first, so that sums do not vary."""
-
-    def __init__(self, columns: InPlaceColumns, rank: int, own_BC: np.ndarray, result_BW: np.ndarray) -> None:
-        self._columns, self._rank, self._own_BC, self._result_BW = columns, rank, own_BC, result_BW
-        self._own_placed = False
-
-    def read(self, rank: int, address: int, _: int) -> None:
-        self.place_own_before(rank)
-        self._place(rank, _floats(address, len(self._result_BW), self._columns.widths[rank]))
-
-    def place_own_before(self, rank: int) -> None:
-        if rank > self._rank and not self._own_placed:
-            self._own_placed = True
-            self._place(self._rank, self._own_BC)
-
-    def _place(self, rank: int, part_BC: np.ndarray) -> None:
-        loops(_LOOPS).place(part_BC, self._columns.runs[rank], self._result_BW)
-
-
 def _floats(address: int, rows: int, width: int) -> np.ndarray:
-    """Memory of another rank as `[rows, width]`."""
+    """Another rank's memory as `[rows, width]`."""
     memory = (ctypes.c_float * (rows * width)).from_address(address)
     return np.ctypeslib.as_array(memory).reshape(rows, width)

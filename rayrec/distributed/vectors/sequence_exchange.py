@@ -1,4 +1,4 @@
-"""output_dist of vectors id by id: each id's vector back to the rank that sent it, and its gradient in reverse.
+"""output_dist of vectors id by id: sends each id's vector to the rank that sent the id, and its gradient in reverse.
 
 One collective forward and one backward.
 """
@@ -13,41 +13,43 @@ from rayrec.distributed.comm.place import Place
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.batch import GROUPS, Headers, RankIds
 from rayrec.distributed.ids.routes import Routes
-from rayrec.distributed.ids.sequence_places import PlaceFinder
-from rayrec.distributed.vectors.transport import VectorTransport
+from rayrec.distributed.vectors.sequence_order import SequenceOrder
+from rayrec.distributed.vectors.transport import MessageTrip, begin
 
 
 class SequenceExchange:
-    """Sends each rank its ids' vectors, and puts what arrives in the order of the outputs.
+    """Sends each rank its ids' vectors, and puts received vectors in the order of the outputs.
 
     Args:
-        routes: of the collection; the tables of a kernel group have one width.
-        finder: of the places of what comes back.
+        routes: routes of the collection; the tables of a kernel group have one width.
+        order: order of the vectors that come back.
         place: this process among the ranks.
         codec: number formats on the wire.
     """
 
-    def __init__(self, routes: Routes, finder: PlaceFinder, place: Place, codec: Codec) -> None:
-        self._transport = VectorTransport(place.group, codec)
-        self.unit, self.dim = finder.unit, finder.dim
-        widths = {group: held[0].cols.size for route in routes.ranks for group, held in route.tables.items()}
+    def __init__(self, routes: Routes, order: SequenceOrder, place: Place, codec: Codec) -> None:
+        self._group, self._codec = place.group, codec
+        self.unit, self.dim = order.unit, order.dim
+        widths = {group: tables[0].cols.size for route in routes.ranks for group, tables in route.tables.items()}
         self._widths = torch.tensor([widths[group] for group in range(routes.num_groups)], dtype=torch.int64)
-        self._held = list(routes.ranks[place.rank].tables)
+        self._own_groups = list(routes.ranks[place.rank].tables)
 
-    def start(self, parts: Sequence[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor]:
-        """Begins to send; the function returned waits for the vectors of this rank's own ids `[N, dim]`, output after
+    def start(self, vectors: Sequence[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor]:
+        """Starts to send; the returned function waits for the vectors of this rank's own ids `[N, dim]`, output after
         output.
 
         Args:
-            parts: for each kernel group that this rank has `[ids, width]`, rank after rank.
-            ids: what was looked up, and where the vectors belong.
+            vectors: for each kernel group of this rank `[ids, width]`, ordered by rank.
+            ids: the ids that were looked up.
         """
-        sent, received = self._numbers(ids.headers.received), self._numbers(ids.headers.sent)
-        sizes = sent.sum(1).tolist(), received.sum(1).tolist()
-        return self._transport.start(parts, _SequenceMessage(self, sent[:, self._held], *sizes, ids.units))
+        sent, received = self._elements(ids.received), self._elements(ids.sent)
+        message = _SequenceMessage(
+            self, sent[:, self._own_groups], sent.sum(1).tolist(), received.sum(1).tolist(), ids.units
+        )
+        return begin(MessageTrip(self._group, self._codec, message), vectors)
 
-    def _numbers(self, headers: Headers) -> torch.Tensor:
-        """`[W, groups]`: how many numbers the vectors of each rank and group have."""
+    def _elements(self, headers: Headers) -> torch.Tensor:
+        """`[W, groups]`: number of elements of the vectors of each rank and group."""
         return torch.tensor(headers)[:, GROUPS : GROUPS + self._widths.numel()] * self._widths
 
 
@@ -55,12 +57,11 @@ class _SequenceMessage:
     """See `VectorMessage`.
 
     Args:
-        by_group: `[W, groups held here]`, numbers for each rank.
-        to_ranks, from_ranks: numbers for, and from, each rank.
-        units: where the vectors that arrive belong; None if they come in order.
+        exchange: the exchange of the vectors.
+        by_group: `[W, own groups]`, number of elements for each rank.
+        to_ranks, from_ranks: number of elements for, and from, each rank.
+        units: see `RankIds`.
     """
-
-    gathered = False
 
     def __init__(
         self,
@@ -73,12 +74,12 @@ class _SequenceMessage:
         self.exchange, self.by_group, self.units = exchange, by_group, units
         self.sent, self.received = [to_ranks], [from_ranks]
 
-    def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
-        flat = [part.float().reshape(-1) for part in parts]
+    def pack(self, vectors: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
+        flat = [tensor.float().reshape(-1) for tensor in vectors]
         if len(flat) == 1:
             return flat[0]
-        split = [part.split(sizes) for part, sizes in zip(flat, self.by_group.t().tolist(), strict=True)]
-        return torch.cat([numbers for of_rank in zip(*split, strict=True) for numbers in of_rank])
+        by_group = [tensor.split(sizes) for tensor, sizes in zip(flat, self.by_group.t().tolist(), strict=True)]
+        return torch.cat([numbers for by_rank in zip(*by_group, strict=True) for numbers in by_rank])
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
         if self.units is None:
@@ -93,9 +94,9 @@ class _SequenceMessage:
         return grad.view(-1, self.exchange.unit).index_select(0, self.units).view(-1)
 
     def unpack_gradients(
-        self, arrived: torch.Tensor, piece: int, parts: Sequence[torch.Size], grads: Sequence[torch.Tensor]
+        self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        if len(parts) == 1:
-            return [arrived.view(parts[0])]
-        split = arrived.split(self.by_group.view(-1).tolist())
-        return [torch.cat(split[n :: len(parts)]).view(shape) for n, shape in enumerate(parts)]
+        if len(shapes) == 1:
+            return [arrived.view(shapes[0])]
+        numbers = arrived.split(self.by_group.view(-1).tolist())
+        return [torch.cat(numbers[n :: len(shapes)]).view(shape) for n, shape in enumerate(shapes)]

@@ -1,8 +1,8 @@
-"""Vectors to the ranks that asked for them, and gradients back: one exchange each way, or a few where so much would
-arrive at once that memory matters; never more than two are then under way.
+"""Exchanges vectors forward and gradients backward: one collective each way, or several where what would arrive at once
+takes much memory; at most two are then in flight.
 
-Two autograd nodes make exchanges overlap with other work: forward, the first one begins and the second one ends the
-exchange of vectors; backward, the second one begins and the first one ends the exchange of gradients.
+Two autograd nodes overlap exchanges with other work. Forward, `_Send` starts and `_Receive` ends the exchange of
+vectors; backward, `_Receive` starts and `_Send` ends the exchange of gradients.
 """
 
 from __future__ import annotations
@@ -21,88 +21,75 @@ from rayrec.distributed.kernel.number_formats import decode, encode, message_dty
 
 
 class VectorMessage(Protocol):
-    """One batch's vectors: how many numbers travel, and their layout before and after. It travels in pieces, equally
-    many on all ranks.
+    """The layout of one batch's vectors before and after they travel, in pieces; every rank has equally many pieces.
 
     Attributes:
-        sent, received: for each piece the numbers for, and from, each rank on the way forward.
-        gathered: every rank wants the same gradients of this one: they are gathered, in one piece.
+        sent, received: for each piece, the number of elements for, and from, each rank on the way forward.
     """
 
     sent: list[list[int]]
     received: list[list[int]]
-    gathered: bool
 
-    def pack(self, parts: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
-        """The kernels' vectors as one flat message, rank after rank, float32."""
+    def pack(self, vectors: Sequence[torch.Tensor], piece: int) -> torch.Tensor:
+        """The kernels' vectors as one flat float32 message, ordered by target rank."""
 
     def unpack(self, arrived: torch.Tensor, piece: int) -> torch.Tensor:
-        """The result's rows, from the flat float32 numbers of all ranks."""
+        """The result's rows, from the flat float32 message of all ranks."""
 
     def pack_gradients(self, grad: torch.Tensor, piece: int) -> torch.Tensor:
-        """The gradient of what `unpack` got, from the gradient of the result, which lies in one piece."""
+        """The gradient of the argument of `unpack`, from the gradient of the result of all pieces."""
 
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """The gradient of each of the kernels' vectors, with what arrived for a piece of `pack`'s message.
+        """The gradients of the kernels' vectors, with those that arrived for a piece.
 
         Args:
-            shapes: of the vectors.
-            grads: what the call for the last piece returned; of the first piece nothing.
+            shapes: shapes of the vectors.
+            grads: result of the call for the previous piece; empty for the first piece.
         """
 
 
 class RoundTrip(Protocol):
-    """A batch's vectors to the ranks that asked for them, and their gradients back."""
+    """Sends one batch's vectors to the ranks that asked for them, and their gradients back."""
 
-    def send(self, parts: Sequence[torch.Tensor]) -> None:
-        """Begins to send the kernels' vectors."""
+    def send(self, vectors: Sequence[torch.Tensor]) -> None:
+        """Starts to send the kernels' vectors."""
 
     def receive(self) -> torch.Tensor:
         """Waits for the result's rows."""
 
     def send_gradients(self, grad: torch.Tensor) -> None:
-        """Begins to send this rank's share in the mean of all ranks' gradients of the result."""
+        """Starts to send the gradient of the result, divided by the number of ranks."""
 
     def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
         """Waits for the gradients of the kernels' vectors, of these shapes."""
 
 
-def begin(trip: RoundTrip, parts: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Begins to send `parts`; the function that it returns waits for the result."""
-    token = _Send.apply(trip, *parts)
+def begin(trip: RoundTrip, vectors: Sequence[torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """Starts to send `vectors`; the returned function waits for the result."""
+    token = _Send.apply(trip, *vectors)
     return partial(_Receive.apply, token, trip)
 
 
-class VectorTransport:
-    """The way of one collection's vectors.
+@dataclass
+class MessageTrip:
+    """A `RoundTrip` by collectives, as flat messages.
 
     Args:
-        group: joins the ranks.
+        group: group of the ranks.
         codec: number formats on the wire.
+        message: layout of the batch's vectors.
     """
 
-    def __init__(self, group: comm.Group, codec: Codec) -> None:
-        self.group, self.codec = group, codec
-        self.world_size = 1 if group is None else group.size()
-
-    def start(self, parts: Sequence[torch.Tensor], message: VectorMessage) -> Callable[[], torch.Tensor]:
-        """As `begin`."""
-        return begin(_MessageTrip(self, message), parts)
-
-
-@dataclass
-class _MessageTrip:
-    """See `RoundTrip`; by collectives, as flat messages."""
-
-    transport: VectorTransport
+    group: comm.Group
+    codec: Codec
     message: VectorMessage
-    _unsent: Sequence[torch.Tensor] = ()  # vectors, or gradients, of which pieces are still to be sent
-    _under_way: deque[tuple[torch.Tensor, comm.Wait | None, list[int]]] = field(default_factory=deque)
+    _unsent: Sequence[torch.Tensor] = ()  # vectors, or gradients, with pieces that are not sent yet
+    _in_flight: deque[tuple[torch.Tensor, comm.Wait | None, list[int]]] = field(default_factory=deque)
 
-    def send(self, parts: Sequence[torch.Tensor]) -> None:
-        self._begin(parts, forward=True)
+    def send(self, vectors: Sequence[torch.Tensor]) -> None:
+        self._begin(vectors, forward=True)
 
     def receive(self) -> torch.Tensor:
         message = self.message
@@ -110,22 +97,24 @@ class _MessageTrip:
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def send_gradients(self, grad: torch.Tensor) -> None:
-        scale = self.transport.codec.backward_scale / self.transport.world_size
+        scale = self.codec.backward_scale / self._world_size
         if scale != 1 or not grad.is_contiguous():
             grad = torch.mul(grad, scale, out=torch.empty(grad.shape, dtype=grad.dtype, device=grad.device))
         self._begin([grad], forward=False)
 
     def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
-        message = self.message
         grads: Sequence[torch.Tensor] = ()
-        for piece in range(1 if message.gathered else len(message.sent)):
-            grads = message.unpack_gradients(self._end(piece, forward=False), piece, shapes, grads)
+        for piece in range(len(self.message.sent)):
+            grads = self.message.unpack_gradients(self._end(piece, forward=False), piece, shapes, grads)
         return grads
 
+    @property
+    def _world_size(self) -> int:
+        return 1 if self.group is None else self.group.size()
+
     def _begin(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
-        """Begins to send pieces of `tensors`, those that there are."""
-        transport, message, codec = self.transport, self.message, self.transport.codec
-        last = 0 if message.gathered and not forward else len(message.sent) - 1
+        """Starts to send those of `pieces` that exist."""
+        message, codec, last = self.message, self.codec, len(self.message.sent) - 1
         kind = codec.forward if forward else codec.backward
         for piece in pieces:
             if piece > last:
@@ -137,42 +126,38 @@ class _MessageTrip:
                     numbers = numbers * codec.forward_scale
             else:
                 numbers, sent, received = message.pack_gradients(tensors[0], piece), received, sent
-            if transport.world_size == 1:
-                self._under_way.append((numbers, None, received))
-            elif message.gathered and not forward:
-                received = [numbers.numel()] * transport.world_size
-                coded = numbers if kind is FP32 else encode(kind, numbers, received[:1])
-                self._under_way.append((comm.all_gather(coded, transport.group).view(-1), None, received))
+            if self._world_size == 1:
+                self._in_flight.append((numbers, None, received))
             else:
                 coded = numbers if kind is FP32 else encode(kind, numbers, sent)
                 sizes_out, sizes_in = (sent, received) if kind is FP32 else (kind.sizes(sent), kind.sizes(received))
                 dtype = torch.float32 if kind is FP32 else message_dtype(kind)
                 arrived = coded.new_empty(sum(sizes_in), dtype=dtype)
-                wait = comm.all_to_all(arrived, coded, sizes_in, sizes_out, transport.group)
-                self._under_way.append((arrived, wait, received))
+                wait = comm.all_to_all(arrived, coded, sizes_in, sizes_out, self.group)
+                self._in_flight.append((arrived, wait, received))
         self._unsent = tensors if pieces[-1] < last else ()
 
     def _end(self, piece: int, forward: bool) -> torch.Tensor:
-        """Waits for a piece, begins to send another one, and returns the numbers that arrived, as float32."""
-        arrived, wait, sizes = self._under_way.popleft()  # nothing else refers to it: its memory is used again
+        """Waits for a piece, starts to send another one, and returns the numbers that arrived, as float32."""
+        arrived, wait, sizes = self._in_flight.popleft()  # the only reference, so that its memory is reused
         if wait is not None:
             wait()
         if self._unsent:
             self._begin(self._unsent, forward, [piece + 2])
-        codec = self.transport.codec
+        codec = self.codec
         kind, scale = (codec.forward, codec.forward_scale) if forward else (codec.backward, codec.backward_scale)
-        numbers = arrived if kind is FP32 or self.transport.world_size == 1 else decode(kind, arrived, sizes)
+        numbers = arrived if kind is FP32 or self._world_size == 1 else decode(kind, arrived, sizes)
         return numbers if scale == 1 else numbers * (1 / scale)
 
 
 class _Send(torch.autograd.Function):
-    """Forward begins the exchange of vectors; backward ends the exchange of gradients."""
+    """Forward starts the exchange of vectors; backward ends the exchange of gradients."""
 
     @staticmethod
-    def forward(ctx: Any, trip: RoundTrip, *parts: torch.Tensor) -> torch.Tensor:
-        ctx.trip, ctx.shapes = trip, [part.shape for part in parts]
-        trip.send(parts)
-        return parts[0].new_empty(0)
+    def forward(ctx: Any, trip: RoundTrip, *vectors: torch.Tensor) -> torch.Tensor:
+        ctx.trip, ctx.shapes = trip, [tensor.shape for tensor in vectors]
+        trip.send(vectors)
+        return vectors[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -180,7 +165,7 @@ class _Send(torch.autograd.Function):
 
 
 class _Receive(torch.autograd.Function):
-    """Forward ends the exchange of vectors; backward begins the exchange of gradients."""
+    """Forward ends the exchange of vectors; backward starts the exchange of gradients."""
 
     @staticmethod
     def forward(ctx: Any, token: torch.Tensor, trip: RoundTrip) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Scoring a checkpoint of a run, on its own evaluation rows or on others."""
+"""Evaluates a checkpoint of a run, on its own evaluation rows or on others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.models import Retriever
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
-from rayrec.train.driver.launch import run_job
+from rayrec.train.driver.run_job import run_job
 from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST, choose
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder, write_json
-from rayrec.train.run.log import Course, Record
+from rayrec.train.run.log import Record, RunState
 from rayrec.train.setup import build
 from rayrec.train.worker.session import Job
 
@@ -31,21 +31,21 @@ def evaluate_run(
     allow_code: bool = False,
     checkpoint: str = NEWEST,
 ) -> dict[str, Any]:
-    """Load a checkpoint of a run, score it, print the figures and write them to `evaluation.json`.
+    """Load a checkpoint of a run, evaluate it, print the metrics and write them to `evaluation.json`.
 
-    A damaged one is refused; with "whole", what is passed over is reported on stderr.
+    A damaged checkpoint is an error; `checkpoint="whole"` skips damaged ones and reports them on stderr.
 
     Args:
         run_dir: a run folder.
-        data: Parquet file, folder or glob; default the run's `data.eval`.
-        num_workers: workers to spread the tables over, however many the run had; 0 scores in this process.
-        factory: makes the model, for a run that was given one in Python.
-        allow_code: whether a `model.factory` that the run folder names may be imported.
-        checkpoint: as `choose` takes it.
+        data: Parquet file, folder or glob; default: the run's `data.eval`.
+        num_workers: workers to shard the tables over, independent of the run's own; 0 evaluates in this process.
+        factory: makes the model, if the run was given one in Python.
+        allow_code: import a `model.factory` that the run folder names.
+        checkpoint: see `choose`.
 
     Returns:
-        `auc`, `ne`, `logloss`, `calibration`, `samples` (also for each of several labels in `tasks`), `skipped`, with
-        `step`, `checkpoint` and `data`.
+        `auc`, `ne`, `logloss`, `calibration` and `samples` (in `tasks` for each of several labels), `skipped`, `step`,
+        `checkpoint` and `data`.
 
     Raises:
         ValueError: not a run folder, no checkpoint, no evaluation data, or data that cannot be read.
@@ -54,14 +54,14 @@ def evaluate_run(
     folder = RunFolder(Path(run_dir).absolute())
     raw = config_of_run(folder, allow_code=allow_code or factory is not None, data=data)
     job = _job(raw, folder, num_workers, factory, checkpoint)
-    course = Course()
+    state = RunState()
 
-    def hear(record: Record) -> None:
-        course.hear(record)
+    def handle(record: Record) -> None:
+        state.update(record)
         if record.get("event") == "storage":
             notice(record["message"])
 
-    outcome = run_job(job, course, hear, display, attempts_before=0)
+    outcome = run_job(job, state, handle, display, previous_attempts=0)
     write_json(folder.path / "evaluation.json", outcome)
     display.say(f"read the checkpoint of step {outcome['step']}: {outcome['checkpoint']}")
     for line in evaluation_lines(f"{outcome['data']} (step {outcome['step']})", outcome):
@@ -78,12 +78,13 @@ def _job(
 ) -> Job:
     raw["trainer"]["num_workers"] = num_workers
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
-    raw["sharding"]["replicas"] = 1  # nothing is trained, so one group needs the least memory
-    # a plan belongs to the number of workers it was made for, a calibration to the cluster
+    # Nothing is trained, so a single group needs the least memory.
+    raw["sharding"]["replicas"] = 1
+    # A plan belongs to a number of workers, a calibration to a cluster.
     raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
     config = parse_config(raw)
     if config.data.eval is None:
-        raise TrainError(f"the config of {folder.path} has no data.eval; give the rows to score with --data")
+        raise TrainError(f"the config of {folder.path} has no data.eval; name the rows to score with --data")
     chosen = choose(folder, checkpoint, notice)
     with converting_into(folder.converted, notice):
         manifest, trained = Manifest.of(config.data.eval, config.data_schema), None
@@ -91,7 +92,7 @@ def _job(
             try:
                 trained = manifest_of(config.data.train, config.data_schema.for_training)
             except ValueError as error:
-                notice(f"without figures of popular items, for the training rows cannot be read: {error}")
+                notice(f"popularity metrics are left out: the training rows cannot be read: {error}")
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
     return Job(
         config=config,

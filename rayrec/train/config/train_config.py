@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from rayrec.data import Schema
 from rayrec.train.config import checks
 from rayrec.train.config.optimizers import OptimizersConfig
+from rayrec.train.config.removed import without_removed
 from rayrec.train.config.section import Section
 from rayrec.train.config.sections import (
     DataConfig,
@@ -45,6 +46,11 @@ class TrainConfig(Section):
     init_from: InitFromConfig | None = None
     """weights to begin with; a path alone is short for `{path: …}`"""
     storage: StorageConfig = Field(default=StorageConfig(), description="where the run is kept")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, raw: Any) -> Any:
+        return without_removed(raw)
 
     @field_validator("init_from", mode="before")
     @classmethod

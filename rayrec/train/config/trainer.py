@@ -34,8 +34,6 @@ class GuardsConfig(Section):
     """normalized entropy above which, `patience` times in a row, the run ends"""
     min_auc: Annotated[float, Field(gt=0, lt=1)] | None = None
     """AUC below which, `patience` times in a row, the run ends, e.g. 0.505"""
-    dead_gradients: bool = True
-    """end where the gradients of all dense parameters are 0, `patience` times in a row"""
     halvings: int = Field(default=0, ge=0)
     """how often training goes back to the last checkpoint with half the learning rates where the loss is not finite any
     more, before that ends the run"""
@@ -87,17 +85,12 @@ class TrainerConfig(Section):
     micro_batches: int = Field(default=1, ge=1)
     """parts that a worker works through a batch in, one after the other, for less memory; the step is the same, for
     tables too"""
-    accumulate_steps: int = Field(default=1, ge=1)
-    """steps whose gradients are averaged before the dense parameters change; tables change in each. `micro_batches`
-    instead saves memory at the same result"""
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
     log_every: Annotated[int, Field(ge=1)] | None = None
     """steps between two lines of `metrics.jsonl`; `null`: by `log_every_s`"""
     log_every_s: float = Field(default=10.0, gt=0)
     """seconds between two lines of `metrics.jsonl`, where `log_every` is `null`"""
-    timeline_steps: int = Field(default=3, ge=0, le=50)
-    """steps near the start whose parts are drawn by worker in the report; 0: none"""
     profile: ProfileConfig | None = None
     """record these steps of rank 0 with torch's profiler, as a trace in `profile/` of the run folder"""
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None

@@ -1,29 +1,45 @@
-"""Ray, connected: the one that is there, or a local one that is ended with the run."""
+"""Connects the driver to Ray: the cluster that is there, or a local Ray that ends with the run."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import ray
 
-from rayrec._runtime.local_ray import quiet_unless_debug
+from rayrec._runtime.cgroup_limits import cpus
+from rayrec._runtime.imports import quick_imports
+from rayrec._runtime.local_ray import init_local, quiet_unless_debug
+from rayrec._runtime.threads import run_in_thread
 from rayrec.storage.errors import first_line
-from rayrec.train.driver.console import Display
-from rayrec.train.driver.ray_start import (
-    ELASTIC_ENV,
-    LOCAL_ENV,
-    TRAIN_ENV,
-    awaited,
-    defaults,
-    start_local,
-)
-from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
+from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.driver.resources import Supply
 from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
+
+# Ray Train polls workers every 2 s by default, and would change their working directory to a folder of its own, which
+# breaks relative imports of a user's model.
+TRAIN_ENV = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "120",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+}
+# Until Ray notices that a node is lost, a worker group waits this long for room on it and then counts again.
+ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4"}
+# A single machine has no preemption notices, and nobody collects its metrics: two actors fewer to start.
+LOCAL_ENV = {
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+_local_runs = 0  # nested `connected` blocks that use a local Ray of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +47,14 @@ class Cluster:
     """A connected Ray.
 
     Args:
-        local: started by this process, for this run: it never grows.
+        local: this process started it for this run, so it never grows.
     """
 
     local: bool
 
     @property
-    def what(self) -> str:
+    def subject(self) -> str:
+        """Begins a sentence about what it has."""
         return "this machine has" if self.local else "the Ray cluster has"
 
     def total(self) -> Supply:
@@ -49,110 +66,107 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(elastic: bool = False) -> Iterator[Cluster]:
-    """The Ray that is connected already, else the one that RAY_ADDRESS (set in a Ray job) names, else a local one.
+    """Connect to Ray while the body runs: the one that is connected already, else RAY_ADDRESS (set in a Ray job), else
+    a new local one.
 
     Args:
-        elastic: for a run that goes on with as many workers as there are.
+        elastic: the run continues with as many workers as there is room for.
 
     Raises:
-        TrainError: RAY_ADDRESS names a Ray that does not answer.
+        TrainError: no Ray answers at RAY_ADDRESS.
     """
+    global _local_runs
     with contextlib.ExitStack() as stack:
-        stack.enter_context(defaults(TRAIN_ENV | (ELASTIC_ENV if elastic else {})))
-        begun = awaited()
-        if begun or ray.is_initialized():
-            yield Cluster(local=begun)
+        stack.enter_context(default_env(TRAIN_ENV | (ELASTIC_ENV if elastic else {})))
+        if ray.is_initialized():
+            yield Cluster(local=_local_runs > 0)
             return
         address = os.environ.get("RAY_ADDRESS")
         if not address:
-            stack.enter_context(defaults(LOCAL_ENV))
+            stack.enter_context(default_env(LOCAL_ENV))
         with handlers_kept():
             _init(address)
+        _local_runs += not address
         try:
             yield Cluster(local=not address)
         finally:
+            _local_runs -= not address
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
+    """Start the local Ray that a run needs while a thread calls `prepare`, which may import the trainer. Each takes
+    seconds, and Ray's start is mostly waiting. Does nothing for other runs."""
+    if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
+        yield
+        return
+    prepared = run_in_thread(prepare, "rayrec-imports")
+    with connected(config.trainer.elastic):
+        prepared.result()
+        yield
 
 
 def _init(address: str | None) -> None:
     if not address:
-        start_local()
+        with _hangups_blocked(), quick_imports():
+            init_local(max(1, int(cpus())))
         return
     try:
         ray.init(address=address, **quiet_unless_debug())
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise TrainError(
-            f"RAY_ADDRESS={address}: no Ray cluster answers there ({first_line(error)}); start one with "
-            f"`ray start --head`, or unset RAY_ADDRESS to train on a local Ray"
+            f"RAY_ADDRESS={address}: no Ray cluster answers ({first_line(error)}). Start one with `ray start --head`, "
+            f"or unset RAY_ADDRESS to train on a local Ray."
         ) from error
 
 
-def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Display) -> None:
-    """Return when the run fits on what is free, and refuse it rather than wait for ever. A cluster that can grow is
-    asked to; the request is withdrawn when the wait ends, as the workers' own then holds.
-
-    Raises:
-        ResourceError: Ray has not enough, or not within `wait_s` seconds.
-    """
-    if cluster.local:
-        refuse_if_short(need, cluster.total(), cluster.what)
-        return
-    with contextlib.ExitStack() as stack:
-        if not cluster.total().covers(need):
-            stack.enter_context(asking_for(need))
-        _wait(cluster, need, wait_s, display)
-
-
-def refuse_unseen(folder: str, use_gpu: bool) -> None:
-    """
-    Args:
-        folder: that workers will read, a path of this machine.
-        use_gpu: whether workers come only to nodes that have one.
-
-    Raises:
-        TrainError: a node that workers may come to does not see it; names the node.
-    """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    look = ray.remote(num_cpus=0)(lambda: os.path.isdir(folder))
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU" if use_gpu else "CPU")]
-    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    seen = ray.get([look.options(scheduling_strategy=one).remote() for one in there])
-    if blind := [node["NodeManagerAddress"] for node, sees in zip(nodes, seen, strict=True) if not sees]:
-        raise TrainError(
-            f"storage.path: {', '.join(blind)} of the Ray cluster cannot read {folder}, where files of data.train or "
-            f"data.eval became Parquet; set it to a folder that every node sees or to a URI, or convert the files "
-            f"first: rayrec data convert"
-        )
-
-
 @contextlib.contextmanager
-def asking_for(need: Demand) -> Iterator[None]:
-    """The cluster's autoscaler, where it has one, makes room for a run while the body runs."""
-    from ray.autoscaler.sdk import request_resources
-
-    readers = [{"CPU": need.reader_cpus}] if need.reader_cpus else []
-    request_resources(bundles=[need.each] * need.num_workers + readers)
+def _hangups_blocked() -> Iterator[None]:
+    """Processes that start in the body ignore SIGHUP, as they ignore Ctrl-C: when the terminal is closed, the run still
+    needs them for its final checkpoint."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
-        request_resources(bundles=[])
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def _wait(cluster: Cluster, need: Demand, wait_s: float, display: Display) -> None:
-    until = time.monotonic() + wait_s
-    shown = False
-    while not (cluster.total().covers(need) and cluster.free().covers(need)):
-        if time.monotonic() >= until:
-            refuse_if_short(need, cluster.total(), cluster.what)
-            refuse_if_short(
-                need, cluster.free(), f"after {wait_s:g} s of waiting (trainer.wait_for_resources_s) Ray has free"
-            )
-            return
-        if not shown:
-            display.say(f"waiting up to {wait_s:g} s for {need.cpus:g} CPUs and {need.gpus} GPUs of the Ray cluster …")
-            shown = True
-        time.sleep(min(1.0, wait_s / 20))
+@contextlib.contextmanager
+def default_env(values: Mapping[str, str]) -> Iterator[None]:
+    """Set those environment variables that the user has not set, while the body runs."""
+    added = [name for name in values if name not in os.environ]
+    os.environ.update({name: values[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def refuse_unseen(folder: str, use_gpu: bool) -> None:
+    """Check that every node that may get workers sees a folder.
+
+    Args:
+        folder: a path of this machine that workers will read.
+        use_gpu: workers are placed only on nodes that have a GPU.
+
+    Raises:
+        TrainError: a node does not see it; names the node.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    is_folder = ray.remote(num_cpus=0)(lambda: os.path.isdir(folder))
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU" if use_gpu else "CPU")]
+    strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    visible = ray.get([is_folder.options(scheduling_strategy=strategy).remote() for strategy in strategies])
+    blind = [node["NodeManagerAddress"] for node, sees in zip(nodes, visible, strict=True) if not sees]
+    if blind:
+        raise TrainError(
+            f"storage.path: node {', '.join(blind)} of the Ray cluster cannot read {folder}, which holds data.train or "
+            f"data.eval converted to Parquet. Set storage.path to a folder that every node sees or to a URI, or "
+            f"convert the files first: rayrec data convert"
+        )
 
 
 def _supply(resources: Mapping[str, float]) -> Supply:

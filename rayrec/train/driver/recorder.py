@@ -1,70 +1,58 @@
-"""What the driver does with the records of a run: keep them in files, show them, remember how it went."""
+"""Handles the records of a run in the driver: keeps them in files, shows them, and tracks the state of the run."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rayrec.train.driver.console import Display
-from rayrec.train.errors import StorageError
 from rayrec.train.run.folder import RunFolder, write_json
-from rayrec.train.run.log import Course, Record, figures_of
+from rayrec.train.run.log import Record, RunState, metrics_of
 
-KEPT = ("train", "eval", "event", "timeline")
-MOST_KEPT = 100_000
-
-
-@contextmanager
-def reporting_errors(display: Display, path: Path) -> Iterator[None]:
-    """Shows that `path` cannot be written, and continues."""
-    try:
-        yield
-    except Exception as error:
-        foreign = not isinstance(error, (OSError, StorageError))
-        reason = f"{type(error).__name__}: {error}" if foreign else getattr(error, "strerror", None) or error
-        display.say(f"{path} cannot be written ({reason}); the run goes on", style="yellow")
+PERSISTED = ("train", "eval", "event")
+MAX_QUEUED_LINES = 100_000
 
 
 class Lines:
-    """Appends lines to a file. A failure is shown once, and the lines are kept in memory for the next try."""
+    """Appends lines to a file. A failure is reported once, and the lines stay in memory for the next attempt."""
 
     def __init__(self, path: Path, display: Display) -> None:
         self._path, self._display = path, display
-        self._waiting: deque[str] = deque(maxlen=MOST_KEPT)
-        self._broken = False
+        self._queue: deque[str] = deque(maxlen=MAX_QUEUED_LINES)
+        self._is_failing = False
 
     def add(self, line: str) -> None:
-        self._waiting.append(line)
+        self._queue.append(line)
         self._write()
 
     def close(self) -> None:
-        if self._waiting:
+        if self._queue:
             self._write()
-        if self._waiting:
-            lost = f"{len(self._waiting):,} line{'' if len(self._waiting) == 1 else 's'}"
-            self._display.say(f"{self._path}: {lost} could not be written", style="yellow")
+        if self._queue:
+            count = f"{len(self._queue):,} line{'' if len(self._queue) == 1 else 's'}"
+            self._display.say(f"{self._path}: {count} could not be written", style="yellow")
 
     def _write(self) -> None:
         try:
-            _append(self._path, "".join(f"{line}\n" for line in self._waiting).encode())
+            _append(self._path, "".join(f"{line}\n" for line in self._queue).encode())
         except OSError as error:
-            if not self._broken:
-                text = f"{self._path} cannot be written ({error.strerror or error}); the run goes on and tries again"
-                self._display.say(text, style="yellow")
-            self._broken = True
+            if not self._is_failing:
+                reason = error.strerror or error
+                self._display.say(f"Could not write {self._path} ({reason}). The run continues.", style="yellow")
+            self._is_failing = True
             return
-        self._waiting.clear()
-        self._broken = False
+        self._queue.clear()
+        self._is_failing = False
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """All of the lines, or none where the disk has no room for all; a line that a killed driver left behind half
-    written is ended first.
+    """Append all of the lines, or none if the disk has no room for all. First ends a line that a killed driver left
+    incomplete.
 
     Raises:
         OSError: they cannot be written.
@@ -83,15 +71,15 @@ def _append(path: Path, lines: bytes) -> None:
 
 
 class Recorder:
-    """Takes every record of a run, in order: remembers what the run needs to know, then keeps and shows the record.
+    """Handles every record of a run, in order: updates the state of the run, then keeps and shows the record.
 
-    Keeping and showing may fail in any way; the next record is kept and shown again.
+    An error while a record is kept or shown does not affect the next one.
 
     Args:
-        folder: where `metrics.jsonl`, `plan.json` and TensorBoard events go.
-        display: what the user sees.
+        folder: gets `metrics.jsonl`, `plan.json` and TensorBoard events.
+        display: shows the records.
         on_checkpoint: called when a checkpoint is complete.
-        also: called with each record when it is kept and shown.
+        on_record: called with each record after it was kept and shown.
     """
 
     def __init__(
@@ -99,15 +87,15 @@ class Recorder:
         folder: RunFolder,
         display: Display,
         on_checkpoint: Callable[[], object] = lambda: None,
-        also: Callable[[Record], object] = lambda _: None,
+        on_record: Callable[[Record], object] = lambda _: None,
     ) -> None:
-        self._folder, self._display, self._on_checkpoint, self._also = folder, display, on_checkpoint, also
+        self._folder, self._display, self._on_checkpoint, self._on_record = folder, display, on_checkpoint, on_record
         self._metrics = Lines(folder.metrics, display)
         self._board: Any = None
         self._restart: str | None = None
-        self.reasons: list[str] = []  # why the worker group failed, since one has begun
+        self.failures: list[str] = []  # of worker groups, since the last one began
         self.recoveries = 0
-        self.course = Course()
+        self.state = RunState()
 
     def __call__(self, record: Record) -> None:
         match record["kind"]:
@@ -116,28 +104,28 @@ class Recorder:
             case "restart":
                 self._restart = record["reason"]
             case "failure":
-                self.reasons.append(record["reason"])
-        self.course.hear(record)
-        with self._display.tolerance:
-            if record["kind"] in KEPT:
+                self.failures.append(record["reason"])
+        self.state.update(record)
+        with self._display.tolerance.drop_errors():
+            if record["kind"] in PERSISTED:
                 self._metrics.add(json.dumps(record))
-        with self._display.tolerance:
+        with self._display.tolerance.drop_errors():
             self._show(record)
-        self._also(record)
+        self._on_record(record)
 
     def _show(self, record: Record) -> None:
         match record["kind"]:
             case "begin":
                 self._display.begin(record)
             case "plan":
-                with reporting_errors(self._display, self._folder.plan):
+                with self._display.writing(self._folder.plan):
                     write_json(self._folder.plan, record["plan"])
                 self._display.plan(record["plan"])
             case "progress":
                 self._display.progress(record)
             case "train" | "eval" as kind:
-                with reporting_errors(self._display, self._folder.tensorboard):
-                    self._curves(record)
+                with self._display.writing(self._folder.tensorboard):
+                    self._add_scalars(record)
                 (self._display.train if kind == "train" else self._display.evaluation)(record)
             case "event":
                 self._display.event(record)
@@ -147,43 +135,44 @@ class Recorder:
                 self._display.debug(record.get("traceback", ""))
 
     def _begin(self, record: Record) -> None:
-        """A worker group starts: the first one, one that goes on from a checkpoint, or one after a failure."""
+        """A worker group starts: the first one, one that resumes from a checkpoint, or one after a failure."""
+        # The result of an earlier launch holds until the run continues.
         with suppress(OSError):
-            self._folder.result.unlink(missing_ok=True)  # an earlier end of this run is its result until it goes on
+            self._folder.result.unlink(missing_ok=True)
         resumed = record["resumed_step"]
-        where = f"resumed from the checkpoint of step {resumed}" if resumed is not None else "started again at step 0"
-        before, now = self.course.world_size, int(record["world_size"])
-        if before and before != now:
-            where = f"{where}, on {now} instead of {before} workers"
+        start = f"resumed from the checkpoint of step {resumed}" if resumed is not None else "restarted at step 0"
+        earlier_size, world_size = self.state.world_size, int(record["world_size"])
+        if earlier_size and earlier_size != world_size:
+            start = f"{start} with {world_size} instead of {earlier_size} workers"
         if self._restart is not None:
             reason, self._restart = self._restart, None
-            self._event(record, "resized", f"{reason}: {where}")
-        elif self.reasons:
+            self._event(record, "resized", f"{reason}: {start}")
+        elif self.failures:
             self.recoveries += 1
-            reason = "; ".join(dict.fromkeys(self.reasons))
-            self.reasons = []
-            text = f"worker group failed at step {self.course.step} ({reason}); restarted, {where}"
+            reason = "; ".join(dict.fromkeys(self.failures))
+            self.failures = []
+            text = f"worker group failed at step {self.state.step} ({reason}); {start}"
             self._event(record, "recovered", text)
         elif resumed is not None:
-            self._event(record, "resumed", where)
+            self._event(record, "resumed", start)
 
     def _event(self, record: Record, event: str, message: str) -> None:
-        at = {"time": record["time"], "step": record["resumed_step"] or 0, "attempt": record["attempt"]}
-        self({"kind": "event", **at, "event": event, "message": message})
+        common = {"time": record["time"], "step": record["resumed_step"] or 0, "attempt": record["attempt"]}
+        self({"kind": "event", **common, "event": event, "message": message})
 
-    def _curves(self, record: Record) -> None:
+    def _add_scalars(self, record: Record) -> None:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self._folder.tensorboard), flush_secs=10)
-        for name, value in figures_of(record).items():
+        for name, value in metrics_of(record).items():
             self._board.add_scalar(name, value, record["step"], walltime=record["time"])
 
     def close(self) -> None:
-        """Write out what is still in memory."""
-        with self._display.tolerance:
+        """Write what is still in memory."""
+        with self._display.tolerance.drop_errors():
             self._metrics.close()
         if self._board is not None:
-            with reporting_errors(self._display, self._folder.tensorboard):
+            with self._display.writing(self._folder.tensorboard):
                 self._board.close()
         self._display.close()

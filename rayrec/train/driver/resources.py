@@ -1,4 +1,4 @@
-"""Do the workers and the readers fit on what Ray has? Decided before anything starts; nothing here talks to Ray."""
+"""Checks whether the workers and readers of a run fit on what Ray has. Nothing here talks to Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one run reserves; an elastic one at least."""
+    """What a run reserves; for an elastic run, with the fewest workers."""
 
     num_workers: int
     cpus_per_worker: float
@@ -34,8 +34,8 @@ class Demand:
     reader_cpus: float
 
     @property
-    def each(self) -> dict[str, float]:
-        """What a worker reserves, in Ray's words."""
+    def per_worker(self) -> dict[str, float]:
+        """Ray resources of one worker."""
         return {"CPU": self.cpus_per_worker, **({"GPU": 1.0} if self.use_gpu else {})}
 
     @property
@@ -48,8 +48,8 @@ class Demand:
 
 
 def demand_of(config: TrainConfig, total: Supply) -> Demand:
-    """What a run asks for on a Ray that has all these CPUs and GPUs; rows read by Ray tasks need CPUs beside the
-    workers."""
+    """The resources that a run reserves on a Ray with `total` resources. Rows that Ray tasks read need CPUs besides
+    those of the workers."""
     trainer, read = config.trainer, config.data.read
     workers, reads_on_ray = trainer.least_workers, read.reader != "local" and not trainer.elastic
     return Demand(
@@ -60,12 +60,12 @@ def demand_of(config: TrainConfig, total: Supply) -> Demand:
     )
 
 
-def for_its_gpus(config: TrainConfig, total: Supply) -> TrainConfig:
-    """The config with a worker for each GPU of this machine, where those are fewer than its workers and nothing but
-    their number says that they are not wanted: not a plan, nor groups of workers."""
+def one_worker_per_gpu(config: TrainConfig, total: Supply) -> TrainConfig:
+    """The config with as many workers as this machine has GPUs, if it asks for more and nothing else depends on their
+    number: neither a given plan nor groups of workers."""
     trainer, sharding, gpus = config.trainer, config.sharding, int(total.gpus)
-    bound = trainer.elastic or sharding.plan is not None or sharding.replicas not in (1, "auto")
-    if trainer.use_gpu != "auto" or bound or not 0 < gpus < trainer.least_workers:
+    is_fixed = trainer.elastic or sharding.plan is not None or sharding.replicas not in (1, "auto")
+    if trainer.use_gpu != "auto" or is_fixed or not 0 < gpus < trainer.least_workers:
         return config
     return config.model_copy(update={"trainer": trainer.model_copy(update={"num_workers": gpus})})
 
@@ -78,13 +78,11 @@ def _worker_cpus(trainer: TrainerConfig, total: Supply) -> float:
     return max(MIN_WORKER_CPUS, min(1.0, quarters))
 
 
-def refuse_if_short(need: Demand, supply: Supply, what: str) -> None:
-    """Refuse a run that cannot be placed; Ray itself would wait for ever.
+def refuse_if_short(need: Demand, supply: Supply, subject: str) -> None:
+    """Check that a run fits on a supply of resources; Ray itself would wait without a limit.
 
     Args:
-        need: what the run reserves.
-        supply: what there is.
-        what: words for the supply, e.g. "this Ray cluster has".
+        subject: begins the sentence about the supply, as in "the Ray cluster has".
 
     Raises:
         ResourceError: names the CPUs or GPUs requested and available, and the settings that change it.
@@ -93,15 +91,15 @@ def refuse_if_short(need: Demand, supply: Supply, what: str) -> None:
         return
     if need.gpus > supply.gpus:
         raise ResourceError(
-            f"trainer.num_workers={need.num_workers} with use_gpu needs {need.gpus} GPUs, one a worker, but {what} "
-            f"{supply.gpus:g}; lower trainer.num_workers to {int(supply.gpus)}, or set trainer.use_gpu=false"
+            f"trainer.num_workers={need.num_workers} with use_gpu needs {need.gpus} GPUs (one per worker), but "
+            f"{subject} {supply.gpus:g}; lower trainer.num_workers to {int(supply.gpus)}, or set trainer.use_gpu=false"
         )
     fits = int((supply.cpus - need.reader_cpus) / need.cpus_per_worker)
-    less = f"lower trainer.num_workers to {fits}, or " if fits >= 1 else ""
+    fewer = f"lower trainer.num_workers to {fits}, or " if fits >= 1 else ""
     share = max(0.0, (supply.cpus - need.reader_cpus) / need.num_workers)
     smaller = f"lower trainer.cpus_per_worker to at most {share:.2g}, or " if share >= 0.01 else ""
     readers = f" and {need.reader_cpus:g} for reading" if need.reader_cpus else ""
     raise ResourceError(
-        f"{need.cpus:g} CPUs are needed ({need.num_workers} workers × {need.cpus_per_worker:g}{readers}), but {what} "
-        f"{supply.cpus:g}; {less}{smaller}use a larger cluster"
+        f"the run needs {need.cpus:g} CPUs ({need.num_workers} workers × {need.cpus_per_worker:g}{readers}), but "
+        f"{subject} {supply.cpus:g}; {fewer}{smaller}use a larger cluster"
     )

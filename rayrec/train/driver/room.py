@@ -1,26 +1,69 @@
-"""A run without workers waits for room: a line every minute says what is missing, and `wait_for_room_s` limits it."""
+"""Waits until a cluster has room for a run's workers: before the first ones start, and after a node was lost."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
+
+import ray
 
 from rayrec._runtime.threads import call_every
 from rayrec.train.driver.cluster import Cluster
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import room_for
-from rayrec.train.driver.resources import Demand, Supply
-from rayrec.train.run.log import ask
+from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
+from rayrec.train.run.log import call_actor
 
-LOOK_EVERY_S = 1.0
-SAY_EVERY_S = 60.0
+CHECK_EVERY_S = 1.0
+REPORT_EVERY_S = 60.0
 PENDING_S = 5.0
 
 
-class Wait:
-    """How long a run has waited for room, and what is to be said of it.
+def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Display) -> None:
+    """Return when the free resources cover a run that has no workers yet. A cluster with an autoscaler is requested to
+    grow meanwhile; later Ray Train's own request for the workers holds.
+
+    Raises:
+        ResourceError: this machine has too little, or the cluster has too little free after `wait_s` seconds. Ray
+            itself would wait without a limit.
+    """
+    if cluster.local:
+        refuse_if_short(need, cluster.total(), cluster.subject)
+        return
+    with contextlib.ExitStack() as stack:
+        if not cluster.total().covers(need):
+            stack.enter_context(_requested(need))
+        end = time.monotonic() + wait_s
+        reported = False
+        while not (cluster.total().covers(need) and cluster.free().covers(need)):
+            if time.monotonic() >= end:
+                refuse_if_short(need, cluster.total(), cluster.subject)
+                option = f"after {wait_s:g} s of waiting (trainer.wait_for_resources_s) Ray has free"
+                refuse_if_short(need, cluster.free(), option)
+                return
+            if not reported:
+                display.say(f"Waiting up to {wait_s:g} s for {need.cpus:g} CPUs and {need.gpus} GPUs of the cluster …")
+                reported = True
+            time.sleep(min(1.0, wait_s / 20))
+
+
+@contextlib.contextmanager
+def _requested(need: Demand) -> Iterator[None]:
+    """Request a run's resources from the cluster's autoscaler while the body runs."""
+    from ray.autoscaler.sdk import request_resources
+
+    readers = [{"CPU": need.reader_cpus}] if need.reader_cpus else []
+    request_resources(bundles=[need.per_worker] * need.num_workers + readers)
+    try:
+        yield
+    finally:
+        request_resources(bundles=[])
+
+
+class RoomWait:
+    """Measures how long a run without workers has waited for room, and decides what to report.
 
     Args:
         limit_s: seconds after which the run gives up; None: never.
@@ -29,96 +72,97 @@ class Wait:
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
         self._since: float | None = None
-        self._said = 0.0
+        self._reported = 0.0
         self.given_up: str | None = None
 
-    def look(self, idle_s: float, missing: Callable[[], str | None], now: float) -> str | None:
-        """What to say now, if anything.
+    def update(self, idle_s: float, missing: Callable[[], str | None], now: float) -> str | None:
+        """The line to report now, if any; sets `given_up` at the limit.
 
         Args:
-            idle_s: seconds without workers; 0 where there are some.
-            missing: what is missing for the workers; None where they have room and are only being started.
+            idle_s: seconds without workers; 0 while some run.
+            missing: returns what the workers lack; None if they have room and are only being started.
             now: a clock, in seconds.
         """
-        what = missing() if idle_s > 0 else None
-        if what is None:
+        lack = missing() if idle_s > 0 else None
+        if lack is None:
             self._since = None
             return None
         if self._since is None:
-            self._since = self._said = now
-        waited = now - self._since
-        if self._limit_s is not None and waited >= self._limit_s:
-            self.given_up = f"no room for the workers within trainer.wait_for_room_s={self._limit_s:g} s: {what}"
-        elif now - self._said >= SAY_EVERY_S:
-            self._said = now
-            return f"waiting for room, {waited / 60:.0f} min so far: {what}"
+            self._since = self._reported = now
+        waited_s = now - self._since
+        if self._limit_s is not None and waited_s >= self._limit_s:
+            self.given_up = f"No room for the workers within trainer.wait_for_room_s={self._limit_s:g} s: {lack}."
+        elif now - self._reported >= REPORT_EVERY_S:
+            self._reported = now
+            return f"Waiting for room, {waited_s / 60:.0f} min so far: {lack}."
         return None
 
 
-def missing_of(need: Demand, nodes: list[dict[str, float]], free: Supply) -> str | None:
-    """What is missing for the workers; None: nothing.
+def missing_resources(need: Demand, nodes: list[dict[str, float]], free: Supply) -> str | None:
+    """What a cluster lacks for the workers; None: nothing.
 
     Args:
-        nodes: resources of each node that is there.
-        free: what no one has reserved.
+        nodes: resources of each node.
+        free: resources that nobody has reserved.
     """
-    each = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
-    places = room_for(need.each, nodes, need.num_workers)
-    wanted = f"{need.num_workers} workers of {each} each are wanted"
-    if places < need.num_workers:
-        there = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
-        return f"{wanted}, and the {there} of the cluster have room for {places}"
+    unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
+    capacity = room_for(need.per_worker, nodes, need.num_workers)
+    wanted = f"{need.num_workers} workers need {unit} each"
+    if capacity < need.num_workers:
+        return f"{wanted}; the cluster has {len(nodes)} node{'' if len(nodes) == 1 else 's'} with room for {capacity}"
     workers = Supply(cpus=need.num_workers * need.cpus_per_worker, gpus=float(need.gpus))
     if free.cpus + 1e-6 < workers.cpus or free.gpus + 1e-6 < workers.gpus:
-        return f"{wanted}, and {free.cpus:g} CPUs and {free.gpus:g} GPUs of the cluster are free"
+        return f"{wanted}; {free.cpus:g} CPUs and {free.gpus:g} GPUs of the cluster are free"
     return None
 
 
-def pending(need: Demand) -> bool:
-    """Whether Ray holds a request for such workers that it cannot meet."""
+def has_pending_request(need: Demand) -> bool:
+    """Whether Ray holds a request for these workers that it cannot meet."""
     from ray.util import placement_group_table
 
     table: dict[str, Any] = placement_group_table()
-    wanted = [need.each] * need.num_workers
+    bundles = [need.per_worker] * need.num_workers
     return any(
-        group["state"] in ("PENDING", "RESCHEDULING") and list(group["bundles"].values()) == wanted
+        group["state"] in ("PENDING", "RESCHEDULING") and list(group["bundles"].values()) == bundles
         for group in table.values()
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def waiting_for_room(
-    limit_s: float | None, need: Demand, actor: Any, cluster: Cluster, display: Display
+    limit_s: float | None, need: Demand, mailbox: Any, cluster: Cluster, display: Display
 ) -> Iterator[None]:
-    """Watch the cluster from a thread while the body runs. After `limit_s` the run has failed, as the mailbox then has
-    it: Ray Train hears of that when its own present wait ends, after two minutes at most."""
+    """While the body runs, report from a thread when workers wait for room, and fail the run after `limit_s`.
+
+    The failure is recorded in the mailbox. Ray Train reads it when its own wait for the workers ends, after at most two
+    minutes.
+    """
     if cluster.local:
         yield
         return
-    import ray
-
-    wait, pending_at = Wait(limit_s), 0.0
+    wait, pending_at = RoomWait(limit_s), 0.0
 
     def missing() -> str | None:
         nonlocal pending_at
         now = time.monotonic()
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        what = missing_of(need, nodes, cluster.free())
-        if room_for(need.each, nodes, need.num_workers) < need.num_workers:
-            return what
-        if pending(need):
+        lack = missing_resources(need, nodes, cluster.free())
+        if room_for(need.per_worker, nodes, need.num_workers) < need.num_workers:
+            return lack
+        if has_pending_request(need):
             pending_at = now
-        # Ray Train withdraws its request and makes it again; what is not free may be these workers' own.
-        return what if now - pending_at < PENDING_S else None
+        # Ray Train withdraws its request and makes it again: without one, the workers themselves may hold what is
+        # not free.
+        return lack if now - pending_at < PENDING_S else None
 
-    def look() -> None:
+    def check() -> None:
         if wait.given_up is not None:
             return
-        line = wait.look(ask(actor.idle_s), missing, time.monotonic())
+        line = wait.update(call_actor(mailbox.idle_s), missing, time.monotonic())
         if line is not None:
             display.say(line, style="yellow")
         if wait.given_up is not None:
-            ask(actor.put, {"kind": "fatal", "rank": 0, "error": wait.given_up, "final": True})
+            call_actor(mailbox.put, {"kind": "fatal", "rank": 0, "error": wait.given_up, "final": True})
 
-    with call_every(look, LOOK_EVERY_S, "rayrec-room"):
+    with call_every(check, CHECK_EVERY_S, "rayrec-room"):
         yield

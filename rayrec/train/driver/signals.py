@@ -1,4 +1,5 @@
-"""Stop signals: the first asks the run to stop with a last checkpoint, a second one or the end of the grace ends it."""
+"""Stop signals: the first one requests a stop with a final checkpoint; a second one, or the end of the grace period,
+ends the run at once."""
 
 from __future__ import annotations
 
@@ -19,34 +20,34 @@ TICK_S = 0.1
 
 
 class StopSignals:
-    """What has been heard since `listening` began.
+    """A signal handler that counts the stop signals of a run.
 
     Args:
-        ask: called once, in a thread of its own, when the first signal comes.
-        grace_s: seconds that the run then has to end by itself.
+        request_stop: called once, in a thread, at the first signal.
+        grace_s: seconds that the run then has to stop.
     """
 
-    def __init__(self, ask: Callable[[], object], grace_s: float) -> None:
-        self._ask, self._grace_s = ask, grace_s
+    def __init__(self, request_stop: Callable[[], object], grace_s: float) -> None:
+        self._request_stop, self._grace_s = request_stop, grace_s
         self.received: int | None = None
         self._count = 0
-        self._until = float("inf")
+        self._deadline = float("inf")
 
     def __call__(self, number: int, _: FrameType | None = None) -> None:
         if self._count and number == signal.SIGHUP:
             return  # the kernel and the shell each send one when a terminal is closed
         self._count += 1
         if self._count == 1:
-            self.received, self._until = number, time.monotonic() + self._grace_s
-            threading.Thread(target=self._ask, name="rayrec-stop", daemon=True).start()
+            self.received, self._deadline = number, time.monotonic() + self._grace_s
+            threading.Thread(target=self._request_stop, name="rayrec-stop", daemon=True).start()
 
     @property
-    def overdue(self) -> str | None:
-        """Why waiting is over, if it is."""
+    def reason_to_exit(self) -> str | None:
+        """Why the run is not waited for any longer; None: it is."""
         if self._count > 1:
-            return "interrupted twice, so without a last checkpoint"
-        if time.monotonic() > self._until:
-            return f"interrupted; no last checkpoint within trainer.grace_s={self._grace_s:g} s"
+            return "Exited on the second interrupt; no final checkpoint was saved."
+        if time.monotonic() > self._deadline:
+            return f"Interrupted; no final checkpoint was saved within trainer.grace_s={self._grace_s:g} s."
         return None
 
     def interrupted(self, message: str) -> Interrupted:
@@ -55,37 +56,38 @@ class StopSignals:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """What the body does to the handlers of stop signals is undone: Ray sets one of its own when it starts."""
+    """Restore the handlers of stop signals after the body: Ray installs its own when it starts."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def listening(heard: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Stop signals go to `heard` while the body runs; outside of the main thread none arrive, and nothing is done."""
+def handling(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Call `handler` for stop signals while the body runs. Does nothing outside of the main thread, which receives no
+    signals."""
     with handlers_kept():
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                signal.signal(number, heard)
+                signal.signal(number, handler)
         yield
 
 
-def run_beside(act: Callable[[], object], signals: StopSignals) -> None:
-    """Run `act` in a thread and wait for its end here, where signals arrive at once.
+def run_in_background(function: Callable[[], object], signals: StopSignals) -> None:
+    """Call `function` in a thread and wait for it here, where signals are handled at once.
 
     Raises:
-        Interrupted: the stop took too long; the thread is left behind.
-        BaseException: what `act` raised.
+        Interrupted: the stop took too long; the thread is abandoned.
+        BaseException: what `function` raised.
     """
-    done = run_in_thread(act, "rayrec-run")
-    while not wait([done], TICK_S).done:
-        if (late := signals.overdue) is not None:
-            raise signals.interrupted(late)
-    done.result()
+    future = run_in_thread(function, "rayrec-run")
+    while not wait([future], TICK_S).done:
+        if (reason := signals.reason_to_exit) is not None:
+            raise signals.interrupted(reason)
+    future.result()

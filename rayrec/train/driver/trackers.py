@@ -1,6 +1,7 @@
-"""What sends a run's figures elsewhere: to MLflow, Weights & Biases or Comet, by the clients of those packages, and to
-Prometheus, through Ray's own metrics: `ray_rayrec_…` of the driver's process, which `deploy/grafana-dashboard.json`
-draws. Memory and processors of the workers are among what Ray itself exports.
+"""Sends a run's metrics to MLflow, Weights & Biases or Comet, and to Prometheus.
+
+Prometheus reads them from Ray's own metrics of the driver process, as `ray_rayrec_…`; `deploy/grafana-dashboard.json`
+plots them. Ray itself exports the memory and processor use of workers.
 """
 
 from __future__ import annotations
@@ -15,55 +16,55 @@ from rayrec.storage.errors import suggestion
 from rayrec.train.config.difference import flat
 from rayrec.train.driver.callbacks import Callback, RunInfo
 from rayrec.train.errors import TrainError
-from rayrec.train.run.log import Record, figures_of
+from rayrec.train.run.log import Record, metrics_of
 
 if TYPE_CHECKING:
     from rayrec.train.run.result import Result
 
 RUN_TAG = "rayrec.run"
-# Name → what it is.
+# Name → description.
 GAUGES = {
-    "rayrec_step": "Steps made.",
-    "rayrec_epoch": "The epoch that is trained on, from 1.",
-    "rayrec_workers": "Workers of the group.",
-    "rayrec_restarts": "How often a worker group was started again in this launch.",
-    "rayrec_samples_per_second": "Rows a second over all workers, between two logging steps.",
-    "rayrec_step_seconds": "Seconds a step took, between two logging steps.",
-    "rayrec_data_wait_fraction": "The part of the training time that was spent waiting for data.",
-    "rayrec_stall_fraction": "The part of the time in which training stood still for checkpoints and evaluations.",
+    "rayrec_step": "Training steps so far.",
+    "rayrec_epoch": "Current epoch, counted from 1.",
+    "rayrec_workers": "Number of workers.",
+    "rayrec_restarts": "Restarts of the worker group since the driver started.",
+    "rayrec_samples_per_second": "Rows per second over all workers, between two logging steps.",
+    "rayrec_step_seconds": "Seconds per step, between two logging steps.",
+    "rayrec_data_wait_fraction": "Fraction of the training time spent waiting for data.",
+    "rayrec_stall_fraction": "Fraction of the time in which checkpoints and evaluations stopped training.",
     "rayrec_loss": "Loss between two logging steps.",
     "rayrec_ne": "Normalized entropy between two logging steps.",
     "rayrec_auc": "AUC between two logging steps.",
     "rayrec_eval_ne": "Normalized entropy of the last evaluation.",
     "rayrec_eval_auc": "AUC of the last evaluation.",
-    "rayrec_checkpoint_time_seconds": "When the last checkpoint was complete, in Unix time.",
+    "rayrec_checkpoint_time_seconds": "Unix time at which the last checkpoint was completed.",
 }
 TAG = "run"
 
 
-def _id_of(run: RunInfo) -> str:
-    """The same for a run that goes on, so that its figures go on too."""
+def _run_id(run: RunInfo) -> str:
+    """The same id when a run resumes, so that it continues the tracker's run."""
     return hashlib.sha256(str(run.folder).encode()).hexdigest()[:32]
 
 
 class _Tracker(Callback):
-    """Hands figures to `log`."""
+    """Passes metrics to `log`."""
 
     def on_step(self, record: Mapping[str, Any]) -> None:
-        self.log(figures_of(record), int(record["step"]))
+        self.log(metrics_of(record), int(record["step"]))
 
     on_evaluation = on_step
 
-    def log(self, figures: dict[str, float], step: int) -> None:
+    def log(self, metrics: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
 
 class MLflow(_Tracker):
-    """Figures, settings and the report in MLflow.
+    """Logs metrics, the config and the report to MLflow.
 
     Args:
-        experiment: its name; it is made where there is none.
-        uri: of the server or store; None: as MLflow is set up (`MLFLOW_TRACKING_URI`).
+        experiment: its name; created if missing.
+        uri: of the server or store; None: MLflow's own setting (`MLFLOW_TRACKING_URI`).
     """
 
     def __init__(self, experiment: str = "rayrec", uri: str | None = None) -> None:
@@ -74,17 +75,17 @@ class MLflow(_Tracker):
 
         self._client: Any = MlflowClient(self._uri)
         self._folder: Path = run.folder
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
-        tag = _id_of(run)
+        existing = self._client.get_experiment_by_name(self._experiment)
+        experiment = self._client.create_experiment(self._experiment) if existing is None else existing.experiment_id
+        tag = _run_id(run)
         earlier = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{tag}'", max_results=1)
-        made = earlier[0] if earlier else self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: tag})
-        self._run_id = made.info.run_id
+        entry = earlier[0] if earlier else self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: tag})
+        self._run_id = entry.info.run_id
         for name, value in {} if earlier else flat(run.config.to_dict()).items():
             self._client.log_param(self._run_id, name, str(value)[:500])
 
-    def log(self, figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
             self._client.log_metric(self._run_id, name.replace("@", "_at_"), value, step=step)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
@@ -94,7 +95,7 @@ class MLflow(_Tracker):
 
 
 class WandB(_Tracker):
-    """Figures and settings in a project of Weights & Biases; `WANDB_MODE=offline` keeps them in the run folder."""
+    """Logs metrics and the config to a Weights & Biases project; `WANDB_MODE=offline` keeps them in the run folder."""
 
     def __init__(self, project: str = "rayrec") -> None:
         self._project = project
@@ -105,21 +106,21 @@ class WandB(_Tracker):
         self._run: Any = wandb.init(
             project=self._project,
             name=run.name,
-            id=_id_of(run),
+            id=_run_id(run),
             dir=str(run.folder),
             resume="allow",
             config=run.config.to_dict(),
         )
 
-    def log(self, figures: dict[str, float], step: int) -> None:
-        self._run.log(figures, step=step)
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self._run.log(metrics, step=step)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
         self._run.finish(exit_code=0 if error is None else 1)
 
 
 class Comet(_Tracker):
-    """Figures and settings in a project of Comet."""
+    """Logs metrics and the config to a project of Comet."""
 
     def __init__(self, project: str = "rayrec") -> None:
         self._project = project
@@ -127,40 +128,44 @@ class Comet(_Tracker):
     def on_start(self, run: RunInfo) -> None:
         import comet_ml
 
-        self._run: Any = comet_ml.start(project_name=self._project, experiment_key=_id_of(run))
+        self._run: Any = comet_ml.start(project_name=self._project, experiment_key=_run_id(run))
         self._run.set_name(run.name)
         self._run.log_parameters(flat(run.config.to_dict()))
 
-    def log(self, figures: dict[str, float], step: int) -> None:
-        self._run.log_metrics(figures, step=step)
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self._run.log_metrics(metrics, step=step)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
         self._run.end()
 
 
-# Name → the package that must be installed.
+# Name → the package that it needs.
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb", "comet": "comet_ml"}
 
 
 def tracker(name: str, project: str) -> Callback:
-    """The tracker of this name, for `--track`; `project` is MLflow's experiment, the project of the others.
+    """The tracker of this name, for `--track`.
+
+    Args:
+        project: a project, or an experiment for MLflow.
 
     Raises:
-        TrainError: there is no such tracker, or its package is not installed.
+        TrainError: the name is unknown, or its package is not installed.
     """
     if name not in PACKAGES:
-        raise TrainError(f"track={name!r}: there are {', '.join(PACKAGES)}{suggestion(name, list(PACKAGES))}")
+        raise TrainError(f"track={name!r} must be one of {', '.join(PACKAGES)}{suggestion(name, list(PACKAGES))}")
     if importlib.util.find_spec(PACKAGES[name]) is None:
-        raise TrainError(f"track={name}: not installed; pip install {PACKAGES[name]}")
+        raise TrainError(f"track={name}: the package is not installed; run pip install {PACKAGES[name]}")
     if name == "mlflow":
         import mlflow
 
-        return MLflow(project, mlflow.get_tracking_uri())  # absolute: a trial works in a folder of its own
+        # An absolute URI, as each trial of a search has its own working directory.
+        return MLflow(project, mlflow.get_tracking_uri())
     return WandB(project) if name == "wandb" else Comet(project)
 
 
 class ExportedMetrics:
-    """Sets the gauges from a run's records; needs a connected Ray.
+    """Sets Prometheus gauges from the records of a run; needs a connected Ray.
 
     Args:
         run: the run's name.
@@ -193,7 +198,6 @@ class ExportedMetrics:
                 self._set({"checkpoint_time_seconds": record["time"]})
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        """What a model has no figure of keeps none."""
         for name, value in values.items():
             if value is not None:
                 self._gauges[f"rayrec_{name}"].set(float(value))

@@ -1,4 +1,4 @@
-"""What a run should be told though nothing failed: one line each, with the figure and what to do about it."""
+"""Warnings about a run that has not failed: a line each, with the number that is suspicious and what to change."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from rayrec.train.config.train_config import TrainConfig
 
 
 def at_start(config: TrainConfig, rows: int, cores: float | None) -> list[str]:
-    """What can be known before the first step.
+    """Warnings that are known before the first step.
 
     Args:
         rows: of the training files, before filters.
-        cores: that this process may use; None where workers run elsewhere.
+        cores: that this process may use; None if workers run on other machines.
     """
-    trainer, found = config.trainer, []
+    trainer, warnings = config.trainer, []
     if trainer.batch_size >= rows:
-        found.append(_one_step(trainer.batch_size, rows))
+        warnings.append(_one_step(trainer.batch_size, rows))
     if cores is not None and trainer.least_workers > max(1.0, cores):
-        found.append(
+        warnings.append(
             f"{trainer.least_workers} workers share {cores:g} cores and wait for each other; "
             f"set trainer.num_workers to {int(max(1.0, cores))} or fewer"
         )
-    return found
+    return warnings
 
 
 def at_end(config: TrainConfig, outcome: Mapping[str, Any]) -> list[str]:
-    """What the outcome of a run shows; see `Loop._outcome`."""
+    """Warnings about the outcome of a run, as rank 0 reports it."""
     batch, train = config.trainer.batch_size, outcome["train"]
-    found = []
+    warnings = []
     rows = train["samples"] // max(1, outcome["epochs"])
     if 0 < rows <= batch:
-        found.append(_one_step(batch, rows))
+        warnings.append(_one_step(batch, rows))
     evaluation = outcome["eval"] or {}
-    tasks = {f" of {name!r}": of for name, of in evaluation.get("tasks", {}).items()} or {"": evaluation}
-    for name, figures in tasks.items():
-        found += _of_label(name, figures)
+    by_task = evaluation.get("tasks", {}).items()
+    for name, metrics in ({f" of {task!r}": metrics for task, metrics in by_task} or {"": evaluation}).items():
+        warnings += _of_label(name, metrics)
     if not evaluation and train.get("ne") is None and train.get("loss") is not None and "rmse" not in train:
-        found.append(f"all labels of the last logged steps are alike; {_CHECK_LABELS}")
-    return found
+        warnings.append(f"all labels of the last logged steps are the same; {_CHECK_LABELS}")
+    return warnings
 
 
-def _of_label(name: str, figures: Mapping[str, Any]) -> list[str]:
-    """About one label's last evaluation."""
-    share, ne, r2 = (figures.get(key) for key in ("ctr", "ne", "r2"))
+def _of_label(name: str, metrics: Mapping[str, Any]) -> list[str]:
+    """Warnings about the last evaluation of one label."""
+    share, ne, r2 = (metrics.get(key) for key in ("ctr", "ne", "r2"))
     if share in (0.0, 1.0):
         return [
-            f"every label{name} in the {figures['samples']:,} evaluation rows is {share:g}, so that AUC and NE mean "
+            f"every label{name} in the {metrics['samples']:,} evaluation rows is {share:g}, so AUC and NE mean "
             f"nothing; {_CHECK_LABELS}"
         ]
     if ne is not None and ne > 1:
@@ -61,11 +61,14 @@ def _of_label(name: str, figures: Mapping[str, Any]) -> list[str]:
 
 
 def _one_step(batch: int, rows: int) -> str:
-    few = max(1, rows // 20)
-    return f"an epoch is one step: trainer.batch_size={batch:,} and {rows:,} rows; try trainer.batch_size={few:,}"
+    smaller = max(1, rows // 20)
+    return (
+        f"an epoch is a single step: trainer.batch_size={batch:,} and only {rows:,} rows; "
+        f"try trainer.batch_size={smaller:,}"
+    )
 
 
-_CHECK_LABELS = "look at the label's column and rule (`rayrec data check CONFIG` counts label 1)"
+_CHECK_LABELS = "check the label's column and rule (`rayrec data check CONFIG` counts label 1)"
 _LEARN_LESS = (
     "try fewer trainer.epochs or smaller learning rates (optimizers.dense.lr, optimizers.sparse.lr), and keep the best "
     "checkpoint (storage.keep_best)"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.data.source.dataset import DataSet
+from rayrec.train.config.removed import without_removed
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.run.folder import RunFolder
@@ -34,6 +35,7 @@ def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = Non
     raw = folder.read_config()
     if raw is None:
         raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
+    raw = without_removed(raw, of_run=True)
     named = None if allow_code else _code_in(raw)
     if named is not None:
         raise TrainError(

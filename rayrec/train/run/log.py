@@ -1,14 +1,14 @@
-"""The event log of a run: workers send records (plain dicts), the driver keeps and shows them.
+"""The event log of a run: workers send records (plain dicts) to a mailbox, and the driver keeps and shows them.
 
-    send   a worker calls `put` of its sink: the `Mailbox` itself, or `sink_to` it where that is a Ray actor
-    hold   the `Mailbox` numbers attempts, knows who has failed and what the driver has asked for
-    hear   `drained` takes what has come, from a thread of the driver, and hands each record to its `Recorder`
-    know   a `Course` knows how the job goes and how it ended
-    keep   `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard
-    show   `driver/console.py` writes for people; `driver/trackers.py` for Prometheus
+    worker     calls `put` of its sink: the `Mailbox` itself, or `sink_to` it if it is a Ray actor
+    mailbox    numbers attempts, and knows which ranks have failed and what the driver has requested
+    driver     `handling_records` takes new records in a thread and hands each one to its `Recorder`
+    state      `RunState` is updated with each record: how the job goes, and how it ended
+    files      `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard
+    display    `driver/console.py` writes for people, `driver/trackers.py` for Prometheus
 
 Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, failure and restart
-(from Ray's controller), stopped, fatal, excused (fatal records so far come from a lost worker), done.
+(from Ray's controller), stopped, fatal, errors_discarded (fatal records so far were caused by a lost worker), done.
 """
 
 from __future__ import annotations
@@ -26,101 +26,109 @@ from rayrec.train.config.difference import flat
 from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
-# Of a record, no figure of the model; what a batch looks up in each of many tables is in metrics.jsonl.
-OF_NO_FIGURE = frozenset({"kind", "step", "time", "attempt", "partial", "tables"})
-Waiting = tuple[int, str]  # exchanges that a rank has begun, and the line of code in which it waits for the others
+# Fields of a record that are no metrics of the model. Lookups per table are long; they are in metrics.jsonl only.
+NOT_METRICS = frozenset({"kind", "step", "time", "attempt", "partial", "tables"})
+Waiting = tuple[int, str]  # number of exchanges that a rank has begun, and the line of code in which it waits
 
 
 class Mailbox:
-    """Where workers send records, which are kept until they are taken; an actor, or in the driver's own process."""
+    """Keeps the records of workers until the driver takes them: a Ray actor, or an object of the driver's process."""
 
-    def __init__(self, attempts_before: int = 0) -> None:
-        self._records: deque[Record] = deque()  # also used by two threads of one process
-        self._attempt = attempts_before
-        self._failed: set[int] = set()
+    def __init__(self, previous_attempts: int = 0) -> None:
+        self._records: deque[Record] = deque()  # two threads of one process may use it
+        self._attempt = previous_attempts
+        self._failed_ranks: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
-        self._last_words: str | None = None
-        self._stop = self._excused = False
+        self._exit_reason: str | None = None
+        self._stop = self._discards_errors = False
         self._restart: str | None = None
         self._saved_step = self._failures = 0
         self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
-        """Called by every rank at the start of an attempt; the leader counts it. True: the run has failed already."""
-        self._excused, self._idle_since = False, None
-        self._attempt += leader and not self._failed
+        """Begin an attempt. Every rank calls it; the leader counts the attempt.
+
+        Returns:
+            Whether the run has failed already.
+        """
+        self._discards_errors, self._idle_since = False, None
+        self._attempt += leader and not self._failed_ranks
         self._restart = None if leader else self._restart
         self._waiting.clear()
-        self._last_words = None
-        return bool(self._failed)
+        self._exit_reason = None
+        return bool(self._failed_ranks)
 
     def put(self, record: Record) -> None:
-        """Send without waiting; records of one rank arrive in order."""
+        """Add a record; those of one rank stay in order."""
         if record["kind"] in ("failure", "restart"):
             self._idle_since = time.monotonic()
-        elif record["kind"] in ("progress", "train"):  # also where this mailbox is a second one, and has heard no begin
+        elif record["kind"] in ("progress", "train"):  # a mailbox that replaces a lost one has seen no `begin`
             self._idle_since = None
         if record["kind"] == "fatal":
-            if self._excused and not record.get("final"):
-                return  # of the attempt that lost a worker
-            self._failed.add(record["rank"])
+            if self._discards_errors and not record.get("final"):
+                return
+            self._failed_ranks.add(record["rank"])
         if record.get("event") == "checkpoint" and record["step"] > self._saved_step:
             self._saved_step, self._failures = record["step"], 0
         if record.get("event") in ("hang", "unlike"):
-            self._last_words = record["message"]
+            self._exit_reason = record["message"]
         self._records.append({"time": time.time(), "attempt": self._attempt, **record})
 
     def flush(self, record: Record) -> None:
-        """Send, and return when it has arrived with all before it."""
+        """Add a record; returns when it and all earlier ones have arrived."""
         self.put(record)
 
-    def last_words(self) -> str | None:
-        """Why a worker of this attempt has ended itself, if one has."""
-        return self._last_words
+    def exit_reason(self) -> str | None:
+        """Why a worker of this attempt has ended its own process, if one has."""
+        return self._exit_reason
 
-    def failed_ranks(self) -> int:
+    def num_failed_ranks(self) -> int:
         """How many ranks have sent a fatal record."""
-        return len(self._failed)
+        return len(self._failed_ranks)
 
     def idle_s(self) -> float:
-        """Seconds without a worker group; 0 where one runs."""
+        """Seconds without a worker group; 0 while one runs."""
         return 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
 
-    def excuse(self, dead: Collection[int]) -> bool:
-        """Whether one of these lost ranks had reported no error: those of the others may come from its loss, and no
-        longer count."""
-        if self._failed.issuperset(dead):
+    def discard_errors(self, lost_ranks: Collection[int]) -> bool:
+        """Forget the fatal errors of this attempt if a lost rank had reported none: the loss may have caused the errors
+        of the others.
+
+        Returns:
+            Whether the errors were forgotten.
+        """
+        if self._failed_ranks.issuperset(lost_ranks):
             return False
-        self._failed.clear()
-        self._excused = True
-        self._records.append({"time": time.time(), "attempt": self._attempt, "kind": "excused"})
+        self._failed_ranks.clear()
+        self._discards_errors = True
+        self._records.append({"time": time.time(), "attempt": self._attempt, "kind": "errors_discarded"})
         return True
 
-    def failed_again(self) -> int:
-        """Counts a failure of the worker group: how many there were since the run last got further."""
+    def count_failure(self) -> int:
+        """Count a failure of the worker group; returns the number of failures since the last new checkpoint."""
         self._failures += 1
         return self._failures
 
-    def ask_stop(self) -> None:
+    def request_stop(self) -> None:
         self._stop = True
 
-    def ask_restart(self, reason: str) -> None:
-        """Stop with a checkpoint and start again."""
+    def request_restart(self, reason: str) -> None:
+        """Request a stop with a checkpoint and a new start after it."""
         self._restart = reason
 
     def stop_requested(self) -> bool:
-        """Whether the driver wants the workers to stop, with a last checkpoint."""
+        """Whether the workers are to stop, with a final checkpoint."""
         return self._stop or self._restart is not None
 
     def restart_reason(self) -> str | None:
-        """Why the workers are to be started again after that; None: they are not."""
+        """Why the workers start again after the stop; None: they do not."""
         return None if self._stop else self._restart
 
-    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
-        """Reports where this rank waits for the others (None: it does not), and returns the places of all that wait."""
+    def report_waiting(self, rank: int, waiting: Waiting | None) -> dict[int, Waiting]:
+        """Report where a rank waits for the others (None: it does not); returns the same of all ranks that wait."""
         self._waiting.pop(rank, None)
-        if place is not None:
-            self._waiting[rank] = place
+        if waiting is not None:
+            self._waiting[rank] = waiting
         return dict(self._waiting)
 
     def take(self) -> list[Record]:
@@ -128,11 +136,11 @@ class Mailbox:
         return [self._records.popleft() for _ in range(len(self._records))]
 
 
-def ask(method: Any, *given: Any, **named: Any) -> Any:
-    """The answer of a mailbox that is an actor."""
+def call_actor(method: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of an actor and wait up to 30 s for the result."""
     import ray
 
-    return ray.get(method.remote(*given, **named), timeout=30)
+    return ray.get(method.remote(*args, **kwargs), timeout=30)
 
 
 class _ActorSink:
@@ -143,25 +151,27 @@ class _ActorSink:
         self._actor.put.remote(record)
 
     def flush(self, record: Record) -> None:
-        ask(self._actor.put, record)
+        call_actor(self._actor.put, record)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(ask, getattr(self._actor, name))
+        return partial(call_actor, getattr(self._actor, name))
 
 
 def sink_to(actor: Any) -> Mailbox:
-    """A mailbox that is a Ray actor, called as if it were here: each call but `put` waits for the answer."""
+    """A mailbox that is a Ray actor, with the interface of `Mailbox`; each call but `put` waits for the result."""
     return cast(Mailbox, _ActorSink(actor))
 
 
 @dataclass
-class Course:
-    """How a job goes, as far as its records say.
+class RunState:
+    """How a job goes, according to its records so far.
 
     Args:
-        attempt, step: the last ones heard of.
-        world_size, nodes: workers of the attempt that runs, and Ray's ids of the nodes that it is on; 0 before it.
-        fatal: why it failed; `done`: the record of its end; `stopped`: what was said when it stopped on request.
+        attempt, step: the newest ones.
+        world_size, nodes: workers of the current attempt, and Ray's ids of their nodes; 0 and none before it.
+        fatal: the error that ended the job.
+        done: its last record, with the outcome.
+        stopped: the message of a job that stopped on request.
     """
 
     attempt: int = 0
@@ -172,7 +182,7 @@ class Course:
     done: Record | None = None
     stopped: str | None = None
 
-    def hear(self, record: Record) -> None:
+    def update(self, record: Record) -> None:
         self.attempt = max(self.attempt, record["attempt"])
         match record["kind"]:
             case "begin":
@@ -181,7 +191,7 @@ class Course:
                 return
             case "fatal":
                 self.fatal = self.fatal or record["error"]
-            case "excused":
+            case "errors_discarded":
                 self.fatal = None
             case "stopped":
                 self.stopped = record["message"] or "interrupted"
@@ -190,26 +200,26 @@ class Course:
         self.step = max(self.step, int(record.get("step") or 0))
 
 
-def figures_of(record: Mapping[str, Any]) -> dict[str, float]:
+def metrics_of(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a train or eval record by path, such as `train/loss` and `eval/tasks/click/auc`."""
-    figures = flat({record["kind"]: {name: of for name, of in record.items() if name not in OF_NO_FIGURE}}, "/")
-    return {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+    metrics = flat({record["kind"]: {name: value for name, value in record.items() if name not in NOT_METRICS}}, "/")
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 @contextlib.contextmanager
-def drained(
+def handling_records(
     take: Callable[[], list[Record]],
     handle: Callable[[Record], object],
     tolerance: Tolerance | None = None,
     every_s: float = 0.2,
 ) -> Iterator[None]:
-    """Hand records over from a thread while the body runs; what is left is handed over at its end.
+    """Hand new records to `handle` from a thread while the body runs, and the last ones at its end.
 
-    A `take` that fails is tried again at the next tick: a busy machine must not end a run. An error of `handle`, even
-    SystemExit, costs its record and no other.
+    A failed `take` is tried again after `every_s`: a busy machine must not end a run. An error of `handle`, including
+    SystemExit, drops its record only.
 
     Raises:
-        Exception: the one of the last `take`; after the body.
+        Exception: the last `take` failed; raised after the body.
     """
     tolerance = tolerance or Tolerance()
 

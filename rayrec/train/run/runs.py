@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rayrec.train.driver.console import figure
+from rayrec.train.driver.console import format_metric
 from rayrec.train.driver.terminal import table
 from rayrec.train.errors import StorageError
 from rayrec.train.report.compare import compare_page, differing, last_figures
@@ -43,12 +43,12 @@ def list_table(runs: Sequence[RunRecord]) -> Table:
             run.name,
             run.status,
             began,
-            figure(lasted, 1),
+            format_metric(lasted, 1),
             f"{run.steps:,}",
-            figure(world, 0),
+            format_metric(world, 0),
             "–" if speed is None else f"{speed:,.0f}",
-            figure(number(scores, "auc")),
-            figure(number(scores, "ne")),
+            format_metric(number(scores, "auc")),
+            format_metric(number(scores, "ne")),
         )
     return shown
 
@@ -61,7 +61,7 @@ def compare_table(runs: Sequence[RunRecord]) -> Table:
     shown.add_row("steps", *(f"{run.steps:,}" for run in runs))
     for name in ("auc", "gauc", "ne", "logloss", "calibration", "auprc"):
         if any(number(line, name) is not None for line in scores):
-            shown.add_row(name, *(figure(number(line, name)) for line in scores))
+            shown.add_row(name, *(format_metric(number(line, name)) for line in scores))
     shown.add_section()
     fields = differing(runs)
     for name, values in list(fields.items())[:MOST_FIELDS]:

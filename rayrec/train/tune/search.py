@@ -25,9 +25,8 @@ from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import LOWER_IS_BETTER, OF_NUMBERS, ONLY_OF_NUMBERS, Metric, lower_is_better
 from rayrec.train.driver.callbacks import Callback
-from rayrec.train.driver.cluster import Cluster, connected
+from rayrec.train.driver.cluster import Cluster, connected, default_env
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.ray_start import defaults
 from rayrec.train.driver.resources import demand_of, refuse_if_short
 from rayrec.train.driver.trackers import tracker
 from rayrec.train.errors import RunInUseError, TrainError
@@ -166,7 +165,7 @@ def _run(
     alone = config.trainer.most_workers == 0
     cpus = 1.0 if alone else need.cpus
     if not alone:
-        refuse_if_short(need, cluster.total(), cluster.what)
+        refuse_if_short(need, cluster.total(), cluster.subject)
     concurrent = search.concurrent or max(1, int(cluster.total().cpus // cpus))
     display.say(f"{search.trials} trials, {concurrent} at a time, in {folder}")
 
@@ -204,7 +203,7 @@ def _run(
                 **files,
             ),
         )
-    with defaults({"RAY_AIR_NEW_OUTPUT": "0"}):  # else Ray prints tables and hints of its own
+    with default_env({"RAY_AIR_NEW_OUTPUT": "0"}):  # else Ray prints tables and hints of its own
         return tuner.fit()
 
 

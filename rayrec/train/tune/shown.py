@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rayrec.train.driver.console import Display, figure
+from rayrec.train.driver.console import Display, format_metric
 from rayrec.train.driver.terminal import plain, table
 
 
@@ -53,14 +53,14 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
             last = trial.last_result or {}
             value, times = last.get(metric), last.get("evaluations", 0)
             self.best = better((one for one in (self.best, value) if one is not None), default=None)
-            self._say(f"{trial}: {metric} {figure(value)} after {times} evaluation{'' if times == 1 else 's'}")
+            self._say(f"{trial}: {metric} {format_metric(value)} after {times} evaluation{'' if times == 1 else 's'}")
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             self._say(f"{trial} failed")
 
         def _say(self, text: str) -> None:
             self.ended += 1
-            shown.say(f"{text} ({self.ended} of {count} trials, best {figure(self.best)})")
+            shown.say(f"{text} ({self.ended} of {count} trials, best {format_metric(self.best)})")
 
     return Progress()
 
@@ -70,7 +70,7 @@ def trials_table(trials: Sequence[Trial], metric: str) -> Table:
     fields = list(trials[0].values) if trials else []
     shown = table("trial", *(f"{plain(head)}>" for head in (metric, "evaluations", *fields)))
     for trial in trials:
-        score = plain(f"failed: {trial.error}") if trial.error else figure(trial.score)
+        score = plain(f"failed: {trial.error}") if trial.error else format_metric(trial.score)
         values = [plain(_short(trial.values[field])) for field in fields]
         shown.add_row(trial.name, score, str(trial.evaluations), *values)
     return shown

@@ -1,4 +1,4 @@
-"""What runs in a worker: one attempt of a job, and how its end is reported to the driver."""
+"""Runs one attempt of a job in a worker, and reports its end to the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PEERS_FAIL_WITHIN_S = 1.0
 
 
 def work_on_ray(job: Job, mailbox: Any) -> None:
-    """One attempt in a Ray Train worker."""
+    """Run one attempt in a Ray Train worker."""
     import ray.train
 
     context = ray.train.get_context()
@@ -31,7 +31,7 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
 
 
 def work_alone(job: Job, sink: Mailbox) -> None:
-    """The same in this process, for a world of one; a hang is only reported."""
+    """Run one attempt in this process, as the only rank; a hang is only reported."""
     set_threads(job.config, 1)
     with Watch(sink, 0, 1, hang_s=job.config.trainer.hang_s, end=None) as watch:
         attempt(job, sink, 0, 1, lambda: session_alone(sink, lambda: watch.stop_requested() or sink.stop_requested()))
@@ -40,9 +40,9 @@ def work_alone(job: Job, sink: Mailbox) -> None:
 def attempt(job: Job, sink: Mailbox, rank: int, world_size: int, join: Callable[[], Session]) -> None:
     """Train to the end, or report to the driver why not.
 
-    An error that may not recur in another attempt (a lost peer, a fault of storage) is raised to Ray, which restarts
-    the group. Any other is reported first. If all ranks have one, they end; otherwise Ray ends those that wait for this
-    rank, and the run (`launch.py`). If Ray makes another attempt nevertheless, it ends at once.
+    An error that another attempt may not see (a lost peer, a storage fault) is raised to Ray, which restarts the group.
+    Any other error is first reported. If all ranks have one, they return; otherwise Ray ends the ranks that wait for
+    this one, and the run (`driver/failures.py`). If Ray starts another attempt nevertheless, it returns at once.
     """
     if sink.begin(leader=rank == 0):
         return
@@ -75,9 +75,9 @@ def _fatal(error: BaseException, rank: int) -> dict[str, Any]:
 
 
 def _all_failed(sink: Mailbox, world_size: int) -> bool:
-    until = time.monotonic() + PEERS_FAIL_WITHIN_S
-    while sink.failed_ranks() < world_size:
-        if time.monotonic() > until:
+    end = time.monotonic() + PEERS_FAIL_WITHIN_S
+    while sink.num_failed_ranks() < world_size:
+        if time.monotonic() > end:
             return False
         time.sleep(0.1)
     return True

@@ -1,4 +1,4 @@
-"""When a run ends before its last epoch: evaluations that do not get better, or figures that show it learns nothing."""
+"""Ends a run before its last epoch: evaluations that do not improve, or metrics of a model that learns nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Best:
     """The best evaluation so far.
 
     Args:
-        value: None before the first.
-        step: when it was; `stale`: evaluations since.
+        value: of the metric; None before the first evaluation.
+        step: of the best evaluation.
+        stale: evaluations since then.
     """
 
     value: float | None = None
@@ -26,7 +27,11 @@ class Best:
     def after(
         self, scores: Mapping[str, Any], step: int, config: EarlyStoppingConfig, own: Sequence[Mapping[str, Any]] = ()
     ) -> Best:
-        """With one more evaluation; one at a step that has been counted changes nothing. `own`: `trainer.metrics`."""
+        """The best after one more evaluation; unchanged if the step was counted already.
+
+        Args:
+            own: `trainer.metrics`, as plain values.
+        """
         value = scores.get(config.metric)
         if step <= self.step and self.value is not None:
             return self
@@ -52,16 +57,13 @@ class Best:
 
 @dataclass(slots=True)
 class Guards:
-    """Counts bad lines in a row, by what is bad."""
+    """Counts consecutive logging lines with a bad metric."""
 
     config: GuardsConfig
     in_a_row: dict[str, int] = field(default_factory=dict)
 
-    def look(self, step: int, figures: Mapping[str, Any], gradient_norm: float | None) -> None:
-        """One logged line of all ranks together, so every rank comes to the same end.
-
-        Args:
-            gradient_norm: of the dense parameters; None where there are none.
+    def check(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Check the metrics of a logging line. They are those of all ranks, so every rank decides the same.
 
         Raises:
             RankError: too many bad lines in a row.
@@ -69,19 +71,21 @@ class Guards:
         config = self.config
         if step <= config.after_steps:
             return
-        ne, auc = figures.get("ne"), figures.get("auc")
+        ne, auc = metrics.get("ne"), metrics.get("auc")
         high = config.max_ne is not None and ne is not None and ne > config.max_ne
         low = config.min_auc is not None and auc is not None and auc < config.min_auc
-        dead = config.dead_gradients and gradient_norm == 0.0
-        self._count("max_ne", high, step, f"NE {ne} is above {config.max_ne}: no better than a constant; lower lr")
-        self._count("min_auc", low, step, f"AUC {auc} is below {config.min_auc}: it cannot tell the labels apart")
-        why = "all gradients of the dense parameters are 0; look for dead activations or a loss that is constant"
-        self._count("dead_gradients", dead, step, why)
+        self._count(
+            "max_ne",
+            high,
+            step,
+            f"NE {ne} is above {config.max_ne}: no better than a constant; lower the learning rates",
+        )
+        self._count("min_auc", low, step, f"AUC {auc} is below {config.min_auc}: the model cannot separate the labels")
 
     def _count(self, name: str, bad: bool, step: int, text: str) -> None:
         self.in_a_row[name] = self.in_a_row.get(name, 0) + 1 if bad else 0
         if self.in_a_row[name] >= self.config.patience:
             times = self.in_a_row[name]
             raise RankError(
-                f"ended early at step {step}, after {times} logged lines in a row: {text} (trainer.guards.{name})"
+                f"ended early at step {step} after {times} logging lines in a row: {text} (trainer.guards.{name})"
             )

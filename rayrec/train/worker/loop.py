@@ -26,10 +26,10 @@ from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepI
 from rayrec.train.worker.machine import planned_for
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
+from rayrec.train.worker.profiling import ExchangeClock, Profile, Stalls
 from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import TEST, Job, Session
 from rayrec.train.worker.streams import SkippedRows, Stream, Streams
-from rayrec.train.worker.timeline import ExchangeClock, Profile, Stalls, Timeline
 from rayrec.train.worker.window import Window, touched
 
 PROGRESS_EVERY_S = 0.2
@@ -70,7 +70,6 @@ class Loop:
         self._lines = Every(trainer.log_every, trainer.log_every_s if trainer.log_every is None else math.inf)
         self._evaluations = Every(trainer.eval_every, 60 * (trainer.eval_every_minutes or math.inf))
         self._exchanges = ExchangeClock()
-        self._timeline = Timeline(session.control, self.config.trainer.timeline_steps)
         self._stalls = Stalls()
         profiled = trainer.profile if session.rank == 0 else None
         self._profile = Profile(job.folder, profiled, session.device)
@@ -111,7 +110,6 @@ class Loop:
                 raise out_of_memory(error, learner, self.session.device, self.session.rank) from error
             raise
         finally:
-            self._timeline.interrupt()
             self._profile.close()
             self.saver.close()
 
@@ -210,8 +208,6 @@ class Loop:
     def _after_step(self, position: Position, given: StepInput) -> Position:
         if (written := self._profile.after_step(position.step)) is not None:
             self.report_event("profile", written)
-        if (timeline := self._timeline.after_step(position.step)) is not None:
-            self._report("timeline", position, **timeline)
         if self._lines.is_due(position.step, given.clock):
             self._log(position, **self._tables(given))
         if self.job.eval is not None and self._evaluations.is_due(position.step, given.clock):
@@ -266,7 +262,7 @@ class Loop:
         norm = self.learner.gradient_norm()
         more |= {"stall_fraction": self._stalls.close(), "gradient_norm": norm}
         self._report("train", position, **self.figures, lr={"dense": dense, "sparse": sparse}, **more)
-        self.guards.look(position.step, self.figures, norm)
+        self.guards.check(position.step, self.figures)
 
     def _evaluate(self, position: Position, most_rows: int | None = None, *, within_epoch: bool = False) -> Position:
         """Score, report, and return the position with what became the best.
@@ -274,7 +270,6 @@ class Loop:
         Args:
             within_epoch: the position is this rank's, not that of all ranks.
         """
-        self._timeline.interrupt()
         stream = self.streams.take("eval", self._eval_rows(position))
         with (
             self._stopping(position, within_epoch),

@@ -1,4 +1,5 @@
-"""The train function that Ray Train's controller hands to its workers: light, as the controller imports it too."""
+"""The train function that Ray Train calls in each worker. Ray Train's controller imports this file too, so it imports
+little."""
 
 from __future__ import annotations
 
@@ -8,8 +9,12 @@ from rayrec._runtime.imports import quick_imports
 
 
 def start_worker(handed: dict[str, Any]) -> None:
-    """`handed` has the `job` as bytes and the mailbox actor, `log`."""
-    load()
+    """Work on a job.
+
+    Args:
+        handed: `job`, as bytes; `log`, the mailbox actor.
+    """
+    import_worker()
     from ray import cloudpickle
 
     from rayrec.train.worker.entry import work_on_ray
@@ -17,9 +22,10 @@ def start_worker(handed: dict[str, Any]) -> None:
     work_on_ray(cloudpickle.loads(handed["job"]), handed["log"])
 
 
-def load() -> None:
-    """Import what a worker needs, which it can do before there is a job."""
+def import_worker() -> None:
+    """Import what a worker needs."""
     with quick_imports():
-        import torch._dynamo  # noqa: F401 - torch imports it when its first optimizer is made
+        # torch imports it when the first optimizer is made.
+        import torch._dynamo  # noqa: F401
 
         import rayrec.train.worker.entry  # noqa: F401

@@ -1,6 +1,6 @@
-"""A thread beside a rank's loop: polls for a stop, detects a rank that hangs and ranks that wait for each other.
+"""A watchdog thread in each worker: polls for stop requests, and detects hangs and deadlocks between ranks.
 
-It never touches the step: it looks at the main thread's stack and at the number of exchanges begun.
+It only reads the main thread's stack and the number of collectives begun, so it does not slow down a step.
 """
 
 from __future__ import annotations
@@ -24,18 +24,24 @@ _EXCHANGES = ("torch.distributed", "rayrec.distributed.comm")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a thread is: `at` is a line of text for people, `stack` says whether it has moved at all."""
+class CodeLocation:
+    """Where a thread executes.
 
-    at: str
+    Args:
+        line: module, function and line, for people; outside of the exchange.
+        stack: of the whole thread; equal only if the thread has not moved.
+        in_exchange: whether it is inside of a collective.
+    """
+
+    line: str
     stack: tuple[tuple[int, int], ...]
     in_exchange: bool
 
 
-def place_of(thread: int) -> Place:
-    """Where a thread of this process is now."""
+def location_of(thread: int) -> CodeLocation:
+    """Where a thread of this process executes now."""
     frame: FrameType | None = sys._current_frames().get(thread)
-    stack, at, in_exchange, innermost = [], "", False, True
+    stack, line, in_exchange, innermost = [], "", False, True
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         stack.append((id(frame.f_code), frame.f_lasti))
@@ -43,10 +49,10 @@ def place_of(thread: int) -> Place:
             in_exchange |= innermost
         else:
             innermost = False
-            if not at:
-                at = f"{module}.{frame.f_code.co_name}, line {frame.f_lineno}"
+            if not line:
+                line = f"{module}.{frame.f_code.co_name}, line {frame.f_lineno}"
         frame = frame.f_back
-    return Place(at, tuple(stack), in_exchange)
+    return CodeLocation(line, tuple(stack), in_exchange)
 
 
 def stacks() -> str:
@@ -60,15 +66,15 @@ def stacks() -> str:
 
 
 class Watch:
-    """Watches the thread that made it until it is closed.
+    """Watches the thread that creates it, until it is closed.
 
     Args:
-        sink: the way to the driver.
-        hang_s: seconds without any movement of the main thread after which the stacks are reported and the process
-            ends, which restarts the worker group.
-        suspicious_s: seconds in one exchange after which ranks compare where they wait; if they are at unlike places of
-            one exchange, the process ends, which restarts the worker group.
-        end: how the process ends; None: hangs are only reported.
+        sink: sends to the driver.
+        hang_s: seconds without any movement of the main thread after which the watchdog reports all stacks and ends
+            the process, which restarts the worker group.
+        suspicious_s: seconds in one collective after which ranks compare where they wait. If they wait in different
+            code for the same collective, the process ends, which restarts the worker group.
+        end: ends the process; None: hangs are only reported.
     """
 
     def __init__(
@@ -87,13 +93,13 @@ class Watch:
         self._stop, self._closed = threading.Event(), threading.Event()
         self._steps = 0
         self._waiting = False
-        self._unlike: dict[int, Waiting] | None = None  # at the last look
+        self._mismatch: dict[int, Waiting] | None = None  # at the last check
         self._counting = count_collectives()
         self._exchanges: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="rayrec-watch", daemon=True)
 
     def stop_requested(self) -> bool:
-        """Whether the driver has requested a stop; called at every step, so it also counts as movement."""
+        """Whether the driver has requested a stop. Called at every step, so it also counts as movement."""
         self._steps += 1
         return self._stop.is_set()
 
@@ -107,40 +113,41 @@ class Watch:
         self._counting.__exit__(kind, error, None)
 
     def _run(self) -> None:
-        place, steps, since = place_of(self._main), self._steps, time.monotonic()
+        location, steps, since = location_of(self._main), self._steps, time.monotonic()
         while not self._closed.wait(POLL_S):
-            now = place_of(self._main)
-            if (now.stack, self._steps) != (place.stack, steps):
-                place, steps, since = now, self._steps, time.monotonic()
+            current = location_of(self._main)
+            if (current.stack, self._steps) != (location.stack, steps):
+                location, steps, since = current, self._steps, time.monotonic()
             still_s = time.monotonic() - since
             try:
-                self._look(place, still_s)
+                self._check(location, still_s)
             except Exception:
-                continue  # the driver is busy or away; it ends the workers if it is gone for good
+                continue  # the driver is busy or away; if it is gone for good, Ray ends the workers
             if still_s > self._hang_s:
-                self._report_hang(place, still_s)
+                self._report_hang(location, still_s)
                 since = time.monotonic()
 
-    def _look(self, place: Place, still_s: float) -> None:
+    def _check(self, location: CodeLocation, still_s: float) -> None:
         if self._rank == 0 and not self._stop.is_set() and self._sink.stop_requested():
             self._stop.set()
-        waits = place.in_exchange and still_s > self._suspicious_s
+        waits = location.in_exchange and still_s > self._suspicious_s
         if not waits and not self._waiting:
             return
         self._waiting = waits
-        everyone = self._sink.waiting(self._rank, (self._exchanges.total(), place.at) if waits else None)
-        # A rank that has gone on to the next exchange, while another still receives, has begun one more than that.
-        numbers, places = {number for number, _ in everyone.values()}, set(everyone.values())
-        unlike = len(everyone) == self._world_size and len(numbers) < len(places)
-        if unlike and everyone == self._unlike:
-            self._report_unlike(everyone)
-        self._unlike = everyone if unlike else None
+        by_rank = self._sink.report_waiting(self._rank, (self._exchanges.total(), location.line) if waits else None)
+        # While one rank still receives, another may have begun the next collective; so only ranks with equal numbers
+        # of collectives are compared.
+        numbers, locations = {number for number, _ in by_rank.values()}, set(by_rank.values())
+        mismatch = len(by_rank) == self._world_size and len(numbers) < len(locations)
+        if mismatch and by_rank == self._mismatch:
+            self._report_deadlock(by_rank)
+        self._mismatch = by_rank if mismatch else None
 
-    def _report_unlike(self, everyone: dict[int, Waiting]) -> None:
-        places = "; ".join(f"rank {rank} in {at}" for rank, (_, at) in sorted(everyone.items()))
+    def _report_deadlock(self, by_rank: dict[int, Waiting]) -> None:
+        lines = "; ".join(f"rank {rank} in {line}" for rank, (_, line) in sorted(by_rank.items()))
         message = (
-            f"ranks wait for each other at different places: {places}; a model must make the same exchanges on every "
-            f"rank, also for empty batches"
+            f"Deadlock: ranks wait in different collectives: {lines}. A model must call the same collectives on every "
+            f"rank, also for empty batches."
         )
         self._sink.flush(
             {"kind": "event", "event": "unlike", "message": message, "rank": self._rank, "stacks": stacks()}
@@ -148,8 +155,8 @@ class Watch:
         if self._end is not None:
             self._end(EXIT_UNLIKE)
 
-    def _report_hang(self, place: Place, still_s: float) -> None:
-        message = f"rank {self._rank} has not moved for {still_s:.0f} s (trainer.hang_s), in {place.at}"
+    def _report_hang(self, location: CodeLocation, still_s: float) -> None:
+        message = f"rank {self._rank} has not moved for {still_s:.0f} s (trainer.hang_s); it is in {location.line}"
         record = {"kind": "event", "event": "hang", "message": message, "rank": self._rank, "stacks": stacks()}
         try:
             self._sink.flush(record)

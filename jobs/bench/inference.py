@@ -1,0 +1,158 @@
+"""Measures an export: bytes, and milliseconds on one thread against the float model in eager mode.
+
+python jobs/bench/inference.py --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import arguments, in_turns, machine, medians, milliseconds, print_json, require
+
+from rayrec import quant
+from rayrec.inference import ExportOptions, Model, Trained, export
+from rayrec.inference.graph import Inputs
+from rayrec.models import DLRM, Batch
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.sparse import KeyedJaggedTensor
+
+DENSE = 13
+
+
+class Weights:
+    """A model's weights with the interface of a checkpoint's weights."""
+
+    path = Path("memory")
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._state = model.state_dict()
+
+    def _tables(self) -> dict[str, torch.Tensor]:
+        ends, inside = ".weight", ".embedding_bags."
+        return {name.removesuffix(ends): tensor for name, tensor in self._state.items() if inside in name}
+
+    def tables(self) -> dict[str, torch.Size]:
+        return {name: tensor.shape for name, tensor in self._tables().items()}
+
+    def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
+        return self._tables()[table][start:stop]
+
+    def dense(self) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in self._state.items() if ".embedding_bags." not in name}
+
+
+def batch_of(keys: list[str], rows: int, size: int, ids: int, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    count = len(keys) * size
+    sparse = KeyedJaggedTensor(
+        keys,
+        torch.randint(rows, (count * ids,), generator=generator),
+        lengths=torch.full((count,), ids, dtype=torch.int64),
+        stride=size,
+    )
+    label = torch.randint(2, (size,), generator=generator).float()
+    return Batch(torch.randn(size, DENSE, generator=generator), sparse, label)
+
+
+def median_ms(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each call; the calls take turns."""
+    return medians(in_turns({name: partial(milliseconds, call) for name, call in calls.items()}, rounds, warmup=3))
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=200)
+    args = parser.parse_args()
+    require(shutil.which("g++"), "needs a C++ compiler to export with target aoti: apt-get install g++")
+    torch.set_num_threads(1)
+    keys = [f"f{i}" for i in range(26)]
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", num_embeddings=args.rows, embedding_dim=64, feature_names=[key])
+        for i, key in enumerate(keys)
+    ]
+
+    def make(device: str = "meta") -> DLRM:
+        over = [512, 512, 256, 1]
+        return DLRM(tables, DENSE, dense_arch=[512, 256, 64], over_arch=over, tables_device=device, seed=1)
+
+    torch.manual_seed(0)
+    source = make("cpu").eval()
+    trained = Trained(
+        make_model=make,
+        weights=Weights(source),  # type: ignore[arg-type]
+        inputs=Inputs(tuple(keys), DENSE, None, False),
+        mapping={
+            "schema": {"dense": [{"name": f"d{i}"} for i in range(DENSE)], "sparse": [{"name": key} for key in keys]},
+            "tables": [{"rows": args.rows, "features": [key]} for key in keys],
+        },
+        rows_of=dict.fromkeys(keys, args.rows),
+        batches=lambda rows=None: [batch_of(keys, args.rows, 1000, 1, seed) for seed in range(4)],
+    )
+    results: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+            Path(folder) / "cache"
+        )  # so that an earlier run has compiled nothing
+        begin = time.perf_counter()
+        made = export(trained, Path(folder) / "int8", ExportOptions(tables="int8", target="aoti", force=True))
+        results["export_s"] = time.perf_counter() - begin
+        begin = time.perf_counter()
+        fp32 = Model(made.folder)
+        results["load_s"] = time.perf_counter() - begin
+        total = sum(size for size, _ in made.index.files.values())
+        dense = sum(p.numel() * 4 for n, p in source.named_parameters() if ".embedding_bags." not in n)
+        # once in each of the two graphs
+        results["package_overhead_bytes"] = total - made.index.files["tables.bin"][0] - 2 * dense
+        results |= lookups(source.embedding_bags, keys, args)
+        half = export(
+            trained, Path(folder) / "bf16", ExportOptions(tables="int8", dense="bf16", target="aoti", force=True)
+        )
+        bf16 = Model(half.folder)
+        for size in (1, 100, 1024):
+            batch = batch_of(keys, args.rows, size, 1)
+
+            def eager(batch: Batch = batch) -> Any:
+                with torch.no_grad():
+                    return source(batch)
+
+            calls = {"eager": eager, "aoti": lambda b=batch: fp32.score(b), "bf16": lambda b=batch: bf16.score(b)}
+            times = median_ms(calls, args.repeats if size < 1000 else args.repeats // 4)
+            results |= {f"{name}_{size}_ms": value for name, value in times.items()}
+            results[f"aoti_over_eager_{size}"] = times["aoti"] / times["eager"]
+            results[f"bf16_over_fp32_{size}"] = times["bf16"] / times["aoti"]
+    results["cpu"] = torch.backends.cpu.get_cpu_capability()  # type: ignore[assignment]
+    print(machine())
+    for name, value in results.items():
+        print(f"{name:32} {value if isinstance(value, str) else f'{value:,.4g}'}")
+    print_json(args, results)
+
+
+def lookups(bags: torch.nn.Module, keys: list[str], args: argparse.Namespace) -> dict[str, float]:
+    """The lookups alone: bytes and time of each format, and one nn.EmbeddingBag per table."""
+    assert isinstance(bags, EmbeddingBagCollection)
+    made = {kind: quant.EmbeddingBagCollection.from_float(bags, kind) for kind in ("fp32", "int8", "int4")}
+    floats = 4 * 26 * args.rows * 64
+    results = {f"bytes_{kind}_ratio": made[kind].places[-1].end / floats for kind in ("int8", "int4")}
+    batch = batch_of(keys, args.rows, 100, 10).sparse
+    one = batch_of(keys, args.rows, 100, 1).sparse
+    with torch.no_grad():
+        ten = median_ms({kind: lambda m=m: m(batch) for kind, m in made.items()}, args.repeats)
+        calls: dict[str, Callable[[], Any]] = {"bags": lambda: bags(one), "int8": lambda: made["int8"](one)}
+        single = median_ms(calls, args.repeats)
+    results["int8_over_fp32_ms"] = ten["int8"] / ten["fp32"]
+    results["int8_over_embeddingbag_100"] = single["int8"] / single["bags"]
+    return results | {f"lookup_{kind}_10x100_ms": value for kind, value in ten.items()}
+
+
+if __name__ == "__main__":
+    main()

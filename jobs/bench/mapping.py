@@ -1,0 +1,164 @@
+"""Times the mapping of rows on one core.
+
+    python jobs/bench/mapping.py [--rows N] [--json]
+
+Prints derived columns by kind, in million values per second of processor time (values of the result, or rows read if
+these are more), and the mapping of schemas like those of MovieLens and Criteo, in nanoseconds per row. Values are
+medians of `--repeats`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from harness import arguments, machine, print_json
+
+from rayrec.data import Schema
+from rayrec.data.mapping.derived.derive import derive
+from rayrec.data.mapping.map_rows import map_rows
+from rayrec.data.mapping.problems import Problems, Unplaced
+
+GOAL = 2.0  # million values per second and core
+WORDS = ["red", "blue", "shoes", "mens", "winter", "running", "leather", "sale", "new", "classic", "kids", "sport"]
+KINDS: dict[str, dict[str, Any]] = {
+    "buckets": {"kind": "buckets", "column": "price", "boundaries": [float(n) for n in range(1, 32)]},
+    "buckets by log": {"kind": "buckets", "column": "price", "log_base": 2.0},
+    "buckets of lists": {"kind": "buckets", "column": "prices", "boundaries": [float(n) for n in range(1, 32)]},
+    "missing": {"kind": "missing", "column": "price"},
+    "cross": {"kind": "cross", "columns": ["user", "hour"]},
+    "cross of texts": {"kind": "cross", "columns": ["city", "hour"]},
+    "cross list × one": {"kind": "cross", "columns": ["tags", "hour"]},
+    "cross list × list": {"kind": "cross", "columns": ["tags", "others"]},
+    "hour, UTC": {"kind": "time_part", "column": "at"},
+    "hour in a zone": {"kind": "time_part", "column": "at", "zone": "America/New_York"},
+    "weekday": {"kind": "time_part", "column": "at", "part": "weekday"},
+    "month": {"kind": "time_part", "column": "at", "part": "month"},
+    "age": {"kind": "age", "column": "before", "at": "at"},
+    "lookup": {"kind": "lookup", "column": "counts", "key": "hour"},
+    "expression": {"kind": "expression", "expression": "log1p(price) / (hour + 1)"},
+    "tokens": {"kind": "tokens", "column": "title"},
+    "tokens, 1- and 2-grams": {"kind": "tokens", "column": "title", "ngrams": [1, 2]},
+    "tokens, counted": {"kind": "tokens", "column": "title", "counts": True},
+    "overlap": {"kind": "overlap", "columns": ["tags", "others"]},
+    "pairs": {"kind": "pairs", "column": "counts"},
+}
+
+
+def columns(rows: int) -> pa.Table:
+    """Drawn columns of every type, lists of 10, maps of 8 entries, titles of 8 words."""
+    draw = np.random.default_rng(0)
+
+    def lists(values: Any, length: int) -> pa.Array:
+        return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * length), pa.array(values))
+
+    keys = np.concatenate([draw.permutation(24)[:8] for _ in range(1000)])
+    words = np.array(WORDS)[draw.integers(0, len(WORDS), (rows, 8))]
+    at = draw.integers(1_600_000_000, 1_700_000_000, rows)
+    return pa.table(
+        {
+            "price": draw.lognormal(2, 1, rows),
+            "prices": lists(draw.lognormal(2, 1, rows * 10), 10),
+            "user": draw.integers(0, 1 << 40, rows),
+            "city": pa.array([f"city {n}" for n in range(5000)]).take(pa.array(draw.integers(0, 5000, rows))),
+            "hour": draw.integers(0, 24, rows),
+            "tags": lists(draw.integers(0, 1000, rows * 10), 10),
+            "others": lists(draw.integers(0, 1000, rows * 10), 10),
+            "at": pa.array(at, pa.timestamp("s")),
+            "before": pa.array(at - draw.integers(0, 1_000_000, rows), pa.timestamp("s")),
+            "counts": pa.MapArray.from_arrays(
+                pa.array(np.arange(rows + 1, dtype=np.int32) * 8),
+                pa.array(np.resize(keys, rows * 8)),
+                pa.array(draw.random(rows * 8)),
+            ),
+            "title": pa.array(map(" ".join, words)),
+            "label": draw.integers(0, 2, rows),
+        }
+    )
+
+
+def seconds(function: Callable[[], object], repeats: int) -> float:
+    """The median of processor times."""
+    found = []
+    for _ in range(repeats):
+        start = time.process_time()
+        function()
+        found.append(time.process_time() - start)
+    return statistics.median(found)
+
+
+def derived_speeds(rows: int, repeats: int) -> dict[str, float]:
+    """Million values per second, by kind of derived column."""
+    from rayrec.data.mapping.map_rows import one_array
+
+    table = columns(rows)
+    arrays = {name: one_array(table.column(name)) for name in table.column_names}
+    found = {}
+    for name, kind in KINDS.items():
+        spec = {"name": "made", **kind}
+        schema = Schema.model_validate({"sparse": [{"name": "x", "column": "made"}], "derived": [spec]})
+        made = derive(schema.derived, arrays, Problems(Unplaced()))["made"]
+        inputs = [arrays[column] for column in schema.derived[0].inputs]
+        read = max(len(getattr(array, "values", array)) for array in inputs)
+        values = max(read, len(made.flatten()) if pa.types.is_large_list(made.type) else rows)
+        taken = seconds(lambda schema=schema: derive(schema.derived, arrays, Problems(Unplaced())), repeats)
+        found[name] = values / taken / 1e6
+    return found
+
+
+def schema_times(rows: int, repeats: int) -> dict[str, float]:
+    """Nanoseconds per row of the mapping, by schema."""
+    draw = np.random.default_rng(0)
+    found = {}
+    hashed = {"kind": "hash"}
+    logs = [{"kind": "clip", "lowest": 0.0}, {"kind": "log1p"}]
+    criteo: dict[str, Any] = {f"i{n}": draw.integers(0, 1000, rows) for n in range(13)}
+    criteo |= {f"c{n}": draw.integers(0, 1 << 32, rows) for n in range(26)}
+    criteo_schema = {
+        "dense": [{"name": f"i{n}", "transforms": logs} for n in range(13)],
+        "sparse": [{"name": f"c{n}", "mapping": hashed} for n in range(26)],
+    }
+    history = pa.ListArray.from_arrays(
+        pa.array(np.arange(rows + 1, dtype=np.int32) * 20), pa.array(draw.integers(0, 1682, rows * 20))
+    )
+    movielens: dict[str, Any] = {"user": draw.integers(0, 943, rows), "item": draw.integers(0, 1682, rows)}
+    movielens |= {"liked": history, "age": draw.integers(7, 73, rows)}
+    movielens_schema = {
+        "dense": [{"name": "age", "transforms": [{"kind": "standardize", "mean": 34.0, "std": 12.0}]}],
+        "sparse": [{"name": "user"}, {"name": "item"}, {"name": "liked", "kind": "id_list", "max_length": 20}],
+    }
+    for name, data, raw in (("MovieLens", movielens, movielens_schema), ("Criteo", criteo, criteo_schema)):
+        schema, table = Schema.model_validate(raw), pa.table(data | {"label": draw.integers(0, 2, rows)})
+        sizes = {feature.name: 1 << 20 for feature in schema.sparse}
+        each = seconds(
+            lambda table=table, schema=schema, sizes=sizes: map_rows(table, schema, sizes, Problems(Unplaced())),
+            repeats,
+        )
+        found[name] = each / rows * 1e9
+    return found
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--rows", type=int, default=65_536)
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    print(machine())
+    pa.set_cpu_count(1)
+    results = {
+        "ns per row": schema_times(args.rows, args.repeats),
+        "M values/s": derived_speeds(args.rows, args.repeats),
+    }
+    for unit, values in results.items():
+        for name, value in values.items():
+            slow = "  below the goal" if unit == "M values/s" and value < GOAL else ""
+            print(f"{name:24} {value:8.1f} {unit}{slow}")
+    print_json(args, results)
+
+
+if __name__ == "__main__":
+    main()

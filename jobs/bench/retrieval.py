@@ -1,0 +1,133 @@
+"""Measures `POST /retrieve` over HTTP: latency over many items with several clients, exact and approximate.
+
+    python jobs/bench/retrieval.py --items 1000000 --clients 8 --seconds 20
+
+One process serves, another sends requests: each client waits for an answer, then sends the next request. Queries are
+vectors, so that only the search is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from harness import arguments, machine, print_json
+
+from rayrec.inference.index import Search, write_index
+from rayrec.train.after.export import export_run
+from tests.inference.runs import train
+
+MEDIAN, P99 = 50, 99
+
+
+def latencies_ms(port: int, clients: int, seconds: float, queries: list[list[float]], rate: float) -> list[float]:
+    """Milliseconds of each answer. `rate`: requests per second of all clients; 0: without a pause."""
+
+    async def client(number: int, end: float, latencies: list[float]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        pause = clients / rate if rate else 0.0
+        due = time.perf_counter() + pause * number / clients
+        count = number
+        while time.perf_counter() < end:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            body = json.dumps({"queries": [{"vector": queries[count % len(queries)]}], "k": 100}).encode()
+            count += clients
+            begin = due if pause else time.perf_counter()
+            head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            writer.write(head + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.split(b":")[1]) for line in answer.lower().split(b"\r\n") if b"content-length" in line
+            )
+            await reader.readexactly(length)
+            assert b" 200 " in answer.split(b"\r\n", 1)[0], answer
+            latencies.append((time.perf_counter() - begin) * 1e3)
+            due += pause
+        writer.close()
+
+    async def all_clients() -> list[float]:
+        latencies: list[float] = []
+        end = time.perf_counter() + seconds
+        await asyncio.gather(*(client(number, end, latencies) for number in range(clients)))
+        return latencies
+
+    return asyncio.run(all_clients())
+
+
+def serve(folder: str, model: str, port_to: Any, threads: int) -> None:
+    """Serves one index and a small model over HTTP until the process is terminated."""
+    import socket
+
+    import uvicorn
+
+    from rayrec.serve import ModelSpec, Service
+    from rayrec.serve.http import App
+    from rayrec.serve.retrieval import Retrieval
+
+    torch.set_num_threads(threads)
+    sock = socket.create_server(("127.0.0.1", 0))
+    app = App(Service([ModelSpec(name="small", path=Path(model))]), retrieval=Retrieval(Path(folder)))
+    port_to.send(sock.getsockname()[1])
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run([sock])
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.0], help="requests per second; 0: without a pause")
+    parser.add_argument("--search", nargs="+", default=["exact", "ivf"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--recall", type=float, default=0.98)
+    args = parser.parse_args()
+    print(machine(), flush=True)
+    results: dict[str, dict[str, float]] = {}
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(2000, args.dim)).astype(np.float32)  # trained items form clusters
+    vectors = centres[random.integers(0, 2000, args.items)]
+    vectors += 0.5 * random.standard_normal(vectors.shape, dtype=np.float32)
+    normalized = torch.nn.functional.normalize(torch.from_numpy(vectors), dim=1)
+    queries = normalized[:: max(1, args.items // 1000)]
+    context = multiprocessing.get_context("spawn")
+    for kind in args.search:
+        with tempfile.TemporaryDirectory() as root:
+            folder = Path(root) / "index"
+            model = export_run(train(Path(root)), Path(root) / "model").folder
+            items = pa.table({"item": np.arange(args.items)})
+            wanted = Search(kind=kind, recall=args.recall)
+            report = write_index(folder, normalized, items, search=wanted, queries=queries[:256])
+            ours, theirs = context.Pipe()
+            server = context.Process(target=serve, args=(str(folder), str(model), theirs, args.threads), daemon=True)
+            server.start()
+            try:
+                port = ours.recv()
+                time.sleep(2)
+                latencies_ms(port, args.clients, 2, queries.tolist(), 0.0)
+                for rate in args.rates:
+                    latencies = latencies_ms(port, args.clients, args.seconds, queries.tolist(), rate)
+                    median, p99 = np.percentile(latencies, [MEDIAN, P99])
+                    rps = len(latencies) / args.seconds
+                    results[f"{kind} at {rate:g}/s"] = {"p50_ms": median, "p99_ms": p99, "rps": rps}
+                    print(
+                        f"{kind}: {args.items:,} items, recall@100 {report.recall or 1.0}, {args.clients} clients, "
+                        f"{rps:.0f} requests/s: median {median:.1f} ms, p99 {p99:.1f} ms",
+                        flush=True,
+                    )
+            finally:
+                server.terminate()
+                server.join()
+    print_json(args, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Every private part of Ray that rayrec uses. `pyproject.toml` pins Ray to the release that is tested, and
+`tests/train/test_ray_internals.py` fails with the name of the part that an upgrade has moved.
+
+    LOCAL_SYSTEM        `ray.init(_system_config=…)`, until there is a public setting for when freed objects are deleted
+    free_cpus           `available_resources_per_node`, until ray-project/ray#60134 makes it public
+    hide_data_progress  names of Ray Data's loggers, until a setting of `DataContext` hides all progress output
+    draining_nodes      `GlobalState.get_draining_nodes`; `ray.train.get_preemption_info` waits for all workers
+    torch_trainer       `TorchTrainer._initialize_and_run_controller`, until `RunConfig` takes a failure policy; and
+                        `ElasticScalingPolicy._count_possible_workers`, until Ray does not count draining nodes
+    with_limit          `FailurePolicy`, as above
+    is_failed_start     `WorkerGroupStartupFailedError`, until it is a public exception
+    request_name        `TorchTrainer.train_run_context`, and
+    cancel_request      the actor `AutoscalingCoordinator`, until Ray drops the request of a dead driver at once
+
+The file is here because `data`, `train` and `serve` all use it. Functions import Ray themselves, so that commands that
+do not need Ray start without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+LOCAL_SYSTEM = {
+    # Ray deletes freed objects once a second by default: for a fast stream that holds 250 MB more in memory.
+    "free_objects_period_milliseconds": 200,
+}
+DATA_LOGGERS = ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor")
+COORDINATOR = "AutoscalingCoordinator"
+
+
+def free_cpus(node_id: str) -> float:
+    """CPUs of a node that no task or actor has reserved."""
+    from ray._private.state import available_resources_per_node
+
+    return float(available_resources_per_node().get(node_id, {}).get("CPU", 0.0))
+
+
+def hide_data_progress() -> None:
+    """Keep Ray Data from printing a line for every dataset that is read."""
+    for name in DATA_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def draining_nodes() -> frozenset[str]:
+    """Ids of the nodes that Ray is about to remove; it schedules nothing new on them."""
+    import ray._private.state
+
+    return frozenset(ray._private.state.state.get_draining_nodes())
+
+
+def torch_trainer(
+    gives_up: Callable[[Exception | None], bool], *, skip_draining: bool = False, **arguments: Any
+) -> Any:
+    """A `ray.train.torch.TorchTrainer` with a limit of rayrec's own on restarts.
+
+    Args:
+        gives_up: see `with_limit`.
+        skip_draining: an elastic run does not count the resources of draining nodes when it chooses its size. Ray
+            counts them, and waits for workers there until the nodes are gone.
+        arguments: of `TorchTrainer`.
+    """
+    from ray.train.torch import TorchTrainer
+
+    base: Any = TorchTrainer
+
+    class Trainer(base):
+        def _initialize_and_run_controller(self, **controller: Any) -> Any:
+            controller["failure_policy"] = with_limit(controller["failure_policy"], gives_up)
+            if skip_draining:
+                _skip_draining(controller["scaling_policy"])
+            return super()._initialize_and_run_controller(**controller)
+
+    return Trainer(**arguments)
+
+
+def with_limit(policy: Any, gives_up: Callable[[Exception | None], bool]) -> Any:
+    """A failure policy that decides as `policy` does, unless `gives_up` returns True: then the run ends.
+
+    Args:
+        gives_up: called in Ray Train's controller at every failure, with what failed in the controller itself, or None
+            where workers failed.
+    """
+    from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+
+    class Limited(FailurePolicy):
+        def __init__(self) -> None:
+            super().__init__(policy.failure_config)
+
+        def make_decision(self, training_failed_error: Any) -> Any:
+            if gives_up(getattr(training_failed_error, "controller_failure", None)):
+                return FailureDecision.RAISE
+            return policy.make_decision(training_failed_error)
+
+    return Limited()
+
+
+def is_failed_start(error: Exception | None) -> bool:
+    """Whether a worker group could not be started for another reason than missing resources."""
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+
+    return isinstance(error, WorkerGroupStartupFailedError)
+
+
+def _skip_draining(policy: Any) -> None:
+    count = policy._count_possible_workers
+
+    def count_without_draining(reserved: dict[str, Any]) -> Any:
+        draining = draining_nodes()
+        return count({node: resources for node, resources in reserved.items() if node not in draining})
+
+    policy._count_possible_workers = count_without_draining
+
+
+def request_name(trainer: Any) -> str:
+    """The name under which a trainer's workers are requested from Ray's autoscaler."""
+    return f"train-{trainer.train_run_context.run_id}"
+
+
+def cancel_request(name: str) -> None:
+    """Withdraw a request for workers; Ray would hold the resources for a killed driver for three minutes.
+
+    Raises:
+        ValueError: no run has asked for elastic workers yet.
+    """
+    import ray
+
+    coordinator = ray.get_actor(COORDINATOR, namespace=COORDINATOR)
+    ray.get(coordinator.cancel_request.remote(name), timeout=5)

@@ -1,0 +1,199 @@
+"""Each id once: what is sent of a batch, and what is made of the vectors that come back, on the rank that asked.
+
+One vector travels for each distinct id of a rank's batch, and no weights, instead of one for each id or each bag (and
+each block of rows that it reads). That is less where ids come often: few rows or very uneven ids, and large batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from rayrec.distributed.ids.batch import Ids
+from rayrec.distributed.ids.input_dist import FeatureOrder
+from rayrec.distributed.ids.routes import Routes
+from rayrec.distributed.ids.upload import OnHost
+from rayrec.distributed.kernel.rows import DistinctRows
+from rayrec.distributed.vectors.pooled_exchange import MeanScale
+from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig
+from rayrec.modules.pooling import row_of
+from rayrec.sparse import KeyedJaggedTensor, ops
+
+
+@dataclass(frozen=True)
+class KeptWidth:
+    """The ids of a batch that the outputs of one width read, output after output.
+
+    Args:
+        places: for each id the place of its vector among those of the width's outputs.
+        offsets: where each bag begins, and one more at the end; None where each id keeps its vector.
+        weights: of each id, or None.
+        groups: which ids are the same.
+    """
+
+    places: torch.Tensor
+    offsets: torch.Tensor | None
+    weights: torch.Tensor | None
+    groups: DistinctRows
+
+
+@dataclass(frozen=True)
+class KeptIds:
+    """A batch's own ids by width; distinct ids, and ids, of each output; and a factor for each bag, or None."""
+
+    widths: tuple[KeptWidth, ...]
+    counts_O: OnHost[torch.Tensor]
+    ids_O: OnHost[torch.Tensor]
+    factors_BO: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Width:
+    """The outputs of one width; their vectors make one matrix, output after output."""
+
+    dim: int
+    outputs: list[int]
+    features: torch.Tensor  # int64, of each output
+    natural: bool  # each feature once, in order
+
+
+class Distinct:
+    """Takes out what comes twice, and puts vectors where they belong, with one operator a width.
+
+    Args:
+        tables: tables of the collection.
+        weighted: whether ids carry weights.
+        routes: routes of the collection.
+    """
+
+    def __init__(self, tables: Sequence[BaseEmbeddingConfig], weighted: bool, routes: Routes) -> None:
+        self._keys = list(routes.features)
+        self._features = FeatureOrder(routes.features, weighted)
+        rows = [max(table.num_embeddings for table in tables if key in table.feature_names) for key in self._keys]
+        # ids of different features in ranges of their own, so that one pass finds the distinct ids of all
+        self._edges = torch.tensor([0, *accumulate(rows)], dtype=torch.int64)
+        self._scale = MeanScale(tables, routes.outputs) if isinstance(tables[0], EmbeddingBagConfig) else None
+        features = [self._keys.index(output.feature) for output in routes.outputs]
+        dims = [output.dim for output in routes.outputs]
+        self._features_O, self._dims_O = torch.tensor(features), torch.tensor(dims)
+        self._widths = []
+        for dim in dict.fromkeys(dims):
+            outputs = [number for number, each in enumerate(dims) if each == dim]
+            read = [features[number] for number in outputs]
+            self._widths.append(_Width(dim, outputs, torch.tensor(read), read == list(range(len(self._keys)))))
+
+    def take_out(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, KeptIds]:
+        """The distinct ids of each feature, ascending, as one example; and how to get back. Every id is inside its
+        table."""
+        given = self._features.of(kjt)
+        lengths_F, firsts = given.lengths.sum(1), self._edges[:-1]
+        groups = DistinctRows.of(given.values + firsts.repeat_interleave(lengths_F, output_size=given.values.numel()))
+        distinct = groups.distinct
+        counts_F = torch.searchsorted(distinct, self._edges).diff()
+        ids = distinct - firsts.repeat_interleave(counts_F, output_size=distinct.numel())
+        places = Ids(given.lengths, _inverse(groups), given.weights)
+        own = KeptIds(
+            tuple(self._own(width, places, groups, counts_F) for width in self._widths),
+            OnHost(counts_F[self._features_O]),
+            OnHost(lengths_F[self._features_O]),
+            None if self._scale is None else self._scale.of(kjt),
+        )
+        return KeyedJaggedTensor(self._keys, ids, lengths=counts_F, stride=1), own
+
+    def _own(self, width: _Width, places: Ids, groups: DistinctRows, counts_F: torch.Tensor) -> KeptWidth:
+        if not width.natural:
+            order, features = width.features.to(torch.int32), width.features
+            lengths, moved, weights = ops.permute_segments(order, places.lengths, places.values, places.weights)
+            counts = counts_F[features]  # vectors of the width's outputs, of which the first is number 0
+            shifts = counts.cumsum(0) - counts - (counts_F.cumsum(0) - counts_F)[features]
+            moved = moved + shifts.repeat_interleave(lengths.sum(1), output_size=moved.numel())
+            places, groups = Ids(lengths, moved, weights), DistinctRows.of(moved)
+        offsets = None
+        if self._scale is not None:
+            offsets = ops.complete_cumsum(places.lengths.reshape(-1).to(torch.int64))
+        return KeptWidth(places.values, offsets, places.weights, groups)
+
+    def finish(self, rows: torch.Tensor, own: KeptIds) -> torch.Tensor:
+        """Bags `[B, total width]`, outputs side by side; or vectors `[N, dim]`, outputs one below the other.
+
+        Args:
+            rows: the distinct ids' vectors, output after output; of any width that divides all dims.
+            own: what becomes of them.
+        """
+        blocks: dict[int, torch.Tensor] = {}
+        for width, ids, vectors in zip(self._widths, own.widths, self._by_width(rows, own), strict=True):
+            weights = None if ids.weights is None else ids.weights.to(vectors.dtype)
+            sums: torch.Tensor = _Sums.apply(vectors, weights, ids.places, ids.offsets, ids.groups)
+            if self._scale is None and len(self._widths) == 1:
+                return sums
+            if self._scale is None:
+                sizes = own.ids_O.item[width.outputs].tolist()
+                blocks.update(zip(width.outputs, sums.split(sizes), strict=True))
+                continue
+            sums_BOD = sums.view(len(width.outputs), -1, width.dim).transpose(0, 1)
+            if own.factors_BO is not None:
+                picked = [own.factors_BO[:, number] for number in width.outputs]
+                factors_BO = own.factors_BO if len(self._widths) == 1 else torch.stack(picked, 1)
+                sums_BOD = sums_BOD * factors_BO[:, :, None]
+            if len(self._widths) == 1:
+                return sums_BOD.reshape(-1, len(width.outputs) * width.dim)
+            blocks.update(zip(width.outputs, sums_BOD.unbind(1), strict=True))
+        if self._scale is None:
+            return torch.cat([blocks[number].reshape(-1, rows.shape[1]) for number in sorted(blocks)])
+        return torch.cat([blocks[number] for number in sorted(blocks)], dim=1)
+
+    def _by_width(self, rows: torch.Tensor, own: KeptIds) -> list[torch.Tensor]:
+        """For each width its outputs' vectors `[N, D]`."""
+        if len(self._widths) == 1:
+            return [rows]
+        blocks = rows.reshape(-1).split((own.counts_O.item * self._dims_O).tolist())
+        return [torch.cat([blocks[number] for number in width.outputs]).view(-1, width.dim) for width in self._widths]
+
+
+def _inverse(groups: DistinctRows) -> torch.Tensor:
+    """For each row number its place among the distinct ones; the sort that found them is not done again."""
+    marks = torch.zeros_like(groups.order)
+    marks[groups.starts[1:]] = 1
+    return torch.empty_like(marks).index_copy_(0, groups.order, marks.cumsum(0))
+
+
+class _Sums(torch.autograd.Function):
+    """`F.embedding_bag`, or `F.embedding` without offsets, whose backward needs no sort: the ids' groups are known."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        vectors: torch.Tensor,
+        weights: torch.Tensor | None,
+        places: torch.Tensor,
+        offsets: torch.Tensor | None,
+        groups: DistinctRows,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(vectors, weights, places, offsets)
+        ctx.groups = groups
+        return _bags(vectors, weights, places, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        vectors, weights, places, offsets = ctx.saved_tensors
+        grad, weight_grad, bag_of_id = grads[0].contiguous(), None, None
+        if ctx.needs_input_grad[1]:
+            with torch.enable_grad():
+                leaf = weights.detach().requires_grad_()
+                (weight_grad,) = torch.autograd.grad(_bags(vectors.detach(), leaf, places, offsets), leaf, grad)
+        if offsets is not None:
+            bag_of_id = row_of(offsets.diff(), places.numel())
+        return ctx.groups.sum(grad, bag_of_id, weights), weight_grad, None, None, None
+
+
+def _bags(
+    vectors: torch.Tensor, weights: torch.Tensor | None, places: torch.Tensor, offsets: torch.Tensor | None
+) -> torch.Tensor:
+    if offsets is None:
+        return vectors.index_select(0, places)
+    return F.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True)

@@ -1,0 +1,237 @@
+"""Runs a job to its end, in this process or with Ray Train's workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rayrec._runtime.ray_internals import request_name, torch_trainer
+from rayrec.data.stream.shared_manifest import shared
+from rayrec.storage.parallel import actor_here
+from rayrec.train.driver.cluster import Cluster, connected, default_env, refuse_unseen
+from rayrec.train.driver.console import Display
+from rayrec.train.driver.elastic import (
+    NEVER_S,
+    note_request,
+    release_request,
+    resizing,
+    without_read_reservations,
+)
+from rayrec.train.driver.failures import RestartLimit, failure_reason, failure_reporter, line_of
+from rayrec.train.driver.resources import Demand, demand_of, one_worker_per_gpu
+from rayrec.train.driver.room import await_resources, waiting_for_room
+from rayrec.train.driver.signals import StopSignals, handling, run_in_background
+from rayrec.train.driver.trackers import ExportedMetrics
+from rayrec.train.errors import Interrupted, TrainError, describe
+from rayrec.train.run.log import Mailbox, Record, RunState, call_actor, handling_records
+from rayrec.train.worker.start import start_worker
+
+if TYPE_CHECKING:
+    from rayrec.train.worker.session import Job
+
+
+RecordHandler = Callable[[Record], object]
+
+
+def run_job(
+    job: Job, state: RunState, handle: RecordHandler, display: Display, previous_attempts: int
+) -> dict[str, Any]:
+    """Run a job to its end and return the outcome that its rank 0 reported.
+
+    Args:
+        state: updated by `handle` with each record.
+        handle: called with each record, from a thread.
+        previous_attempts: of earlier launches of the run.
+
+    Raises:
+        TrainError: the job failed; names the cause. `ResourceError` if Ray has too few resources, `Interrupted` if a
+            signal stopped it.
+    """
+    if job.config.trainer.num_workers == 0:
+        signals = _run_alone(job, state, handle, display, previous_attempts)
+    else:
+        with connected(job.config.trainer.elastic) as cluster:
+            signals = _run_on_ray(job, state, handle, display, previous_attempts, cluster)
+    if state.stopped is not None:
+        raise signals.interrupted(state.stopped)
+    if state.fatal is not None:
+        raise TrainError(state.fatal)
+    if state.done is None:
+        raise TrainError(
+            f"Workers exited at step {state.step} without returning a result. See /tmp/ray/session_latest/logs."
+        )
+    outcome: dict[str, Any] = state.done["outcome"]
+    return outcome
+
+
+def _stop_signals(job: Job, request_stop: Callable[[], object], display: Display) -> StopSignals:
+    grace_s = job.config.trainer.grace_s
+
+    def stop() -> None:
+        try:
+            request_stop()
+        finally:
+            text = f"Stopping: saving a final checkpoint (up to {grace_s:g} s). Press Ctrl-C again to exit now."
+            display.say(text, style="yellow")
+
+    return StopSignals(stop, grace_s)
+
+
+def _run_alone(
+    job: Job, state: RunState, handle: RecordHandler, display: Display, previous_attempts: int
+) -> StopSignals:
+    """Run a job in this process; returns the stop signals that it received."""
+    import torch
+
+    from rayrec.train.worker.entry import work_alone
+
+    if job.task == "fit" and job.config.trainer.use_gpu is not False and torch.cuda.is_available():
+        text = "trainer.num_workers=0 trains on the CPU. Set trainer.num_workers=1 to use this machine's GPU."
+        display.say(text, style="yellow")
+    mailbox = Mailbox(previous_attempts)
+    signals = _stop_signals(job, mailbox.request_stop, display)
+    try:
+        with handling(signals), handling_records(mailbox.take, handle, display.tolerance):
+            run_in_background(lambda: work_alone(job, mailbox), signals)
+    except (KeyboardInterrupt, SystemExit):
+        raise signals.interrupted("interrupted") from None
+    except Interrupted:
+        raise
+    except Exception as error:
+        raise TrainError(state.fatal or describe(error)) from error
+    return signals
+
+
+def _run_on_ray(
+    job: Job, state: RunState, handle: RecordHandler, display: Display, previous_attempts: int, cluster: Cluster
+) -> StopSignals:
+    """Run a job with Ray Train's workers; returns the stop signals that it received."""
+    import ray
+
+    trainer = job.config.trainer
+    if trainer.elastic:
+        job = replace(job, config=without_read_reservations(job.config))
+    if cluster.local:
+        job = _with_one_worker_per_gpu(job, cluster, display)
+        trainer = job.config.trainer
+    need = demand_of(job.config, cluster.total())
+    await_resources(cluster, need, trainer.wait_for_resources_s, display)
+    if not cluster.local and os.path.isdir(job.files.converted):
+        refuse_unseen(job.files.converted, need.use_gpu)
+    unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
+    count = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
+    display.say(f"Starting {count} workers ({unit} each) on {'a local' if cluster.local else 'the'} Ray …")
+    # Not restarted: a second mailbox would not have the records that the first one still held.
+    mailbox = actor_here(Mailbox, previous_attempts)
+    signals = _stop_signals(job, lambda: call_actor(mailbox.request_stop), display)
+    exported = ExportedMetrics(job.config.name, trainer.batch_size)
+
+    def export_and_handle(record: Record) -> None:
+        with display.tolerance.drop_errors():
+            exported(record)
+        handle(record)
+
+    try:
+        with (
+            handling(signals),
+            handling_records(lambda: call_actor(mailbox.take), export_and_handle, display.tolerance),
+            shared(job.train, job.eval) as (train, evaluation),
+            resizing(trainer, need, state, lambda why: call_actor(mailbox.request_restart, why), cluster.local),
+            waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),
+            # A worker that is frozen as a whole cannot report a hang itself, but fails Ray's health check.
+            default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
+        ):
+            _fit(replace(job, train=train, eval=evaluation), mailbox, need, signals)
+    except _RayGaveUp:
+        # All records have been handled by now, and what the workers reported says more.
+        if state.fatal is None and state.stopped is None:
+            raise
+    finally:
+        with suppress(Exception):  # the cluster may be gone
+            ray.kill(mailbox)
+        shutil.rmtree(job.files.ray_state, ignore_errors=True)
+    return signals
+
+
+def _with_one_worker_per_gpu(job: Job, cluster: Cluster, display: Display) -> Job:
+    config, requested = one_worker_per_gpu(job.config, cluster.total()), job.config.trainer.num_workers
+    if config is not job.config:
+        gpus = config.trainer.num_workers
+        display.say(
+            f"trainer.num_workers={requested} but this machine has only {gpus} GPU{'' if gpus == 1 else 's'}: using "
+            f"{gpus} worker{'' if gpus == 1 else 's'}. Set trainer.use_gpu=false to run {requested} CPU workers.",
+            style="yellow",
+        )
+    return replace(job, config=config)
+
+
+class _RayGaveUp(TrainError):
+    """Ray Train has ended the run."""
+
+
+def _fit(job: Job, mailbox: Any, need: Demand, signals: StopSignals) -> None:
+    from ray.exceptions import RayActorError
+    from ray.train import TrainingFailedError
+
+    try:
+        # Outside of the main thread Ray Train installs no signal handler of its own.
+        run_in_background(lambda: _torch_trainer(job, mailbox, need).fit(), signals)
+    except (KeyboardInterrupt, SystemExit):
+        raise signals.interrupted("interrupted") from None
+    except RayActorError as error:
+        raise TrainError(f"Ray Train's controller was lost: {line_of(str(error), 400)}") from error
+    except TrainingFailedError as error:
+        raise _RayGaveUp(_reason(error)) from error
+
+
+def _torch_trainer(job: Job, mailbox: Any, need: Demand) -> Any:
+    import ray.train
+    from ray import cloudpickle
+    from ray.train import RunConfig
+    from ray.train.torch import TorchConfig
+
+    trainer = job.config.trainer
+    # Ray's stubs type these two as the classes of Ray Train v1.
+    failure_config: Any = ray.train.FailureConfig
+    scaling_config: Any = ray.train.ScalingConfig
+    if trainer.elastic:
+        release_request(job.files.ray_state)
+    shutil.rmtree(job.files.ray_state, ignore_errors=True)
+    ray_trainer = torch_trainer(
+        RestartLimit(mailbox),
+        skip_draining=trainer.elastic,
+        train_loop_per_worker=start_worker,
+        # As bytes: the controller passes the job on and need not import what it contains.
+        train_loop_config={"job": cloudpickle.dumps(job), "log": mailbox},
+        torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.timeout_s),
+        scaling_config=scaling_config(
+            num_workers=(trainer.least_workers, trainer.most_workers) if trainer.elastic else trainer.least_workers,
+            use_gpu=need.use_gpu,
+            resources_per_worker=need.per_worker,
+            # Ray resizes in the middle of a step; `elastic.py` does it at a checkpoint.
+            elastic_resize_monitor_interval_s=NEVER_S,
+        ),
+        run_config=RunConfig(
+            name=job.config.name,
+            storage_path=str(job.files.ray_state),
+            # Ray counts failures over the whole run and a wait for room among them. `failure_reporter` counts those
+            # without progress, `RestartLimit` failed starts, and `room.py` limits waits.
+            failure_config=failure_config(max_failures=-1, controller_failure_limit=-1),
+            callbacks=[failure_reporter(mailbox, trainer.max_failures)],
+        ),
+    )
+    if trainer.elastic:
+        note_request(job.files.ray_state, request_name(ray_trainer))
+    return ray_trainer
+
+
+def _reason(error: Exception) -> str:
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        return failure_reason(failures)
+    cause = getattr(error, "controller_failure", error)
+    return f"Ray Train gave up: {line_of(str(cause), 400)}"

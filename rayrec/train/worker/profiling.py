@@ -1,0 +1,99 @@
+"""Measures what the time of training is spent on: collectives, stops between steps, and a torch profile of rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from rayrec.distributed.comm.trace import EXCHANGE
+from rayrec.train.config.trainer import ProfileConfig
+
+FOLDER = "profile"
+
+
+class ExchangeClock:
+    """Sums the seconds that this rank's host has waited in collectives of the model; a listener of spans."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, name: str, start: float, end: float) -> None:
+        if name == EXCHANGE:
+            self.seconds += end - start
+
+
+class Stalls:
+    """Measures how long checkpoints and evaluations stop training between two steps."""
+
+    def __init__(self) -> None:
+        self._seconds, self._since = 0.0, time.perf_counter()
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count the body as a stop; stops may be nested."""
+        start, earlier_s = time.perf_counter(), self._seconds
+        try:
+            yield
+        finally:
+            self._seconds = earlier_s + time.perf_counter() - start
+
+    def close(self) -> float:
+        """The fraction of the time since the last call that was spent in stops."""
+        now = time.perf_counter()
+        fraction = min(1.0, self._seconds / max(now - self._since, 1e-9))
+        self._seconds, self._since = 0.0, now
+        return fraction
+
+
+class Profile:
+    """Records a range of steps with torch's profiler, once an attempt.
+
+    Args:
+        folder: of the run.
+        config: names the steps; None: no profile.
+    """
+
+    def __init__(self, folder: Path, config: ProfileConfig | None, device: torch.device) -> None:
+        self._folder, self._config = folder / FOLDER, config
+        self._activities = [ProfilerActivity.CPU]
+        if device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
+        self._running: profile | None = None
+
+    def before_step(self, step: int) -> None:
+        """Start recording at the first step of the range, or within the range if the run resumes there.
+
+        Args:
+            step: counted from 1.
+        """
+        if self._config is None or self._running is not None:
+            return
+        first, last = self._config.steps
+        if first <= step <= last:
+            self._running = profile(activities=self._activities, record_shapes=self._config.shapes)
+            self._running.start()
+
+    def after_step(self, step: int) -> str | None:
+        """Write the trace after the last step; returns a message with its path, or why it could not be written."""
+        if self._running is None or self._config is None or step < self._config.steps[1]:
+            return None
+        path = self._folder / f"steps-{self._config.steps[0]}-{self._config.steps[1]}.json.gz"
+        recorded = self._running
+        self.close()
+        try:
+            self._folder.mkdir(exist_ok=True)
+            recorded.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            return f"Could not write {path} ({error}). The run continues."
+        return f"The profile of rank 0 is in {path}. Open it in https://ui.perfetto.dev."
+
+    def close(self) -> None:
+        """Stop the recording, if there is one."""
+        if self._running is not None:
+            self._running.stop()
+        self._running = self._config = None

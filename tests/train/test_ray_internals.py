@@ -1,0 +1,62 @@
+"""The private parts of Ray that `rayrec/_runtime/ray_internals.py` uses exist, and only that file uses any."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec._runtime import ray_internals
+
+ROOT = Path(ray_internals.__file__).parents[1]
+TRAIN = "ray.train.v2._internal"
+
+
+def parameters(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize(
+    ("part", "takes"),
+    [
+        ("ray:init", None),
+        ("ray._private.state:available_resources_per_node", set()),
+        ("ray._private.state:GlobalState.get_draining_nodes", {"self"}),
+        ("ray.data._internal.progress", None),
+        ("ray.data._internal.execution.streaming_executor", None),
+        ("ray.train.torch:TorchTrainer._initialize_and_run_controller", {"controller_init_kwargs"}),
+        (f"{TRAIN}.execution.controller:TrainController", {"failure_policy", "scaling_policy", "train_run_context"}),
+        (f"{TRAIN}.execution.failure_handling:FailurePolicy.make_decision", {"training_failed_error"}),
+        (f"{TRAIN}.execution.failure_handling:FailureDecision.RAISE", None),
+        (f"{TRAIN}.exceptions:WorkerGroupStartupFailedError", None),
+        (f"{TRAIN}.execution.scaling_policy:ElasticScalingPolicy._count_possible_workers", {"reserved_resources"}),
+        ("ray.train.v2._internal.execution.context:TrainRunContext.get_run_config", None),
+        (
+            "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator:DefaultAutoscalingCoordinator",
+            None,
+        ),
+    ],
+)
+def test_a_private_part_of_ray_is_where_it_was(part: str, takes: set[str] | None) -> None:
+    module, _, path = part.partition(":")
+    value: Any = importlib.import_module(module)
+    for name in path.split(".") if path else ():
+        value = getattr(value, name)
+    assert takes is None or takes <= parameters(value)
+
+
+def test_loggers_of_ray_data_have_these_names() -> None:
+    for name in ray_internals.DATA_LOGGERS:
+        assert importlib.import_module(name)
+
+
+def test_no_other_file_uses_private_parts_of_ray() -> None:
+    private = re.compile(
+        r"\bray\.[\w.]*\._(?:private|internal)\b|from ray\._private|import ray\._|ray\.[\w.]+\.v2\._internal"
+    )
+    users = {path.name for path in ROOT.rglob("*.py") if private.search(path.read_text())}
+    assert users == {"ray_internals.py"}
