@@ -63,7 +63,7 @@ def test_pooled_features_come_once_for_all_rows_and_sequences_do_not(weighted: b
     shared, plain, tables = scorings(Mixed(weighted), weighted)
     assert shared.inputs.context == ("user", "item", "tags")
     assert same_with_context(shared, plain, tables, dict.fromkeys(KEYS, ROWS))
-    program = graph.exported(shared).module()
+    program = graph.to_graph(shared).module()
     drawn = torch.Generator().manual_seed(2)
     lengths = torch.randint(0, 3, (2 * 5,), generator=drawn)
     ids = torch.randint(ROWS, (int(lengths.sum()),), generator=drawn)

@@ -78,9 +78,9 @@ def rows_of(batch: Batch, start: int, stop: int) -> Batch:
     [
         ("id", -1, r"feature 'item', example 2: id -1 is outside the rows \[0, 80\) of table 'item'"),
         ("id", 80, "id 80 is outside"),
-        ("dense", float("nan"), "dense number 0 of example 1 is nan"),
+        ("dense", float("nan"), "dense number 0 of row 1 is nan"),
         ("missing", 0, "no feature 'tags'"),
-        ("width", 0, "takes 1 numbers"),
+        ("width", 0, "reads 1 numbers"),
     ],
 )
 def test_bad_batches_are_refused_before_the_kernel(exported: Path, field: str, value: float, text: str) -> None:
