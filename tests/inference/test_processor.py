@@ -74,7 +74,7 @@ def test_a_format_without_instructions_is_refused_before_a_table_is_read(
     copy = shutil.copytree(run, tmp_path / "run")
     for data in (copy / "checkpoints").rglob("*.safetensors"):
         data.unlink()
-    text = r"no instructions for bf16 \(it lacks avx512_bf16 or amx_bf16 or bf16\).* with --force"
+    text = r"no instructions for bf16 \(it lacks avx512_bf16 or amx_bf16 or bf16\).* use --force"
     with pytest.raises(ExportError, match=text):
         export_run(copy, tmp_path / "model", ExportOptions(dense="bf16"))
     ExportOptions(dense="bf16", force=True).check_machine()

@@ -359,7 +359,7 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
         text = "outside their limits"
     else:
         (root / "current").write_text("../elsewhere")
-        text = "outside"
+        text = "not in this folder"
     assert service.refresh() == 0
     (told,) = service.health()["models"]
     assert told["version"] == "v1" and text in next(iter(told["refused"].values()))
