@@ -21,7 +21,7 @@ from rayrec.distributed.ids.batch import HostIds, Ids, Kept, OutgoingIds, RankId
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.sender import SPLIT_LOOPS
 from rayrec.distributed.ids.upload import OnHost, TrainedWeights, Upload
-from rayrec.modules import BaseEmbeddingConfig
+from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.embedding import feature_names, outside_rows, smallest_tables
 from rayrec.sparse import KeyedJaggedTensor, ops
 from rayrec.sparse.keyed_jagged_tensor import check_input
@@ -73,11 +73,11 @@ class IdCheck:
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
         """Raises for the first id that is outside its table."""
-        for key, ids in zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True):
-            table = self._table_of.get(key)
-            error = None if table is None else outside_rows(key, ids, table)
-            if error is not None:
-                raise error
+        ids_of_keys = list(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True))
+        for feature, table in self._table_of.items():
+            for key, ids in ids_of_keys:
+                if key == feature and (error := outside_rows(feature, ids, table)) is not None:
+                    raise error
 
 
 class FeatureOrder:

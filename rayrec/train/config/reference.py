@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rayrec.train.config.model_args import args_of, listed_meaning
+from rayrec.train.config.relaunch import rules_table
 
 HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
@@ -22,7 +23,7 @@ def config_reference() -> str:
 
     sections = {name: field for name, field in _fields(TrainConfig) if _models(field.annotation)}
     plain = [name for name, _ in _fields(TrainConfig) if name not in sections]
-    rows = _rows_by_path(TrainConfig)
+    rows = _without_repeats(_rows_by_path(TrainConfig))
     lines = [*HEAD, *(rows[name] for name in plain)]
     for name, field in sections.items():
         lines += ["", f"## {name}", "", f"{_sentence(_meaning(TrainConfig, name, field))}", "", *HEAD]
@@ -31,6 +32,7 @@ def config_reference() -> str:
             lines += _model_args()
         if name == "optimizers":
             lines += _sparse_optimizers()
+    lines += ["", "## What may change between two launches of a run", "", *rules_table()]
     return "\n".join(lines)
 
 
@@ -45,6 +47,23 @@ def _rows_by_path(model: type[BaseModel]) -> dict[str, str]:
         owner, name, field = places[0]
         rows[path] = _row(path, kind, _default(field), _meaning(owner, name, field))
     return rows
+
+
+def _without_repeats(rows: dict[str, str]) -> dict[str, str]:
+    """Without the fields of a section that an earlier section has too; its own row names that section."""
+    fields: dict[str, dict[str, str]] = {}
+    for path, row in rows.items():
+        parent, _, name = path.rpartition(".")
+        fields.setdefault(parent, {})[name] = row.replace(f"`{path}`", "", 1)
+    repeats: dict[str, str] = {}
+    for parent, cells in fields.items():
+        if parent in rows:
+            same = next(path for path, earlier in fields.items() if path in rows and cells.items() <= earlier.items())
+            if same != parent:
+                repeats[parent] = same
+    for path in [path for path in rows if any(path.startswith(f"{parent}.") for parent in repeats)]:
+        del rows[path]
+    return rows | {path: f"{rows[path][:-2]}; fields as `{same}` |" for path, same in repeats.items()}
 
 
 def _row(path: str, kind: str, default: str, meaning: str) -> str:
