@@ -23,7 +23,7 @@ from rayrec.train.driver.console import Display
 from tests.inference.runs import train
 from tests.train import small
 
-REFUSED = r"feature 'item', whose ids are integers by the schema's id_type, must be an integer"
+REFUSED = r"feature 'item' was trained on integer ids \(id_type: integer\)"
 
 
 @pytest.fixture(scope="module")
