@@ -152,9 +152,7 @@ def test_what_is_damaged_in_a_bucket_is_refused_by_name_and_leaves_nothing(
     send(bad, f"s3://{BUCKET}/ctr/v2{options}")
     assert service.refresh() == 0 and service.score(BODY, JSON).version == "v1"
     (problem,) = service.health()["models"][0]["refused"].values()
-    assert {"outside": "'../../secret', which is outside", "missing": "v2"}.get(
-        fault, "tables.bin differs"
-    ) in problem
+    assert {"outside": "'../../secret', which is outside", "missing": "v2"}.get(fault, "tables.bin differs") in problem
     assert len(copies(tmp_path)) == 1 or [path.suffix for path in copies(tmp_path)].count("") == 1
     if fault in ("flipped", "cut"):
         tables.write_bytes(data)
