@@ -196,7 +196,7 @@ def evaluate(
     finally:
         model.train(training)
     (skipped,) = session.control.sums([stream.skipped.count])
-    figures = scores.figures() if ranking is None else {**scores.figures(), **ranking.metrics()}
+    figures = scores.figures() if ranking is None else {**scores.figures(), **ranking.figures()}
     return {**figures, "skipped": int(skipped)}
 
 
