@@ -58,7 +58,7 @@ MIXED = [
 @contextmanager
 def however_few() -> Iterator[None]:
     """Small batches, too, go by way of the hosts."""
-    with mock.patch.object(tiers, "FEW_BYTES", 0):
+    with mock.patch.object(tiers, "MIN_SAVED_BYTES", 0):
         yield
 
 

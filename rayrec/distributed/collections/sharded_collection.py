@@ -151,20 +151,6 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         """The executors of the sharded and of the replicated tables."""
         return [executor for executor in (self._sharded, self._replicated) if executor is not None]
 
-    # The three stages, by the names that TorchRec's tutorials print.
-
-    @property
-    def _input_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
-        return self.executors
-
-    @property
-    def _lookups(self) -> list[Kernel]:
-        return self.kernels()
-
-    @property
-    def _output_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
-        return self.executors
-
     # The stages, by the names that TorchRec's tutorials print.
 
     @property
