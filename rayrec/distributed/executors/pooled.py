@@ -2,8 +2,8 @@
 
 One tier: vectors go straight to their rank, and row partials are added up on arrival. Two tiers: the ranks of a host
 first add up their partials of a vector, so that one sum leaves the host. In the first tier, each rank gets its host's
-sums for its own examples and for those of the ranks with the same local rank on other hosts. In the second tier, ranks
-with the same local rank exchange across hosts. Backward runs the tiers in reverse.
+sums for its own examples and for the examples of ranks with the same local rank on other hosts. In the second tier,
+ranks with the same local rank exchange across hosts. Backward runs the tiers in reverse.
 
 One tier is used where two do not pay: `worthwhile_hosts` decides for a plan, `MIN_SAVED_BYTES` for a step.
 """

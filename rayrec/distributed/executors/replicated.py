@@ -180,8 +180,8 @@ def exchange_rows(
     sizes = [[2 * n for n in row] + [dim * n for n, dim in zip(row, dims, strict=True)] for row in counts]
     length = max(1, *map(sum, sizes))
     message = torch.empty(length, dtype=torch.int32, device=rows[0].device)
-    own = [tensor.contiguous().view(-1).view(torch.int32) for tensor in (*rows, *grads)]
-    torch.cat(own, out=message[: sum(column.numel() for column in own)])
+    words = [tensor.contiguous().view(-1).view(torch.int32) for tensor in (*rows, *grads)]
+    torch.cat(words, out=message[: sum(map(len, words))])
     arrived = comm.all_gather(message, group).view(-1)
     words = arrived.split([size for rank_sizes in sizes for size in (*rank_sizes, length - sum(rank_sizes))])
     columns = [torch.cat(words[n :: 2 * len(dims) + 1]) for n in range(2 * len(dims))]
