@@ -170,7 +170,7 @@ class InputDist:
         scaled = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16
         if scaled and self._updates and torch.is_grad_enabled():
             raise ValueError(
-                "float16 autocast needs a GradScaler, but the tables' optimizer inside backward does not undo its scale; "
+                "float16 autocast needs a GradScaler, but the tables' optimizer inside backward ignores its scale; "
                 "use bfloat16, which needs no scaler, or kernel 'dense', which leaves gradients to your optimizer"
             )
         for pending in self._ahead:

@@ -21,7 +21,7 @@ from rayrec.distributed.kernel.number_formats import decode, encode, message_dty
 
 
 class VectorMessage(Protocol):
-    """The layout of one batch's vectors before and after they travel, in pieces. Every rank has the same number of pieces.
+    """The layout of one batch's vectors before and after they travel, in pieces, whose number is equal on all ranks.
 
     Attributes:
         sent, received: for each piece, the number of elements for, and from, each rank on the way forward.
