@@ -62,7 +62,7 @@ def _divide(values: Any, pos: Any, stop: Any, rows: Any, block: Any, slot: Any, 
 
 @nb.njit
 def _pack(lengths_B: Any, slot: Any, bucket_N: Any, packed_B: Any) -> Any:
-    """Packs the counts of each bag in the bytes of a number, 0 for over 255 ids. Returns whether each bag has one id."""
+    """Packs the counts of each bag in the bytes of a number, 0 for over 255 ids. Returns whether every bag has 1 id."""
     one_each = True
     for bag in range(nb.uint64(lengths_B.size)):
         one_each &= lengths_B[bag] == 1
