@@ -10,12 +10,14 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import comm
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ShardingEnv,
+    ShardingType,
+    comm,
+)
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt
