@@ -30,7 +30,7 @@ def show_columns(found: Inspection, *, to_stderr: bool) -> None:
 
     console = Console(stderr=to_stderr, soft_wrap=True)
     files = f"{found.files:,} file{'' if found.files == 1 else 's'}"
-    title = f"{found.rows:,} rows in {files}, {found.looked_at:,} looked at"
+    title = f"{found.rows:,} rows in {files}, {found.inspected_rows:,} inspected"
     columns = table("column", "type", "taken for", "nulls>", "ids>", "range", title=title)
     for c in found.columns:
         ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""

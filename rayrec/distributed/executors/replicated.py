@@ -14,18 +14,17 @@ from typing import Any, Generic
 
 import torch
 
-from rayrec.distributed import comm
 from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.input_dist import FeatureOrder
 from rayrec.distributed.ids.routes import Config, Output, PlannedTable, make_outputs
-from rayrec.distributed.kernel import LocalTable
 from rayrec.distributed.kernel.factory import MatrixKernel, make_matrix_kernel
+from rayrec.distributed.kernel.local_table import LocalTable
 from rayrec.distributed.kernel.row_kernel import make_anchor
-from rayrec.distributed.kernel.rows import DistinctRows
+from rayrec.distributed.kernel.rows import DistinctRows, exchange_rows
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.distributed.vectors.pooled_exchange import MeanScale
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.modules.configs import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 
@@ -160,32 +159,3 @@ class _Lookup(torch.autograd.Function):
             groups = DistinctRows.of(all_rows, kernel.matrix.num_rows)
             leaf_grads += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *leaf_grads
-
-
-def exchange_rows(
-    rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], counts: Sequence[Sequence[int]], group: comm.Group
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Gathers rows and gradients of all ranks in one collective. Returns them for each kernel, in rank order.
-
-    Args:
-        rows: for each kernel the distinct rows of its matrix that this rank touched, int64.
-        grads: for each kernel the gradients of those rows, `[n, dim]`.
-        counts: for each rank the number of rows by kernel.
-        group: group of the ranks.
-    """
-    if len(counts) == 1:
-        return list(zip(rows, grads, strict=True))
-    dims = [grad.shape[1] for grad in grads]
-    # In words of 4 bytes: a rank's rows, kernel after kernel, its gradients, and padding to the longest message.
-    sizes = [[2 * n for n in row] + [dim * n for n, dim in zip(row, dims, strict=True)] for row in counts]
-    length = max(1, *map(sum, sizes))
-    message = torch.empty(length, dtype=torch.int32, device=rows[0].device)
-    words = [tensor.contiguous().view(-1).view(torch.int32) for tensor in (*rows, *grads)]
-    torch.cat(words, out=message[: sum(map(len, words))])
-    arrived = comm.all_gather(message, group).view(-1)
-    words = arrived.split([size for rank_sizes in sizes for size in (*rank_sizes, length - sum(rank_sizes))])
-    columns = [torch.cat(words[n :: 2 * len(dims) + 1]) for n in range(2 * len(dims))]
-    return [
-        (columns[n].view(torch.int64), columns[n + len(dims)].view(torch.float32).view(-1, dim))
-        for n, dim in enumerate(dims)
-    ]
