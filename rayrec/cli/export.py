@@ -43,7 +43,7 @@ def export(
     from rayrec._runtime.imports import quick_imports
 
     with quick_imports():
-        from rayrec.inference import Wanted
+        from rayrec.inference import ExportOptions
         from rayrec.train.after.export import export_run
         from rayrec.train.driver.terminal import notice
         from rayrec.train.run.mirror import run_here
@@ -51,7 +51,9 @@ def export(
     if parity != "all" and not parity.isdecimal():
         raise typer.BadParameter(f"{parity!r} is neither a number of rows nor all", param_hint="--parity")
     rows = None if parity == "all" else int(parity)
-    wanted = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, parity=rows, force=force)
+    wanted = ExportOptions(
+        tables=tables, dense=dense, target=target, march=march, budget=budget, parity=rows, force=force
+    )
     with run_here(source, notice) as run:
         made = export_run(run, out, wanted, data, allow_code=allow_code, checkpoint=checkpoint)
     typer.echo(f"read the checkpoint of step {made.index.origin['step']}: {made.index.origin['checkpoint']}")

@@ -35,7 +35,7 @@ def index(
 ) -> None:
     """Make an index of a run, or over item vectors; other columns of the items are attributes to filter by."""
     from rayrec.checkpoint.manifest import MANIFEST
-    from rayrec.inference.index import Index, Search, write_index
+    from rayrec.inference.index import ItemIndex, Search, write_index
     from rayrec.inference.retrieve import read_vectors
     from rayrec.train.after.index import index_run
     from rayrec.train.driver.terminal import notice
@@ -54,7 +54,7 @@ def index(
             _refuse({"--queries": queries, "--search": search != "exact"}, f"the search is that of {extend}")
         vectors, table = read_vectors(source, vector, id_column)
         if extend is not None:
-            report = Index(extend).extended(out, vectors, table)
+            report = ItemIndex(extend).extended(out, vectors, table)
         else:
             tuning = None if queries is None else read_vectors(queries, vector, None)[0]
             report = write_index(out, vectors, table, search=wanted, queries=tuning)
@@ -93,10 +93,10 @@ def retrieve(
 ) -> None:
     """Find the best items for each row: adds the columns `items` and `scores`. Without --history or --vector, rows have
     the columns that the run was trained with."""
-    from rayrec.inference.index import Index
-    from rayrec.inference.retrieve import Wanted
+    from rayrec.inference.index import ItemIndex
+    from rayrec.inference.retrieve import RetrieveOptions
     from rayrec.inference.retrieve import retrieve as run
 
-    wanted = Wanted(k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors)
-    done = run(Index(place), data, out, wanted)
+    wanted = RetrieveOptions(k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors)
+    done = run(ItemIndex(place), data, out, wanted)
     typer.echo(f"{out}: {done.rows:,} rows in {done.files} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
