@@ -126,7 +126,7 @@ class Ranking:
         result = {}
         for name, sums in self._sums.items():
             total = sums.over(self._group)
-            metrics = total.figures()
+            metrics = total.metrics()
             aliases = {key.removesuffix("/unseen").replace("hr@", "recall@"): value for key, value in metrics.items()}
             result[name] = {**metrics, **aliases, "samples": int(total.sums[-1])}
         return {**result.pop("", {}), **result}
