@@ -22,10 +22,10 @@ Place = Annotated[
 @app.command()
 def verify(place: Place) -> None:
     """Read every byte of a checkpoint (of a run: of all its checkpoints), and name what is damaged."""
-    from rayrec.checkpoint.tools import verify_place
+    from rayrec.checkpoint.tools import verify as verify_checkpoints
 
     damaged = False
-    for checked, damages in verify_place(place):
+    for checked, damages in verify_checkpoints(place):
         typer.echo(f"{checked}: {'whole' if not damages else 'DAMAGED'}")
         for damage in damages:
             typer.echo(f"  {damage}")
@@ -49,8 +49,8 @@ def convert(
     optimizer: Annotated[bool, typer.Option("--optimizer", help="Also what optimizers keep.")] = False,
 ) -> None:
     """Write a checkpoint's weights, under the names of the unsharded model, to one safetensors file."""
-    from rayrec.checkpoint.tools import convert_place
+    from rayrec.checkpoint.tools import convert as convert_checkpoint
 
-    checkpoint, count, size = convert_place(place, out, optimizer)
+    checkpoint, count, size = convert_checkpoint(place, out, optimizer)
     typer.echo(f"read the checkpoint of step {checkpoint.step}: {checkpoint.path}")
     typer.echo(f"{out}: {count} tensors, {size / 1e6:,.1f} MB")

@@ -31,7 +31,7 @@ from rayrec.train.run.choice import NEWEST, Tell, choose, refused
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.setup import build
-from rayrec.train.worker.loop import EVAL_ROWS
+from rayrec.train.worker.evaluator import EVAL_ROWS
 
 _DRAWN = 64  # row groups, or runs of small ones, that a sample of the evaluation rows is from
 
