@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from rayrec.inference import ExportError, ExportOptions
 from rayrec.inference.tables import PartialTable
-from rayrec.train.after.export import export_run, find_checkpoint, trained_of
+from rayrec.train import export_run
+from rayrec.train.after.export import find_checkpoint, trained_of
 from tests.inference.runs import WEIGHTED, Sequences, train, write_weighted
 from tests.train import small
 
@@ -63,7 +64,7 @@ def test_a_number_that_a_format_cannot_hold_is_named_by_its_row_or_the_format_is
             return rows
 
     large = dataclasses.replace(trained, weights=Large(), recorded=None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"table 'item', row 0: .* beyond what fp16 can hold"):
+    with pytest.raises(ValueError, match=r"table 'item', row 0: .* exceeds the range of fp16"):
         exporting.export(large, tmp_path / "fp16", ExportOptions(tables="fp16"))
     made = exporting.export(large, tmp_path / "auto", ExportOptions(tables="AUTO", force=True))
     assert {place.table: place.format.value for place in made.index.places}["item"] == "fp32"
