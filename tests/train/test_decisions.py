@@ -27,6 +27,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.relaunch import _short
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.elastic import REQUEST, note_request, room_for, without_read_reservations
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
@@ -36,7 +37,7 @@ from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.driver.terminal import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.errors import Interrupted, describe
 from rayrec.train.planning.groups import Decision, layout_of
-from rayrec.train.run.folder import RunFolder, _short
+from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Waiting, handling_records
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import ALL, _same_rows
