@@ -49,7 +49,7 @@ def test_train_report_and_evaluate(config: Path, capsys: pytest.CaptureFixture[s
     assert json.loads((folder / "evaluation.json").read_text())["samples"] == 200
 
     assert run(["train", str(config), "--name", "first"]) == 0
-    assert "is finished already" in capsys.readouterr().out
+    assert "is already finished" in capsys.readouterr().out
 
 
 def test_plan_needs_no_data_and_writes_what_training_takes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +258,7 @@ def test_sigterm_takes_a_last_checkpoint_ends_everything_and_the_same_command_go
             os.killpg(started.pid, signal.SIGKILL)
     assert started.returncode == 143, output
     assert "whose checkpoint is complete" in output
-    assert "the same command goes on from it" in output
+    assert "run the same command again to resume from it" in output
     assert "Traceback" not in output
     until = time.monotonic() + 60
     while time.monotonic() < until and any(map(running, below)):
