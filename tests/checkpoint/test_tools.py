@@ -16,7 +16,7 @@ from rayrec.checkpoint.saving import Work
 from rayrec.checkpoint.tools import describe, find, verify_place
 from rayrec.checkpoint.warm_start import Names, load_weights
 from rayrec.checkpoint.writer import Item
-from rayrec.cli.main import run
+from rayrec.cli.app import run
 from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.models import DLRM

@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written_is_named(
     (tmp_path / "a.csv").write_text("user,label\n1,0\n")
     below = str(tmp_path / "a.csv" / "below")
     for args, part in [
-        (["data", "fit", str(config), "--out", below], f"--out {below} cannot be written: "),
+        (["data", "fit", str(config), "--out", below], f"--out {below}: cannot write the file: "),
         (
             ["data", "convert", str(tmp_path / "a.csv"), below],
             f"the folder cannot be made: Not a directory (file {below}); fix: ",

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from rayrec.cli.main import run
+from rayrec.cli.app import run
 from rayrec.inference import ExportError, artifact
 from rayrec.serve import ModelSpec, ServeConfig, Service
 from rayrec.serve.config import load_serve_config

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.cli.main import run
+from rayrec.cli.app import run
 from rayrec.serve import ModelSpec, Service
 from rayrec.serve.http import App
 from rayrec.serve.requests import JSON
