@@ -1,4 +1,4 @@
-"""DistributedDataParallel around a model whose tables are sharded."""
+"""Wraps a model with sharded tables in DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rayrec.distributed.comm.collectives import mean_of_gradients
 from rayrec.distributed.comm.env import ShardingEnv
 
 # Buffers are not trained; broadcasting them would be one more collective per step. torch 2.13 renamed the setting.
-# Where no bucket size is given, torch begins with a small bucket, which is one more sum per step.
-_KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
+# Without a bucket size torch starts with a small bucket, which is one more all-reduce per step.
+_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 _SETTINGS: dict[str, Any] = {
-    ("forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"): False,
+    ("forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"): False,
     "bucket_cap_mb": 25,
 }
 
@@ -31,22 +31,22 @@ def data_parallel(
     hook: Callable[..., Any] | None = None,
     **settings: Any,
 ) -> nn.Module:
-    """The module in DistributedDataParallel, for all parameters but the tables; the module itself if it is wrapped
-    already or there is nothing to exchange.
+    """Wraps the module in DistributedDataParallel, for all parameters except the tables. Returns the module itself if
+    it is wrapped already or has nothing to exchange.
 
     Args:
-        module: its collections are sharded.
-        env, device: of this rank.
-        ignored: names of more parameters whose gradients are not averaged.
-        hook: a communication hook that averages gradients; by default the quickest way for this device.
+        module: a module with sharded collections.
+        env, device: environment and device of this rank.
+        ignored: names of further parameters whose gradients are not averaged.
+        hook: a communication hook that averages gradients; by default the fastest for this device.
         settings: further arguments of DistributedDataParallel.
     """
     if isinstance(module, DistributedDataParallel) or env.world_size == 1:
         return module
-    left_out = [*table_parameters(module), *ignored]
-    if not any(param.requires_grad and name not in left_out for name, param in module.named_parameters()):
+    excluded = [*table_parameters(module), *ignored]
+    if not any(param.requires_grad and name not in excluded for name, param in module.named_parameters()):
         return module
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, left_out)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, excluded)
     wrapped = DistributedDataParallel(
         module,
         device_ids=[device.index] if device.type == "cuda" else None,
@@ -60,7 +60,7 @@ def data_parallel(
 
 
 def table_parameters(module: nn.Module) -> list[str]:
-    """Names of the tables' parameters, whose gradients the tables exchange themselves."""
+    """Names of the tables' parameters; the tables exchange their gradients themselves."""
     return [
         f"{path}.{name}" if path else name
         for path, sub in module.named_modules()

@@ -1,4 +1,4 @@
-"""DMPCollection: a model with tables sharded over groups of ranks, one replica of all tables per group."""
+"""DMPCollection: a model whose tables are sharded over groups of ranks, with one replica of all tables per group."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from rayrec.distributed.replicas.layout import GroupLayout
 
 
 class DMPCollection(DistributedModelParallel):
-    """Shards every collection over the ranks of a sharding group; each group holds all tables, and the other
-    parameters are data-parallel over all ranks.
+    """Shards every collection over the ranks of a sharding group. Each group holds all tables; the other parameters are
+    data-parallel over all ranks.
 
-    With `sync_every=1` training equals that of one process on the global batch, for every optimizer: gradients of
+    With `sync_every=1` training is equivalent to one process on the global batch, for every optimizer: gradients of
     touched rows are averaged before the update. With N > 1, and with `sync`, each group trains on the mean gradient of
     its own ranks for N steps; then weights and optimizer state of the touched rows are averaged. For SGD and one step
     this equals a single group; otherwise it is close. Data-parallel tables, and tables with a dense kernel, are
     averaged in every step.
 
     Args:
-        module: any module with collections anywhere inside it; it is changed in place.
-        device: of this rank.
-        plan: for `sharding_group_size` ranks; by default the planner decides.
-        world_size: ranks of all groups.
-        sharding_group_size: ranks of one group.
-        global_pg: all ranks.
-        node_group_size: ranks per host in a group; by default found from hostnames.
+        module: any module that contains collections; it is modified in place.
+        device: device of this rank.
+        plan: a plan for `sharding_group_size` ranks; the planner's by default.
+        world_size: number of ranks of all groups.
+        sharding_group_size: number of ranks of one group.
+        global_pg: process group of all ranks.
+        node_group_size: ranks per host in a group; found from hostnames by default.
         sharders: one for each kind of collection.
-        init_data_parallel, init_parameters: as of `DistributedModelParallel`.
-        use_inter_host_allreduce: the ranks of a group are consecutive, and replicas are on other hosts; else replicas
-            are consecutive, and groups span hosts.
+        init_data_parallel, init_parameters: see `DistributedModelParallel`.
+        use_inter_host_allreduce: whether the ranks of a group are consecutive, and replicas are on other hosts; else
+            replicas are consecutive, and groups span hosts.
         sync_every: steps after which `after_step` averages the groups; None: only `sync` does.
 
     Raises:
-        ValueError: a world that does not divide into groups, or is not that of `global_pg`; a plan for a larger group.
+        ValueError: a world that does not divide into groups, or is not the world of `global_pg`; a plan for a larger
+            group.
     """
 
     def __init__(

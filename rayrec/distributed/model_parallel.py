@@ -1,4 +1,4 @@
-"""DistributedModelParallel: tables are sharded, other parameters are data-parallel."""
+"""DistributedModelParallel: shards tables; other parameters are data-parallel."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 class DistributedModelParallel(nn.Module):
     """Shards every embedding collection inside a module, and wraps the module in DistributedDataParallel.
 
-    Names of parameters and state are those of the unsharded module. A change of the number format, such as
-    `model.to(torch.bfloat16)`, applies to the other parameters only: tables keep the format of their config. A change
-    of the device raises: set `device` instead.
+    Parameters and state have the names of the unsharded module. A change of the dtype, such as
+    `model.to(torch.bfloat16)`, applies to the other parameters only: tables keep the data type of their config. A
+    change of the device raises: set `device` instead.
 
     Args:
-        module: any module with collections anywhere inside it; it is changed in place. A collection used in several
-            places is sharded once, and used in all of them. When collections are sharded, every submodule with a method
-            `on_sharded(process_group)` gets a call.
-        env: process group and hosts; the default process group, or this process alone.
-        device: of this rank; its GPU or the CPU by default.
-        plan: shards of every table; by default the planner decides for this world.
+        module: any module that contains collections; it is modified in place. A collection that occurs several times
+            is sharded once. After sharding, `on_sharded(process_group)` is called on every submodule with that method.
+        env: process group and hosts; by default the default process group, or this process alone.
+        device: device of this rank; by default its GPU, or the CPU.
+        plan: shards of every table; by default the planner's plan for this world.
         sharders: one for each kind of collection.
-        init_data_parallel: wraps the module now; else `init_data_parallel()` does.
-        init_parameters: allocates and fills parameters on meta, and moves the others to the device.
+        init_data_parallel: wraps the module now; else call `init_data_parallel()`.
+        init_parameters: allocates and initializes parameters on meta, and moves the others to the device.
 
     Raises:
         ValueError: a plan for another model or a larger world; a subclass of a collection that overrides `forward`
-            without a sharder for it.
+            and has no sharder.
     """
 
     def __init__(
@@ -58,13 +57,13 @@ class DistributedModelParallel(nn.Module):
         super().__init__()
         self._env = env or default_env()
         self.device = device or default_device()
-        chosen = list(sharders) if sharders is not None else default_sharders()
-        self._plan = plan if plan is not None else self._default_plan(module, chosen)
-        needed, there_are = self._plan.min_world_size, self._env.world_size
-        if needed > there_are:
-            raise ValueError(f"the plan is for {needed} ranks or more, but there are {there_are}; plan again")
+        sharders = list(sharders) if sharders is not None else default_sharders()
+        self._plan = plan if plan is not None else self._default_plan(module, sharders)
+        min_ranks, num_ranks = self._plan.min_world_size, self._env.world_size
+        if min_ranks > num_ranks:
+            raise ValueError(f"the plan is for {min_ranks} ranks or more, but there are {num_ranks}; plan again")
         self._sharded: dict[str, Any] = {}
-        inner = self._shard(module, chosen)
+        inner = self._shard(module, sharders)
         self._fused_optimizer = CombinedOptimizer(
             [(path, sharded.fused_optimizer) for path, sharded in self._sharded.items()]
         )
@@ -75,7 +74,7 @@ class DistributedModelParallel(nn.Module):
             self.init_data_parallel()
 
     def init_data_parallel(self) -> None:
-        """Wraps the module for data-parallel training, unless it is wrapped already."""
+        """Wraps the module in DistributedDataParallel, unless it is wrapped already."""
         self._dmp_wrapped_module = data_parallel(self._dmp_wrapped_module, self._env.whole, self.device)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
@@ -86,31 +85,31 @@ class DistributedModelParallel(nn.Module):
         return planner.collective_plan(module, sharders, self._env.process_group)
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> nn.Module:
-        found = modules_to_shard(module, sharders)
-        unlike = {path for path, _, _ in found} ^ set(self._plan.plan)
-        if unlike:
-            raise ValueError(f"plan and model differ in module {min(unlike)!r}; plan again for this model")
-        for path, collection, sharder in found:
+        collections = modules_to_shard(module, sharders)
+        mismatch = {path for path, _, _ in collections} ^ set(self._plan.plan)
+        if mismatch:
+            raise ValueError(f"plan and model differ in module {min(mismatch)!r}; plan again for this model")
+        for path, collection, sharder in collections:
             sharded = sharder.shard(collection, self._plan.plan[path], self._env, self.device)
             self._sharded[path] = sharded
             if not path:
                 return sharded
             replace_module(module, collection, sharded)
-        for each in module.modules():
-            on_sharded = getattr(each, "on_sharded", None)
+        for submodule in module.modules():
+            on_sharded = getattr(submodule, "on_sharded", None)
             if on_sharded is not None:
                 on_sharded(self._env.whole.process_group)
         return module
 
     @property
     def module(self) -> nn.Module:
-        """The sharded model itself, without the data-parallel wrapper."""
+        """The sharded model without the data-parallel wrapper."""
         wrapped = self._dmp_wrapped_module
         return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
     @property
     def data_parallel(self) -> nn.Module:
-        """The sharded model in its data-parallel wrapper; without it if there is nothing to exchange."""
+        """The sharded model with its data-parallel wrapper, if it has one."""
         return self._dmp_wrapped_module
 
     @property
@@ -123,7 +122,7 @@ class DistributedModelParallel(nn.Module):
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizers inside backward, of all collections; always the same object."""
+        """The optimizers inside backward of all collections; always the same object."""
         return self._fused_optimizer
 
     def sharded_modules(self) -> dict[str, Any]:
@@ -131,26 +130,26 @@ class DistributedModelParallel(nn.Module):
         return dict(self._sharded)
 
     def tables(self) -> dict[str, ShardedTable]:
-        """Every table's shards, by the name of its weight without `.weight`."""
+        """Every table, by the name of its weight without `.weight`."""
         modules = self.module.named_modules()
         return {name: module for name, module in modules if isinstance(module, ShardedTable)}
 
     def kernels(self) -> list[Kernel]:
-        """This rank's kernels, of all collections."""
+        """This rank's kernels in all collections."""
         return [kernel for sharded in self._sharded.values() for kernel in sharded.kernels()]
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters for a dense optimizer, by name, with this rank's shards of tables that have a dense kernel."""
+        """Parameters for a dense optimizer, by name, including this rank's shards of tables with a dense kernel."""
         return {n: p for n, p in in_backward_optimizer_filter(self.named_parameters()) if p.requires_grad}
 
     def other_parameters(self) -> dict[str, nn.Parameter]:
-        """Trained parameters of no table, by name."""
+        """Trained parameters other than tables, by name."""
         tables = tuple(f"{name}." if name else "" for name in self.tables())
         return {name: p for name, p in self.named_parameters() if p.requires_grad and not name.startswith(tables)}
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         for table in self.tables().values():
-            table._apply(fn)  # raises for another device, before anything has moved
+            table._apply(fn)  # raises for another device, before parameters move
         return super()._apply(fn, recurse)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,16 +162,16 @@ class DistributedModelParallel(nn.Module):
         return self.module.named_buffers(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Under the unsharded names; a sharded table is a `ShardedTensor`."""
+        """The state under the unsharded names; a sharded table is a `ShardedTensor`."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads a result of `state_dict`, or the unsharded module's whole tensors."""
+        """Loads a result of `state_dict`, or of the unsharded module's `state_dict`."""
         return self.module.load_state_dict(*args, **kwargs)
 
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Puts `new` in every place of `model` that holds `old`."""
+    """Replaces every occurrence of `old` in `model` by `new`."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is old:
@@ -180,14 +179,14 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def default_env() -> ShardingEnv:
-    """The default process group, or this process alone."""
+    """The environment of the default process group, or of this process alone."""
     if dist.is_available() and dist.is_initialized() and dist.group.WORLD is not None:
         return ShardingEnv.from_process_group(dist.group.WORLD)
     return ShardingEnv.from_local(1, 0)
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:
-    """Moves a module to the device; allocates and fills what is on meta. Sharded tables stay where they are."""
+    """Moves a module to the device; allocates and initializes tensors on meta. Sharded tables do not move."""
     for path, sub in module.named_modules():
         tensors = [*sub.parameters(recurse=False), *sub.buffers(recurse=False)]
         if not any(tensor.is_meta for tensor in tensors):

@@ -1,4 +1,4 @@
-"""Copies the next batches and exchanges their ids while the model trains on this one."""
+"""Copies the next batches and exchanges their ids while the model trains on the current batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def sparse_features(batch: Any) -> KeyedJaggedTensor:
-    """A batch's `sparse` or `sparse_features`, its first field that is a KeyedJaggedTensor, or the batch itself.
+    """The `sparse` or `sparse_features` of a batch, its first field that is a KeyedJaggedTensor, or the batch itself.
 
     Raises:
         ValueError: the batch has no KeyedJaggedTensor.
@@ -29,15 +29,15 @@ def sparse_features(batch: Any) -> KeyedJaggedTensor:
         if hasattr(batch, name):
             return getattr(batch, name)
     fields = batch if isinstance(batch, tuple | list) else getattr(batch, "__dict__", {}).values()
-    found = next((field for field in (batch, *fields) if isinstance(field, KeyedJaggedTensor)), None)
-    if found is None:
-        raise ValueError(f"{type(batch).__name__} has no KeyedJaggedTensor; give TrainPipeline(features=…)")
-    return found
+    kjt = next((field for field in (batch, *fields) if isinstance(field, KeyedJaggedTensor)), None)
+    if kjt is None:
+        raise ValueError(f"{type(batch).__name__} has no KeyedJaggedTensor; set TrainPipeline(features=…)")
+    return kjt
 
 
 @dataclass(frozen=True)
 class _Started(Generic[T]):
-    """A batch on the model's device (after the event `copied`), and what its collections have begun with its ids."""
+    """A batch on the model's device (after the event `copied`), and the exchange of its ids by collection."""
 
     batch: T
     copied: torch.cuda.Event | None
@@ -45,23 +45,24 @@ class _Started(Generic[T]):
 
 
 class TrainPipeline(Generic[T]):
-    """Yields batches, with the next ones under way.
+    """Yields batches while the next batches are copied and their ids exchanged.
 
         for batch in TrainPipeline(model).ahead(batches):
             loss, _ = model(batch)
             ...
 
-    Results are those of a plain loop, since ids do not depend on weights. On a GPU, while batch i computes, the ids of
-    batch i+1 are exchanged on a stream of their own, and batch i+2 is copied on another and routed on the host; copies
-    overlap if their memory is pinned. On a CPU the ids of batch i+1 are under way.
+    Results equal those of a plain loop, since ids do not depend on weights. On a GPU, while batch i computes, the ids
+    of batch i+1 are exchanged on a separate stream, and batch i+2 is copied on another stream and routed on the host.
+    Copies overlap if their memory is pinned. On a CPU the ids of batch i+1 are exchanged while batch i computes.
 
-    A collection recognizes its input by identity. One that is called with another object than the batch's features in
-    the first step sends its ids when it is called, as without a pipeline. All ranks need equally many batches.
+    A collection recognizes its input by identity. If a collection is called with another object than the batch's
+    features in the first step, it sends its ids when it is called, as without a pipeline. All ranks need the same
+    number of batches.
 
     Args:
         model: may contain a DistributedModelParallel.
         device: the model's by default.
-        features: returns the object that the model calls its collections with.
+        features: returns the object that the model passes to its collections.
         move: returns the batch on the model's device; by default `batch.to(device, non_blocking=True)`.
     """
 
@@ -74,18 +75,19 @@ class TrainPipeline(Generic[T]):
         move: Callable[[T], T] | None = None,
     ) -> None:
         modules = [] if model is None else model.modules()
-        parallel = next((each for each in modules if isinstance(each, DistributedModelParallel)), None)
+        parallel = next((module for module in modules if isinstance(module, DistributedModelParallel)), None)
         device = device or (parallel.device if parallel is not None else torch.device("cpu"))
         self._collections = parallel.sharded_modules() if parallel is not None else {}
         self._features = features
         self._move: Callable[[Any], T] = move or (lambda batch: batch.to(device, non_blocking=True))
         self._device = device
         self._copies, self._ids = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
-        self._begun_for = set(self._collections)  # without those that took nothing in their first step
-        self._have_taken: set[str] = set()
+        # Paths of the collections to send ids for: all, without those that ignored the ids in their first step.
+        self._active = set(self._collections)
+        self._consumers: set[str] = set()
 
     def ahead(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yields the batches. An error in preparing a batch is raised when it is due, after the batches before it."""
+        """Yields the batches. An error in preparing a batch is raised when its turn comes."""
         source = iter(batches)
         started: deque[_Started[T] | Exception] = deque()
         sent: deque[_Started[T] | Exception] = deque()
@@ -93,7 +95,7 @@ class TrainPipeline(Generic[T]):
         def start_next() -> None:
             try:
                 started.extend(self._start(batch) for batch in islice(source, 1))
-            except Exception as error:  # raised when this batch is due
+            except Exception as error:  # raised when the batch's turn comes
                 started.append(error)
 
         def send_next() -> None:
@@ -106,7 +108,7 @@ class TrainPipeline(Generic[T]):
                 if not isinstance(item := sent[-1], Exception):
                     self._send(item)
                     if self._copies is not None:
-                        start_next()  # after the ids are sent, which are needed first
+                        start_next()  # after sending the ids, which are needed earlier
 
         try:
             send_next()
@@ -125,8 +127,8 @@ class TrainPipeline(Generic[T]):
 
     def _drop_untaken(self, item: _Started[T]) -> None:
         untaken = {path for path, ids in item.ids.items() if self._collections[path].ids_ahead.drop(ids)}
-        self._have_taken |= item.ids.keys() - untaken
-        self._begun_for -= untaken - self._have_taken
+        self._consumers |= item.ids.keys() - untaken
+        self._active -= untaken - self._consumers
 
     def _start(self, batch: T) -> _Started[T]:
         with self._on(self._copies):
@@ -135,7 +137,7 @@ class TrainPipeline(Generic[T]):
             ids = {
                 path: collection.ids_ahead.begin(self._features(moved))
                 for path, collection in self._collections.items()
-                if path in self._begun_for
+                if path in self._active
             }
         return _Started(moved, copied, ids)
 
@@ -147,8 +149,8 @@ class TrainPipeline(Generic[T]):
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Inside, `stream` is current. It waits for the model's stream, which may still read memory that `stream` gave
-        to it earlier and gets back."""
+        """Makes `stream` current. It first waits for the model's stream, which may still read memory that `stream`
+        allocated and is about to reuse."""
         if stream is None:
             yield
             return

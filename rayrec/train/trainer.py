@@ -30,7 +30,7 @@ from rayrec.train.driver.run_job import run_job
 from rayrec.train.errors import Interrupted, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import best_so_far
-from rayrec.train.run.config import refuse_code_from_elsewhere, with_id_types, with_versions
+from rayrec.train.run.config import refuse_code_from_elsewhere
 from rayrec.train.run.folder import (
     RunFolder,
     leased,
@@ -41,6 +41,7 @@ from rayrec.train.run.folder import (
 )
 from rayrec.train.run.mirror import Mirror
 from rayrec.train.run.paths import resolved
+from rayrec.train.run.resolved import ResolvedValues, with_versions
 from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start
@@ -76,12 +77,14 @@ class Trainer:
     ) -> None:
         if factory is None:
             refuse_code_from_elsewhere(config, Path.cwd(), allow_code=allow_code)
-        self.config = resolved(config, root)
+        self._given = resolved(config, root)
+        self.config = self._given  # until `fit` fills in what the run resolves
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
         self.callbacks = Callbacks(callbacks, self._warn)
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
         self._lease: Lease  # while a run goes on
+        self._earlier_values: ResolvedValues  # resolved by earlier launches
         self.mirror = Mirror(self.folder)
         self._warnings: list[str] = []
         self._periods: Periods | None = None
@@ -100,8 +103,8 @@ class Trainer:
         self.folder.create()
         with self.folder.locked(), converting_into(self.folder.converted, self.display.say):
             self.mirror.pull()
-            earlier = self.folder.read_config()
-            self.config = with_id_types(with_versions(self.config, earlier), earlier)
+            self._earlier_values = ResolvedValues.of(self.folder.read_config())
+            self.config = with_versions(self._earlier_values.fill(self._given))
             self._count_epochs()
             finished = self._finished()
             if finished is not None:
@@ -110,6 +113,7 @@ class Trainer:
             with leased(self.folder, self._warn) as self._lease:
                 self._check_earlier()
                 job = self._job(self._lease.launch)
+                write_yaml(self.folder.given, self._given.to_dict())
                 write_yaml(self.folder.config, self.config.to_dict())
                 return self._run(job)
 
@@ -162,13 +166,12 @@ class Trainer:
         connect = connected if config.trainer.num_workers else nullcontext
         reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
         train, evaluation = self._data(reading)
-        schema, data = config.data_schema, config.data
-        given = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
-        sets = {name: Manifest.of(one, schema, reading) for name, one in given.items()}
+        config, data = self.config, self.config.data  # with the types of ids
+        others = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
+        sets = {name: Manifest.of(data_set, config.data_schema, reading) for name, data_set in others.items()}
         for metric in config.trainer.metrics:
             made_metric(metric)
         footers.save()
-        config = self.config  # with the types of ids
         model = build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)
         self._report_data(train, evaluation)
@@ -248,9 +251,7 @@ class Trainer:
         raw = self.folder.read_result()
         if raw is None or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
             return None
-        earlier = self._earlier_config()
-        if earlier is not None:
-            refuse_other_config(self.folder, earlier, self.config.to_dict())
+        self._refuse_other_config()
         more = "raise trainer.epochs to train on"
         if self._progress is not None:
             more = f"it is {self._progress}"
@@ -261,22 +262,29 @@ class Trainer:
         )
         return Result.from_dict(self.folder.path, raw)
 
-    def _earlier_config(self) -> dict[str, Any] | None:
-        """The config of an earlier launch; fields that it did not have yet are at their defaults."""
-        earlier = self.folder.read_config()
-        try:
-            return None if earlier is None else TrainConfig(**earlier).to_dict()
-        except ValueError:  # of a version that had other fields: compared as it is
-            return earlier
+    def _refuse_other_config(self) -> dict[str, Any] | None:
+        """Compares the config that the last launch gave with this one's; returns the former, None where there is none.
+
+        Both are filled with what the run has resolved: naming such a value, or leaving it out, is no difference.
+        """
+        before = self.folder.read_given()
+        if before is None:
+            return None
+        with suppress(ValueError):  # of a version that had other fields: compared as it is
+            before = self._earlier_values.fill(TrainConfig(**before)).to_dict()
+        refuse_other_config(self.folder, before, self._earlier_values.fill(self._given).to_dict())
+        return before
 
     def _check_earlier(self) -> None:
         """A committed checkpoint binds the run to the config it was made with."""
-        earlier = self._earlier_config()
-        if earlier is not None and newest_checkpoint(self.folder) is not None:
-            refuse_other_config(self.folder, earlier, self.config.to_dict())
-            before, now = earlier["trainer"]["batch_size"], self.config.trainer.batch_size
-            if before != now:
-                self._warn(f"goes on with {now:,} rows a step instead of {before:,}; schedules count the new steps")
+        if newest_checkpoint(self.folder) is None:
+            return
+        before = self._refuse_other_config()
+        if before is None:
+            return
+        old, new = before["trainer"]["batch_size"], self.config.trainer.batch_size
+        if old != new:
+            self._warn(f"goes on with {new:,} rows a step instead of {old:,}; schedules count the new steps")
 
     def _set_aside(self) -> None:
         if self.folder.path.exists():

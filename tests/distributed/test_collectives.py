@@ -17,7 +17,8 @@ from rayrec.distributed.comm import shared_memory
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.groups import world_rank
 from rayrec.distributed.comm.host_link import HostLink, UnlikeExchanges
-from rayrec.distributed.comm.place import Hosts, Place, find_hosts
+from rayrec.distributed.comm.hosts import Hosts, find_hosts
+from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.comm.shared_memory import LEAST_BYTES, ONCE, Slots
 from rayrec.torchrec.distributed import comm as launched
 from rayrec.torchrec.distributed.collective_utils import is_leader, run_on_leader
@@ -169,15 +170,15 @@ def test_hosts_of_equally_many_ranks() -> None:
     hosts = Hosts(6, 2)
     assert [list(ranks) for ranks in hosts.ranks] == [[0, 1], [2, 3], [4, 5]]
     assert [list(ranks) for ranks in hosts.peers] == [[0, 2, 4], [1, 3, 5]]
-    alone = Place.of(ShardingEnv.from_local(1, 0), CPU)
+    alone = RankContext.of(ShardingEnv.from_local(1, 0), CPU)
     assert (alone.rank, alone.world_size, alone.devices, alone.device) == (0, 1, ("cpu",), CPU)
     assert find_hosts(alone) is None
     with pytest.raises(ValueError, match="2 ranks need a process group"):
-        Place.of(ShardingEnv.from_local(2, 0), CPU)
+        RankContext.of(ShardingEnv.from_local(2, 0), CPU)
 
 
 def hosts_found(group: dist.ProcessGroup, local: Any) -> Hosts | None:
-    return find_hosts(Place.of(ShardingEnv.from_process_group(group, local), CPU))
+    return find_hosts(RankContext.of(ShardingEnv.from_process_group(group, local), CPU))
 
 
 def test_hosts_are_found_where_they_differ() -> None:
@@ -287,7 +288,7 @@ def test_a_message_takes_the_smallest_free_slot_where_it_fits(monkeypatch: pytes
 
 def _places(group: dist.ProcessGroup) -> tuple[tuple[str, ...], dict[str, int]]:
     with comm.count_collectives() as times:
-        place = Place.of(ShardingEnv.from_process_group(group), CPU)
+        place = RankContext.of(ShardingEnv.from_process_group(group), CPU)
     return place.devices, dict(times)
 
 

@@ -405,8 +405,8 @@ def test_two_optimizers_for_a_table_and_unknown_kernels_are_refused_by_name() ->
     env, device = ShardingEnv.from_local(1, 0), DEVICE
     plan = plan_of([T.TABLE_WISE] * 3, 1, "ffd")
     apply_optimizer_in_backward(torch.optim.SGD, [ebc.embedding_bags.get_parameter("c.weight")], {"lr": 0.1})
-    with pytest.raises(ValueError, match=r"table 'c': its kernel is dense.*take back one of the two"):
+    with pytest.raises(ValueError, match=r"table 'c': its kernel is dense.*remove one of the two"):
         EmbeddingBagCollectionSharder().shard(ebc, plan, env, device)
     plan["b"] = cut(tables()[1], T.TABLE_WISE, [0], "sparse")
-    with pytest.raises(ValueError, match=r"table 'b': there is no compute kernel 'sparse'; there are dense, fused"):
+    with pytest.raises(ValueError, match=r"table 'b': unknown compute kernel 'sparse'; use one of dense, fused"):
         EmbeddingBagCollectionSharder().shard(ebc, plan, env, device)

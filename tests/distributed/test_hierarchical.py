@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
-from rayrec.distributed.comm.place import _ranks_of_a_host
+from rayrec.distributed.comm.hosts import ranks_per_host
 from rayrec.distributed.comm.wire import BF16, FP16, Codec, NumberFormat, int8_rows
 from rayrec.distributed.executors import pooled as tiers
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
@@ -88,7 +88,7 @@ def test_row_wise_adagrad_equals_one_process() -> None:
 
 
 @pytest.mark.parametrize("local", [2, 3])
-def test_more_hosts_and_more_ranks_of_a_host_equal_one_process(local: int) -> None:
+def test_more_hosts_and_moreranks_per_host_equal_one_process(local: int) -> None:
     ranks = list(range(6))
     hosts = [ranks[first : first + local] for first in range(0, 6, local)]
     kinds = [(T.TABLE_ROW_WISE, hosts[-1]), (T.ROW_WISE, ranks), (T.TABLE_WISE, [4]), (T.TABLE_WISE, [1])]
@@ -244,10 +244,10 @@ def test_it_runs_where_it_saves_enough(kinds: tuple[ShardingType, ...], local: i
 
 
 def test_hosts_are_known_by_their_size_or_by_their_names() -> None:
-    assert _ranks_of_a_host([2, 2, 2, 2]) == 2
-    assert _ranks_of_a_host(["a", "a", "b", "b"]) == 2
+    assert ranks_per_host([2, 2, 2, 2]) == 2
+    assert ranks_per_host(["a", "a", "b", "b"]) == 2
     for unlike in ([2, 2, 1, 1], [3, 3, 3, 3], ["a", "a", "a", "b"], ["a", "b", "a", "b"], [2, 2, "b", "b"]):
-        assert _ranks_of_a_host(unlike) is None
+        assert ranks_per_host(unlike) is None
 
 
 def weight_gradient(group: dist.ProcessGroup, local: int, batches: list[KeyedJaggedTensor]) -> torch.Tensor:

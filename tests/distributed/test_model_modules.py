@@ -128,7 +128,7 @@ def test_a_subclass_is_sharded_as_its_base_unless_it_overrides_forward() -> None
         DistributedModelParallel(nn.Sequential(Doubled(TABLES, device="meta")), device=torch.device("cpu"))
     planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device="cpu"))
     sharders = [EmbeddingBagCollectionSharder()]
-    with pytest.raises(ValueError, match="give a sharder with module_type=Doubled"):
+    with pytest.raises(ValueError, match="add a sharder with module_type=Doubled"):
         planner.plan(nn.Sequential(Doubled(TABLES, device="meta")), sharders)
     assert list(planner.plan(nn.Sequential(Named(TABLES, device="meta")), sharders).plan) == ["0"]
 

@@ -347,7 +347,7 @@ def test_plans_must_be_of_the_model_and_of_the_world() -> None:
         with pytest.raises(ValueError, match="the plan is for 2 ranks or more, but there are 1"):
             parallel(collection, plan=ShardingPlan({"": far}))
     unknown = {"t": ParameterSharding("table_wise", "magic", shards=far["t"].shards)}
-    with pytest.raises(ValueError, match="table 't': there is no compute kernel 'magic'; there are dense, fused, "):
+    with pytest.raises(ValueError, match="table 't': unknown compute kernel 'magic'; use one of dense, fused, "):
         EmbeddingBagCollectionSharder().shard(collection, unknown, ALONE, CPU)
 
 
@@ -364,7 +364,7 @@ def test_optimizers_inside_backward_are_the_tables_own_or_the_sharders() -> None
         assert (kinds("fused", kind, False), kinds("fused", kind, True)) == ([0.25], [0.5])
         assert kinds("dense", kind, False) == []
     assert kinds("dense", T.DATA_PARALLEL, True) == []
-    with pytest.raises(ValueError, match=r"table 't': its kernel is dense, .*; take back one of the two"):
+    with pytest.raises(ValueError, match=r"table 't': its kernel is dense, .*; remove one of the two"):
         kinds("dense", T.TABLE_WISE, True)
 
 
@@ -601,7 +601,7 @@ def test_tables_are_shown_under_their_own_names_with_all_their_rectangles() -> N
         assert gathered == [] and sorted(parameters) == params
         assert ("embedding_bags.cw.weight_1" in params) == (rank == 0)
     assert answers[0][2] == [
-        "6, 4, nothing here",
+        "6, 4, no local shard",
         "7, 4, rows [4, 7) cols [0, 4)",
         "5, 12, rows [0, 5) cols [0, 4), rows [0, 5) cols [8, 12)",
         "4, 4, rows [0, 4) cols [0, 4)",
@@ -637,5 +637,5 @@ def loaded_elsewhere(group: dist.ProcessGroup) -> str:
 
 def test_a_state_dict_that_is_sharded_in_another_way_is_refused() -> None:
     assert set(on_ranks(2, loaded_elsewhere)) == {
-        "embedding_bags.rw.weight: the state dict is sharded in another way; load it through rayrec.checkpoint"
+        "embedding_bags.rw.weight: the state dict has other shards; load it through rayrec.checkpoint"
     }

@@ -202,7 +202,7 @@ def test_bytes_between_groups_are_those_of_touched_rows() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"sharding_group_size": 3}, "4 ranks cannot be cut into sharding groups of 3; .* are 1, 2, 4"),
+        ({"sharding_group_size": 3}, "4 ranks cannot be divided into sharding groups of 3; .*: 1, 2, 4"),
         ({"world_size": 8}, "world_size=8, but the process group has 4 ranks"),
         (
             {"sharding_group_size": 1, "plan": 2},

@@ -29,7 +29,9 @@ def test_groups_are_cut_from_the_ranks_in_both_ways() -> None:
         for rank in range(8):
             assert rank in layout.group_of(rank) and rank in layout.replicas_of(rank)
             assert len({tuple(layout.group_of(other)) for other in layout.replicas_of(rank)}) == layout.replicas
-    with pytest.raises(ValueError, match=r"8 ranks cannot be cut into 3 replicas of a sharding group; .* 1, 2, 4, 8"):
+    with pytest.raises(
+        ValueError, match=r"8 ranks cannot be divided into 3 replicas of a sharding group; .* 1, 2, 4, 8"
+    ):
         GroupLayout.of_replicas(8, 3)
 
 

@@ -23,9 +23,9 @@ from rayrec.train.driver.trackers import tracker
 from rayrec.train.errors import is_retryable
 from rayrec.train.planning.plan_only import group_words
 from rayrec.train.planning.shapes import Shape, compare, shapes_table
-from rayrec.train.run.config import with_versions
 from rayrec.train.run.log import Record, handling_records
 from rayrec.train.run.paths import in_job_package, resolved
+from rayrec.train.run.resolved import ResolvedValues
 from rayrec.train.setup.init_from import _same_rows, warm_start
 from rayrec.train.tune.search import Search, _Reports
 from rayrec.train.tune.space import space_of
@@ -85,15 +85,18 @@ def test_a_run_keeps_to_the_table_version_that_it_began_with() -> None:
         of_train = train.version if isinstance(train, DataSet) else [one.version for one in train]
         return of_train, None if config.data.eval is None else config.data.eval.version
 
+    def filled(config: TrainConfig, earlier: dict[str, Any] | None) -> Any:
+        return versions(ResolvedValues.of(earlier).fill(config))
+
     config = config_of("data={train: {path: a, table: delta}, eval: {path: b, table: delta, version: 7}}")
     earlier = {"data": {"train": table("a", 3), "eval": table("b", 5)}}
-    assert versions(with_versions(config, earlier)) == (3, 7), "what the config names counts"
-    assert versions(with_versions(config, {"data": {"train": table("a", 0)}})) == (0, 7)
+    assert filled(config, earlier) == (3, 7), "what the config names counts"
+    assert filled(config, {"data": {"train": table("a", 0)}}) == (0, 7)
+    assert filled(config, {"data": {"train": table("c", 3)}}) == (None, 7), "another table"
     mixed = config_of("data={train: [{path: a, table: delta}, {path: c}, {path: d, table: delta}], eval: null}")
-    before = {"data": {"train": [table("d", 4), {"path": "c"}, table("a"), table("a", 2)], "eval": None}}
-    assert versions(with_versions(mixed, before)) == ([2, None, 4], None)
-    plain = config_of()
-    assert versions(with_versions(plain, None)) == (None, None)
+    before = {"data": {"train": [table("d", 4), {"path": "c"}, table("a", 2), table("a", 5)], "eval": None}}
+    assert filled(mixed, before) == ([2, None, 4], None)
+    assert filled(config_of(), None) == (None, None)
 
 
 def test_new_ids_at_the_end_of_a_vocabulary_leave_the_first_rows_as_they_were(tmp_path: Path) -> None:

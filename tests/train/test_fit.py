@@ -56,7 +56,7 @@ def test_a_run_leaves_everything_that_was_promised(finished: tuple[Path, Result]
     run = folder / "runs" / "small"
     assert result.folder == run
     assert {path.name for path in run.iterdir() if path.name != ".lock"} == {
-        "config.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
+        "config.yaml", "given.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
         "checkpoints", "tensorboard", "report.html", "result.json",
     }  # fmt: skip
     raw = json.loads((run / "result.json").read_text())

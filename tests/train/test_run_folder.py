@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from rayrec.train import StorageError, TrainError
+from rayrec.train.config.difference import flat
 from rayrec.train.config.file import apply_override, parse_config
+from rayrec.train.config.relaunch import RULES
 from rayrec.train.run.folder import RunFolder, refuse_other_config, write_json, write_yaml
 from rayrec.train.run.paths import resolved
 from tests.train.small import RAW
@@ -91,6 +93,20 @@ def test_a_field_that_is_newer_than_the_run_is_no_difference_until_it_is_set(tmp
     now = parse_config(RAW).to_dict()
     earlier = json.loads(json.dumps(now))
     del earlier["schema"]["label"]["positive"], earlier["schema"]["sparse"][0]["max_length"]
+    refuse_other_config(RunFolder(tmp_path), earlier, now)
+
+
+def test_every_field_has_a_rule_of_what_a_relaunch_may_change() -> None:
+    ruled = {rule.field for rule in RULES}
+    assert len(ruled) == len(RULES)
+    for field in flat(parse_config(RAW).to_dict()):
+        assert any(field == name or field.startswith(f"{name}.") for name in ruled), field
+
+
+def test_a_vocabulary_may_lie_elsewhere(tmp_path: Path) -> None:
+    now = parse_config(RAW).to_dict()
+    now["schema"]["sparse"][0]["mapping"] = {"kind": "vocabulary", "path": "/new/ids.parquet", "oov_rows": 1}
+    earlier = json.loads(json.dumps(now).replace("/new/", "/old/"))
     refuse_other_config(RunFolder(tmp_path), earlier, now)
 
 

@@ -1,4 +1,4 @@
-"""The sharded embedding collection, which looks up a vector for every id, its sharder, and the default sharders."""
+"""The sharded embedding collection, its sharder, and the default sharders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder, ShardedCollection
+from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.comm.awaitable import Deferred
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
@@ -24,7 +25,7 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 @dataclass(frozen=True)
 class Features:
-    """What the output takes from the input: lengths of all examples, key after key, and ids if it holds them."""
+    """Input data for the output: lengths of all examples, key-major, and the ids if the output holds them."""
 
     kjt: OnHost[KeyedJaggedTensor]
     lengths: torch.Tensor
@@ -33,7 +34,7 @@ class Features:
 
 @dataclass(frozen=True)
 class _Output:
-    """One feature read by one table: its rows are block number `block` of what is looked up."""
+    """One feature read by one table: its vectors are block number `block` of the looked-up vectors."""
 
     name: str
     feature: str
@@ -41,16 +42,16 @@ class _Output:
 
 
 class EmbeddingCollectionAwaitable(Deferred[dict[str, JaggedTensor]]):
-    """Vectors that are being received; waits when it is used as a dict."""
+    """Vectors in transit. Waits when it is used as a dict."""
 
     result_type = dict
 
 
 class ShardedEmbeddingCollection(ShardedCollection[dict[str, JaggedTensor]]):
-    """A sharded `EmbeddingCollection`: for each feature the vectors of a rank's ids, `values [N, D]` with the feature's
-    lengths; see `ShardedCollection`."""
+    """A sharded `EmbeddingCollection`: for each feature the vectors of this rank's ids, `values [N, D]` with the
+    feature's lengths. See `ShardedCollection`."""
 
-    shown_as = "embeddings"
+    tables_attribute = "embeddings"
     awaitable = EmbeddingCollectionAwaitable
     embeddings: nn.ModuleDict
 
@@ -63,25 +64,24 @@ class ShardedEmbeddingCollection(ShardedCollection[dict[str, JaggedTensor]]):
     ) -> None:
         super().__init__(module, setup, sharded, replicated)
         self._configs, self._need_indices = tuple(setup.configs), module.need_indices()
-        names = [name for of_table in output_names(self._configs) for name in of_table]
-        blocks = self.blocks
-        self._parts = [[output.feature for output in part] for part in blocks]
-        held = [(output.table, output.feature) for part in blocks for output in part]
-        block = {output: number for number, output in enumerate(held)}
+        names = [name for table_names in output_names(self._configs) for name in table_names]
+        self._features = [[output.feature for output in outputs] for outputs in self.blocks]  # of each tensor
+        outputs = [(output.table, output.feature) for outputs in self.blocks for output in outputs]
+        block = {output: number for number, output in enumerate(outputs)}
         self._outputs = [
             _Output(name, output.feature, block[output.table, output.feature])
             for name, output in zip(names, make_outputs(self._configs), strict=True)
         ]
 
-    def _as_sent(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Features]:
+    def _input(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Features]:
         values = features.values() if self._need_indices else None
         return _as_one_example(features), Features(OnHost(features), features.lengths(), values)
 
-    def _result(self, found: list[torch.Tensor], of_collection: Features) -> dict[str, JaggedTensor]:
-        features, kjt = of_collection, of_collection.kjt.item
+    def _result(self, tensors: list[torch.Tensor], collection_data: Features) -> dict[str, JaggedTensor]:
+        features, kjt = collection_data, collection_data.kjt.item
         index, counts = kjt.index_per_key(), kjt.length_per_key()
-        sizes = [[counts[index[feature]] for feature in part] for part in self._parts]
-        blocks = _Cut.apply(sizes, *found)
+        sizes = [[counts[index[feature]] for feature in names] for names in self._features]
+        blocks = _Split.apply(sizes, *tensors)
         lengths = features.lengths.view(-1).split(kjt.stride_per_key())
         ids = None if features.values is None else features.values.split(counts)
         return {
@@ -103,14 +103,17 @@ class ShardedEmbeddingCollection(ShardedCollection[dict[str, JaggedTensor]]):
         return self._need_indices
 
 
-class _Cut(torch.autograd.Function):
-    """Parts, each cut into blocks of rows. Backward, gradients of all parts go on at once, so that ranks exchange in
-    the same order, whatever a loss reads first and whether it reads every part."""
+class _Split(torch.autograd.Function):
+    """Splits tensors into blocks of rows.
+
+    Backward passes on the gradients of all tensors at once. So all ranks exchange gradients in the same order, whatever
+    a loss reads first and whether it reads every tensor.
+    """
 
     @staticmethod
-    def forward(ctx: Any, sizes: list[list[int]], *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, sizes: list[list[int]], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.sizes = sizes
-        return tuple(block for part, of_part in zip(parts, sizes, strict=True) for block in part.split(of_part))
+        return tuple(block for tensor, rows in zip(tensors, sizes, strict=True) for block in tensor.split(rows))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -119,7 +122,7 @@ class _Cut(torch.autograd.Function):
 
 
 def _as_one_example(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """All ids of a feature in one list; where examples begin matters only to the reader of the vectors."""
+    """All ids of a feature in one list: lookups id by id do not depend on the examples."""
     if kjt.variable_stride_per_key():
         lengths = torch.tensor(kjt.length_per_key(), dtype=torch.int64, device=kjt.device())
     else:
@@ -128,9 +131,9 @@ def _as_one_example(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedEmbeddingCollection]):
-    """Shards an `EmbeddingCollection`; settings as of `CollectionSharder`.
+    """Shards an `EmbeddingCollection`. See `CollectionSharder` for its settings.
 
-    `dedup` pays where ids come often, as in histories.
+    `dedup` pays if ids repeat often, as in histories.
     """
 
     module_type, sharded_type = EmbeddingCollection, ShardedEmbeddingCollection
@@ -140,5 +143,5 @@ class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedE
 
 
 def default_sharders() -> list[ModuleSharder[Any]]:
-    """The sharders used when none are given: one per kind of collection, with its default optimizer."""
+    """The sharders used by default: one per kind of collection, with its default optimizer."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]

@@ -1,4 +1,4 @@
-"""What the sharders of both collections have in common."""
+"""The base class of both collections' sharders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from rayrec.distributed import comm
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.comm.place import Place
+from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
@@ -29,7 +29,7 @@ from rayrec.modules.embedding import tables_of
 
 
 class HasTables(Protocol):
-    """A sharded collection."""
+    """A module with sharded tables."""
 
     def tables(self) -> dict[str, ShardedTable]: ...
 
@@ -43,12 +43,12 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
 
     Args:
         fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
-            SGD with learning rate 0.01 by default. A table that went through `apply_optimizer_in_backward` keeps the
-            optimizer from there. Tables with a dense kernel are left to an optimizer of the user's.
-        by_table: the same of single tables, by name, instead.
+            SGD with learning rate 0.01 by default. A table with `apply_optimizer_in_backward` keeps that optimizer.
+            Tables with a dense kernel need an optimizer of the user.
+        by_table: per-table overrides of `fused_params`, by table name.
         codec: number formats of the vectors on the wire; float32 by default.
-        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once; results are the
-            same.
+        dedup: whether an id that repeats in a feature of a rank's batch is sent and looked up once. Results do not
+            change.
 
     Raises:
         ValueError: an unknown setting in `fused_params`.
@@ -66,7 +66,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     ) -> None:
         self.fused_params = None if fused_params is None else dict(fused_params)
         self.optimizer = OptimizerSpec.from_fused_params(fused_params)
-        self.by_table = {name: OptimizerSpec.from_fused_params(own) for name, own in (by_table or {}).items()}
+        self.by_table = {name: OptimizerSpec.from_fused_params(params) for name, params in (by_table or {}).items()}
         self.codec, self._dedup = codec, dedup
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -76,11 +76,11 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         return kernels_of_tables(sharding_type, compute_device_type)
 
     def shard(self, module: M, params: ModuleSharding, env: ShardingEnv, device: torch.device | None = None) -> S:  # type: ignore[override]
-        """The sharded twin. A materialized module's weights are kept; on meta each shard is filled where it lies.
+        """The sharded collection. It has the module's weights; on meta each rank initializes its own shards.
 
         Raises:
-            ValueError: a table that `params` does not have, or the other way round; a kernel that there is not; a
-                sharded table with both a dense kernel and an optimizer inside backward.
+            ValueError: `params` and the module have different tables; an unknown kernel; a sharded table with both a
+                dense kernel and an optimizer inside backward.
         """
         configs, _ = tables_of(module)
         check_plan(configs, params)
@@ -93,7 +93,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
             check_trainable(config, kernel, optimizers[config.name], device)
         setup = Setup(
             tables=tuple(PlannedTable(c, params[c.name], optimizers[c.name]) for c in configs),
-            place=Place.of(env, device),
+            context=RankContext.of(env, device),
             codec=self.codec or Codec(),
             weighted=isinstance(module, EmbeddingBagCollection) and module.is_weighted(),
             dedup=self._dedup,
@@ -112,11 +112,11 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
 
     @abstractmethod
     def _executor(self, setup: Setup[Any], num_counts: int) -> ShardedExecutor:
-        """The executor of the tables that are cut; its headers have `num_counts` counts for the others."""
+        """The executor of sharded tables. `num_counts`: counts for the replicated tables in the headers of ids."""
 
 
 def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]:
-    """The kernels that tables can have under a sharding type on "cpu" or "cuda"."""
+    """The kernels that support a sharding type on "cpu" or "cuda"."""
     kernels = [EmbeddingComputeKernel.FUSED]
     if compute_device_type == "cuda" and sharding_type != ShardingType.DATA_PARALLEL.value:
         kernels += [EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING]
@@ -126,7 +126,7 @@ def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]
 def fill_tables(
     tables: Mapping[str, ShardedTable], weights: Mapping[str, torch.Tensor], seed: int, env: ShardingEnv
 ) -> None:
-    """Gives every local shard its first weights: the materialized ones, or those that rank 0's seed decides."""
+    """Initializes every local shard: with the materialized weights, or from rank 0's seed."""
     seed = comm.broadcast_object(seed, env.whole.process_group)
     with torch.no_grad():
         for name, table in tables.items():
@@ -149,10 +149,10 @@ def optimizers_of(
     default: OptimizerSpec,
     by_table: Mapping[str, OptimizerSpec],
 ) -> dict[str, OptimizerSpec | None]:
-    """Each table's update inside backward; None for one whose kernel is dense.
+    """Each table's optimizer inside backward; None for a dense kernel.
 
-    A data-parallel table with a dense kernel is left to the dense optimizer even if it went through
-    `apply_optimizer_in_backward`, as the other replicated parameters are: programs give the optimizer to all tables.
+    A data-parallel table with a dense kernel is left to the dense optimizer, like all replicated parameters, even with
+    `apply_optimizer_in_backward`: programs apply that to all tables.
 
     Raises:
         ValueError: a sharded table with a dense kernel and an optimizer inside backward.
@@ -160,11 +160,11 @@ def optimizers_of(
     optimizers: dict[str, OptimizerSpec | None] = {}
     for name, weight in weights.items():
         dense = EmbeddingComputeKernel(params[name].compute_kernel) is EmbeddingComputeKernel.DENSE
-        given = bool(getattr(weight, "_optimizer_classes", None))
-        if dense and given and not params[name].replicated:
+        in_backward = bool(getattr(weight, "_optimizer_classes", None))
+        if dense and in_backward and not params[name].replicated:
             raise ValueError(
-                f"table {name!r}: its kernel is dense, which leaves gradients to an optimizer of yours, but "
-                "apply_optimizer_in_backward gave it one that runs inside backward; take back one of the two"
+                f"table {name!r}: its kernel is dense, which leaves gradients to your optimizer, but "
+                "apply_optimizer_in_backward set an optimizer inside backward; remove one of the two"
             )
         spec = optimizer_of(weight, by_table.get(name, default))
         optimizers[name] = None if dense else _rounded(spec, params[name].stochastic_rounding)
@@ -172,12 +172,12 @@ def optimizers_of(
 
 
 def _rounded(spec: OptimizerSpec, stochastic: bool | None) -> OptimizerSpec:
-    """The settings with the plan's way of rounding, if it has one."""
+    """The settings with the plan's rounding mode, if it sets one."""
     return spec if stochastic is None else replace(spec, stochastic_rounding=stochastic)
 
 
 def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
-    """The optimizer that `apply_optimizer_in_backward` left on a table's weight, else the default."""
+    """The optimizer set by `apply_optimizer_in_backward` on a table's weight, else the default."""
     classes = getattr(weight, "_optimizer_classes", None)
     if not classes:
         return default
@@ -185,20 +185,20 @@ def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
 
 
 def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -> None:
-    """Raises ValueError for a table that the plan does not have, or the other way round, and for an unknown kernel."""
-    unlike = {config.name for config in configs} ^ set(params)
-    if unlike:
-        raise ValueError(f"plan and collection differ in table {min(unlike)!r}; plan again for this model")
+    """Raises ValueError if plan and collection have different tables, or a kernel is unknown."""
+    mismatch = {config.name for config in configs} ^ set(params)
+    if mismatch:
+        raise ValueError(f"plan and collection differ in table {min(mismatch)!r}; plan again for this model")
     for name, sharding in params.items():
         try:
             EmbeddingComputeKernel(sharding.compute_kernel)
         except ValueError:
-            known = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
+            kernels = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
             raise ValueError(
-                f"table {name!r}: there is no compute kernel {sharding.compute_kernel!r}; there are {known}"
+                f"table {name!r}: unknown compute kernel {sharding.compute_kernel!r}; use one of {kernels}"
             ) from None
 
 
 def default_device() -> torch.device:
-    """This process's GPU, or the CPU where there is none."""
+    """This process's GPU, or the CPU without one."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,6 +1,7 @@
-"""Batches whose size varies by key: only distinct lists travel, and examples are made of the vectors that come back.
+"""Batches whose size varies by key: only distinct lists are sent, and their vectors are expanded to examples.
 
-Keys with few lists get empty ones, so that all have as many; an empty list costs its length and a vector.
+Keys with few lists are padded with empty lists, so that all have equally many. An empty list costs its length and a
+vector.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from rayrec.sparse import KeyedJaggedTensor
 
 
 def same_size(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The distinct lists, as one batch of as many lists as the key with the most has."""
+    """The distinct lists as a batch of one size, the largest size of a key."""
     strides = kjt.stride_per_key()
-    most = max(strides, default=0)
+    stride = max(strides, default=0)
     lengths = kjt.lengths()
-    padded = lengths.new_zeros(len(strides), most)
-    for row, of_key in zip(padded, lengths.split(strides), strict=True):
-        row[: of_key.numel()] = of_key
-    return KeyedJaggedTensor(kjt.keys(), kjt.values(), kjt.weights_or_none(), lengths=padded.view(-1), stride=most)
+    padded = lengths.new_zeros(len(strides), stride)
+    for row, key_lengths in zip(padded, lengths.split(strides), strict=True):
+        row[: key_lengths.numel()] = key_lengths
+    return KeyedJaggedTensor(kjt.keys(), kjt.values(), kjt.weights_or_none(), lengths=padded.view(-1), stride=stride)
 
 
 class Examples:
-    """Makes examples' vectors out of those of distinct lists.
+    """Expands the vectors of distinct lists to examples.
 
     Args:
-        features, dims: of each output.
-        device: where vectors lie.
+        features, dims: feature and width of each output.
+        device: device of the vectors.
     """
 
     def __init__(self, features: Sequence[str], dims: Sequence[int], device: torch.device) -> None:
@@ -39,16 +40,16 @@ class Examples:
         self._output_of_unit = torch.tensor(output_of_unit, dtype=torch.int64).to(device)
 
     def lists_of(self, kjt: KeyedJaggedTensor) -> torch.Tensor:
-        """`[B, E]`: for each example and output the list that stands for it.
+        """`[B, E]`: the list of each example and output.
 
         Raises:
-            ValueError: there are no inverse indices.
+            ValueError: `kjt` has no inverse indices.
         """
         keys, lists_KB = kjt.inverse_indices()
         return lists_KB[[keys.index(feature) for feature in self._features]].t().contiguous()
 
     def expand(self, vectors: torch.Tensor, lists_BE: torch.Tensor) -> torch.Tensor:
-        """`[B, columns]` from the lists' `[lists, columns]`."""
+        """`[B, columns]`, from the vectors `[lists, columns]` of the lists."""
         lists_BU = lists_BE.index_select(1, self._output_of_unit)
         units = vectors.view(vectors.shape[0], lists_BU.shape[1], self._unit)
         return units.gather(0, lists_BU[:, :, None].expand(-1, -1, self._unit)).view(lists_BU.shape[0], -1)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.place import Hosts, find_hosts
+from rayrec.distributed.comm.hosts import Hosts, find_hosts
 from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
@@ -41,10 +41,10 @@ class PooledExecutor:
     """
 
     def __init__(self, setup: Setup[EmbeddingBagConfig], hosts: Hosts | None = None, num_counts: int = 0) -> None:
-        place = setup.place
-        self._device = device = place.device
-        routes = make_routes(setup.tables, place.world_size, lambda table: pooling_group(table, device))
-        route = routes.ranks[place.rank]
+        context = setup.context
+        self._device = device = context.device
+        routes = make_routes(setup.tables, context.world_size, lambda table: pooling_group(table, device))
+        route = routes.ranks[context.rank]
         self._kernels: dict[int, Kernel] = {
             number: make_pooling_kernel(held, [lookup.table for lookup in route.lookups_of(number)], device)
             for number, held in route.tables.items()
@@ -54,9 +54,9 @@ class PooledExecutor:
         self.blocks = [list(routes.outputs)] if routes.outputs else []
         columns = columns_of(routes)
         self._hosts = None if hosts is None else _HostTier(columns, setup, hosts)
-        self._direct = PooledExchange(columns, place.group, place.rank, setup.codec, device)
-        sources = range(place.world_size) if self._hosts is None else self._hosts.sources
-        self.exchange = IdExchange(routes, place, setup.weighted, sources, num_counts)
+        self._direct = PooledExchange(columns, context.group, context.rank, setup.codec, device)
+        sources = range(context.world_size) if self._hosts is None else self._hosts.sources
+        self.exchange = IdExchange(routes, context, setup.weighted, sources, num_counts)
         self._scale = MeanScale(setup.configs, routes.outputs)
 
     def __repr__(self) -> str:
@@ -99,18 +99,18 @@ class _HostTier:
     """Two exchanges: inside the host, then across hosts."""
 
     def __init__(self, columns: ColumnMap, setup: Setup[EmbeddingBagConfig], hosts: Hosts) -> None:
-        place, codec = setup.place, setup.codec
-        assert place.group is not None
+        context, codec = setup.context, setup.codec
+        assert context.group is not None
         self._hosts = hosts
         # place after place, so that what goes to a rank of the host lies in one piece
         self.sources = [rank for peers in hosts.peers for rank in peers]
-        host, own = divmod(place.rank, hosts.size)
+        host, own = divmod(context.rank, hosts.size)
         self._peers, neighbours = hosts.peers[own], hosts.ranks[host]
-        inside = comm.subgroup(place.group, neighbours, place.device)
-        across = comm.subgroup(place.group, self._peers, place.device)
-        self._inside = PooledExchange(inside_host(columns, neighbours), inside, own, codec, place.device)
-        self._across = PooledExchange(across_hosts(columns, hosts.ranks), across, host, codec, place.device)
-        self.saved_bytes = 4 * (sum(columns.widths) - sum(self._across.widths)) / place.world_size  # an example
+        inside = comm.subgroup(context.group, neighbours, context.device)
+        across = comm.subgroup(context.group, self._peers, context.device)
+        self._inside = PooledExchange(inside_host(columns, neighbours), inside, own, codec, context.device)
+        self._across = PooledExchange(across_hosts(columns, hosts.ranks), across, host, codec, context.device)
+        self.saved_bytes = 4 * (sum(columns.widths) - sum(self._across.widths)) / context.world_size  # an example
 
     def __str__(self) -> str:
         return f"{len(self._hosts.ranks)} hosts of {self._hosts.size} ranks"
@@ -138,7 +138,7 @@ def worthwhile_hosts(setup: Setup[EmbeddingBagConfig]) -> Hosts | None:
     flat = _columns_sent(setup, lambda rank: rank)
     if flat == _columns_sent(setup, lambda rank: 0):
         return None
-    hosts = find_hosts(setup.place)
+    hosts = find_hosts(setup.context)
     if hosts is None or _columns_sent(setup, lambda rank: rank // hosts.size) > WORTHWHILE * flat:
         return None
     return hosts

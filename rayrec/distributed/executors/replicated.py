@@ -64,7 +64,7 @@ class _Group(Generic[Config]):
             for table in tables
         ]
         readers = [place for place, config in enumerate(configs) for _ in config.feature_names]
-        self.kernel = make_matrix_kernel(local, readers, setup.place.device)
+        self.kernel = make_matrix_kernel(local, readers, setup.context.device)
         self.outputs = make_outputs(configs)
         self.pooled = isinstance(configs[0], EmbeddingBagConfig)
         self.scale = MeanScale(configs, self.outputs)
@@ -79,7 +79,7 @@ class ReplicatedExecutor(Generic[Config]):
     """
 
     def __init__(self, setup: Setup[Config]) -> None:
-        self.group, self.rank, self.world_size = setup.place.group, setup.place.rank, setup.place.world_size
+        self.group, self.rank, self.world_size = setup.context.group, setup.context.rank, setup.context.world_size
         by_key: dict[Hashable, list[PlannedTable[Config]]] = {}
         for table in setup.tables:
             config = table.config
@@ -87,7 +87,7 @@ class ReplicatedExecutor(Generic[Config]):
         self.groups = [_Group(setup, tables) for tables in by_key.values()]
         self.kernels: list[MatrixKernel] = [group.kernel for group in self.groups]
         self.blocks: list[list[Output]] = [list(group.outputs) for group in self.groups]
-        self._anchor = make_anchor(setup.place.device)
+        self._anchor = make_anchor(setup.context.device)
 
     def __repr__(self) -> str:
         return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self.world_size} ranks)"

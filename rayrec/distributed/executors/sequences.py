@@ -33,18 +33,18 @@ class SequencesExecutor(Generic[Config]):
     """
 
     def __init__(self, setup: Setup[Config], num_counts: int = 0) -> None:
-        setup, place = _by_rank(setup), setup.place
-        self._device = device = place.device
-        routes = make_routes(setup.tables, place.world_size, lambda table: vector_group(table, device))
-        order, sources = SequenceOrder(routes), range(place.world_size)
-        self.exchange = IdExchange(routes, place, False, sources, num_counts, order.find_units)
-        self._vectors = SequenceExchange(routes, order, place, setup.codec)
+        setup, context = _by_rank(setup), setup.context
+        self._device = device = context.device
+        routes = make_routes(setup.tables, context.world_size, lambda table: vector_group(table, device))
+        order, sources = SequenceOrder(routes), range(context.world_size)
+        self.exchange = IdExchange(routes, context, False, sources, num_counts, order.find_units)
+        self._vectors = SequenceExchange(routes, order, context, setup.codec)
         self._distinct = Distinct(setup.configs, setup.weighted, routes) if setup.dedup and setup.tables else None
-        route = routes.ranks[place.rank]
+        route = routes.ranks[context.rank]
         # ids come rank by rank, and so do the vectors: nothing is put in another order before they leave
         self._kernels: dict[int, Kernel] = {
             number: make_vector_kernel(
-                held, [lookup.table for lookup in route.lookups_of(number)] * place.world_size, device
+                held, [lookup.table for lookup in route.lookups_of(number)] * context.world_size, device
             )
             for number, held in route.tables.items()
         }

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol
 
 import torch
 
-from rayrec.distributed.comm.place import Place
+from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
@@ -24,14 +24,14 @@ class Setup(Generic[Config]):
 
     Args:
         tables: in the order of the collection.
-        place: this process among the ranks.
+        context: This process among the ranks.
         codec: number formats of the vectors on the wire.
         weighted: ids carry weights.
         dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once.
     """
 
     tables: tuple[PlannedTable[Config], ...]
-    place: Place
+    context: RankContext
     codec: Codec
     weighted: bool
     dedup: bool

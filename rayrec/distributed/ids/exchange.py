@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm.place import Place
+from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.ids.batch import (
     BATCH,
     FAILED,
@@ -45,7 +45,7 @@ class IdExchange:
 
     Args:
         routes: routes of the collection.
-        place: this process among the ranks.
+        context: This process among the ranks.
         weighted: whether ids carry weights.
         sources: order of the ranks within a lookup.
         num_counts: number of counts for other executors in a header.
@@ -55,22 +55,22 @@ class IdExchange:
     def __init__(
         self,
         routes: Routes,
-        place: Place,
+        context: RankContext,
         weighted: bool,
         sources: Sequence[int],
         num_counts: int = 0,
         find_units: Callable[[OutgoingIds], torch.Tensor | None] | None = None,
     ) -> None:
-        self.routes, self._place, self._weighted = routes, place, weighted
-        self._alone, self._num_counts, self._find_units = place.world_size == 1, num_counts, find_units
+        self.routes, self._context, self._weighted = routes, context, weighted
+        self._alone, self._num_counts, self._find_units = context.world_size == 1, num_counts, find_units
         by_id = find_units is not None
         self.sender = IdSender(routes, weighted, by_id, num_counts)
-        self._receiver = IdReceiver(routes, place.rank, place.device, sources, rank_by_rank=by_id)
-        self._streams = [len(routes.ranks[place.rank].streams)] * place.world_size
-        self.on_cpu = place.device.type == "cpu"
-        split = None if self.on_cpu or by_id else DeviceSplit(routes, weighted, place.device)
+        self._receiver = IdReceiver(routes, context.rank, context.device, sources, rank_by_rank=by_id)
+        self._streams = [len(routes.ranks[context.rank].streams)] * context.world_size
+        self.on_cpu = context.device.type == "cpu"
+        split = None if self.on_cpu or by_id else DeviceSplit(routes, weighted, context.device)
         self.device_split = split if split is not None and split.possible else None
-        self._host_group = None if self.on_cpu else comm.host_group(place.group, place.device)
+        self._host_group = None if self.on_cpu else comm.host_group(context.group, context.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
 
     def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
@@ -112,7 +112,7 @@ class IdExchange:
                 return SentIds(batch, arrived=words)
             received = [sum(sizes) for sizes in from_ranks]
             arrived = words.new_empty(sum(received))
-            wait = comm.all_to_all(arrived, words, received, [sum(sizes) for sizes in to_ranks], self._place.group)
+            wait = comm.all_to_all(arrived, words, received, [sum(sizes) for sizes in to_ranks], self._context.group)
             return SentIds(batch, wait, arrived)
         if self._alone or not self.on_cpu:
             return SentIds(batch)
@@ -121,7 +121,7 @@ class IdExchange:
         parts = self.sender.words(outgoing.ids, to_ranks)
         headers = outgoing.header.view(WORD).unbind()
         messages = [(header, *part) for header, part in zip(headers, parts, strict=True)]
-        return SentIds(batch, comm.exchange_messages(messages, self._place.group))
+        return SentIds(batch, comm.exchange_messages(messages, self._context.group))
 
     def finish(self, sent: SentIds) -> RankIds:
         """Waits for this rank's lookups.
@@ -142,7 +142,7 @@ class IdExchange:
             width = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
             rows = torch.cat([part[:width] for part in parts]).view(torch.int64)
             received = rows.view(len(parts), -1).tolist()
-        number = received[self._place.rank][NUMBER]
+        number = received[self._context.rank][NUMBER]
         if any(header[FAILED] or header[NUMBER] != number for header in received):
             self._raise_for(outgoing, received)
         batch_sizes = [header[BATCH] for header in received]
@@ -164,7 +164,7 @@ class IdExchange:
             counts_to, counts_from = ([header[VALUES] for header in headers] for headers in (sent_headers, received))
             trained = weights.to(ids.values.device)
             if not self._alone:
-                trained = _Weights.apply(weights, ids.weights, counts_to, counts_from, self._place.group)
+                trained = _Weights.apply(weights, ids.weights, counts_to, counts_from, self._context.group)
             ids = replace(ids, weights=trained)
         return RankIds(
             lookups=self._receiver.order(ids, received, chunks),
@@ -184,11 +184,11 @@ class IdExchange:
             raise outgoing.error
         if failed:
             raise ValueError(f"rank {failed[0]} cannot go on with its batch; see its error")
-        own = received[self._place.rank][NUMBER]
+        own = received[self._context.rank][NUMBER]
         other = next((rank for rank, header in enumerate(received) if header[NUMBER] != own), None)
         if other is not None:
             raise ValueError(
-                f"rank {other} is at batch {received[other][NUMBER]} of a collection, rank {self._place.rank} is at "
+                f"rank {other} is at batch {received[other][NUMBER]} of a collection, rank {self._context.rank} is at "
                 f"batch {own}: every rank must call a collection equally often"
             )
 

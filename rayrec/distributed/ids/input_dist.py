@@ -73,11 +73,11 @@ class IdCheck:
 
     def _raise_for(self, kjt: KeyedJaggedTensor) -> None:
         """Raises for the first id that is outside its table."""
-        for key, ids in zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True):
-            table = self._table_of.get(key)
-            error = None if table is None else outside_rows(key, ids, table)
-            if error is not None:
-                raise error
+        ids_of_keys = list(zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True))
+        for feature, table in self._table_of.items():
+            for key, ids in ids_of_keys:
+                if key == feature and (error := outside_rows(feature, ids, table)) is not None:
+                    raise error
 
 
 class FeatureOrder:

@@ -1,4 +1,4 @@
-"""Sharding types as pure functions from a table's shape and ranks to rectangles. Execution uses only the rectangles."""
+"""Sharding types as pure functions from a table's shape and ranks to shards. Execution uses only the shards."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ COLUMN_UNIT = 4  # fbgemm's CUDA kernels pad widths to a multiple of 4
 
 
 def blocks(size: int, parts: int) -> list[Span]:
-    """Cut `size` into at most `parts` spans of `ceil(size / parts)`; the last ones are shorter or absent."""
+    """Cuts `size` into at most `parts` spans of `ceil(size / parts)`; the last spans are shorter or missing."""
     step = -(-size // parts)
     return [Span(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def even_widths(dim: int, parts: int) -> list[Span]:
-    """Cut `dim` columns into `parts` spans that start at multiples of 4; widths differ by at most 7.
+    """Cuts `dim` columns into `parts` spans that start at multiples of 4; widths differ by at most 7.
 
     Raises:
         ValueError: `dim` has fewer than `parts` units of 4 columns (the last unit may be narrower).
@@ -32,13 +32,13 @@ def even_widths(dim: int, parts: int) -> list[Span]:
 
 
 def whole(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
-    """Table-wise: one rectangle on one rank."""
+    """Table-wise: one shard on one rank."""
     (rank,) = ranks
     return (Shard(table=table, rows=Span(0, rows), cols=Span(0, dim), rank=rank),)
 
 
 def by_rows(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
-    """Row-wise: blocks of `ceil(rows / len(ranks))` rows; ranks after the last row hold no rows."""
+    """Row-wise: blocks of `ceil(rows / len(ranks))` rows; ranks beyond the last row have no shard."""
     spans = blocks(rows, len(ranks))
     return tuple(
         Shard(table=table, rows=span, cols=Span(0, dim), rank=rank) for span, rank in zip(spans, ranks, strict=False)
@@ -46,7 +46,7 @@ def by_rows(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shar
 
 
 def by_cols(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:
-    """Column-wise: one vertical cut per given rank; a rank may be given twice."""
+    """Column-wise: one vertical cut per entry of `ranks`, which may repeat a rank."""
     spans = even_widths(dim, len(ranks))
     return tuple(
         Shard(table=table, rows=Span(0, rows), cols=span, rank=rank) for span, rank in zip(spans, ranks, strict=True)

@@ -1,4 +1,4 @@
-"""A plan for all tables of a model, its JSON, and its text."""
+"""`ShardingPlan`: the shardings of all tables of a model, its JSON, and its text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from rayrec.distributed.plan.shards import CacheParams, ParameterSharding, Shard, ShardingType, Span
 
 PLAN_VERSION = 1
-
 
 ModuleSharding = dict[str, ParameterSharding]
 
@@ -25,7 +24,7 @@ class ShardingPlan:
     plan: dict[str, ModuleSharding] = field(default_factory=dict)
 
     def shards(self) -> Iterator[tuple[str, ParameterSharding, Shard]]:
-        """Yield (module path, table's sharding, shard) of every shard."""
+        """(module path, sharding of the table, shard) of every shard."""
         for path, tables in self.plan.items():
             for sharding in tables.values():
                 for shard in sharding.shards:
@@ -33,7 +32,7 @@ class ShardingPlan:
 
     @property
     def min_world_size(self) -> int:
-        """The smallest world size with every rank of the plan."""
+        """The smallest world size that has all ranks of the plan."""
         return max((shard.rank for _, _, shard in self.shards()), default=-1) + 1
 
     def get_plan_for_module(self, module_path: str) -> ModuleSharding | None:
@@ -53,7 +52,7 @@ class ShardingPlan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ShardingPlan:
-        """Return the plan written by `to_dict`.
+        """The plan written by `to_dict`.
 
         Raises:
             ValueError: another version, or a missing or malformed field.
@@ -78,7 +77,7 @@ class ShardingPlan:
 
 
 def write_sharding(p: ParameterSharding) -> dict[str, Any]:
-    """Return one table's sharding as plain data."""
+    """One table's sharding as JSON data."""
     share = p.cache_params and p.cache_params.load_factor
     cache = {} if share is None else {"cache_params": {"load_factor": share}}
     return {
@@ -99,12 +98,12 @@ def write_sharding(p: ParameterSharding) -> dict[str, Any]:
 
 
 def read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterSharding:
-    """Return the sharding of table `name` of module `path`, written by `write_sharding`.
+    """The sharding of table `name` of module `path`, from the result of `write_sharding`.
 
     Raises:
         ValueError: a missing or malformed field.
     """
-    where = f"plan of module {path!r}, table {name!r}"
+    subject = f"plan of module {path!r}, table {name!r}"
     try:
         sharding_type = ShardingType(raw["sharding_type"]).value
         shards, devices, local_ranks = [], set(), {}
@@ -129,13 +128,13 @@ def read_sharding(path: str, name: str, raw: Mapping[str, Any]) -> ParameterShar
             stochastic_rounding=raw.get("stochastic_rounding"),
         )
     except KeyError as error:
-        raise ValueError(f"{where}: field {error} is missing") from error
+        raise ValueError(f"{subject}: field {error} is missing") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{subject}: {error}") from error
 
 
 def module_text(path: str, tables: Mapping[str, ParameterSharding]) -> str:
-    """Return the text of a module's tables and shards."""
+    """The text of a module's tables and shards."""
     params = [(name, p.sharding_type, p.compute_kernel, str(p.ranks)) for name, p in tables.items()]
     shards = [
         (name, str([s.rows.start, s.cols.start]), str(list(s.shape)), p.placement(s))

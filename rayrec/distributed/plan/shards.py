@@ -1,4 +1,4 @@
-"""The sharding of one table: its rectangles, kernel and cache."""
+"""The sharding of one table: shards, kernel and cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 
-DEFAULT_LOAD_FACTOR = 0.2  # of a device cache; fbgemm's default
+DEFAULT_LOAD_FACTOR = 0.2  # fbgemm's default for device caches
 
 
 class ShardingType(str, Enum):
@@ -62,7 +62,7 @@ class Span:
         return self.stop - self.start
 
     def overlap(self, other: Span) -> Span:
-        """Return the intersection; of size 0 if the spans are disjoint."""
+        """The intersection; of size 0 if the spans are disjoint."""
         start = max(self.start, other.start)
         return Span(start, max(start, min(self.stop, other.stop)))
 
@@ -89,10 +89,10 @@ class CacheParams:
     """The device cache of a table with kernel `fused_uvm_caching`.
 
     Args:
-        load_factor: cached share of the rows; default: fbgemm's.
+        load_factor: fraction of the rows in the cache; fbgemm's by default.
 
     Raises:
-        ValueError: a load factor not above 0 or above 1.
+        ValueError: a load factor outside (0, 1].
     """
 
     load_factor: float | None = None
@@ -106,17 +106,17 @@ class CacheParams:
 class ParameterSharding:
     """The sharding of one table.
 
-    `shards` cover the table exactly once; a data-parallel table has one full rectangle per rank. `of_table` adds the
-    table's name where shards have none, and the size of a data-parallel table.
+    `shards` cover the table exactly once; a data-parallel table has one full shard per rank. `of_table` sets the name
+    of shards without one, and the size of a data-parallel table.
 
     Args:
         sharding_type: a `ShardingType`'s value.
         compute_kernel: an `EmbeddingComputeKernel`'s value.
-        shards: the rectangles.
+        shards: the shards.
         device: device type.
-        cache_params: device cache; default: fbgemm's load factor.
+        cache_params: device cache; fbgemm's load factor by default.
         local_ranks: device index by rank, if it differs from the rank.
-        stochastic_rounding: of a table with 16-bit weights; default: as its optimizer's settings say.
+        stochastic_rounding: for 16-bit weights; the setting of the optimizer by default.
     """
 
     sharding_type: str
@@ -141,7 +141,7 @@ class ParameterSharding:
 
     @property
     def load_factor(self) -> float:
-        """Cached share of the rows."""
+        """Fraction of the rows in the cache."""
         return (self.cache_params and self.cache_params.load_factor) or DEFAULT_LOAD_FACTOR
 
     @property
@@ -154,7 +154,7 @@ class ParameterSharding:
         return (max(s.rows.stop for s in self.shards), max(s.cols.stop for s in self.shards))
 
     def placement(self, shard: Shard) -> str:
-        """Return the shard's rank and local device: `rank:2/cuda:0`, `rank:2/cpu`."""
+        """The shard's rank and local device: `rank:2/cuda:0`, `rank:2/cpu`."""
         index = self.local_ranks.get(shard.rank, shard.rank)
         return f"rank:{shard.rank}/{'cpu' if self.device == 'cpu' else f'{self.device}:{index}'}"
 
@@ -170,7 +170,7 @@ class ParameterSharding:
         )
 
     def of_table(self, name: str, rows: int, dim: int) -> ParameterSharding:
-        """Return the sharding with the table's name and, if data-parallel, its size; unchanged if already set."""
+        """The sharding with the table's name and, if data-parallel, its size; unchanged if already set."""
         if all(shard.table for shard in self.shards):
             return self
         named = [replace(shard, table=name) for shard in self.shards]

@@ -1,7 +1,13 @@
 """2D parallelism: tables are sharded inside a group of ranks, and every group holds a replica of all tables.
 
-`layout` assigns ranks to groups, `env` makes the process groups, `gradients` averages gradients over replicas in every
-step, `averaging` averages weights after several local steps. The model is `rayrec.distributed.dmp_collection`.
+| file | holds |
+|---|---|
+| `layout.py` | ranks to sharding groups |
+| `env.py` | the process groups |
+| `gradients.py` | averages gradients over replicas in every step |
+| `averaging.py` | averages weights after several local steps |
+
+The model is `rayrec.distributed.dmp_collection`.
 """
 
 from rayrec.distributed.replicas.env import ShardingEnv2D

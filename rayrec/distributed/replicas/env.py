@@ -1,4 +1,4 @@
-"""The sharding environment of a group with replicas."""
+"""The sharding environment of 2D parallelism."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rayrec.distributed.replicas.layout import GroupLayout
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingEnv2D(ShardingEnv):
-    """Process groups of 2D parallelism. `world_size`, `rank` and `process_group` are those of this rank's sharding
-    group, over which tables are sharded and vectors are exchanged.
+    """Process groups of 2D parallelism. `world_size`, `rank` and `process_group` describe this rank's sharding group,
+    over which tables are sharded and vectors are exchanged.
 
     Args:
         replica_pg: the ranks with the same shards, one per group.
         global_pg: all ranks.
-        every_step: gradient rows are averaged over the groups before each update.
+        every_step: whether gradient rows are averaged over the groups before each update.
     """
 
     replica_pg: dist.ProcessGroup
@@ -37,7 +37,7 @@ class ShardingEnv2D(ShardingEnv):
         *,
         every_step: bool = False,
     ) -> ShardingEnv2D:
-        """Makes the process groups of this rank; a collective of all ranks.
+        """Creates the process groups of this rank; a collective of all ranks.
 
         Raises:
             ValueError: the layout is for another world.
@@ -59,5 +59,5 @@ class ShardingEnv2D(ShardingEnv):
 
     @property
     def whole(self) -> ShardingEnv:
-        """All ranks as one group."""
+        """The environment of all ranks."""
         return ShardingEnv.from_process_group(self.global_pg)

@@ -1,4 +1,4 @@
-"""Which ranks form a sharding group, and which are replicas of each other."""
+"""Assigns ranks to sharding groups, and finds the replicas of a rank."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """A world cut into sharding groups of equal size.
+    """Sharding groups of equal size.
 
     Args:
-        world_size: ranks of all groups.
-        group_size: ranks of one group.
-        strided: the ranks of a group are R apart, where R is the number of groups, so that replicas are consecutive:
-            with hosts of R ranks, groups span hosts and synchronization stays inside a host. Else the ranks of a group
-            are consecutive: groups stay inside hosts, and synchronization spans them.
+        world_size: number of ranks of all groups.
+        group_size: number of ranks of one group.
+        strided: whether replicas are consecutive, and the ranks of a group are R apart, where R is the number of
+            groups: with hosts of R ranks, groups span hosts and synchronization stays inside a host. Else the ranks of
+            a group are consecutive: groups stay inside hosts, and synchronization spans hosts.
 
     Raises:
         ValueError: the world does not divide into groups.
@@ -43,21 +43,21 @@ class GroupLayout:
         return self.world_size // self.group_size
 
     def group_of(self, rank: int) -> range:
-        """The ranks of this rank's group, in the order of their shards."""
+        """The ranks of the group of `rank`, in the order of their shards."""
         if self.strided:
             return range(rank % self.replicas, self.world_size, self.replicas)
-        first = rank - rank % self.group_size
-        return range(first, first + self.group_size)
+        start = rank - rank % self.group_size
+        return range(start, start + self.group_size)
 
     def replicas_of(self, rank: int) -> range:
-        """The ranks with the same shards as this rank, one per group."""
+        """The ranks with the same shards as `rank`, one per group."""
         if self.strided:
-            first = rank - rank % self.replicas
-            return range(first, first + self.replicas)
+            start = rank - rank % self.replicas
+            return range(start, start + self.replicas)
         return range(rank % self.group_size, self.world_size, self.group_size)
 
 
-def _check(world_size: int, divisor: int, parts: str, divisors: str) -> None:
+def _check(world_size: int, divisor: int, groups: str, divisors: str) -> None:
     if not 1 <= divisor <= world_size or world_size % divisor:
         fit = ", ".join(str(count) for count in range(1, world_size + 1) if world_size % count == 0)
-        raise ValueError(f"{world_size} ranks cannot be cut into {parts}; {divisors} that divide them are {fit}")
+        raise ValueError(f"{world_size} ranks cannot be divided into {groups}; possible {divisors}: {fit}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rayrec.distributed.comm.place import Place
+from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.batch import GROUPS, Headers, RankIds
 from rayrec.distributed.ids.routes import Routes
@@ -23,16 +23,16 @@ class SequenceExchange:
     Args:
         routes: routes of the collection; the tables of a kernel group have one width.
         order: order of the vectors that come back.
-        place: this process among the ranks.
+        context: This process among the ranks.
         codec: number formats on the wire.
     """
 
-    def __init__(self, routes: Routes, order: SequenceOrder, place: Place, codec: Codec) -> None:
-        self._group, self._codec = place.group, codec
+    def __init__(self, routes: Routes, order: SequenceOrder, context: RankContext, codec: Codec) -> None:
+        self._group, self._codec = context.group, codec
         self.unit, self.dim = order.unit, order.dim
         widths = {group: tables[0].cols.size for route in routes.ranks for group, tables in route.tables.items()}
         self._widths = torch.tensor([widths[group] for group in range(routes.num_groups)], dtype=torch.int64)
-        self._own_groups = list(routes.ranks[place.rank].tables)
+        self._own_groups = list(routes.ranks[context.rank].tables)
 
     def start(self, vectors: Sequence[torch.Tensor], ids: RankIds) -> Callable[[], torch.Tensor]:
         """Starts to send; the returned function waits for the vectors of this rank's own ids `[N, dim]`, output after

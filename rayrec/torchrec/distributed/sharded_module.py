@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from rayrec._runtime.streamable import Multistreamable
-from rayrec.distributed.collections.embedding_bag import ShardedCollection
 from rayrec.distributed.collections.fused_optimizer import EmbeddingFusedOptimizer
+from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.comm.awaitable import Awaitable, LazyAwaitable
 from rayrec.torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from rayrec import quant
-from rayrec.distributed.collections.embedding_bag import ShardedCollection
+from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.modules.embedding import EmbeddingBagCollectionInterface, EmbeddingCollectionInterface
 from rayrec.torchrec.distributed.sharded_module import ShardedModule

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from rayrec.train.config.model_args import args_of, listed_meaning
+from rayrec.train.config.relaunch import rules_table
 
 HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
@@ -31,6 +32,7 @@ def config_reference() -> str:
             lines += _model_args()
         if name == "optimizers":
             lines += _sparse_optimizers()
+    lines += ["", "## What may change between two launches of a run", "", *rules_table()]
     return "\n".join(lines)
 
 

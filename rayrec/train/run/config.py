@@ -1,6 +1,6 @@
-"""The config of a run: what of it stays after the first launch, versions of Delta and Iceberg tables and types of ids.
+"""The config of a run as commands read it, and which code it may name.
 
-And which code it may name: none where a run folder holds it, and in a Ray job only what was submitted with it.
+None where a run folder holds the config, and in a Ray job only what was submitted with it.
 
 A run folder lies in shared storage, where others may write. What `rayrec train` is given is the user's own word; what a
 folder says is not. A job's config is its sender's word, as is the working folder that came with it; what else a
@@ -10,12 +10,9 @@ cluster's machines have installed is not.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rayrec.data.source.dataset import DataSet
-from rayrec.train.config.removed import without_removed
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.run.folder import RunFolder
@@ -35,7 +32,6 @@ def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = Non
     raw = folder.read_config()
     if raw is None:
         raise TrainError(f"{folder.path} is not a run folder: it has no config.yaml")
-    raw = without_removed(raw, of_run=True)
     named = None if allow_code else _code_in(raw)
     if named is not None:
         raise TrainError(
@@ -86,48 +82,3 @@ def _refuse_elsewhere(field: str, path: str, here: Path) -> None:
         f"{field}={path}: {package!r} is not in the job's working folder but {where}; submit it "
         f"with --working-dir, or give --allow-code if it is to be imported from there"
     )
-
-
-def with_versions(config: TrainConfig, earlier: Mapping[str, Any] | None) -> TrainConfig:
-    """The config with a version for every table.
-
-    Args:
-        earlier: the config that the run was begun with, whose versions stay where the config names none.
-
-    Raises:
-        DataError: a table that cannot be opened.
-    """
-    data, before = config.data, (earlier or {}).get("data", {})
-    found: dict[str, Any] = {}
-    for field in ("train", "eval", "test"):
-        given, known = getattr(data, field), _sections(before.get(field))
-        found[field] = [_pinned(one, known) for one in given] if isinstance(given, list) else _pinned(given, known)
-    sets = before.get("eval_sets", {})
-    found["eval_sets"] = {name: _pinned(one, _sections(sets.get(name))) for name, one in data.eval_sets.items()}
-    return config.model_copy(update={"data": data.model_copy(update=found)})
-
-
-def with_id_types(config: TrainConfig, earlier: Mapping[str, Any] | None) -> TrainConfig:
-    """The config with the types of ids that the run was begun with, where it names none."""
-    schema = config.data_schema
-    before = {
-        feature["name"]: feature.get("id_type") for feature in (earlier or {}).get("schema", {}).get("sparse", [])
-    }
-    sparse = [
-        feature if feature.id_type else feature.model_copy(update={"id_type": before.get(feature.name)})
-        for feature in schema.sparse
-    ]
-    return config.model_copy(update={"data_schema": schema.model_copy(update={"sparse": sparse})})
-
-
-def _sections(data: Any) -> list[Mapping[str, Any]]:
-    return [one for one in (data if isinstance(data, list) else [data]) if isinstance(one, dict)]
-
-
-def _pinned(data: DataSet | None, earlier: list[Mapping[str, Any]]) -> DataSet | None:
-    if data is None or data.table is None or data.version is not None:
-        return data
-    for one in earlier:
-        if (one["path"], one.get("table")) == (data.path, data.table) and one.get("version") is not None:
-            return data.model_copy(update={"version": one["version"]})
-    return data.pinned()

@@ -19,24 +19,13 @@ from rayrec.checkpoint.errors import InUseError
 from rayrec.checkpoint.launch import Lease
 from rayrec.storage.folder import LocalFolder, open_folder
 from rayrec.storage.locations import cache_folder, inside
-from rayrec.train.config.difference import differing, same, value_at
+from rayrec.train.config.relaunch import refused_changes
+from rayrec.train.config.removed import without_removed
 from rayrec.train.errors import RunInUseError, StorageError
 
 if TYPE_CHECKING:
     from rayrec.checkpoint import Checkpoint
 
-# Changing one of these makes another model or another order of rows: a checkpoint cannot be continued with it.
-FIXED_FIELDS = (
-    "schema",
-    "tables",
-    "model",
-    "optimizers.dense.kind",
-    "optimizers.sparse.kind",
-    "trainer.seed",
-    "data.negative_rate",
-)
-
-MOST_CHANGES = 5  # of one field, that an error shows
 REMOTE = ".storage"
 
 
@@ -79,7 +68,8 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    config = _File("config.yaml")
+    config = _File("config.yaml", "The config with all that the run has resolved.")
+    given = _File("given.yaml", "The config as the last launch gave it, with absolute paths and defaults.")
     plan = _File("plan.json")
     metrics = _File("metrics.jsonl")
     footers = _File("footers.arrow", "What the data's footers said, so that the same command again need not read all.")
@@ -136,11 +126,12 @@ class RunFolder:
             yield
 
     def read_config(self) -> dict[str, Any] | None:
-        """The resolved config of an earlier run of this name."""
-        if not self.config.exists():
-            return None
-        raw = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        return raw if isinstance(raw, dict) else None
+        """The resolved config of the last launch of this run."""
+        return _read_config(self.config)
+
+    def read_given(self) -> dict[str, Any] | None:
+        """The config as the last launch gave it; the resolved one of a run that was begun before both were kept."""
+        return _read_config(self.given) or self.read_config()
 
     def read_result(self) -> dict[str, Any] | None:
         """The result of an earlier run of this name, if it got to its end."""
@@ -185,6 +176,14 @@ class RunFolder:
         except OSError as error:
             raise StorageError(f"--fresh: {self.path} cannot be moved to {aside}: {error.strerror}") from None
         return aside
+
+
+def _read_config(path: Path) -> dict[str, Any] | None:
+    """The config in a file of a run, without options of earlier versions; None where there is none."""
+    if not path.exists():
+        return None
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return without_removed(raw, of_run=True) if isinstance(raw, dict) else None
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
@@ -242,37 +241,20 @@ def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     write_atomically(path, yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True))
 
 
-def refuse_other_config(folder: RunFolder, earlier: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Refuse to continue a checkpoint with a config that makes another model or another order of rows.
+def refuse_other_config(folder: RunFolder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to resume a checkpoint with a config that makes another model or another order of rows.
+
+    Args:
+        before, now: plain values of the configs of the earlier launch and of this one, filled alike with what the run
+            has resolved.
 
     Raises:
-        StorageError: names the fields that differ, and the ways out.
+        StorageError: names the fields that differ, and what to do.
     """
-    others = {
-        field: (value_at(earlier, field), value_at(config, field))
-        for field in FIXED_FIELDS
-        if not same(value_at(earlier, field), value_at(config, field))
-    }
-    if others:
-        what = "; ".join(change for field, values in others.items() for change in _changes(field, *values))
+    changes = refused_changes(before, now)
+    if changes:
         raise StorageError(
-            f"run folder {folder.path} holds checkpoints of a run with another config ({what}); take another --name, "
-            f"go back to that config, or start over with --fresh (the earlier run is set aside, not deleted)"
+            f"run folder {folder.path} holds checkpoints of a run with another config ({'; '.join(changes)}); take "
+            f"another --name, go back to that config, or start over with --fresh (the earlier run is set aside, not "
+            f"deleted)"
         )
-
-
-def _changes(field: str, before: Any, now: Any) -> list[str]:
-    """What differs inside a field, a text for each of the first fields below it."""
-    found = differing([before, now])
-    shown = [
-        f"{'.'.join(filter(None, (field, below)))}: {_short(was)} → {_short(given)}"
-        for below, (was, given) in found.items()
-        if was is not None or given is not None
-    ]
-    more = [f"{field}: {len(shown) - MOST_CHANGES} more fields"] if len(shown) > MOST_CHANGES else []
-    return [*shown[:MOST_CHANGES], *more] or [f"{field}: the same items in another order"]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

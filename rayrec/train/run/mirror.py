@@ -18,6 +18,7 @@ from rayrec.train.run.folder import RunFolder, write_atomically
 
 FILES = (
     "config.yaml",
+    "given.yaml",
     "plan.json",
     "footers.arrow",
     "result.json",
@@ -26,8 +27,6 @@ FILES = (
     "importance.json",
     "exports.jsonl",
 )
-
-
 METRICS = "metrics.jsonl"
 _PART = re.compile(r"metrics\.jsonl(?:\.(\d{15}))?")
 JOINED = 8  # parts of one level that become one of the next

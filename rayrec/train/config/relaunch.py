@@ -1,0 +1,91 @@
+"""Which fields of a config may change between two launches of a run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rayrec.train.config.difference import differing, same, value_at
+
+
+class Rule(NamedTuple):
+    """Whether a field, with all fields below it that have no rule of their own, may change between launches."""
+
+    field: str
+    may_change: bool
+    meaning: str
+
+
+# The one place that says it: relaunches are compared by this table, and the config reference prints it.
+RULES = (
+    Rule("name", False, "Another name is another run."),
+    Rule("schema", False, "Open `id_type` and `column_types` take the types that the run has found in its data."),
+    Rule("schema.sparse[].mapping.path", True, "The ids are compared instead; new ones may come at the end."),
+    Rule("tables", False, "The checkpoint holds these tables."),
+    Rule("model", False, "The checkpoint holds the weights of this model."),
+    Rule("optimizers", True, "Learning rates, schedules, clipping and freezing hold from the next step."),
+    Rule("optimizers.dense.kind", False, "The checkpoint holds this optimizer's state."),
+    Rule("optimizers.sparse.kind", False, "The checkpoint holds this optimizer's state."),
+    Rule(
+        "data", True, "The run keeps the version of a Delta or Iceberg table that it began with, unless you name one."
+    ),
+    Rule("data.negative_rate", False, "Evaluations correct predictions for it."),
+    Rule("trainer", True, "Among them the number of workers, epochs, intervals and limits."),
+    Rule("trainer.batch_size", True, "Learning-rate schedules count steps, which then have other rows."),
+    Rule("trainer.seed", False, "It decides the order of rows."),
+    Rule("sharding", True, "A checkpoint loads under every plan."),
+    Rule("storage", True, "Another `storage.path` is another run."),
+    Rule("init_from", True, "Read only while the run has no checkpoint."),
+)
+FIXED_FIELDS = tuple(rule.field for rule in RULES if not rule.may_change and rule.field != "name")
+MAX_CHANGES = 5  # of one field, in an error
+
+
+def rules_table() -> list[str]:
+    """The rules as a table in Markdown."""
+    lines = ["| field | may change | note |", "|---|---|---|"]
+    return [*lines, *(f"| `{rule.field}` | {'yes' if rule.may_change else 'no'} | {rule.meaning} |" for rule in RULES)]
+
+
+def refused_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs in fields that may not change, a text for each of the first fields with both values.
+
+    Args:
+        before, now: plain values of two configs.
+    """
+    before, now = _without_vocabulary_paths(before), _without_vocabulary_paths(now)
+    return [
+        change
+        for field in FIXED_FIELDS
+        if not same(value_at(before, field), value_at(now, field))
+        for change in _changes(field, value_at(before, field), value_at(now, field))
+    ]
+
+
+def _without_vocabulary_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without the paths of vocabularies: checkpoints hold checksums of their ids, and loading compares those."""
+    config: dict[str, Any] = copy.deepcopy(dict(raw))
+    for feature in (config.get("schema") or {}).get("sparse") or []:
+        if isinstance(mapping := feature.get("mapping"), dict):
+            mapping.pop("path", None)
+    return config
+
+
+def _changes(field: str, before: Any, now: Any) -> list[str]:
+    """The first fields that differ at or below a field, each with its values, and how many more do."""
+    lines = [
+        f"{'.'.join(filter(None, (field, below)))}: {_short(old)} → {_short(new)}"
+        for below, (old, new) in differing([before, now]).items()
+        if old is not None or new is not None
+    ]
+    rest = len(lines) - MAX_CHANGES
+    return [*lines[:MAX_CHANGES], *([f"{field}: {rest} more fields"] if rest > 0 else [])] or [
+        f"{field}: the same items in another order"
+    ]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
