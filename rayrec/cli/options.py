@@ -28,7 +28,7 @@ def writing(option: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{option} {path}: cannot write the file: {error.strerror}; choose another path") from error
+        raise ValueError(f"{option} {path}: cannot write the file: {error.strerror}; name another path") from error
 
 
 Config = Annotated[

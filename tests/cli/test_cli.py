@@ -192,7 +192,7 @@ def test_what_turns_debugging_on(value: str | None, on: bool, monkeypatch: pytes
 def test_only_one_place_reads_whether_to_debug() -> None:
     """`RAYREC_DEBUG=0` must mean the same to training, to serving and to the commands."""
     places = [path.name for path in (ROOT / "rayrec").rglob("*.py") if 'get("RAYREC_DEBUG' in path.read_text()]
-    assert places == ["_debug.py"]
+    assert places == ["debug.py"]
 
 
 def descendants(pid: int) -> set[int]:
