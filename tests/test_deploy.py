@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 from rayrec.train.config.trainer import TrainerConfig
 from tests import kuberay
-from tests.movielens.test_prepare import drawn_ratings, write_recbole
+from tests.movielens.test_prepare import drawn_ratings, write_source
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -270,7 +270,7 @@ def test_the_sizing_table_is_what_its_command_prints() -> None:
 def test_the_jobs_entrypoint_prepares_and_trains(tmp_path: Path) -> None:
     """Its own words, on few rows and on half as many workers; and again, as a retry of the job runs it."""
     (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
-    source = write_recbole(tmp_path / "source", drawn_ratings())
+    source = write_source(tmp_path / "source", drawn_ratings())
     words = job["spec"]["entrypoint"]
     for there, here in (
         ("/home/ray/rayrec", str(ROOT)),

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Converts Criteo's click logs to Parquet: `python data/criteo/prepare.py train.txt` or `… day_*.gz --ray`.
 
-The logs have to be fetched by hand, under Criteo's terms; see README.md beside this file. Both published layouts have
-the same 40 columns: the label, 13 counts, 26 categories as 8 hexadecimal digits, any but the label empty. Kaggle's is
-one file, the 1TB set one file a day; `.gz` is read as it is. Files are streamed, in constant memory.
+Download the logs under Criteo's terms; see README.md in this folder. Both published layouts have the same 40 columns:
+the label, 13 counts, and 26 categories of 8 hexadecimal digits; all but the label may be empty. Kaggle's data is one
+file, the 1TB data one file per day, optionally `.gz`. Files are streamed in constant memory.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _CHUNK_ROWS = 65_536
 
 
 def convert(source: str | os.PathLike[str], folder: str | os.PathLike[str], layout: Layout | None = None) -> list[Path]:
-    """Writes one input file as `<its name>-00000.parquet` and so on, rows in their order.
+    """Writes an input file to `<name>-00000.parquet` and so on, keeping the order of rows.
 
-    Categories become integers (a null where they are empty), counts int32.
+    Categories become int64, counts int32; empty values are null.
 
     Returns:
-        the files; each appears under its name only when it is whole.
+        the files; each gets its name when it is complete.
 
     Raises:
-        DataError: a file that is missing, has other columns, or holds something that is no number or category.
+        DataError: a missing file, other columns, or an invalid number or category.
     """
     layout, source, folder = layout or Layout(), Path(source), Path(folder)
     written = write_parts(_batches(source), folder, source.name.split(".")[0], layout)
@@ -71,7 +71,7 @@ def _batches(source: Path) -> Iterator[pa.RecordBatch]:
         raise DataError("the file does not exist", file=str(source), fix="check the path") from error
     except (pa.ArrowInvalid, OSError) as error:
         message = str(error).strip().splitlines()[0]
-        fix = "give Criteo's train.txt or day_N files (40 columns, with the label)"
+        fix = "use Criteo's train.txt or day_N files (40 columns, with the label)"
         raise DataError(f"not a Criteo file: {message}", file=str(source), fix=fix) from error
 
 
@@ -82,30 +82,30 @@ def _converted(batch: pa.RecordBatch, source: Path, first_row: int) -> pa.Record
 
 
 def _hexadecimal(texts: pa.Array, column: str, source: Path, first_row: int) -> pa.Array:
-    """Strings of 8 hexadecimal digits as int64, nulls kept."""
+    """Converts strings of 8 hexadecimal digits to int64; nulls stay null."""
     filled = texts.fill_null("00000000")
-    right = pc.fill_null(pc.equal(pc.binary_length(filled), 8), False)
-    wrong = np.flatnonzero(~right.to_numpy(zero_copy_only=False))
-    if not len(wrong):
+    valid_length = pc.fill_null(pc.equal(pc.binary_length(filled), 8), False)
+    invalid = np.flatnonzero(~valid_length.to_numpy(zero_copy_only=False))
+    if not len(invalid):
         digits = np.frombuffer(b"".join(_data(filled)), dtype=np.uint8).reshape(-1, 8)
         values, valid = _parse(digits)
-        wrong = np.flatnonzero(~valid)
-    if len(wrong):
-        at = int(wrong[0])
+        invalid = np.flatnonzero(~valid)
+    if len(invalid):
+        index = int(invalid[0])
         raise DataError(
             "a category must be 8 hexadecimal digits or empty",
             file=str(source),
-            row=first_row + at,
+            row=first_row + index,
             column=column,
-            value=repr(texts[at].as_py()),
-            fix="give Criteo's train.txt or day_N files",
+            value=repr(texts[index].as_py()),
+            fix="use Criteo's train.txt or day_N files",
         )
     mask = texts.is_null().to_numpy(zero_copy_only=False) if texts.null_count else None
     return pa.array(values, mask=mask)
 
 
 def _data(texts: pa.StringArray) -> Iterator[bytes]:
-    """The bytes of all strings of a string array, one after the other."""
+    """The concatenated bytes of a string array."""
     offsets = np.frombuffer(texts.buffers()[1], dtype=np.int32)[texts.offset : texts.offset + len(texts) + 1]
     yield texts.buffers()[2][int(offsets[0]) : int(offsets[-1])].to_pybytes() if len(texts) else b""
 
@@ -119,14 +119,14 @@ def _parse(digits: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def hold_out(files: Sequence[Path], share: float, train: Path, held: Path, layout: Layout) -> tuple[int, int]:
-    """Moves files to `train`, and those of the last rows to `held`; the one file that has both is cut in two.
+    """Moves files to `train`, and those with the last rows to `held`. Splits the file that has both.
 
     Args:
-        files: in the order of their rows.
-        share: of all rows, that is held out; at least one row goes to each side.
+        files: files in the order of their rows.
+        share: fraction of rows to hold out; each side gets at least one row.
 
     Returns:
-        rows to train on, rows held out.
+        the numbers of training rows and of held-out rows.
 
     Raises:
         DataError: fewer than two rows.
@@ -134,81 +134,86 @@ def hold_out(files: Sequence[Path], share: float, train: Path, held: Path, layou
     rows = [pq.read_metadata(file).num_rows for file in files]
     total = sum(rows)
     if total < 2:
-        raise DataError(f"{total} rows cannot be split", file=str(files[0]), fix="give more rows")
+        raise DataError(f"cannot split {total} rows", file=str(files[0]), fix="provide more rows")
     first_held = total - min(max(1, round(total * share)), total - 1)
     train.mkdir(parents=True, exist_ok=True)
     held.mkdir(parents=True, exist_ok=True)
-    at = 0
+    position = 0
     for file, size in zip(files, rows, strict=True):
-        if first_held <= at:
+        if first_held <= position:
             file.rename(held / file.name)
-        elif at + size <= first_held:
+        elif position + size <= first_held:
             file.rename(train / file.name)
         else:
-            _cut(file, first_held - at, train, held, layout)
-        at += size
+            _cut(file, first_held - position, train, held, layout)
+        position += size
     return first_held, total - first_held
 
 
 def _cut(file: Path, rows: int, train: Path, held: Path, layout: Layout) -> None:
-    for folder, first, stop in ((train, 0, rows), (held, rows, None)):
+    for folder, start, stop in ((train, 0, rows), (held, rows, None)):
         with pq.ParquetFile(file) as parquet:
-            write_parts(_between(parquet, first, stop), folder, file.stem, layout)
+            write_parts(_between(parquet, start, stop), folder, file.stem, layout)
     file.unlink()
 
 
-def _between(parquet: pq.ParquetFile, first: int, stop: int | None) -> Iterator[pa.RecordBatch]:
-    at = 0
+def _between(parquet: pq.ParquetFile, start_row: int, stop: int | None) -> Iterator[pa.RecordBatch]:
+    position = 0
     for batch in parquet.iter_batches(_CHUNK_ROWS):
-        start, end = max(first - at, 0), batch.num_rows if stop is None else min(stop - at, batch.num_rows)
-        if start < end:
-            yield batch.slice(start, end - start)
-        at += batch.num_rows
-        if stop is not None and at >= stop:
+        begin, end = (
+            max(start_row - position, 0),
+            batch.num_rows if stop is None else min(stop - position, batch.num_rows),
+        )
+        if begin < end:
+            yield batch.slice(begin, end - begin)
+        position += batch.num_rows
+        if stop is not None and position >= stop:
             return
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Converts, then sets the last part in time aside for evaluation; what fails leaves nothing behind."""
+    """Converts the files, then holds out the last rows for evaluation. Leaves no files after a failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", type=Path, help="train.txt, or day_0 … day_23, with or without .gz")
     parser.add_argument("--out", type=Path, default=Path("data/criteo/parquet"))
-    parser.add_argument("--eval-share", type=float, default=1 / 7, help="share of the rows, the last ones")
+    parser.add_argument("--eval-share", type=float, default=1 / 7, help="fraction of the last rows, for evaluation")
     parser.add_argument("--rows-per-file", type=int, default=4 << 20)
-    parser.add_argument("--ray", action="store_true", help="convert the inputs side by side, one Ray task each")
+    parser.add_argument("--ray", action="store_true", help="convert the inputs in parallel, one Ray task each")
     args = parser.parse_args(argv)
     if not 0 < args.eval_share < 1:
-        parser.error(f"--eval-share {args.eval_share} must lie between 0 and 1")
-    incoming, there = args.out.absolute() / "_incoming", args.out.exists()
+        parser.error(f"--eval-share {args.eval_share} must be between 0 and 1")
+    incoming, existed = args.out.absolute() / "_incoming", args.out.exists()
     try:
-        trained, held = _prepare(args, incoming)
+        train_rows, eval_rows = _prepare(args, incoming)
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-        if not there and args.out.exists() and not any(args.out.iterdir()):
+        if not existed and args.out.exists() and not any(args.out.iterdir()):
             args.out.rmdir()
-    print(f"{trained:,} rows to train on, {held:,} for evaluation, in {args.out}")
+    print(f"{train_rows:,} training rows and {eval_rows:,} evaluation rows in {args.out}")
     return 0
 
 
 def _prepare(args: argparse.Namespace, incoming: Path) -> tuple[int, int]:
-    """Rows to train on and rows for evaluation."""
-    train, held = (args.out.absolute() / part for part in ("train", "eval"))
-    for folder in (train, held):
+    """Writes both splits; returns the numbers of training and of evaluation rows."""
+    train, evaluation = (args.out.absolute() / part for part in ("train", "eval"))
+    for folder in (train, evaluation):
         if any(folder.glob("*.parquet")):
-            raise DataError("the folder holds data already", file=str(folder), fix="remove it, or name another --out")
+            raise DataError(
+                "the folder already contains data", file=str(folder), fix="remove it, or choose another --out"
+            )
     layout = Layout(rows_per_file=args.rows_per_file)
     files: list[Path] = []
     work = partial(convert, folder=incoming, layout=layout)
     sources = [source.absolute() for source in args.sources]
-    for source, some in zip(sources, one_by_one(work, sources, on_ray=args.ray), strict=True):
-        print(f"{source}: {len(some)} files", flush=True)
-        files += some
+    for source, converted in zip(sources, one_by_one(work, sources, on_ray=args.ray), strict=True):
+        print(f"{source}: {len(converted)} files", flush=True)
+        files += converted
     if len(set(files)) < len(files):
-        raise DataError("two inputs have one name", file=str(sources[0]), fix="rename one of them")
-    return hold_out(files, args.eval_share, train, held, layout)
+        raise DataError("two inputs have the same name", file=str(sources[0]), fix="rename one of them")
+    return hold_out(files, args.eval_share, train, evaluation, layout)
 
 
 if __name__ == "__main__":

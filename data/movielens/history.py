@@ -1,7 +1,7 @@
-"""What was known when a rating was made: earlier likes and dislikes, counts and means.
+"""Computes what was known at the time of a rating: earlier likes and dislikes, counts and means.
 
-"Earlier" is strict: ratings with the same timestamp do not see each other, whoever made them, because MovieLens users
-often rate a whole page within one second. How the results are named and stored is in `prepare.py`.
+"Earlier" is strict: ratings with the same timestamp do not see each other, because MovieLens users often rate a page
+within one second. `prepare.py` names and stores the results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """R lists one after another: list r is `values[offsets[r] : offsets[r + 1]]`.
+    """R concatenated lists: list r is `values[offsets[r] : offsets[r + 1]]`.
 
     Args:
         values: int64 [total].
@@ -32,13 +32,13 @@ class Lists:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """R ratings grouped by owner (a user or an item) and sorted by time inside a group, each with its past.
+    """R ratings sorted by owner (a user or an item) and time, each with its past.
 
-    The past of the rating at sorted place p is the places `first_R[p] : end_R[p]`: same owner, strictly earlier.
+    The past of the rating at position p is positions `first_R[p] : end_R[p]`: same owner, strictly earlier.
 
     Args:
-        order_R: input row at each sorted place.
-        first_R, end_R: bounds of the past, as sorted places.
+        order_R: input row at each position.
+        first_R, end_R: bounds of the past, as positions.
     """
 
     order_R: Ints
@@ -47,7 +47,7 @@ class Earlier:
 
 
 def earlier(owner_R: Ints, time_R: Ints) -> Earlier:
-    """Groups ratings by owner; rows of equal owner and time keep their input order."""
+    """Sorts ratings by owner and time, stably."""
     order_R = np.lexsort((time_R, owner_R))
     owner_R, time_R = owner_R[order_R], time_R[order_R]
     new_owner_R = np.r_[True, owner_R[1:] != owner_R[:-1]]
@@ -55,31 +55,31 @@ def earlier(owner_R: Ints, time_R: Ints) -> Earlier:
     return Earlier(order_R, _last_start(new_owner_R), _last_start(new_time_R))
 
 
-def last_items(past: Earlier, item_R: Ints, chosen_R: NDArray[np.bool_], most: int) -> Lists:
-    """The latest `most` chosen items of each rating's past, oldest first, in the order of the input rows.
+def last_items(past: Earlier, item_R: Ints, selected_R: NDArray[np.bool_], count: int) -> Lists:
+    """The latest `count` selected items of each rating's past, oldest first, in the order of the input rows.
 
     Args:
         item_R: item of each input row.
-        chosen_R: which input rows count, e.g. those liked.
+        selected_R: True for input rows that count, e.g. likes.
     """
-    chosen_places_C = np.flatnonzero(chosen_R[past.order_R])
-    end_R = np.searchsorted(chosen_places_C, past.end_R)
-    first_R = np.maximum(np.searchsorted(chosen_places_C, past.first_R), end_R - most)
+    selected_positions_C = np.flatnonzero(selected_R[past.order_R])
+    end_R = np.searchsorted(selected_positions_C, past.end_R)
+    first_R = np.maximum(np.searchsorted(selected_positions_C, past.first_R), end_R - count)
     first_R, end_R = _unsort(past, first_R), _unsort(past, end_R)
     length_R = end_R - first_R
     offsets = np.r_[0, np.cumsum(length_R)]
-    places = np.repeat(first_R - offsets[:-1], length_R) + np.arange(offsets[-1])
-    return Lists(item_R[past.order_R][chosen_places_C][places], offsets)
+    positions = np.repeat(first_R - offsets[:-1], length_R) + np.arange(offsets[-1])
+    return Lists(item_R[past.order_R][selected_positions_C][positions], offsets)
 
 
 def count_and_sum(past: Earlier, value_R: Floats | Ints) -> tuple[Ints, Floats]:
-    """How many ratings each rating's past holds, and the sum of their values; [R] each, as the input rows."""
+    """The number of ratings in each rating's past, and the sum of their values; [R] each, in input order."""
     total_R = np.r_[0.0, np.cumsum(value_R[past.order_R], dtype=np.float64)]
     return _unsort(past, past.end_R - past.first_R), _unsort(past, total_R[past.end_R] - total_R[past.first_R])
 
 
 def _last_start(starts_R: NDArray[np.bool_]) -> Ints:
-    """For each place, the last place at or before it where `starts_R` is true."""
+    """For each position, the last position up to it where `starts_R` is true."""
     return np.maximum.accumulate(np.where(starts_R, np.arange(len(starts_R)), 0))
 
 

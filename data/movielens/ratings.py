@@ -1,7 +1,4 @@
-"""MovieLens-100K as it is published: where it is fetched from, and its two file layouts read into arrays.
-
-What is computed from the ratings (histories, counts) is in `history.py`; splitting and writing are in `prepare.py`.
-"""
+"""Downloads and reads MovieLens-100K. `history.py` computes histories and counts; `prepare.py` splits and writes."""
 
 from __future__ import annotations
 
@@ -21,13 +18,12 @@ from numpy.typing import NDArray
 
 WHEEL = "recbole==1.2.1"
 WHEEL_FOLDER = "recbole/dataset_example/ml-100k"
-RECBOLE_FILES = ("ml-100k.inter", "ml-100k.user", "ml-100k.item")
-GROUPLENS_FILES = ("u.data", "u.user", "u.item")
-# What `MovieLens.ratings_sha256` is for the published 100,000 ratings, in either layout.
+FILES = ("ml-100k.inter", "ml-100k.user", "ml-100k.item")
+# `MovieLens.ratings_sha256` of the published 100,000 ratings.
 PUBLISHED_SHA256 = "121db98e74b878aea0b7f6fb4bf2b5ebc97f4d55d964a544282613c7b9151f1b"
 
-# The order GroupLens gives them in u.genre (also the order of the flags in u.item), and u.occupation sorted. Fixed
-# rather than collected, so that an id means the same whatever the source and the tables' sizes can stand in a config.
+# GroupLens' order of genres, and occupations sorted. Constants, so that ids do not depend on the source, and a config
+# can contain the sizes of tables.
 # fmt: off
 GENRES = [
     "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama",
@@ -46,7 +42,7 @@ T = TypeVar("T")
 
 
 class SourceError(ValueError):
-    """The source cannot be had or read; the message names the file, the line and what to do."""
+    """The source cannot be downloaded or read. The message names the file, the line and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """`release_year` is None where it is not known; `genres` are positions in GENRES, ascending."""
+    """`release_year` is None if unknown; `genres` are ascending indices into GENRES."""
 
     release_year: int | None
     genres: tuple[int, ...]
@@ -66,13 +62,13 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovieLens:
-    """R ratings in order of time (then user, then item), and who and what they are about.
+    """R ratings ordered by time, user and item, and the rated items and users.
 
     Args:
-        user_R, item_R: int64, ids as published (from 1).
+        user_R, item_R: int64, published ids, from 1.
         rating_R: int64, 1 to 5 stars.
-        time_R: int64, unix seconds, ascending.
-        users, items: by id; hold every id that occurs in the ratings.
+        time_R: int64, Unix seconds, ascending.
+        users, items: by id; contain every id in the ratings.
     """
 
     user_R: NDArray[np.int64]
@@ -84,175 +80,123 @@ class MovieLens:
 
     @property
     def ratings_sha256(self) -> str:
-        """Fingerprint of the ratings alone, by which the published data set is known whatever its layout."""
+        """Fingerprint of the ratings, which identifies the published data set."""
         ratings_4R = np.stack([self.user_R, self.item_R, self.rating_R, self.time_R])
         return hashlib.sha256(ratings_4R.astype("<i8").tobytes()).hexdigest()
 
     @property
     def sha256(self) -> str:
         """Fingerprint of ratings, users and items."""
-        about = repr((self.ratings_sha256, sorted(self.users.items()), sorted(self.items.items())))
-        return hashlib.sha256(about.encode()).hexdigest()
+        content = repr((self.ratings_sha256, sorted(self.users.items()), sorted(self.items.items())))
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def fetch(folder: Path) -> Path:
-    """Downloads the wheel that bundles the data set and unpacks only the three data files into `folder`.
+    """Downloads the wheel that contains the data set, and extracts the three data files into `folder`.
 
     Raises:
-        SourceError: pip could not fetch it (no network, no pip), or it does not hold the files.
+        SourceError: pip could not download it (no network, no pip), or it does not contain the files.
     """
-    asked = ["download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
-    bounded = ["--quiet", "--retries", "2", "--timeout", "20"]
+    options = ["download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
+    limits = ["--quiet", "--retries", "2", "--timeout", "20"]
     with tempfile.TemporaryDirectory(prefix="movielens-") as scratch:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", *asked, *bounded, "--dest", scratch, WHEEL], capture_output=True, text=True
+            [sys.executable, "-m", "pip", *options, *limits, "--dest", scratch, WHEEL], capture_output=True, text=True
         )
         wheels = sorted(Path(scratch).glob("*.whl"))
         if done.returncode or not wheels:
-            said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-4:])
+            output = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-4:])
             raise SourceError(
-                f"pip could not download {WHEEL}, which bundles MovieLens-100K (exit {done.returncode}). Check the "
-                f"network and pip's index, or give a local copy with --source DIR. pip said:\n{said}"
+                f"pip could not download {WHEEL}, which contains MovieLens-100K (exit {done.returncode}). Check the "
+                f"network and pip's index, or use a local copy with --source DIR. Output of pip:\n{output}"
             )
         with zipfile.ZipFile(wheels[0]) as wheel:
-            for name in RECBOLE_FILES:
+            for name in FILES:
                 member = f"{WHEEL_FOLDER}/{name}"
                 if member not in wheel.namelist():
-                    raise SourceError(f"{wheels[0].name} does not hold {member}; give a local copy with --source DIR")
+                    raise SourceError(f"{wheels[0].name} does not contain {member}; use a local copy with --source DIR")
                 (folder / name).write_bytes(wheel.read(member))
     return folder
 
 
 def read(folder: Path) -> MovieLens:
-    """Reads a folder in the layout of the wheel (ml-100k.inter, .user, .item) or of GroupLens (u.data, u.user, u.item).
+    """Reads a folder with `ml-100k.inter`, `ml-100k.user` and `ml-100k.item`.
 
     Raises:
-        SourceError: no such folder, files missing, or a line that cannot be understood.
+        SourceError: no such folder, missing files, or an invalid line.
     """
     if not folder.is_dir():
-        raise SourceError(f"source {folder} is not a folder; --source takes the folder of the MovieLens-100K files")
-    for names, reader in ((RECBOLE_FILES, _read_recbole), (GROUPLENS_FILES, _read_grouplens)):
-        missing = [name for name in names if not (folder / name).is_file()]
-        if not missing:
-            return reader(folder)
-        if len(missing) < len(names):
-            raise SourceError(f"source {folder} lacks {', '.join(missing)}; it must hold {', '.join(names)}")
-    either = " or ".join(", ".join(names) for names in (RECBOLE_FILES, GROUPLENS_FILES))
-    raise SourceError(f"source {folder} holds no MovieLens-100K: it must have {either}")
-
-
-def _read_recbole(folder: Path) -> MovieLens:
-    inter, user, item = (folder / name for name in RECBOLE_FILES)
+        raise SourceError(f"source {folder} is not a folder; --source needs the folder of {', '.join(FILES)}")
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if missing:
+        raise SourceError(f"source {folder} lacks {', '.join(missing)}; it must contain {', '.join(FILES)}")
+    inter, user, item = (folder / name for name in FILES)
     return _assemble(
         inter,
-        [_parse(line, _rating) for line in _named(inter, ["user_id", "item_id", "rating", "timestamp"])],
-        dict(_parse(line, _user) for line in _named(user, ["user_id", "age", "gender", "occupation"])),
-        dict(_parse(line, _recbole_item) for line in _named(item, ["item_id", "movie_title", "release_year", "class"])),
+        list(_parsed(inter, ["user_id", "item_id", "rating", "timestamp"], _rating)),
+        dict(_parsed(user, ["user_id", "age", "gender", "occupation"], _user)),
+        dict(_parsed(item, ["item_id", "movie_title", "release_year", "class"], _item)),
     )
 
 
-def _read_grouplens(folder: Path) -> MovieLens:
-    data, user, item = (folder / name for name in GROUPLENS_FILES)
-    return _assemble(
-        data,
-        [_parse(line, _rating) for line in _lines(data, "\t", 4)],
-        dict(_parse(line, _user) for line in _lines(user, "|", 5)),
-        dict(_parse(line, _grouplens_item) for line in _lines(item, "|", 5 + len(GENRES), encoding="latin-1")),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of a source file, kept with its place for messages."""
-
-    path: Path
-    number: int
-    fields: list[str]
-
-
-def _lines(path: Path, separator: str, num_fields: int, encoding: str = "utf-8") -> Iterator[_Line]:
+def _parsed(path: Path, columns: list[str], parser: Callable[[list[str]], T]) -> Iterator[T]:
+    """Parses the given columns of every line. The first line names the columns as `name:type`."""
     try:
-        text = path.read_text(encoding=encoding)
+        header_line, *lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not {encoding} text ({error}); fetch the file again") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        fields = line.rstrip("\r").split(separator)
-        if len(fields) != num_fields:
-            raise SourceError(
-                f"{path} line {number}: {len(fields)} fields where {num_fields} separated by {separator!r} were "
-                f"expected: {line[:80]!r}; fetch the file again"
-            )
-        yield _Line(path, number, fields)
-
-
-def _named(path: Path, columns: list[str]) -> Iterator[_Line]:
-    """Lines of a file whose first line names its columns as `name:type`, cut to `columns` in that order."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        header = [name.split(":")[0] for name in file.readline().rstrip("\r\n").split("\t")]
+        raise SourceError(f"{path} is not UTF-8 text ({error}); download the file again") from error
+    header = [name.split(":")[0] for name in header_line.rstrip("\r").split("\t")]
     missing = [name for name in columns if name not in header]
     if missing:
         raise SourceError(f"{path} line 1: no column {missing[0]!r} in the header {header}; it must name {columns}")
-    places = [header.index(name) for name in columns]
-    lines = _lines(path, "\t", len(header))
-    next(lines)
-    for line in lines:
-        yield _Line(path, line.number, [line.fields[place] for place in places])
-
-
-def _parse(line: _Line, parser: Callable[[list[str]], T]) -> T:
-    try:
-        return parser(line.fields)
-    except ValueError as error:
-        raise SourceError(f"{line.path} line {line.number}: {error}, in {line.fields}; fetch the file again") from error
+    positions = [header.index(name) for name in columns]
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        fields = line.rstrip("\r").split("\t")
+        if len(fields) != len(header):
+            raise SourceError(
+                f"{path} line {number}: {len(fields)} fields, expected {len(header)} separated by tabs: {line[:80]!r}; "
+                "download the file again"
+            )
+        try:
+            yield parser([fields[position] for position in positions])
+        except ValueError as error:
+            raise SourceError(f"{path} line {number}: {error}, in {fields}; download the file again") from error
 
 
 def _rating(fields: list[str]) -> tuple[int, int, int, int]:
     user, item, rating, time = fields
     if float(rating) not in (1, 2, 3, 4, 5):
-        raise ValueError(f"rating {rating!r} is not a whole number from 1 to 5")
+        raise ValueError(f"rating {rating!r} is not an integer from 1 to 5")
     if not float(time).is_integer():
-        raise ValueError(f"timestamp {time!r} is not a whole number of seconds")
+        raise ValueError(f"timestamp {time!r} is not an integer number of seconds")
     return _id(user), _id(item), int(float(rating)), int(float(time))
 
 
 def _user(fields: list[str]) -> tuple[int, User]:
-    user, age, gender, occupation = fields[:4]
-    return _id(user), User(int(age), _place(GENDERS, gender, "gender"), _place(OCCUPATIONS, occupation, "occupation"))
+    user, age, gender, occupation = fields
+    return _id(user), User(int(age), _index(GENDERS, gender, "gender"), _index(OCCUPATIONS, occupation, "occupation"))
 
 
-def _recbole_item(fields: list[str]) -> tuple[int, Item]:
+def _item(fields: list[str]) -> tuple[int, Item]:
     item, title, year, genres = fields
-    # One title holds two years in brackets; there the column has a stray "V" and the year stayed in the title.
-    released = int(year) if year.isdigit() else _year_in(title)
-    return _id(item), Item(released, tuple(sorted(_place(GENRES, genre, "genre") for genre in genres.split())))
-
-
-def _grouplens_item(fields: list[str]) -> tuple[int, Item]:
-    item, title, date = fields[:3]
-    flags = fields[5:]
-    if not set(flags) <= {"0", "1"}:
-        raise ValueError("genre flags must be 0 or 1")
-    released = _year_in(title) or (int(date[-4:]) if date[-4:].isdigit() else None)
-    return _id(item), Item(released, tuple(place for place, flag in enumerate(flags) if flag == "1"))
-
-
-def _year_in(title: str) -> int | None:
-    years = re.findall(r"\((\d{4})\)", title)
-    return int(years[-1]) if years else None
+    # One title contains two years in parentheses; its year column is a stray "V".
+    years_in_title = re.findall(r"\((\d{4})\)", title)
+    released = int(year) if year.isdigit() else int(years_in_title[-1]) if years_in_title else None
+    return _id(item), Item(released, tuple(sorted(_index(GENRES, genre, "genre") for genre in genres.split())))
 
 
 def _id(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise ValueError(f"id {text!r} is not a positive whole number")
+        raise ValueError(f"id {text!r} is not a positive integer")
     return number
 
 
-def _place(vocabulary: list[str], word: str, what: str) -> int:
+def _index(vocabulary: list[str], word: str, kind: str) -> int:
     if word not in vocabulary:
-        raise ValueError(f"{what} {word!r} is not one of {vocabulary}")
+        raise ValueError(f"{kind} {word!r} is not one of {vocabulary}")
     return vocabulary.index(word)
 
 
@@ -260,12 +204,12 @@ def _assemble(
     path: Path, ratings: list[tuple[int, int, int, int]], users: dict[int, User], items: dict[int, Item]
 ) -> MovieLens:
     if not ratings:
-        raise SourceError(f"{path} holds no ratings; fetch the file again")
+        raise SourceError(f"{path} contains no ratings; download the file again")
     user_R, item_R, rating_R, time_R = np.array(ratings, dtype=np.int64).T
-    for what, ids_R, known in (("user", user_R, users), ("item", item_R, items)):
-        strange = np.flatnonzero(~np.isin(ids_R, list(known)))
-        if strange.size:
-            raise SourceError(f"{path}: {what} {ids_R[strange[0]]} has ratings but no line in the {what} file")
+    for kind, ids_R, described in (("user", user_R, users), ("item", item_R, items)):
+        unknown = np.flatnonzero(~np.isin(ids_R, list(described)))
+        if unknown.size:
+            raise SourceError(f"{path}: {kind} {ids_R[unknown[0]]} has ratings but no line in the {kind} file")
     order = np.lexsort((item_R, user_R, time_R))
     return MovieLens(
         user_R=user_R[order],

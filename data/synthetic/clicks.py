@@ -1,6 +1,6 @@
-"""Click logs that nobody clicked: Criteo-like Parquet of any size, with a planted signal so that AUC means something.
+"""Synthetic Criteo-like click logs of any size, with a planted signal, so that AUC is meaningful.
 
-Every file depends on the spec and its own number only, so files can be written anywhere and in any order.
+A file depends on the spec and its number only, so files can be written anywhere and in any order.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _CHUNK_ROWS = 65_536
 
 
 class SyntheticSpec(Strict):
-    """What is generated.
+    """Parameters of the generated data.
 
     Args:
-        rows: in all files together.
-        files: that many, of nearly equal size.
+        rows: rows in all files.
+        files: number of files, of nearly equal size.
         row_group_rows: rows of a row group.
-        single, multi: features with one id a row, and with a list of ids.
-        dense: number columns.
-        smallest, largest: how many ids the smallest and the largest feature have; the others lie between, evenly on a
-            logarithmic scale.
-        max_list: longest list; lengths are uniform from 0.
-        positives: share of rows with label 1, about.
-        signal: how strongly the label depends on the features; 0 is pure noise (AUC 0.5), 1 allows an AUC of about 0.8.
-        seed: another seed gives other data of the same law.
+        single, multi: number of features with one id per row, and with a list of ids.
+        dense: number of dense features.
+        smallest, largest: number of ids of the smallest and the largest feature; the others are spaced logarithmically.
+        max_list: maximum list length; lengths are uniform from 0.
+        positives: approximate fraction of rows with label 1.
+        signal: strength of the dependence of the label on the features: 0 is noise (AUC 0.5), 1 allows an AUC of about
+            0.8.
+        seed: seed of the data.
     """
 
     rows: int = Field(default=1_000_000, ge=1)
@@ -56,15 +56,15 @@ class SyntheticSpec(Strict):
 
     @property
     def ids(self) -> dict[str, int]:
-        """Feature name to how many ids it has, single ids first."""
+        """Number of ids by feature, single-id features first."""
         names = [f"id_{n}" for n in range(self.single)] + [f"ids_{n}" for n in range(self.multi)]
         sizes = np.geomspace(self.smallest, self.largest, len(names)).round().astype(int).tolist()
-        # Small and large features alternate, so that single and multi features have both.
-        mixed = [sizes[i // 2] if i % 2 == 0 else sizes[-1 - i // 2] for i in range(len(names))]
-        return dict(zip(names, mixed, strict=True))
+        # Alternate small and large features, so that single and multi features have both.
+        alternating = [sizes[i // 2] if i % 2 == 0 else sizes[-1 - i // 2] for i in range(len(names))]
+        return dict(zip(names, alternating, strict=True))
 
     def schema_dict(self, mapping: str = "identity") -> dict[str, object]:
-        """The schema of the generated files, as it is written in a train config."""
+        """The schema of the generated files for a train config."""
         return {
             "label": {"column": "label"},
             "dense": [{"name": f"dense_{n}", "transforms": [{"kind": "log1p"}]} for n in range(self.dense)],
@@ -76,67 +76,67 @@ class SyntheticSpec(Strict):
 
 
 def write_files(spec: SyntheticSpec, folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Writes all files, one after the other, and gives each path when it is whole."""
+    """Writes all files; yields each path when it is complete."""
     for number in range(spec.files):
         yield write_file(spec, folder, number)
 
 
 def write_file(spec: SyntheticSpec, folder: str | os.PathLike[str], number: int) -> Path:
-    """Writes one of the files, a chunk of rows at a time.
+    """Writes one of the files, in chunks of rows.
 
     Returns:
-        its path, `part-00000.parquet` and so on; it appears under this name only when it is whole.
+        its path, `part-00000.parquet` and so on; the file gets this name when it is complete.
     """
     path = Path(folder) / f"part-{number:05d}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"_{path.name}.part")
+    partial = path.with_name(f"_{path.name}.part")
     writer: pq.ParquetWriter | None = None
-    rest: pa.Table | None = None
+    pending: pa.Table | None = None
     for table, _ in _chunks(spec, number):
-        writer = writer or pq.ParquetWriter(part, table.schema)
-        rest = table if rest is None else pa.concat_tables([rest, table])
-        whole = len(rest) // spec.row_group_rows * spec.row_group_rows
-        if whole:
-            writer.write_table(rest.slice(0, whole), row_group_size=spec.row_group_rows)
-            rest = rest.slice(whole)
-    assert writer is not None and rest is not None
-    if len(rest):
-        writer.write_table(rest)
+        writer = writer or pq.ParquetWriter(partial, table.schema)
+        pending = table if pending is None else pa.concat_tables([pending, table])
+        complete_rows = len(pending) // spec.row_group_rows * spec.row_group_rows
+        if complete_rows:
+            writer.write_table(pending.slice(0, complete_rows), row_group_size=spec.row_group_rows)
+            pending = pending.slice(complete_rows)
+    assert writer is not None and pending is not None
+    if len(pending):
+        writer.write_table(pending)
     writer.close()
-    part.rename(path)
+    partial.rename(path)
     return path
 
 
 def best_auc(spec: SyntheticSpec, number: int) -> float | None:
-    """AUC of the very probabilities that the labels of one of the files were drawn with; None where all are alike.
+    """AUC of the probabilities from which the labels of a file were drawn: the upper bound for any model.
 
-    What a model could reach that knew the planted effect of every number and id.
+    None if all labels are equal.
     """
     chunks = [(table.column("label").to_numpy(), probability) for table, probability in _chunks(spec, number)]
-    label, probability = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    label, probability = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
     positives = int(label.sum())
     if positives in (0, len(label)):
         return None
     ranks = np.empty(len(label))
-    ranks[np.argsort(probability)] = np.arange(1, len(label) + 1)  # probabilities are of a continuous law: no ties
+    ranks[np.argsort(probability)] = np.arange(1, len(label) + 1)  # no ties: the distribution is continuous
     pairs = positives * (len(label) - positives)
     return float((ranks[label == 1].sum() - positives * (positives + 1) / 2) / pairs)
 
 
 def _chunks(spec: SyntheticSpec, number: int) -> Iterator[tuple[pa.Table, F64]]:
-    first, last = (spec.rows * n // spec.files for n in (number, number + 1))
+    first_row, last_row = (spec.rows * n // spec.files for n in (number, number + 1))
     rng = np.random.default_rng([spec.seed, number])
-    for start in range(first, max(last, first + 1), _CHUNK_ROWS):
-        yield _draw(spec, min(_CHUNK_ROWS, last - start), rng)
+    for start in range(first_row, max(last_row, first_row + 1), _CHUNK_ROWS):
+        yield _draw(spec, min(_CHUNK_ROWS, last_row - start), rng)
 
 
 def make_table(spec: SyntheticSpec, rows: int, rng: np.random.Generator) -> pa.Table:
-    """Rows in memory: `label`, `dense_0` …, `id_0` …, `ids_0` …."""
+    """A table in memory with columns `label`, `dense_0` …, `id_0` …, `ids_0` …."""
     return _draw(spec, rows, rng)[0]
 
 
 def _draw(spec: SyntheticSpec, rows: int, rng: np.random.Generator) -> tuple[pa.Table, F64]:
-    """Rows, and the probability of label 1 of each."""
+    """Rows, and the probability of label 1 for each."""
     columns: dict[str, pa.Array] = {}
     logits = np.zeros(rows)
     for n in range(spec.dense):
@@ -164,11 +164,11 @@ def _draw(spec: SyntheticSpec, rows: int, rng: np.random.Generator) -> tuple[pa.
 
 
 def _power_law(size: int, count: int, rng: np.random.Generator) -> I64:
-    """Ids in `[0, size)`, id k about as often as 1 / (k + 1)."""
+    """Ids in `[0, size)`; the frequency of id k is proportional to 1 / (k + 1)."""
     return np.minimum(np.power(float(size + 1), rng.random(count)) - 1, size - 1).astype(np.int64)
 
 
 def _effect(ids: I64, spec: SyntheticSpec, feature: int) -> F64:
-    """What each id adds to the logit: uniform in ±√3, a fixed function of seed, feature and id."""
+    """The effect of each id on the logit: uniform in ±√3, a function of seed, feature and id."""
     unit = mix64_array(ids, seed_of(spec.seed, feature)) / float(1 << 64)
     return (unit - 0.5) * 2 * 3**0.5

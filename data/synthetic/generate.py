@@ -23,10 +23,10 @@ def main(argv: list[str] | None = None) -> int:
     for name, field in SyntheticSpec.model_fields.items():
         kind = float if isinstance(field.default, float) else int
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=field.default, help=" ")
-    parser.add_argument("--eval-files", type=int, default=1, help="how many of the files are for evaluation")
-    parser.add_argument("--out", type=Path, default=Path("data/synthetic/parquet"), help="folder to write to")
+    parser.add_argument("--eval-files", type=int, default=1, help="number of evaluation files")
+    parser.add_argument("--out", type=Path, default=Path("data/synthetic/parquet"), help="output folder")
     parser.add_argument("--schema", action="store_true", help="print schema and table sizes as YAML, write nothing")
-    parser.add_argument("--ray", action="store_true", help="write the files side by side, one Ray task each")
+    parser.add_argument("--ray", action="store_true", help="write the files in parallel, one Ray task each")
     args = parser.parse_args(argv)
     try:
         spec = SyntheticSpec(**{name: getattr(args, name) for name in SyntheticSpec.model_fields})
@@ -41,10 +41,10 @@ def main(argv: list[str] | None = None) -> int:
     folders = {n: (args.out / ("train" if n < train else "eval")).absolute() for n in range(spec.files)}
     for _ in one_by_one(partial(_write, spec, folders), range(spec.files), on_ray=args.ray):
         pass
-    print(f"{spec.rows:,} rows in {train} files to train on and {args.eval_files} for evaluation, in {args.out}")
+    print(f"{spec.rows:,} rows in {train} training files and {args.eval_files} evaluation files in {args.out}")
     best = [auc for n in range(train, spec.files) if (auc := best_auc(spec, n)) is not None]
     if best:
-        print(f"AUC of the planted signal itself on the evaluation files: {sum(best) / len(best):.4f}")
+        print(f"AUC of the planted signal on the evaluation files: {sum(best) / len(best):.4f}")
     return 0
 
 

@@ -183,7 +183,7 @@ Numbers map_dense(const DenseFeature& feature, const Table& table, std::vector<P
     const bool absent = feature.width > 1 && (nothing || column.null_row(row));
     if (feature.width > 1 && !(absent && feature.fill) && (absent || column.length(row) != feature.width)) {
       length.push_back({at_row, feature.column, what + " must be a list of " + std::to_string(feature.width) + " numbers",
-                        "make all lists of one length, or correct the feature's width",
+                        "write lists of equal length, or correct the feature's width",
                         "a list of " + std::to_string(absent ? 0 : column.length(row))});
       made.values.resize(made.values.size() + feature.width);
       continue;
@@ -203,7 +203,7 @@ Numbers map_dense(const DenseFeature& feature, const Table& table, std::vector<P
     }
     if (!finite)
       infinite.push_back({at_row, feature.column, what + " is not a finite float32",
-                          "clean the column; a null can be given a `default`, a range can be cut with a `clip` among transforms", shown});
+                          "clean the column; set a `default` for nulls, or limit the range by a `clip` transform", shown});
   }
   for (auto* found : {&length, &null, &infinite}) problems.insert(problems.end(), found->begin(), found->end());
   return made;
@@ -249,12 +249,14 @@ void check_sparse(const SparseFeature& feature, const Column& column, const Leaf
   if (!text && !is_integer(leaf.type)) wrong_type(what, "an integer or a string", column, feature.column);
   if (text && feature.law == SparseFeature::Law::Identity) wrong_type(what, "an integer", column, feature.column);
   if (!feature.id_type.empty() && text != (feature.id_type == "text"))
-    wrong_type(what + ", whose ids are " + (text ? "integers" : "texts") + " by the schema's id_type,", text ? "an integer" : "a string", column,
-               feature.column, "give ids of the type that the model was trained with; as the other type they are other ids");
+    throw RequestError(Problem{-1, feature.column,
+                          what + " was trained on " + (text ? "integer" : "string") + " ids (id_type: " + feature.id_type + "); the column's type is " + column.type(),
+                          std::string("cast the column to ") + (text ? "int64" : "string"), {}});
   if (feature.vocabulary && feature.vocabulary->text() != text)
-    wrong_type(what + ", whose vocabulary holds " + (text ? "integers" : "strings") + ",", "one of them", column, feature.column);
+    wrong_type(what + " has a vocabulary of " + (text ? "integers" : "strings") + "; it", text ? "an integer" : "a string", column, feature.column,
+               "use a vocabulary of the column's type, or cast the column");
   if (feature.fill.index() && (feature.fill.index() == 2) != text)
-    throw RequestError(Problem{-1, feature.column, what + ": its default must be " + (text ? "a string" : "an integer") + ", as the column's ids are", "give a default of the column's type", {}});
+    throw RequestError(Problem{-1, feature.column, what + ": its default must be " + (text ? "a string" : "an integer") + ", like the column's ids", "set a default of the column's type", {}});
 }
 
 // Weights from a second column, whose lists must be as long as those of the ids.
@@ -268,8 +270,8 @@ std::vector<float> weights_beside(const SparseFeature& feature, const Table& tab
   for (size_t row = 0; row < table.rows; ++row) {
     const size_t wanted = ids.list ? ids.length(row) : 0, found = column.list ? column.length(row) : 0;
     if (wanted != found) {
-      problems.push_back({static_cast<int64_t>(row), feature.weight_column, what + " has not as many weights as ids",
-                          "write both lists with equal lengths", std::to_string(found) + " weights, " + std::to_string(wanted) + " ids"});
+      problems.push_back({static_cast<int64_t>(row), feature.weight_column, what + ": weights and ids have different lengths",
+                          "write lists of equal lengths", std::to_string(found) + " weights, " + std::to_string(wanted) + " ids"});
       made.resize(made.size() + wanted, 1.0f);
       continue;
     }
@@ -278,7 +280,7 @@ std::vector<float> weights_beside(const SparseFeature& feature, const Table& tab
       made.push_back(weight_of(column.leaf, column.first(row) + i, finite));
       if (!finite)
         infinite.push_back({static_cast<int64_t>(row), feature.weight_column, what + " has a weight that is not a finite float32",
-                            "write a finite number for every weight", column.leaf.shown(column.first(row) + i)});
+                            "write finite weights", column.leaf.shown(column.first(row) + i)});
     }
   }
   problems.insert(problems.end(), infinite.begin(), infinite.end());
@@ -294,7 +296,7 @@ std::vector<float> weights_of_pairs(const SparseFeature& feature, const Column& 
       made.push_back(null ? 1.0f : weight_of(*column.weights, at, finite));
       if (!finite)
         problems.push_back({static_cast<int64_t>(row), feature.column, "feature '" + feature.name + "' has a weight that is not a finite float32",
-                            "write a finite number for every weight", column.weights->shown(at)});
+                            "write finite weights", column.weights->shown(at)});
     }
   return made;
 }
@@ -349,7 +351,7 @@ Bags map_sparse(const SparseFeature& feature, const Table& table, std::vector<Pr
           const bool known = feature.vocabulary == nullptr;
           outside.push_back({at_row, feature.column,
                              what + ": " + (known ? "the id is outside its table's rows [0, " + std::to_string(feature.rows) + ")" : "the id is not in its vocabulary"),
-                             known ? "raise the rows of '" + feature.name + "'s table above the largest id, or set mapping: {kind: hash}"
+                             known ? "raise the rows of the table of '" + feature.name + "' above the largest id, or set mapping: {kind: hash}"
                                    : "build the vocabulary from this data, or set oov_rows to at least 1",
                              leaf.shown(at)});
           id = 0;
@@ -367,12 +369,12 @@ size_t length_in(const Table& table, const std::string& column, size_t row) { re
 
 void check_lengths(const Sequence& sequence, const std::vector<SparseFeature>& sparse, const std::vector<Bags>& bags, const Table& table,
                    std::vector<Problem>& problems) {
-  const std::string first = sparse[sequence.ids[0]].column, problem = "sequence '" + sequence.name + "': the lists have unequal lengths";
+  const std::string first = sparse[sequence.ids[0]].column, problem = "sequence '" + sequence.name + "': the lists have different lengths";
   auto compare = [&](const std::string& column, auto found, auto wanted, const std::string& of) {
     for (size_t row = 0; row < table.rows; ++row)
       if (found(row) != wanted(row))
         problems.push_back({static_cast<int64_t>(row), column, problem,
-                            "write a value for each position in every list of the sequence, and fill null ids (`default`) rather than leave them out",
+                            "give every list of the sequence a value at each position; replace null ids by a `default` instead of dropping them",
                             std::to_string(found(row)) + " in " + column + ", " + std::to_string(wanted(row)) + " in " + of});
   };
   auto wanted = [&](size_t row) { return length_in(table, first, row); };
@@ -403,7 +405,7 @@ void check_values(const Sequence& sequence, const Table& table, std::vector<Prob
         if (column.leaf.null(at))
           null.push_back({at_row, one.column, "sequence '" + sequence.name + "' holds a null", "fill the nulls, or leave the event out of every list of the sequence", {}});
         else if (!one.time && !std::isfinite(static_cast<float>(column.leaf.number(at))))
-          problems.push_back({at_row, one.column, "list '" + one.name + "' holds a number that is not a finite float32", "write a finite number for every position", column.leaf.shown(at)});
+          problems.push_back({at_row, one.column, "list '" + one.name + "' contains a number that is not a finite float32", "write finite numbers", column.leaf.shown(at)});
       }
     problems.insert(problems.end(), null.begin(), null.end());
   }
@@ -434,7 +436,7 @@ void as_trained(Column& column, const std::string& name, const std::string& plai
   if (inner == "number" && leaf.type == Type::Int) {
     for (int64_t value : leaf.whole) {
       if (value > int64_t{1} << 53 || value < -(int64_t{1} << 53))
-        throw RequestError(Problem{-1, name, "the values cannot be read as number: integer " + std::to_string(value) + " has more digits than a double", "give values as in training", {}});
+        throw RequestError(Problem{-1, name, "cannot convert the values to number: integer " + std::to_string(value) + " has more digits than a double", "use values as in training", {}});
       leaf.real.push_back(static_cast<double>(value));
     }
     leaf.whole.clear(), leaf.type = Type::Double;

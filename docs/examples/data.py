@@ -1,6 +1,7 @@
 """From Parquet files to batches, every row once an epoch, on any number of ranks."""
 
 import tempfile
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 from rayrec.data import (
     BadRows,
     BatchStream,
+    Condition,
     Cursor,
     DataError,
     DataSet,
@@ -15,6 +17,7 @@ from rayrec.data import (
     Hash,
     Identity,
     Label,
+    Layout,
     Manifest,
     ReadOptions,
     SampleWeight,
@@ -22,10 +25,16 @@ from rayrec.data import (
     SparseFeature,
     Standardize,
     WeightedDataSet,
+    check,
+    convert,
+    count_column,
     data_sets,
     empty_batch,
+    inspect,
+    load_vocabulary,
     manifest_of,
     to_batch,
+    write_index,
 )
 
 schema = Schema(
@@ -61,3 +70,14 @@ with tempfile.TemporaryDirectory() as folder:
     assert seen == 16
     mix = [WeightedDataSet(path=folder, weight=3), WeightedDataSet(path=folder, weight=1)]
     assert len(data_sets(mix)) == 2
+    assert check(manifest, schema, rows_of).bad_rows == 0
+    assert Condition.parse(["age", ">", 40.0]).holds(table["age"]).sum() == 8
+
+# Before training: convert files, index their footers, count a vocabulary, propose a schema.
+with tempfile.TemporaryDirectory() as folder:
+    Path(folder, "log.csv").write_text("user,clicked\n" + "ann,1\nbob,0\n" * 8)
+    (converted,) = convert(f"{folder}/log.csv", f"{folder}/rows", layout=Layout(row_group_rows=4))
+    assert converted.rows == 16 and write_index([f"{folder}/rows"]).row_groups == 4
+    count_column(f"{folder}/rows", "user", Path(folder, "users.parquet"))
+    assert load_vocabulary(f"{folder}/users.parquet").find(pa.array(["bob", "eve"])).tolist() == [1, -1]
+    assert inspect(f"{folder}/rows").proposal()["schema"]["label"] == {"column": "clicked"}

@@ -41,12 +41,12 @@ from rayrec._runtime.ray_internals import LOCAL_SYSTEM
 from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.mapping.collate import collate
 from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.problems import InMemory, Problems
 from rayrec.data.mapping.rows import Rows
 from rayrec.data.order.epoch import row_order
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
 from rayrec.data.source.slices import read_slices
-from rayrec.data.stream.reading import pieces_of
+from rayrec.data.stream.reading import window_shares
 from rayrec.models.batch import Batch
 from rayrec.storage.retries import Patience
 
@@ -174,7 +174,7 @@ def mapping_alone(files: list[str], schema: Schema, rows_of: dict[str, int]) -> 
         mapping_s = 0.0
         for part in parts:
             before = time.thread_time()
-            rows = map_rows(part, schema, rows_of, Problems(Unplaced()))
+            rows = map_rows(part, schema, rows_of, Problems(InMemory()))
             mapping_s += time.thread_time() - before
             for start in range(0, len(rows), BATCH_ROWS):
                 collate([(rows, start, min(start + BATCH_ROWS, len(rows)))], schema)
@@ -196,10 +196,10 @@ def stages(manifest: Manifest, schema: Schema, rows_of: dict[str, int]) -> dict[
 
     planner = EpochPlanner(manifest)
     part = planner.open(Cursor.start(0), Ordering(seed=0, shuffle=False), 0, 1)
-    for piece in islice(pieces_of(planner, part), 8):
+    for piece in islice(window_shares(planner, part), 8):
         read = partial(read_slices, piece.slices, manifest.columns, Patience(0))
         table, _ = clock("read and decode Parquet", read, piece.rows)
-        mapping = partial(map_rows, table, schema, rows_of, Problems(Unplaced()))
+        mapping = partial(map_rows, table, schema, rows_of, Problems(InMemory()))
         rows = clock("map and hash", mapping, piece.rows)
         order = clock("draw an order", partial(row_order, piece.window, piece.rows, seed=0, epoch=0), piece.rows)
         clock("map and hash, put in order", partial(mapping, order), piece.rows)

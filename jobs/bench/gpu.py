@@ -10,6 +10,7 @@ own. Use `--device cpu` to check that the program runs. It prints a Markdown tab
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import statistics
 import tempfile
@@ -47,14 +48,13 @@ def main() -> None:
         options.device == "cpu" or torch.cuda.is_available(), "no GPU found; --device cpu checks that the program runs"
     )
     name = torch.cuda.get_device_name(0) if options.device == "cuda" else "CPU"
+    print(f"{name}, {options.tables} tables × {options.dim}; {machine()}\n")
+    print("| measured | value |\n|---|---|", flush=True)
     rows: list[Row] = []
     for world in options.ranks:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(run, (world, folder, options), nprocs=world)
             rows += torch.load(f"{folder}/rows.pt")
-    print(f"{name}, {options.tables} tables × {options.dim}; {machine()}\n\n| measured | value |\n|---|---|")
-    for label, value in rows:
-        print(f"| {label} | {value} |")
     print_json(options, {"device": name, "rows": rows})
 
 
@@ -68,10 +68,17 @@ def run(rank: int, world: int, folder: str, options: argparse.Namespace) -> None
     backend = "gloo" if shared else "nccl"
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
     rows: list[Row] = []
-    if world == 1:
-        rows += bandwidth(device, options)
-    for kind in KINDS:
-        rows += steps(kind, device, options)
+    measurements = [partial(bandwidth, device, options)] if world == 1 else []
+    measurements += [partial(steps, kind, device, options) for kind in KINDS]
+    for measure in measurements:
+        measured = measure()
+        # Models hold cycles; without this the tables of one sharding type are still allocated beside the next one's.
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        rows += measured
+        for label, value in measured if rank == 0 else ():
+            print(f"| {label} | {value} |", flush=True)
     if rank == 0:
         torch.save(rows, f"{folder}/rows.pt")
     dist.barrier()

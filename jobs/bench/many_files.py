@@ -42,12 +42,12 @@ import yaml
 from harness import arguments, machine, print_json
 
 from rayrec.data import Cursor, FooterIndex, FooterReading, Manifest, Schema
-from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankPart
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare
 from rayrec.data.source.file_table import COLUMNS, FileTable
 from rayrec.data.source.footer_index import index_file
 from rayrec.data.source.footers import write_index
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
-from rayrec.data.stream.reading import pieces_of
+from rayrec.data.stream.reading import window_shares
 from rayrec.data.stream.shared_manifest import SharedManifest, shared
 
 SCHEMA = Schema.model_validate(
@@ -95,9 +95,9 @@ def grown(manifest: SharedManifest, rank: int, world_size: int) -> dict[str, int
     part = manifest.open(Cursor.start(0), Ordering(seed=0), rank, world_size)
     pieces = rows = sent = 0
     while rows < part.rows:
-        found = manifest.pieces(part, rows)
+        found = manifest.next_blocks(part, rows)
         rows, pieces, sent = rows + found.rows, pieces + len(found.group), sent + len(pickle.dumps(found))
-    assert sum(piece.rows for piece in pieces_of(manifest, part)) == part.rows
+    assert sum(piece.rows for piece in window_shares(manifest, part)) == part.rows
     return {"bytes": _peak_bytes() - begin, "pieces": pieces, "rows": rows, "sent": sent}
 
 
@@ -115,7 +115,7 @@ def plan(folder: str, ranks: int, cpus: int) -> dict[str, Any]:
     with shared(manifest, sent_whole=0) as (held,):
         parts = [held.open(Cursor.start(0), Ordering(seed=0), rank, ranks) for rank in range(ranks)]
         for part in parts:
-            held.pieces(part, 0)
+            held.next_blocks(part, 0)
         plan_s = time.perf_counter() - begin
         assert sum(part.rows for part in parts) == manifest.rows
         worker: Any = ray.remote(num_cpus=1)(grown)
@@ -217,12 +217,12 @@ def restart(ranks: int, files: int = 1_000_000) -> dict[str, float]:
     manifest = Manifest(table, Windows.of(table, WINDOW_ROWS, WINDOW_BYTES), (("label", pa.int64()),))
     fewer, order = ranks - ranks // 10, Ordering(seed=0)
 
-    def deal(cursor: Cursor, world: int) -> tuple[float, list[RankPart]]:
+    def deal(cursor: Cursor, world: int) -> tuple[float, list[RankShare]]:
         begin = time.perf_counter()
         planner = EpochPlanner(manifest)
         parts = [planner.open(cursor, order, rank, world) for rank in range(world)]
         for part in parts:
-            planner.pieces(part, 0)
+            planner.next_blocks(part, 0)
         return time.perf_counter() - begin, parts
 
     first_s, parts = deal(Cursor.start(0), ranks)

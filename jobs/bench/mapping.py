@@ -21,7 +21,7 @@ from harness import arguments, machine, print_json
 from rayrec.data import Schema
 from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.problems import Problems, Unplaced
+from rayrec.data.mapping.problems import InMemory, Problems
 
 GOAL = 2.0  # million values per second and core
 WORDS = ["red", "blue", "shoes", "mens", "winter", "running", "leather", "sale", "new", "classic", "kids", "sport"]
@@ -101,11 +101,11 @@ def derived_speeds(rows: int, repeats: int) -> dict[str, float]:
     for name, kind in KINDS.items():
         spec = {"name": "made", **kind}
         schema = Schema.model_validate({"sparse": [{"name": "x", "column": "made"}], "derived": [spec]})
-        made = derive(schema.derived, arrays, Problems(Unplaced()))["made"]
+        made = derive(schema.derived, arrays, Problems(InMemory()))["made"]
         inputs = [arrays[column] for column in schema.derived[0].inputs]
         read = max(len(getattr(array, "values", array)) for array in inputs)
         values = max(read, len(made.flatten()) if pa.types.is_large_list(made.type) else rows)
-        taken = seconds(lambda schema=schema: derive(schema.derived, arrays, Problems(Unplaced())), repeats)
+        taken = seconds(lambda schema=schema: derive(schema.derived, arrays, Problems(InMemory())), repeats)
         found[name] = values / taken / 1e6
     return found
 
@@ -135,7 +135,7 @@ def schema_times(rows: int, repeats: int) -> dict[str, float]:
         schema, table = Schema.model_validate(raw), pa.table(data | {"label": draw.integers(0, 2, rows)})
         sizes = {feature.name: 1 << 20 for feature in schema.sparse}
         each = seconds(
-            lambda table=table, schema=schema, sizes=sizes: map_rows(table, schema, sizes, Problems(Unplaced())),
+            lambda table=table, schema=schema, sizes=sizes: map_rows(table, schema, sizes, Problems(InMemory())),
             repeats,
         )
         found[name] = each / rows * 1e9

@@ -79,7 +79,7 @@ def look_up(path: Path, ids: int, text: bool) -> dict[str, float]:
             if not np.array_equal(found, wanted):
                 raise ValueError("a place is wrong")
         rates[f"{name}_per_s"] = _ASKED / statistics.median(took)
-    return {"build_s": build_s, "bytes": lookup.hashes.nbytes + lookup.places.nbytes, "peak_rss_bytes": peak} | rates
+    return {"build_s": build_s, "bytes": lookup.hashes.nbytes + lookup.positions.nbytes, "peak_rss_bytes": peak} | rates
 
 
 def measure(folder: Path, ids: int, text_ids: int, files: int) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from rayrec.checkpoint import table_state
 from rayrec.checkpoint.manifest import Manifest
 from rayrec.checkpoint.rectangles import Rectangles
-from rayrec.distributed import DistributedModelParallel
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.kernel.interface import Kernel, updating
+from rayrec.distributed.model_parallel import DistributedModelParallel
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 RNG = "rng"

@@ -168,7 +168,7 @@ def sequence(
     moments = [None if text is None else int(text) if text.isdigit() else text for text in (test_from, validation_from)]
     divide = by_position if split == "position" else None if moments[0] is None else by_time(moments[0], moments[1])
     log = Log(user=user, time=time, columns=tuple(columns))
-    for folder, count in make_sequences(paths, out, log, rows=rows, length=length, divide=divide).items():
+    for folder, count in make_sequences(paths, out, log, rows=rows, length=length, split=divide).items():
         typer.echo(f"{count:,} rows in {folder}")
 
 

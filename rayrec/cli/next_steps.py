@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from rayrec.train import TrainConfig
+    from rayrec.train.config.train_config import TrainConfig
 
 
 def next_is(*words: str) -> None:

@@ -30,7 +30,7 @@ def show_columns(inspection: Inspection, *, to_stderr: bool) -> None:
 
     console = Console(stderr=to_stderr, soft_wrap=True)
     files = f"{inspection.files:,} file{'' if inspection.files == 1 else 's'}"
-    title = f"{inspection.rows:,} rows in {files}, {inspection.looked_at:,} looked at"
+    title = f"{inspection.rows:,} rows in {files}, {inspection.inspected_rows:,} inspected"
     columns = table("column", "type", "role", "nulls>", "ids>", "range", title=title)
     for c in inspection.columns:
         ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""

@@ -1,6 +1,6 @@
-"""Parquet to batches: every row exactly once an epoch, in a seeded order, resumable on any number of ranks.
+"""From Parquet to batches: every row exactly once per epoch, in a seeded order, resumable on any number of ranks.
 
-The names here are loaded when first used: a process that only maps rows, or only reads them, starts without the rest.
+Names are imported on first use, so that a process that only maps rows, or only reads them, does not load the rest.
 """
 
 from __future__ import annotations
@@ -12,25 +12,33 @@ from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 
 if TYPE_CHECKING:
     from rayrec.data.config import BadRows, ReadOptions, Shuffle
+    from rayrec.data.formats.convert import convert
+    from rayrec.data.formats.parquet_writer import Layout
     from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.mapping import Mapping, to_batch
     from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
+    from rayrec.data.mapping.vocabulary import load_vocabulary
     from rayrec.data.order.cursor import Cursor
     from rayrec.data.order.mix import Mix, manifest_of
     from rayrec.data.source.dataset import DataSet, TrainingData, WeightedDataSet, data_sets
+    from rayrec.data.source.filters import Condition
     from rayrec.data.source.footer_index import FooterIndex
-    from rayrec.data.source.footers import FooterReading
+    from rayrec.data.source.footers import FooterReading, write_index
     from rayrec.data.source.manifest import Manifest
     from rayrec.data.stream.batch_stream import BatchStream
     from rayrec.data.stream.mixed_stream import MixedStream
+    from rayrec.data.tools.check import check
+    from rayrec.data.tools.init.inspect import inspect
+    from rayrec.data.tools.vocabulary import count_column
 
 __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "BadRows",
     "BatchStream",
+    "Condition",
     "Cursor",
     "DataError",
     "DataSet",
@@ -42,6 +50,7 @@ __all__ = [
     "Hash",
     "Identity",
     "Label",
+    "Layout",
     "Manifest",
     "Mapping",
     "Mix",
@@ -56,8 +65,14 @@ __all__ = [
     "TrainingData",
     "Vocabulary",
     "WeightedDataSet",
+    "check",
+    "convert",
+    "count_column",
     "data_sets",
     "empty_batch",
+    "inspect",
+    "load_vocabulary",
     "manifest_of",
     "to_batch",
+    "write_index",
 ]

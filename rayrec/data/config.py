@@ -1,22 +1,23 @@
-"""How data is read, as opposed to what it means: the `data.read` part of a train config."""
+"""The section `data` of a train config."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rayrec.data.strict import Strict
+from rayrec.data.source.dataset import DataSet, TrainingData
+from rayrec.data.strict import Section, Strict
 
 
 class BadRows(Strict):
-    """What happens to a row that cannot be used, and to the rows of a file that cannot be read.
+    """Handling of invalid rows, and of all rows of an unreadable file.
 
     Args:
-        policy: "error" ends the run with the first one, "skip" goes on without them.
-        limit: a rank that skipped more rows than this in one epoch ends the run.
-        samples: how many of a rank's skipped rows are described, for each epoch; 0 describes none.
-        redact: leave the values of bad rows out of errors, samples, logs and reports.
+        policy: "error" ends the run at the first bad row; "skip" leaves bad rows out.
+        limit: Bad rows that a rank may skip in an epoch; one more ends the run.
+        samples: Skipped rows that are described, per rank and epoch.
+        redact: Keep the values of bad rows out of errors, samples, logs and reports.
     """
 
     policy: Literal["error", "skip"] = "error"
@@ -26,17 +27,17 @@ class BadRows(Strict):
 
     @property
     def described(self) -> int:
-        """How many bad rows need a description: the one that ends the run does in any case."""
+        """Bad rows to describe; at least the one that ends the run."""
         return max(1, self.samples) if self.policy == "error" else self.samples
 
 
 class Shuffle(Strict):
-    """How strongly the rows of an epoch are mixed: their order is drawn anew for each.
+    """Shuffling of the rows; each epoch has another random order.
 
     Args:
-        windows: that many windows, from anywhere in the data, are in memory at a time, and every batch has its share of
-            the rows of each; of an epoch's first windows fewer come mixed, so that rows come soon.
-        rows: of a window, about: row groups are joined to so many, and cut where they have twice as many or more.
+        windows: Windows shuffled together (size of the shuffle buffer). The first windows of an epoch are shuffled in
+            smaller groups, for a fast start.
+        rows: Approximate rows of a window. Small row groups are joined; those of twice the size or more are cut.
     """
 
     windows: int = Field(default=1, ge=1)
@@ -44,23 +45,23 @@ class Shuffle(Strict):
 
 
 class ReadOptions(Strict):
-    """How a rank reads its part of the data.
+    """How a rank reads its data.
 
     Args:
-        reader: "ray" reads through Ray Data, "local" in a thread of this process; "auto" takes Ray where it runs and
-            can be faster: for files that are not on a disk, and where the node has three cores or more for each rank on
-            it; the first window of a stream is read in a thread while Ray Data starts. With a `label_selector`, Ray.
-        cpus_per_read: CPUs that a Ray read task reserves; leave that much free beside the workers. 0: none.
-        concurrent_reads: read tasks in flight per rank.
-        prefetch_batches: batches made ahead of the one that is trained on.
-        label_selector: labels of the nodes that reads run on, as `{"ray.io/node-group": "cpu"}`; without, each rank's
-            run on its own node while that has CPUs to spare.
-        retries: how often a read that failed while its storage answers is tried again, after waits that double.
-        patience_s: how long storage that does not answer is waited for before the attempt ends (`trainer.max_failures`
-            says how many there are); its rows do not count as bad ones.
-        bad_rows: what happens to rows that cannot be used.
-        stall_timeout_s: when nothing has been read for so long, the run ends with an error instead of waiting forever;
-            rows that filters leave out count as read.
+        reader: "ray" reads through Ray Data, "local" in a thread of the worker. "auto" uses Ray if it is running and
+            likely faster: for remote files, and for local files on nodes with at least three cores per rank. It reads
+            the first window in a thread while Ray Data starts. A `label_selector` implies Ray.
+        cpus_per_read: CPUs that each Ray read task reserves. Leave that many free on the workers' nodes.
+        concurrent_reads: Read tasks in flight per rank.
+        prefetch_batches: Batches prepared ahead of training.
+        label_selector: Labels of the nodes for read tasks, e.g. `{"ray.io/node-group": "cpu"}`. Default: the rank's own
+            node while it has free CPUs.
+        retries: Retries of a failed read, with doubling waits, while the storage responds.
+        patience_s: Seconds to wait for storage that does not respond before the attempt ends (see
+            `trainer.max_failures`). Its rows do not count as bad rows.
+        bad_rows: Handling of invalid rows.
+        stall_timeout_s: Seconds without any row read after which the run ends with an error. Filtered rows count as
+            read.
     """
 
     reader: Literal["auto", "ray", "local"] = "auto"
@@ -75,5 +76,45 @@ class ReadOptions(Strict):
 
     @property
     def longest_wait_s(self) -> float:
-        """How long to wait for rows: a reader may be waiting for its storage."""
+        """Longest wait for a batch: a reader may itself be waiting for storage."""
         return self.stall_timeout_s + self.patience_s
+
+
+class DataConfig(Section):
+    """Training and evaluation data."""
+
+    train: TrainingData
+    """Training rows: a path (Parquet file, folder or glob), a list of paths, or a section. A list of sections is a mix
+    of data sets by weight."""
+    eval: DataSet | None = None
+    """Evaluation rows: a path, a list of paths, or a section; `null`: no evaluation."""
+    eval_sets: dict[str, DataSet] = Field(default={})
+    """Further evaluation sets by name, e.g. the rows of one country: a section with `path` and `filters`."""
+    test: DataSet | None = None
+    """Rows for one evaluation of the trained model at the end; they do not influence training."""
+    negative_rate: float = Field(default=1.0, gt=0, le=1)
+    """Fraction of the training rows with label 0 that is read, drawn again each epoch. Evaluations correct predictions
+    for it."""
+    shuffle: Shuffle | Literal["none"] = Shuffle()
+    """Shuffling of the training rows. `none`: global batches are consecutive rows in file order (by file name, then by
+    row), for logs in order of time."""
+    progressive: str | None = None
+    """Partition column of `data.train`, e.g. `day` of `day=2024-01-02`. Each epoch trains on one value, in order, and
+    is evaluated on the next one. `trainer.epochs` is the number of values minus one. A relaunch continues with the
+    smallest value after the last one trained on."""
+    read: ReadOptions = Field(default=ReadOptions(), description="Options for reading the files.")
+
+    @model_validator(mode="after")
+    def _eval_sets_need_eval(self) -> Self:
+        if self.eval_sets and self.eval is None:
+            raise ValueError("eval_sets needs eval: set it to the main evaluation rows, by which runs are compared")
+        return self
+
+    @model_validator(mode="after")
+    def _one_progressive_set(self) -> Self:
+        if self.progressive is not None and (self.eval is not None or not isinstance(self.train, DataSet)):
+            raise ValueError(
+                "progressive needs one data set in train and none in eval: the model is evaluated on each period "
+                "before it trains on it"
+            )
+        return self

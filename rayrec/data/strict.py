@@ -1,4 +1,4 @@
-"""The base of all config models of the data path."""
+"""Base classes of config models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Strict(BaseModel):
-    """Base of all config models here: frozen, unknown fields refused, no silent conversion."""
+    """A frozen pydantic model that refuses unknown fields and does not convert types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+
+class Section(Strict):
+    """A section of the train config. A text below a field is its description; infinite numbers are refused."""
+
+    model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)

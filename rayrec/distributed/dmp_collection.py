@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed.comm import broadcast_object
+from rayrec.distributed.comm.objects import broadcast_object
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan

@@ -15,10 +15,11 @@ from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.data_parallel import data_parallel
-from rayrec.distributed.kernel import Kernel
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from rayrec.distributed.planner.machine.topology import Topology
+from rayrec.distributed.planner.planner import EmbeddingShardingPlanner
 from rayrec.optim import CombinedOptimizer, in_backward_optimizer_filter
 
 

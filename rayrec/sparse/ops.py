@@ -36,6 +36,8 @@ def permute_segments(
     Returns:
         lengths `[F', B]`, values, weights.
     """
+    if not order.numel():  # fbgemm's permute ops return their whole input for an empty order
+        return lengths_FB[:0], values[:0], None if weights is None else weights[:0]
     if weights is not None and weights.requires_grad and torch.is_grad_enabled():
         lengths, moved, _ = permute_segments(order, lengths_FB, values, None, num_values)
         positions = torch.arange(values.shape[0], device=values.device)
@@ -77,6 +79,8 @@ def permute_chunks(
     Raises:
         ValueError: `data` has 2³¹ elements or more.
     """
+    if not order.numel():  # see permute_segments
+        return data[:0]
     needs_grad = data.requires_grad and torch.is_grad_enabled()
     if data.numel() > MAX_ELEMENTS:
         raise ValueError(f"{data.numel()} ids are more than one exchange takes; use smaller batches")

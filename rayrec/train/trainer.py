@@ -241,7 +241,7 @@ class Trainer:
         position = START if latest is None else Position.from_dict(latest.extra["position"])
         position = position.among(periods)
         assert position.cursor.only is not None, "it is among periods"
-        epochs = position.epoch + 1 + len(periods.left(position.cursor.only[1]))
+        epochs = position.epoch + 1 + len(periods.remaining(position.cursor.only[1]))
         trainer = self.config.trainer.model_copy(update={"epochs": epochs})
         self.config = self.config.model_copy(update={"trainer": trainer})
         self._periods, self._progress = periods, periods.report(position.cursor.only, position.trained)

@@ -148,7 +148,7 @@ def test_a_place_that_cannot_be_written_is_named(
         (["data", "fit", str(config), "--out", below], f"--out {below}: cannot write the file: "),
         (
             ["data", "convert", str(tmp_path / "a.csv"), below],
-            f"the folder cannot be made: Not a directory (file {below}); fix: ",
+            f"cannot create the folder: Not a directory (file {below}); fix: ",
         ),
     ]:
         assert run(args) == 1

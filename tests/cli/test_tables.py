@@ -12,7 +12,7 @@ import rich.console
 from rich.console import Console
 
 from rayrec.cli.tables import show, show_columns
-from rayrec.data.tools.init.inspect import inspect
+from rayrec.data import inspect
 from rayrec.train.driver.terminal import plan_table
 
 NAME = "user_history_of_viewed_items"

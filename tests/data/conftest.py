@@ -1,17 +1,19 @@
-"""A Ray and an S3 server for the tests of the data path, where none is running yet."""
+"""Fixtures of the data tests: Ray, an S3 server, and small limits of readers and vocabularies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from rayrec.data.mapping import vocabulary
+from rayrec.data.stream import readers
 from tests.s3 import s3_server
 
 
 @pytest.fixture(scope="package")
 def running_ray() -> Iterator[None]:
-    """One Ray of 2 CPUs for all tests of this folder, from the first that asks for it."""
+    """A Ray with 2 CPUs for all tests of this folder."""
     import ray
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
@@ -21,6 +23,23 @@ def running_ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """host:port of an S3 server, with keys for it in the environment."""
-    with s3_server() as found:
-        yield found
+    """host:port of an S3 server, with its keys in the environment."""
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def auto_reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets when `reader: auto` uses Ray: after how many rows, and from how many cores per rank on."""
+
+    def set_limits(head_rows: int, cores: int = 2) -> None:
+        for name, value in (("HEAD_ROWS", head_rows), ("CORES_FOR_RAY", cores)):
+            monkeypatch.setattr(readers, name, value)
+
+    return set_limits
+
+
+@pytest.fixture
+def index_above(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the number of ids above which a vocabulary is looked up in an index file."""
+    return lambda size: monkeypatch.setattr(vocabulary, "_IN_MEMORY", size)

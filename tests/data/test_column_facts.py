@@ -155,6 +155,6 @@ def test_columns_of_few_or_odd_values() -> None:
     assert facts("item_id", [0, 3, 5, 5]).dense_range
     assert facts("tags", [[], []], pa.list_(pa.int64())).longest == 0
     nothing = facts("user_id", [None, None], pa.float64())
-    assert (nothing.role, nothing.note) == ("unused", "one value in all rows that were looked at")
+    assert (nothing.role, nothing.note) == ("unused", "the same value in all inspected rows")
     assert facts("ts", [[1_700_000_000], [1_700_000_001, 1_700_000_009]]).role == "id_list"
     assert facts("weight", [[1, 5], [2]]).role == "id_list"

@@ -129,7 +129,7 @@ def test_types_that_none_holds_together_are_refused_with_both_files(tmp_path: Pa
     write(tmp_path / "a.parquet", 0, **one)
     write(tmp_path / "b.parquet", 10, **other)
     with pytest.raises(
-        DataError, match=r"the column's type changes between files: .* here, .* in .*a\.parquet"
+        DataError, match=r"the column's type differs between files: .* here, .* in .*a\.parquet"
     ) as caught:
         read([tmp_path])
     assert Path(caught.value.file or "").name == "b.parquet"

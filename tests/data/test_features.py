@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from rayrec.data import DataError, DenseFeature, Schema, SparseFeature
 from rayrec.data.arrays.arrow_types import from_list_view, is_text, leaf_of, without_views
 from rayrec.data.arrays.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.arrow_input import to_table
@@ -16,10 +17,8 @@ from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
-from rayrec.data.mapping.schema import DenseFeature, Schema, SparseFeature
 from rayrec.data.mapping.sparse import map_sparse
 from rayrec.data.mapping.targets import map_targets
-from rayrec.storage.errors import DataError
 
 Bad = dict[int, tuple[str | None, str]]  # by row: the value, and the column
 
@@ -256,7 +255,7 @@ def test_a_fraction_is_no_integer_of_a_derived_column(values: Any) -> None:
     derived = [{"name": "b", "kind": "buckets", "column": "n", "boundaries": [1.2, 9.0]}]
     raw = {"derived": derived, "sparse": [{"name": "b"}], "column_types": {"n": "integer"}}
     schema = Schema.model_validate(raw)
-    with pytest.raises(DataError, match=r"cannot be read as integer: .*1\.5.* truncated") as caught:
+    with pytest.raises(DataError, match=r"cannot convert the values to integer: .*1\.5.* truncated") as caught:
         to_table({"n": values}, schema, ["n"])
     assert caught.value.column == "n"
     for whole in ([1.0, None], [1, None], pd.Series([1.0, None])):

@@ -20,22 +20,23 @@ from hypothesis import strategies as st
 from rayrec.data import (
     BadRows,
     BatchStream,
+    Condition,
     Cursor,
     DataError,
     DataSet,
     Manifest,
     ReadOptions,
     Schema,
+    check,
+    count_column,
+    inspect,
 )
 from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
-from rayrec.data.source.filters import OPERATORS, Condition, rows_that_pass
+from rayrec.data.source.filters import OPERATORS, rows_that_pass
 from rayrec.data.source.partitions import Partitioned
 from rayrec.data.source.slices import slices_of
-from rayrec.data.stream.reading import Recipe, pieces_of, read_piece
-from rayrec.data.tools.check import check
-from rayrec.data.tools.init.inspect import inspect
-from rayrec.data.tools.vocabulary import count_column
+from rayrec.data.stream.reading import Recipe, read_share, window_shares
 from rayrec.storage.files import Found
 from rayrec.storage.retries import Patience
 from tests.data.sets import ROWS_OF, SCHEMA, table
@@ -141,9 +142,9 @@ def test_filters_that_leave_almost_nothing_are_no_stall(tmp_path: Path, monkeypa
 
     def slowly(*arguments: Any) -> pa.Table:
         time.sleep(0.02)
-        return read_piece(*arguments)
+        return read_share(*arguments)
 
-    monkeypatch.setattr("rayrec.data.stream.readers.read_piece", slowly)
+    monkeypatch.setattr("rayrec.data.stream.readers.read_share", slowly)
     for wanted in ([399], []):
         manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", wanted or [10_000])], window_rows=10)
         with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
@@ -158,7 +159,7 @@ def test_ray_says_that_it_reads_where_nothing_passes(tmp_path: Path, running_ray
     planner = EpochPlanner(manifest)
     part = planner.open(Cursor.start(0), Ordering(seed=0, shuffle=False), 0, 1)
     how = (manifest.columns, SCHEMA, ROWS_OF, 0, 0, False, Patience(), BadRows(), manifest.filters)
-    tables = list(read_ray(pieces_of(planner, part), Recipe(*how), RAY))
+    tables = list(read_ray(window_shares(planner, part), Recipe(*how), RAY))
     assert sum(len(one) for one in tables) == 2 and len(tables) > 5
 
 
@@ -288,7 +289,7 @@ def test_ids_of_other_types_to_train_and_evaluate_on_are_refused(tmp_path: Path)
     train = Manifest.read(str(tmp_path / "train"), schema)
     schema = fill_id_types(schema, dict(train.columns))
     assert Manifest.read(str(tmp_path / "train"), schema).columns == train.columns
-    with pytest.raises(DataError, match="must be an integer; the column's type is string") as caught:
+    with pytest.raises(DataError, match=r"trained on integer ids .*; the column's type is string") as caught:
         Manifest.read(str(tmp_path / "eval"), schema)
     assert caught.value.column == "hour" and "eval" in (caught.value.file or "")
 
@@ -304,7 +305,7 @@ def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_p
     with pytest.raises(DataError, match="column 'usr' is missing"):
         count_column(data.path, "row", tmp_path / "words.parquet", filters=[["usr", "=", 1]])
     found = inspect(data.path, filters=data.filters)
-    assert found.looked_at == len(wanted) and found.rows == 790
+    assert found.inspected_rows == len(wanted) and found.rows == 790
     roles = {c.name: c.role for c in found.columns}
     assert roles["day"] == "id" and {c.name: c.distinct for c in found.columns}["day"] == 1
     with pytest.raises(DataError, match="column 'dya' is missing; the file has row"):
@@ -341,10 +342,10 @@ def test_rows_that_are_filtered_out_need_not_be_good(tmp_path: Path) -> None:
         ([["day", "~", 1]], r"'~' in .* is not an operator; allowed: =, "),
         (["day"], "'day' is not a condition; write it as"),
         ([["day", "="]], "is not a condition"),
-        ([[["day", "=", "x"]]], "joined by and"),
+        ([[["day", "=", "x"]]], "joined by `and`"),
         ([["day", "in", "x"]], "'in' needs a list of values"),
         ([["day", "=", ["x"]]], "'=' needs one value"),
-        ([["day", "in", []]], "the list is empty"),
+        ([["day", "in", []]], "the list of values is empty"),
         ([["day", "=", None]], "None is not a text, number or boolean"),
         ([["age", ">", float("nan")]], "nan is not a text"),
         ([["dya", "=", "x"]], "column 'dya' is missing; the file has row, .* fix: correct .* in the filter"),

@@ -16,10 +16,9 @@ import pytest
 import yaml
 
 from rayrec.cli import run
-from rayrec.data import DataError
+from rayrec.data import DataError, count_column
 from rayrec.data.formats.find_parquet import find_parquet
-from rayrec.data.tools.vocabulary import count_column
-from rayrec.train.run.result import Result
+from rayrec.train import Result
 from tests.train import small
 from tests.train.pretended_ray import PretendedRay, pretended
 
@@ -122,7 +121,7 @@ def test_an_index_of_other_formats_is_refused(root: Path, kind: str, capsys: pyt
         out = ["--out", str(root / "index.arrow")] if len(more) == 1 else []
         assert run(["data", "index", str(root / kind), *more, *out]) == 1
         told = capsys.readouterr().err
-        assert "an index is of Parquet files, and this is" in told and f"{kind}/day=1/x.{kind}" in told
+        assert "an index covers Parquet files; this file is" in told and f"{kind}/day=1/x.{kind}" in told
         assert "rayrec data convert" in told
     assert not (root / "index.arrow").exists() and not list((root / kind).glob("_*"))
 
@@ -140,6 +139,6 @@ def test_a_cluster_of_several_nodes_is_given_nothing_of_a_users_cache(
         lambda: find_parquet(str(root / "csv")),
         lambda: count_column(str(root / "csv"), "city", tmp_path / "v.parquet", on_ray=True),
     ):
-        with pytest.raises(DataError, match="which other nodes of the Ray cluster do not see") as caught:
+        with pytest.raises(DataError, match="that other nodes cannot read") as caught:
             look()
         assert "rayrec data convert" in str(caught.value) and caught.value.file == str(root / "csv/day=1/x.csv")

@@ -15,7 +15,7 @@ import pytest
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema, to_batch
 from rayrec.data.mapping.column_types import check_types
-from rayrec.models.batch import Batch
+from rayrec.models import Batch
 from tests.data.reference import Expected, expect
 
 INTS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import DataError
+from rayrec.data import DataError, load_vocabulary
 from rayrec.data.arrays.hashing import hash_texts, mix64
 from rayrec.data.mapping import id_index, vocabulary
-from rayrec.data.mapping.id_index import IdIndex, Twice
-from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
+from rayrec.data.mapping.id_index import DuplicateHash, IdIndex
+from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from tests.data.test_vocabulary import feature, ids_of
 
 TOP = (1 << 64) - 1
@@ -52,9 +53,9 @@ def test_an_index_is_a_dict(
 def test_an_id_that_is_there_twice_is_told_with_both_places(tmp_path: Path) -> None:
     hashes = [5, 9, 1 << 63, 77, 8, 2, 1, 4, 9, 6]
     for make in (lambda: IdIndex.of(np.array(hashes, np.uint64), False), lambda: written(hashes, tmp_path / "index")):
-        with pytest.raises(Twice) as caught:
+        with pytest.raises(DuplicateHash) as caught:
             make()
-        assert caught.value.places == (1, 8)
+        assert caught.value.positions == (1, 8)
 
 
 @settings(deadline=None)
@@ -124,11 +125,13 @@ def test_processes_of_a_node_share_one_copy(tmp_path: Path, monkeypatch: pytest.
     assert found[0][1] == f"{[inode]}\n"
 
 
-def test_files_of_an_index_follow_their_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_an_index_follow_their_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "0")
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
-    monkeypatch.setattr("rayrec.data.mapping.sparse._FEW", 3)
+    index_above(3)
+    monkeypatch.setattr("rayrec.data.mapping.sparse._SMALL_VOCABULARY", 3)
     path = tmp_path / "v.parquet"
     texts = ["", "b", "ü", "a rather long id of many words", "e"]
     for ids, unknown in ((texts, "c"), (texts[::-1], "c"), ([3, -1, 1 << 40, 0], 5)):
@@ -169,10 +172,12 @@ print(lookup.find(np.arange(3)).tolist(), flush=True)
 """
 
 
-def test_the_cache_has_a_limit_and_what_is_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_has_a_limit_and_what_is_in_use_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None]
+) -> None:
     """The least recently opened ones go, of the test's process too, once it has given them back."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 100)
+    index_above(100)
     cache, paths = tmp_path / "rayrec" / "vocabularies", [tmp_path / f"{number}.parquet" for number in range(6)]
     for number, path in enumerate(paths):
         pq.write_table(pa.table({"id": range(number, 1000 + number)}), path)
@@ -202,16 +207,16 @@ def test_the_cache_has_a_limit_and_what_is_in_use_stays(tmp_path: Path, monkeypa
     five = opened(5)
     assert indexes_in(cache) == {five} and links_in(cache) == [five], "all that are not in use any more"
     monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "20 GB")
-    with pytest.raises(DataError, match="RAYREC_VOCABULARY_BYTES=20 GB is no number of bytes"):
+    with pytest.raises(DataError, match="RAYREC_VOCABULARY_BYTES=20 GB must be a number of bytes"):
         opened(0)
 
 
 @pytest.mark.parametrize("text", [False, True])
 def test_copies_of_a_vocabulary_share_an_index_and_others_of_alike_footers_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None], text: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 3)
+    index_above(3)
     cache = tmp_path / "rayrec" / "vocabularies"
     (cache / "making").mkdir(parents=True)
     (cache / "making" / "index").write_bytes(b"what a kill left")
@@ -245,18 +250,21 @@ def test_the_cache_lies_where_its_user_may_write(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in range(2):  # it may be there
-        assert vocabulary._cache() == tmp_path / "cache" / "rayrec" / "vocabularies" and vocabulary._cache().is_dir()
+        assert (
+            vocabulary._cache_folder() == tmp_path / "cache" / "rayrec" / "vocabularies"
+            and vocabulary._cache_folder().is_dir()
+        )
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert vocabulary._cache() == tmp_path / "home" / ".cache" / "rayrec" / "vocabularies"
+    assert vocabulary._cache_folder() == tmp_path / "home" / ".cache" / "rayrec" / "vocabularies"
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     elsewhere = tmp_path / "tmp" / f"rayrec-{os.getuid()}" / "vocabularies"
     for _ in range(2):
-        assert vocabulary._cache() == elsewhere and elsewhere.stat().st_mode & 0o777 == 0o700
+        assert vocabulary._cache_folder() == elsewhere and elsewhere.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    assert vocabulary._cache() == elsewhere, "a folder that is there and cannot be written to"
+    assert vocabulary._cache_folder() == elsewhere, "a folder that is there and cannot be written to"
 
 
 def test_an_id_is_told_by_its_place_across_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +280,7 @@ def test_an_id_is_told_by_its_place_across_parts(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("ids", [[], [7], list(range(0, 9000, 3)), [""], [f"id {n}" for n in range(3000)]])
 def test_the_index_beside_an_exports_vocabulary_is_used_and_nothing_is_kept_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int] | list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None], ids: list[int] | list[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path, copy = tmp_path / "v.parquet", tmp_path / "export" / "0.parquet"
@@ -282,7 +290,7 @@ def test_the_index_beside_an_exports_vocabulary_is_used_and_nothing_is_kept_else
         pq.write_table(pa.table({"id": pa.array(ids, kind)}), place)
     made = load_vocabulary(str(path))
     made.write(copy.with_name("0.parquet.index"))
-    monkeypatch.setattr(vocabulary, "_IN_MEMORY", 0)
+    index_above(0)
     found = load_vocabulary(str(copy))
     assert (found.text, found.size) == (made.text, len(ids))
     asked = pa.array([*ids, *(["x"] if found.text else [-5])], kind)

@@ -13,11 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import BadRows, DataError, Manifest, Mapping, Schema, to_batch
-from rayrec.data.formats.convert import convert
-from rayrec.data.tools.check import check
+from rayrec.data import BadRows, DataError, Manifest, Mapping, Schema, check, convert, inspect, to_batch
 from rayrec.data.tools.init.column_facts import time_unit
-from rayrec.data.tools.init.inspect import inspect
 from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
 from tests.data.test_fuzz import DECIMAL, FLOATS, INTS, ODD, TEXTS, array
 
@@ -98,7 +95,7 @@ def test_logs_that_pandas_wrote_as_csv(tmp_path: Path) -> None:
     found = {c.name: c for c in inspect(str(tmp_path / "data")).columns}
     assert found[""].role == "unused" and "has no name" in found[""].note
     assert found["propensity_score"].role == "unused" and "logging policy" in found["propensity_score"].note
-    assert found["revenue"].role == "unused" and "tells 'click' by itself" in found["revenue"].note
+    assert found["revenue"].role == "unused" and "predicts 'click' almost perfectly" in found["revenue"].note
     schema, rows_of = proposed(tmp_path / "data")
     assert schema.timestamp is not None and schema.timestamp.column == "timestamp"
     features = {feature.name: feature for feature in schema.sparse}
@@ -150,7 +147,7 @@ def test_texts_that_do_not_come_twice_are_no_ids(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     found = inspect(str(tmp_path))
     assert [c.role for c in found.columns] == ["unused", "id", "label"]
-    assert "a key, or free text?" in found.columns[0].note
+    assert "key or free text?" in found.columns[0].note
 
 
 def test_the_label_is_what_the_user_says(tmp_path: Path) -> None:
@@ -163,13 +160,13 @@ def test_the_label_is_what_the_user_says(tmp_path: Path) -> None:
     proposal = found.proposal()["schema"]
     assert proposal["label"] == {"column": "income", "positive": "50000+.", "negative": "- 50000."}
     assert [c.role for c in found.columns] == ["label", "unused", "dense", "id"]
-    assert "tells 'income' by itself" in found.columns[1].note
+    assert "predicts 'income' almost perfectly" in found.columns[1].note
     other = inspect(str(tmp_path))
     assert other.label is not None and other.label.column == "told"
     assert "the only column of 0 and 1 only" in other.columns[1].note
     assert other.columns[0].role == "unused", "it tells the label"
     pq.write_table(pa.table(columns).drop_columns("told"), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match=r"here perhaps --label 'sex=m', --label 'income=50000\+.', --label 'age>=5"):
+    with pytest.raises(DataError, match=r"possibly --label 'sex=m', --label 'income=50000\+.', --label 'age>=5"):
         inspect(str(tmp_path)).proposal()
 
 
@@ -222,7 +219,7 @@ def test_times_and_weights_are_proposed_as_such(tmp_path: Path) -> None:
         "label": "label", "date": "unused", "ts": "timestamp", "seen": "unused", "weight": "sample_weight",
         "sample_weight": "unused", "time": "id",
     }  # fmt: skip
-    assert next(c.note for c in found.columns if c.name == "seen") == "a schema has one timestamp, which is 'ts' here"
+    assert next(c.note for c in found.columns if c.name == "seen") == "a schema has one timestamp: 'ts'"
     schema = Schema.model_validate(found.proposal()["schema"])
     assert schema.timestamp is not None and schema.sample_weight is not None
     assert (schema.timestamp.column, schema.timestamp.unit, schema.sample_weight.column) == ("ts", "ms", "weight")

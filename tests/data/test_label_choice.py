@@ -59,16 +59,16 @@ def test_labels_that_are_given(wanted: str, schema: dict[str, Any], positives: l
         ("colour", r"3 values, not two: 'red', 'blue', 'green' .*--label 'colour=red'$"),
         ("stars", r"4 values, not two: 1.0, 3.5, 4.0, 5.0 .*--label 'stars>=4'$"),
         ("income=rich", "no row has the value 'rich'; the column has '- 50000.', '50000\\+.'"),
-        ("stars=4", r"compares texts or integers; the column holds double .*--label 'stars>=NUMBER'"),
-        ("stars>=9", "no row is at least 9; the column goes from 1 to 5"),
+        ("stars=4", r"compares texts or integers; the column has type double .*--label 'stars>=NUMBER'"),
+        ("stars>=9", "no row is at least 9; the column ranges from 1 to 5"),
         ("stars>=0", "every row is at least 0"),
         ("stars>=x", "compares numbers"),
-        ("colour>=4", "compares numbers; the column holds large_string"),
-        ("one", "'x' in every row"),
-        ("one=x", "'x' in every row"),
-        ("null", "missing in 1 of 4 rows"),
-        ("nan", "missing in 1 of 4 rows"),
-        ("list", "one value a row"),
+        ("colour>=4", "compares numbers; the column has type large_string"),
+        ("one", "'x' in all inspected rows"),
+        ("one=x", "'x' in all inspected rows"),
+        ("null", "missing in 1 of 4 inspected rows"),
+        ("nan", "missing in 1 of 4 inspected rows"),
+        ("list", "one value per row"),
         ("", "there is no column ''"),
     ],
 )
@@ -83,7 +83,7 @@ def test_without_a_word_the_best_named_is_taken_and_another_one_is_told() -> Non
     assert named is not None and (named.column, named.why) == ("Click", "by its name")
     last = choose_label(TABLE, ["flag", "bought"], None)
     assert last is not None and last.column == "bought" and last.positives.tolist() == [True, False, False, False]
-    assert last.why == "the last of 2 columns of 0 and 1 only, no --label was given"
+    assert last.why == "the last of 2 columns with only 0 and 1; no --label was given"
     only = choose_label(TABLE, ["flag"], None)
-    assert only is not None and only.why.startswith("the only column of 0 and 1")
+    assert only is not None and only.why.startswith("the only column with only 0 and 1")
     assert choose_label(TABLE, [], None) is None

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.data import DataError, Manifest, Mapping, Schema
-from rayrec.data.tools.check import check
+from rayrec.data import DataError, Manifest, Mapping, Schema, check
 
 FEATURE = {"sparse": [{"name": "x"}]}
 
@@ -95,10 +94,10 @@ def test_a_column_of_another_type_is_refused(column: Any, label: dict[str, Any],
     ("label", "problem"),
     [
         ({"positive": "a", "at_least": 1.0}, "not both"),
-        ({"kind": "number", "positive": "a"}, "make a binary label"),
-        ({"negative": "a"}, "stands beside"),
-        ({"positive": "1", "negative": 0}, "stands beside"),
-        ({"positive": 1, "negative": 1}, "stands beside"),
+        ({"kind": "number", "positive": "a"}, "need a binary label"),
+        ({"negative": "a"}, "needs `positive`"),
+        ({"positive": "1", "negative": 0}, "needs `positive`"),
+        ({"positive": 1, "negative": 1}, "needs `positive`"),
         ({"at_least": float("inf")}, "finite"),
         ({"positive": True}, "positive"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.data.source.dataset import DataSet
+from rayrec.data import DataSet
 from rayrec.data.source.lake import uri_of
 from rayrec.storage.locations import Server, open_filesystem
 from tests.data.test_lake import ids_of, rows

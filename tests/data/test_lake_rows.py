@@ -14,10 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import BatchStream, Cursor, DataError, DataSet, Manifest, MixedStream, ReadOptions, Schema
+from rayrec.data import (
+    BatchStream,
+    Cursor,
+    DataError,
+    DataSet,
+    Manifest,
+    Mix,
+    MixedStream,
+    ReadOptions,
+    Schema,
+    WeightedDataSet,
+)
 from rayrec.data import Mapping as RowMapping
-from rayrec.data.order.mix import Mix
-from rayrec.data.source.dataset import WeightedDataSet
 from tests.data.sets import table
 from tests.data.test_kills import run
 from tests.data.test_lake import iceberg  # noqa: F401  (a fixture)

@@ -122,9 +122,9 @@ def test_divided_by_time_or_position_no_part_sees_what_is_later(tmp_path: Path, 
 def test_a_part_without_rows_and_moments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write_log(tmp_path / "log")
     with pytest.raises(DataError, match="'test' is empty"):
-        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, divide=by_time(10_000))
+        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, split=by_time(10_000))
     with pytest.raises(DataError, match="does not fit the column's type"):
-        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, divide=by_time("yesterday"))
+        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, split=by_time("yesterday"))
     assert not (tmp_path / "out").exists()
     for options in (["--split", "time"], ["--test-from", "3"], ["--split", "position", "--test-from", "3"]):
         answer = sequence(tmp_path, "--column", "item", *options)
@@ -136,7 +136,7 @@ def test_what_cannot_be_a_history_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'itm' is missing"):
         make_sequences([str(tmp_path / "log")], tmp_path / "out", Log(user="user", time="at", columns=("itm",)))
     pq.write_table(table.append_column("history_item", table["item"]), tmp_path / "again.parquet")
-    with pytest.raises(DataError, match="column of this name"):
+    with pytest.raises(DataError, match="already has this column"):
         make_sequences([str(tmp_path / "again.parquet")], tmp_path / "out", LOG)
     nulls = table.set_column(0, "user", pa.array([None] + ["u"] * 199))
     pq.write_table(nulls, tmp_path / "nulls.parquet")

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import DataError, Manifest, Schema
+from rayrec.data import Condition, DataError, Manifest, Schema
 from rayrec.data.source.file_table import COLUMNS, FileTable
-from rayrec.data.source.filters import Condition
 from rayrec.data.source.slices import RowGroupStreams, slices_of
 from rayrec.data.source.windows import Windows
 from tests.data.sets import SCHEMA, table, write
@@ -114,7 +113,7 @@ def test_corrupt_and_empty_files(tmp_path: Path) -> None:
 def test_a_column_that_is_missing_or_changes_type(tmp_path: Path) -> None:
     write(tmp_path, [50, 50])
     pq.write_table(table(10, price=pa.array([1] * 10, pa.int32())), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match="changes between files: int32 here, double in") as caught:
+    with pytest.raises(DataError, match="differs between files: int32 here, double in") as caught:
         Manifest.read(str(tmp_path), SCHEMA)
     assert caught.value.file == str(tmp_path / "x.parquet") and caught.value.column == "price"
     pq.write_table(table(10).drop_columns("city"), tmp_path / "x.parquet")
@@ -172,8 +171,8 @@ def test_wrong_types(tmp_path: Path, replaced: dict[str, pa.Array], column: str,
         ({"dense": [{"name": "a", "transforms": [{"kind": "clip", "lowest": 2.0, "highest": 1.0}]}]}, "is above"),
         ({"dense": [{"name": "a", "transforms": [{"kind": "clip"}]}]}, "lowest, highest, or both"),
         ({"dense": [{"name": "a", "log1p": True}]}, "dense.0.log1p"),
-        ({"sparse": [{"name": "a", "max_length": 3}]}, "max_length is for lists"),
-        ({"sparse": [{"name": "a", "on_null": "default"}]}, "belong together"),
+        ({"sparse": [{"name": "a", "max_length": 3}]}, "max_length applies to lists"),
+        ({"sparse": [{"name": "a", "on_null": "default"}]}, "set both on_null"),
         ({"sparse": [{"name": "a", "weight_column": "w"}]}, "weighted_id_list"),
     ],
 )
@@ -195,4 +194,4 @@ def test_the_fingerprint_never_changes() -> None:
     assert manifest.fingerprint == "3fe35fd1e99888069c3931e7d758c204"
     filtered = replace(manifest, filters=(Condition.parse(["x", "<", 3]),))
     assert filtered.fingerprint == "3510c0f43e599660705d6a3016da8dc8"
-    assert manifest.nbytes == files.nbytes + windows.parts.nbytes + windows.edges.nbytes
+    assert manifest.nbytes == files.nbytes + windows.slice_counts.nbytes + windows.edges.nbytes

@@ -19,20 +19,20 @@ from rayrec.data import (
     BatchStream,
     Cursor,
     DataError,
+    DataSet,
     DataUnavailable,
     FileChanged,
     FooterIndex,
     FooterReading,
     Manifest,
+    Mix,
     ReadOptions,
     WeightedDataSet,
+    write_index,
 )
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
-from rayrec.data.order.mix import Mix
 from rayrec.data.source import footers
-from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.footer_index import INDEX_NAME
-from rayrec.data.source.footers import write_index
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.storage.parquet import Footer
 from rayrec.storage.retries import Patience
@@ -63,7 +63,7 @@ def test_a_manifest_takes_100_bytes_a_row_group_and_a_rank_gets_its_part(many: P
         part = planner.open(Cursor.start(0), Ordering(seed=0), rank, world)
         rows, size = 0, 0
         while rows < part.rows:
-            columns = planner.pieces(part, rows)
+            columns = planner.next_blocks(part, rows)
             rows, size = rows + columns.rows, size + len(pickle.dumps(columns))
         parts.append((rows, size))
     assert sum(rows for rows, _ in parts) == manifest.rows
@@ -122,7 +122,7 @@ def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, read_now
     assert {Path(name).name for name in read_now} == {"part-002.parquet"}
     with pytest.raises(DataError, match="--out FILE"):
         write_index([str(folder), str(folder)])
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(DataError, match="cannot write the index"):
         write_index([str(folder)], str(tmp_path / "nowhere" / "x.arrow"))
     write_index([str(folder)])
     assert (folder / INDEX_NAME).exists() and Manifest.of(DataSet(path=f"{folder}/*"), SCHEMA).rows == 140

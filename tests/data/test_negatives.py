@@ -111,7 +111,7 @@ def test_of_several_labels_no_row_is_a_negative(manifest: Manifest) -> None:
     schema = Schema.model_validate(
         {**SCHEMA.model_dump(), "label": None, "labels": [{"name": "label"}, {"name": "row"}]}
     )
-    with pytest.raises(ValueError, match=r"negative_rate=0\.3 works with one label"):
+    with pytest.raises(ValueError, match=r"negative_rate=0\.3 needs a single label"):
         BatchStream(
             manifest,
             schema,

@@ -12,29 +12,34 @@ from data.synthetic.clicks import SyntheticSpec
 from rayrec.data import (
     BadRows,
     BatchStream,
+    Cursor,
     DataError,
+    DataSet,
+    DenseFeature,
+    Hash,
+    Layout,
     Manifest,
     Mapping,
     MixedStream,
     ReadOptions,
+    Shuffle,
+    SparseFeature,
+    Standardize,
+    Task,
+    Vocabulary,
+    WeightedDataSet,
+    convert,
+    count_column,
 )
-from rayrec.data.config import Shuffle
-from rayrec.data.formats.convert import convert
-from rayrec.data.formats.parquet_writer import Layout
+from rayrec.data import inspect as look_at
 from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.rules import Hash, Vocabulary
-from rayrec.data.mapping.schema import DenseFeature, SparseFeature, Task
-from rayrec.data.mapping.transforms import Clip, Standardize
-from rayrec.data.order.cursor import Cursor
+from rayrec.data.mapping.transforms import Clip
 from rayrec.data.order.epoch import EpochOrder
 from rayrec.data.order.epoch_planner import Ordering
-from rayrec.data.source.dataset import DataSet, WeightedDataSet
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
 from rayrec.data.stream.downsampling import keep_mask
 from rayrec.data.stream.reading import read_window
 from rayrec.data.tools.init.inspect import Inspection
-from rayrec.data.tools.init.inspect import inspect as look_at
-from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 
 NAMED = {"name": "x"}

@@ -14,17 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import Manifest
+from rayrec.data import Cursor, DataError, Manifest
 from rayrec.data.arrays.hashing import mix64, seed_of
 from rayrec.data.order import epoch_planner
-from rayrec.data.order.cursor import Cursor, Progress
+from rayrec.data.order.cursor import Progress
 from rayrec.data.order.deal import deal, deal_steps
 from rayrec.data.order.epoch import EpochOrder, row_order, steps_of
 from rayrec.data.order.epoch import dealt as dealt_rows
-from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankPart
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare
 from rayrec.data.order.intervals import Interval, Spans, between, count, cut, inside, spans, union
-from rayrec.data.stream.reading import pieces_of
-from rayrec.storage.errors import DataError
+from rayrec.data.stream.reading import window_shares
 from tests.data.sets import SCHEMA, write
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)
@@ -153,12 +152,12 @@ def planners(tmp_path_factory: pytest.TempPathFactory) -> list[EpochPlanner]:
     return [EpochPlanner(Manifest.read(str(folder), SCHEMA, **limits)) for folder, limits in sets]
 
 
-def rows_of(planner: EpochPlanner, part: RankPart) -> list[tuple[str, int, int]]:
+def rows_of(planner: EpochPlanner, part: RankShare) -> list[tuple[str, int, int]]:
     """Every row of a rank's part, in order: its file, row group, and its place in the file."""
     found: dict[int, tuple[str, int, int]] = {}
-    for piece in pieces_of(planner, part):
+    for piece in window_shares(planner, part):
         rows = [(s.uri, s.row_group, s.first_row + row) for s in piece.slices for row in range(s.start, s.stop)]
-        found |= {end: rows[at] for end, at in zip(piece.ends.tolist(), piece.places.tolist(), strict=True)}
+        found |= {end: rows[at] for end, at in zip(piece.ends.tolist(), piece.positions.tolist(), strict=True)}
     assert sorted(found) == list(range(1, part.rows + 1))
     return [found[end] for end in sorted(found)]
 
@@ -191,16 +190,16 @@ def test_exactly_once_under_any_stops_and_resizes(
     like = runs[0][0]  # a run keeps its order; its steps may change in size
     consumed: list[tuple[str, int, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epoch_planner, "PIECES_AT_ONCE", at_once)
+        patch.setattr(epoch_planner, "RANGES_AT_ONCE", at_once)
         for given, world_size, part in [*runs, (like, 3, 1.0)]:
             step_rows = None if like.step_rows is None else given.step_rows or like.step_rows
             ordering, after = replace(like, step_rows=step_rows), []
             for rank in range(world_size):
                 mine = planner.open(cursor, ordering, rank, world_size)
-                steps = len([*steps_of(mine.left, step_rows or 1)])
+                steps = len([*steps_of(mine.rows_of_all, step_rows or 1)])
                 rows = round(mine.rows * (part if part == 1.0 else part * random.random()))
                 if step_rows is not None:  # all ranks are equally far
-                    done = [size for _, size in steps_of(mine.left, step_rows)][: round(part * steps)]
+                    done = [size for _, size in steps_of(mine.rows_of_all, step_rows)][: round(part * steps)]
                     rows = sum(dealt_rows(size, rank, world_size) for size in done)
                 consumed += rows_of(planner, mine)[:rows]
                 after.append(mine.cursor(rows))
@@ -273,20 +272,23 @@ def test_what_is_left_is_told_when_a_part_is_opened(planners: list[EpochPlanner]
     planner = planners[0]
     total = planner.manifest.rows
     parts = [planner.open(Cursor.start(0), Ordering(seed=5), rank, 2) for rank in range(2)]
-    assert [(part.first, part.left, part.total) for part in parts] == [(0, total, total)] * 2
+    assert [(part.rows_done, part.rows_of_all, part.total) for part in parts] == [(0, total, total)] * 2
     assert sum(part.rows for part in parts) == total
     cursor = Cursor.merge([parts[0].cursor(9, 2), parts[1].cursor(4, 1)])
     assert (cursor.rows_done, cursor.skipped, cursor.parts[0].rows) == (13, 3, ((0, 9), (1, 4)))
     again = [planner.open(cursor, Ordering(seed=5), rank, 2) for rank in range(2)]
-    assert [(part.first, part.left, part.total) for part in again] == [(9, total - 13, total), (4, total - 13, total)]
+    assert [(part.rows_done, part.rows_of_all, part.total) for part in again] == [
+        (9, total - 13, total),
+        (4, total - 13, total),
+    ]
     assert [part.rows for part in again] == [parts[0].rows - 9, parts[1].rows - 4]
     assert again[1].cursor(3).parts[0].rows == ((1, 7),)
     three = [planner.open(cursor, Ordering(seed=5), rank, 3) for rank in range(3)]
-    assert [(part.first, part.left) for part in three] == [(0, total - 13)] * 3
+    assert [(part.rows_done, part.rows_of_all) for part in three] == [(0, total - 13)] * 3
     done = Cursor.merge([part.cursor(part.rows) for part in again])
     assert done.parts[0].over and not cursor.parts[0].over
     over = planner.open(done, Ordering(seed=6), 0, 1)  # of data that may have changed since
-    assert (over.rows, over.left, over.total, over.before) == (0, 0, total, ((0, total),))
+    assert (over.rows, over.rows_of_all, over.total, over.before) == (0, 0, total, ((0, total),))
 
 
 def test_cursors_of_several_data_sets_and_ranks() -> None:
@@ -312,7 +314,7 @@ def test_cursors_of_several_data_sets_and_ranks() -> None:
 def test_columns_are_sent_in_as_few_bytes_as_they_need(planners: list[EpochPlanner]) -> None:
     planner = planners[0]
     part = planner.open(Cursor.start(0), Ordering(seed=0), 0, 1)
-    pieces = planner.pieces(part, 0)
+    pieces = planner.next_blocks(part, 0)
     sent = pickle.dumps(pieces)
     numbers = [pieces.group, pieces.windows, *(getattr(pieces.slices, one.name) for one in fields(pieces.slices))]
     assert len(sent) < 2000 + sum(array.nbytes for array in numbers) / 2
@@ -389,7 +391,7 @@ def test_pieces_of_a_run_of_windows_are_one_group(planners: list[EpochPlanner]) 
         runs = planner.manifest.windows.runs.tolist()
         run_of = [number for number, length in enumerate(runs) for _ in range(length)]
         part = planner.open(Cursor.start(0), Ordering(seed=5), 0, 1)
-        found = planner.pieces(part, 0)
+        found = planner.next_blocks(part, 0)
         assert found.rows == part.rows, "so few come at once"
         in_order = [run_of[window] for window in found.windows.tolist()]
         groups = list(dict.fromkeys(in_order))

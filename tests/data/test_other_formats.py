@@ -20,11 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayrec.data import Cursor, Manifest
+from rayrec.data import Cursor, DataSet, Manifest, count_column, inspect
 from rayrec.data.formats.find_parquet import converting_into, find_parquet
-from rayrec.data.source.dataset import DataSet
-from rayrec.data.tools.init.inspect import inspect
-from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage.files import find_files
 from rayrec.storage.locations import open_filesystem
 from rayrec.train import Trainer
@@ -80,10 +77,10 @@ def test_a_run_learns_from_other_formats_what_it_learns_from_parquet(tmp_path: P
     result, told = trained(tmp_path, path, "a")
     expected, _ = trained(tmp_path, tmp_path / "y.parquet", "b")
     assert (result.train["samples"], result.eval) == (expected.train["samples"], expected.eval)
-    assert f"{name}: 240 rows made Parquet in" in told and told.count("made Parquet") == 1
+    assert f"{name}: converted 240 rows to Parquet in" in told and told.count("to Parquet in") == 1
     assert len(list((result.folder / "converted").rglob("*.parquet"))) == 1
     again, told = trained(tmp_path, path, "a")
-    assert "finished already" in told and "made Parquet" not in told and again.eval == result.eval
+    assert "finished already" in told and "to Parquet in" not in told and again.eval == result.eval
     assert evaluate_run(result.folder, str(path), display=Display(Console(file=io.StringIO())))["samples"] == 240
 
 
@@ -98,13 +95,13 @@ def test_a_run_in_object_storage_keeps_there_what_it_makes_of_its_files(
         storage = f"s3://made/runs{options}"
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
         result, told = trained(tmp_path, tmp_path / "*.csv", "a", storage)
-        assert told.count("made Parquet") == 2 and result.train["samples"] == 480
+        assert told.count("to Parquet in") == 2 and result.train["samples"] == 480
         assert not list((tmp_path / "first").rglob("*.parquet")), "nothing is left on the node"
         there = [Path(file.uri).name for file in find_files(f"s3://made/runs/a/converted{options}")]
         assert len(there) == 1
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
         again, told = trained(tmp_path, tmp_path / "*.csv", "a", storage, epochs=3)
-        assert "made Parquet" not in told and again.train["samples"] == 720
+        assert "to Parquet in" not in told and again.train["samples"] == 720
         with run_here(f"s3://made/runs/a{options}", pytest.fail) as here:
             found = evaluate_run(here, str(tmp_path / "x.csv"), display=Display(Console(file=io.StringIO())))
         assert found["samples"] == 240 and len(find_files(f"s3://made/runs/a/converted{options}")) == 1
@@ -115,7 +112,7 @@ def test_a_run_in_object_storage_keeps_there_what_it_makes_of_its_files(
         for mark in marks:
             filesystem.delete_file(mark)
         _, told = trained(tmp_path, tmp_path / "*.csv", "a", storage, epochs=4)
-        assert told.count("made Parquet") == 2, "what was not whole is made anew"
+        assert told.count("to Parquet in") == 2, "what was not whole is made anew"
 
 
 def test_files_that_change_or_come_are_converted_and_no_others(tmp_path: Path) -> None:
@@ -210,7 +207,7 @@ def test_tools_take_what_training_takes(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "x.csv").write_bytes(csv(ROWS))
     assert inspect(str(tmp_path / "x.csv")).rows == 240
-    assert "x.csv: 240 rows made Parquet in" in capsys.readouterr().err
+    assert "x.csv: converted 240 rows to Parquet in" in capsys.readouterr().err
     count_column(str(tmp_path / "x.csv"), "user", tmp_path / "words.parquet")
     assert pq.read_metadata(tmp_path / "words.parquet").num_rows == 20
     assert not capsys.readouterr().err, "it is Parquet by now"

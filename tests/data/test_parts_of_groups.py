@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.data import FileChanged
 from rayrec.data.source import slices
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.slices import FileSlice, Origin, RowGroupStreams, read_slices, within
-from rayrec.data.stream.reading import Piece
-from rayrec.storage.errors import FileChanged
+from rayrec.data.stream.reading import WindowShare
 from rayrec.storage.parquet import Version
 from rayrec.storage.retries import Patience
 
@@ -33,9 +34,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The row groups whose decoding began."""
     groups: list[int] = []
 
-    def spy(part: FileSlice, columns: list[str]) -> slices._Stream:
+    def spy(part: FileSlice, *arguments: Any) -> slices._Stream:
         groups.append(part.row_group)
-        return begin(part, columns)
+        return begin(part, *arguments)
 
     begin = slices._begin
     monkeypatch.setattr(slices, "_begin", spy)
@@ -52,11 +53,8 @@ def read(streams: RowGroupStreams, one: FileSlice) -> list[int]:
     return numbers
 
 
-def test_the_groups_that_were_read_last_are_kept_open(
-    file: DataFile, begun: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slices, "_STREAMS", 2)
-    streams = RowGroupStreams()
+def test_the_groups_that_were_read_last_are_kept_open(file: DataFile, begun: list[int]) -> None:
+    streams = RowGroupStreams(min_open=2)
     for group in (0, 1, 2):
         read(streams, part(file, group, 0, 40))
     assert begun == [0, 1, 2]
@@ -74,9 +72,8 @@ def test_the_groups_that_were_read_last_are_kept_open(
 def test_as_many_groups_are_kept_open_as_are_read_in_turn(
     file: DataFile, begun: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "_STREAMS", 2)
-    for most, times in ((3, 1), (1, 4)):
-        streams = RowGroupStreams(most)
+    for count, times in ((3, 1), (1, 4)):
+        streams = RowGroupStreams(count, min_open=2)
         for start in range(0, 40, 10):
             for group in (0, 1, 2):
                 read(streams, part(file, group, start, start + 10))
@@ -84,15 +81,12 @@ def test_as_many_groups_are_kept_open_as_are_read_in_turn(
         streams.close()
         begun.clear()
     monkeypatch.setattr(slices.resource, "getrlimit", lambda _: (6, 6))
-    assert RowGroupStreams(100)._most == 3, "files of this process are few"
+    assert RowGroupStreams(100, min_open=2)._limit == 3, "the process may open few files"
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
-def test_decoding_goes_on_where_it_can(
-    file: DataFile, begun: list[int], monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    monkeypatch.setattr(slices, "_CHUNK_ROWS", chunk)
-    streams = RowGroupStreams()
+def test_decoding_goes_on_where_it_can(file: DataFile, begun: list[int], chunk: int) -> None:
+    streams = RowGroupStreams(chunk_rows=chunk)
     for start, stop, times in ((0, 10, 1), (10, 11, 1), (50, 60, 1), (59, 70, 2), (70, 100, 2), (99, 100, 3)):
         read(streams, part(file, 3, start, stop))
         assert begun == [3] * times, (start, stop)
@@ -107,7 +101,7 @@ def test_decoding_goes_on_where_it_can(
 @pytest.mark.parametrize("whole", [True, False])
 def test_row_groups_that_are_others_now_are_no_bad_rows(file: DataFile, group: int, rows: int, whole: bool) -> None:
     one = FileSlice(file, group, rows, 0, rows if whole else 10, 0)
-    with pytest.raises(FileChanged, match="row groups changed while the run was going on") as caught:
+    with pytest.raises(FileChanged, match="row groups changed during the run") as caught:
         read_slices([one], COLUMNS, Patience(0, 0))
     assert (caught.value.file, caught.value.row_group) == (file.uri, group)
 
@@ -137,5 +131,5 @@ def test_rows_of_slices_are_found_in_their_file(file: DataFile) -> None:
 def test_pieces_of_one_group_stay_in_one_task(groups: list[int], tasks: list[list[int]]) -> None:
     from rayrec.data.stream.ray_reader import tasks_of
 
-    pieces = [Piece((), window, ((0, 1),), group) for window, group in enumerate(groups)]
+    pieces = [WindowShare((), window, ((0, 1),), group) for window, group in enumerate(groups)]
     assert [[piece.window for piece in task] for task in tasks_of(pieces, 1)] == tasks

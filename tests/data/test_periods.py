@@ -25,10 +25,12 @@ def test_a_run_trains_on_a_day_and_is_evaluated_on_the_next(days: Path) -> None:
     assert (periods.column, periods.values) == ("day", (9, 10, 11))
     assert [periods.next(value) for value in (None, 9)] == [("day", 9), ("day", 10)]
     assert [periods.evaluated_after(("day", value)) for value in (9, 10)] == [("day", 10), ("day", 11)]
-    assert [periods.left(value) for value in (None, 8, 9, 10, 11, 12)] == [(9, 10), (9, 10), (10,), (), (), ()]
-    with pytest.raises(DataError, match="one folder day=… above day=10 or none, and the last one is only evaluated on"):
+    assert [periods.remaining(value) for value in (None, 8, 9, 10, 11, 12)] == [(9, 10), (9, 10), (10,), (), (), ()]
+    with pytest.raises(
+        DataError, match="nothing to train on after day=10; the newest folder day=… is used for evaluation only"
+    ):
         periods.next(10)
-    with pytest.raises(DataError, match="there is no folder above day=11 to evaluate on"):
+    with pytest.raises(DataError, match="no folder after day=11 to evaluate on"):
         periods.evaluated_after(("day", 11))
 
 
@@ -55,39 +57,37 @@ def test_a_day_is_a_part_of_the_data_set(days: Path) -> None:
 def test_days_are_found_by_their_names(days: Path) -> None:
     assert Periods.of(DataSet(path=str(days), filters=[["day", ">", 9]]), "day").values == (10, 11)
     for data in (DataSet(path=str(days), filters=[["day", "=", 9]]), DataSet(path=str(days / "day=9"))):
-        with pytest.raises(DataError, match="there is one folder day=… or none, and the last one is only evaluated on"):
+        with pytest.raises(DataError, match="nothing to train on; the newest folder day=… is used for evaluation only"):
             Periods.of(data, "day").next(None)
-    with pytest.raises(DataError, match=r"data\.progressive: it lies in no folder hour=…") as caught:
+    with pytest.raises(DataError, match=r"data\.progressive: the file is not in a folder hour=…") as caught:
         Periods.of(DataSet(path=str(days)), "hour")
     assert Path(caught.value.file or "").parent.name == "day=10"
 
 
 def test_a_run_inside_a_day_goes_on_while_that_is_there(days: Path) -> None:
     periods = Periods.of(DataSet(path=str(days)), "day")
-    assert periods.goes_on(("day", 10), over=False) and periods.goes_on(("day", 3), over=True)
-    with pytest.raises(DataError, match="day=8 was trained on in part, and its folder is gone") as caught:
-        periods.goes_on(("day", 8), over=False)
+    assert periods.continues(("day", 10), over=False) and periods.continues(("day", 3), over=True)
+    with pytest.raises(DataError, match="day=8 was trained on in part, but its folder is missing") as caught:
+        periods.continues(("day", 8), over=False)
     assert "[[day, '>', 8]]" in str(caught.value), "the way out"
     moved = Periods.of(DataSet(path=str(days), filters=[["day", ">", 9], ["row", ">", 0]]), "day")
-    assert not moved.goes_on(("day", 9), over=False), "filters leave out the rest of it"
-    with pytest.raises(DataError, match="there is no folder above day=11 to evaluate on"):
-        periods.goes_on(("day", 11), over=False)
-    with pytest.raises(DataError, match="it is 'day', and the checkpoint was made with 'hour'"):
-        periods.goes_on(("hour", 9), over=True)
-    with pytest.raises(
-        DataError, match="day=2024-01-01 was a text when it was trained on, and day=9 is a whole number"
-    ):
-        periods.goes_on(("day", "2024-01-01"), over=True)
+    assert not moved.continues(("day", 9), over=False), "filters leave out the rest of it"
+    with pytest.raises(DataError, match="no folder after day=11 to evaluate on"):
+        periods.continues(("day", 11), over=False)
+    with pytest.raises(DataError, match="is 'day', but the checkpoint was trained with 'hour'"):
+        periods.continues(("hour", 9), over=True)
+    with pytest.raises(DataError, match="day=2024-01-01 was a string in training, but day=9 is an integer"):
+        periods.continues(("day", "2024-01-01"), over=True)
 
 
 def test_what_comes_and_what_is_left_out_is_reported_by_name() -> None:
     periods = Periods("day", tuple(range(1, 21)))
     assert periods.report(("day", 9), (8,)) == (
-        "at day=9; then day=10, day=11, day=12, day=13, day=14 and 5 more to 19; NOT trained on: day=1, day=2, day=3, "
-        "day=4, day=5 and 2 more to 7, which arrived late, or which `filters` left out before: periods below 9 are "
-        "passed"
+        "at day=9; next: day=10, day=11, day=12, day=13, day=14 and 5 more to 19; NOT trained on: day=1, day=2, day=3, "
+        "day=4, day=5 and 2 more to 7, which arrived late or were excluded by `filters`; training does not return to "
+        "periods before 9"
     )
-    assert Periods("day", (8, 9, 10)).report(("day", 9), (8,)) == "at day=9; then nothing until there are new ones"
+    assert Periods("day", (8, 9, 10)).report(("day", 9), (8,)) == "at day=9; next: nothing until a new folder exists"
 
 
 def test_numbers_of_folders_are_texts_where_training_had_texts(tmp_path: Path) -> None:

@@ -13,14 +13,13 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.data import DataError, DataSet, DataUnavailable, FileChanged, WeightedDataSet, data_sets
 from rayrec.data.mapping.problems import Problems
-from rayrec.data.source.dataset import DataSet, WeightedDataSet, data_sets
 from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of, join, ranges, split
 from rayrec.data.source.footer_index import index_file
 from rayrec.data.source.footers import _like
 from rayrec.data.source.partitions import partitions_of
 from rayrec.storage import parallel, parquet, retries
-from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 from rayrec.storage.files import format_of
 from rayrec.storage.locations import Location, Server, locate, plain_path
 from rayrec.storage.parquet import Version, open_parquet, read_footer

@@ -9,11 +9,11 @@ from collections.abc import Generator
 import pytest
 import torch
 
+from rayrec.data import DataError
 from rayrec.data.stream.mixed_stream import joined
 from rayrec.data.stream.prefetch import Activity, Prefetcher, _plain
-from rayrec.models.batch import Batch
+from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.storage.errors import DataError
 
 
 def counted(made: list[int], most: int = 10**9) -> Generator[int]:

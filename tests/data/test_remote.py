@@ -6,6 +6,7 @@ import io
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,10 @@ from rayrec.data import (
     DataError,
     Manifest,
     ReadOptions,
+    convert,
+    count_column,
+    inspect,
 )
-from rayrec.data.formats.convert import convert
-from rayrec.data.stream import readers
-from rayrec.data.tools.init.inspect import inspect
-from rayrec.data.tools.vocabulary import count_column
 from rayrec.storage import files
 from rayrec.storage.locations import locate, open_filesystem, plain_path
 from rayrec.train import Trainer
@@ -175,9 +175,11 @@ def test_an_outage_is_waited_for(uri: str, server: str, policy: Literal["error",
     assert sorted(ids) == list(range(600)) and skipped == 0
 
 
-def test_auto_reads_on_ray_what_is_not_on_a_disk(uri: str, running_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few cores there are: a thread would wait for one answer at a time."""
-    monkeypatch.setattr(readers, "HEAD_ROWS", 100)
+def test_auto_reads_on_ray_what_is_not_on_a_disk(
+    uri: str, running_ray: None, auto_reader: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any number of cores: a thread would wait for one answer at a time."""
+    auto_reader(100, 3)
     from rayrec.data.stream import ray_reader
 
     monkeypatch.setattr(ray_reader, "_dataset", asked := Mock(wraps=ray_reader._dataset))

@@ -125,9 +125,9 @@ def test_a_large_row_group_is_decoded_once_by_each_rank_that_reads_it(
     begun: list[tuple[str, int]] = []
     begin = slices._begin
 
-    def counted(part: slices.FileSlice, columns: list[str]) -> Any:
+    def counted(part: slices.FileSlice, *arguments: Any) -> Any:
         begun.append((part.uri, part.row_group))
-        return begin(part, columns)
+        return begin(part, *arguments)
 
     monkeypatch.setattr(slices, "_begin", counted)
     for world, interleave in ((1, 1), (2, 1), (1, 2), (3, 2)):

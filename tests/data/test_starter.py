@@ -12,11 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import DataError, DataSet, Manifest, Schema
-from rayrec.data.formats.parquet_writer import Layout
+from rayrec.data import DataError, DataSet, Layout, Manifest, Schema, check
 from rayrec.data.source import partitions
 from rayrec.data.source.partitions import Partitioned
-from rayrec.data.tools.check import check
 from rayrec.data.tools.init import make_config
 from rayrec.data.tools.init.make_config import (
     Machine,
@@ -110,7 +108,7 @@ def test_without_times_a_tenth_is_drawn_by_the_number_of_the_row(tmp_path: Path)
     given = start([str(tmp_path / "in")], "a", tmp_path / "a-data", ONE, tell=said.append).config
     sides = [pq.read_table(given["data"][side])["row"].to_pylist() for side in ("train", "eval")]
     assert sorted(sides[0] + sides[1]) == list(range(3 * ROWS)) and 0.06 < len(sides[1]) / (3 * ROWS) < 0.14
-    assert f"{len(sides[0]):,} rows to train on and {len(sides[1]):,} to evaluate on" in said[1]
+    assert f"{len(sides[0]):,} training rows and {len(sides[1]):,} evaluation rows" in said[1]
     assert rows_of(given) == [len(side) for side in sides]
     again = start([str(tmp_path / "in" / "*.parquet")], "b", tmp_path / "b-data", ONE, tell=said.append).config
     assert pq.read_table(again["data"]["eval"])["row"].to_pylist() == sides[1]
@@ -121,11 +119,11 @@ def test_times_that_cannot_be_cut_are_not(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns(ts=days)), tmp_path / "x.parquet")
     said: list[str] = []
     start([str(tmp_path / "x.parquet")], "a", tmp_path / "a-data", ONE, tell=said.append)
-    assert "by a hash of their number, for too few different times in 'ts'" in said[0]
+    assert "by a hash of their number, because 'ts' has too few distinct times" in said[0]
 
 
 def test_of_very_many_times_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_config, "_MOST_TIMES", 64)
+    monkeypatch.setattr(make_config, "_MAX_TIMES", 64)
     monkeypatch.setattr(partitions, "READ_ROWS", 50)
     pq.write_table(pa.table(columns(ts=SECONDS)), tmp_path / "x.parquet")
     cut = last_by_time(Partitioned.of(find_files(str(tmp_path))), "ts", 0.1)
@@ -170,17 +168,17 @@ def test_data_that_no_model_can_be_made_of(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"x": np.random.default_rng(0).normal(size=20), "label": [0, 1] * 10}), tmp_path / "x.parquet"
     )
-    assert "no column holds ids or categories" in refused(tmp_path / "x.parquet")
-    assert "a-data would lie among the data" in refused(tmp_path)
+    assert "no column contains ids or categories" in refused(tmp_path / "x.parquet")
+    assert "a-data would be inside the data" in refused(tmp_path)
     (tmp_path / "y.csv").write_text("user,label\n")
     assert "the file has no rows" in refused(tmp_path / "y.csv")
-    assert "this file is no Parquet, but " in refused(tmp_path)
+    assert "this file is not Parquet, but " in refused(tmp_path)
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     (tmp_path / "delta" / "_delta_log" / "0.json").write_text("{}")
     pq.write_table(pa.table(columns()), tmp_path / "delta" / "x.parquet")
     assert "the folder holds a table of Delta" in refused(tmp_path / "delta")
     pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / "x.parquet")
-    assert "too few rows to set some aside" in refused(tmp_path / "x.parquet")
+    assert "too few rows to hold some out" in refused(tmp_path / "x.parquet")
 
 
 def test_sides_are_never_empty_and_columns_alike(tmp_path: Path) -> None:
@@ -193,7 +191,7 @@ def test_sides_are_never_empty_and_columns_alike(tmp_path: Path) -> None:
             write_split(found, held, tmp_path / "t", tmp_path / "e", layout)
     pq.write_table(pa.table({"b": [1]}), tmp_path / "y.parquet")
     found = Partitioned.of(find_files([str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet")]))
-    with pytest.raises(DataError, match="the files' columns differ"):
+    with pytest.raises(DataError, match="the files have different columns"):
         write_split(found, by_hash(0.5), tmp_path / "t", tmp_path / "e", layout)
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 from unittest.mock import Mock
@@ -24,9 +25,8 @@ from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable
 from rayrec.data.mapping.rows import from_columns
 from rayrec.data.order.epoch import row_order
 from rayrec.data.source.slices import slices_of
-from rayrec.data.stream import readers
-from rayrec.data.stream.reading import Piece, Recipe, read_piece
-from rayrec.models.batch import Batch
+from rayrec.data.stream.reading import Recipe, WindowShare, read_share
+from rayrec.models import Batch
 from rayrec.storage import parquet, retries
 from rayrec.storage.retries import Patience
 from rayrec.train.errors import is_retryable
@@ -166,11 +166,10 @@ def test_a_footer_is_read_once_however_many_windows_a_file_has(tmp_path: Path, m
 
 @pytest.mark.parametrize("head_rows", [1, 400, 10_000])
 def test_ray_and_local_give_the_same_batches(
-    manifest: Manifest, running_ray: None, head_rows: int, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest, running_ray: None, head_rows: int, auto_reader: Callable[..., None]
 ) -> None:
-    """Also where the first rows are read here and the rest, or nothing, through Ray."""
-    monkeypatch.setattr(readers, "HEAD_ROWS", head_rows)
-    monkeypatch.setattr(readers, "CORES_FOR_RAY", 2)  # as many as the tests' Ray has
+    """Also if the first rows are read here and the rest, or nothing, through Ray."""
+    auto_reader(head_rows)
 
     def take(options: ReadOptions) -> list[tuple[Batch, Cursor]]:
         with stream(manifest, Cursor.start(3), 1, 2, options=options) as batches:
@@ -192,11 +191,11 @@ def test_auto_reads_on_ray_where_cores_are_left_for_it(
     cores_for_ray: int,
     ranks_here: int | None,
     on_ray: bool,
+    auto_reader: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the tests' Ray of two cores; the rows of this data set are more than one head's."""
-    monkeypatch.setattr(readers, "HEAD_ROWS", 400)
-    monkeypatch.setattr(readers, "CORES_FOR_RAY", cores_for_ray)
+    auto_reader(400, cores_for_ray)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if ranks_here:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks_here))
@@ -215,10 +214,9 @@ def data_threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("options", [LOCAL, RAY, AUTO], ids=["local", "ray", "auto"])
 def test_closing_in_the_middle_leaves_no_thread(
-    manifest: Manifest, options: ReadOptions, running_ray: None, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest, options: ReadOptions, running_ray: None, auto_reader: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(readers, "HEAD_ROWS", 400)
-    monkeypatch.setattr(readers, "CORES_FOR_RAY", 2)
+    auto_reader(400)
     batches = stream(manifest, Cursor.start(0), 0, 1, batch_rows=1, options=options)
     next(batches)
     batches.close()
@@ -311,7 +309,7 @@ def test_tasks_of_several_windows_give_the_same_batches(tmp_path: Path, running_
 def test_tasks_are_runs_of_pieces_small_at_both_ends(pieces: int, at_once: int) -> None:
     from rayrec.data.stream.ray_reader import tasks_of
 
-    tasks = tasks_of([Piece((), window, ((0, 1),), window) for window in range(pieces)], at_once)
+    tasks = tasks_of([WindowShare((), window, ((0, 1),), window) for window in range(pieces)], at_once)
     assert [piece.window for task in tasks for piece in task] == list(range(pieces))
     assert all(len(task) == 1 for task in (*tasks[:at_once], *tasks[-at_once:]))
     assert pieces < 40 * at_once or max(map(len, tasks)) > 1
@@ -322,7 +320,7 @@ def test_ray_without_free_cpus_ends_with_an_error(manifest: Manifest, running_ra
 
     options = ReadOptions(reader="ray", cpus_per_read=1000)
     batches = stream(manifest, Cursor.start(0), 0, 1, options=options)
-    with pytest.raises(DataError, match="asks for 1000 CPUs and Ray has"):
+    with pytest.raises(DataError, match="needs 1000 CPUs, but Ray has"):
         next(batches)
     everything = ray.cluster_resources()["CPU"]
     hog = ray.remote(num_cpus=everything)(threading.Event).remote()
@@ -420,7 +418,7 @@ def test_too_many_bad_rows_end_the_run(tmp_path: Path) -> None:
     manifest = Manifest.read(str(tmp_path), SCHEMA)
     options = LOCAL.model_copy(update={"bad_rows": BadRows(policy="skip", limit=4)})
     batches = stream(manifest, Cursor.start(0), 0, 1, options=options)
-    with pytest.raises(DataError, match="more than 4 bad rows were skipped, among them: the label must be 0 or 1"):
+    with pytest.raises(DataError, match=r"more than 4 bad rows were skipped, e\.g\. the label must be 0 or 1"):
         list(batches)
 
 
@@ -557,10 +555,10 @@ def test_a_piece_of_several_parts_is_read_by_its_places(tmp_path: Path, shuffle:
     """As after several resizes: what lies between was read by others."""
     manifest = Manifest.read(str(write(tmp_path, [30, 20])), SCHEMA)
     assert len(manifest.windows) == 1
-    piece = Piece(slices_of(manifest, 0), 0, ((4, 9), (25, 35), (40, 41)), 0)
+    piece = WindowShare(slices_of(manifest, 0), 0, ((4, 9), (25, 35), (40, 41)), 0)
     recipe = Recipe(manifest.columns, SCHEMA, ROWS_OF, 3, 1, shuffle, Patience(), BadRows())
     places = [*range(4, 9), *range(25, 35), 40]
     order = row_order(0, 50, seed=3, epoch=1).tolist() if shuffle else list(range(50))
-    assert from_columns(read_piece(piece, recipe).to_batches()[0], 4).ids[0].values.tolist() == [
+    assert from_columns(read_share(piece, recipe).to_batches()[0], 4).ids[0].values.tolist() == [
         order[at] for at in places
     ]

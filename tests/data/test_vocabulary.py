@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from rayrec.data import DataError, Mapping, Schema, to_batch
+from rayrec.data import DataError, Mapping, Schema, count_column, load_vocabulary, to_batch
 from rayrec.data.arrays.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.fingerprint import as_before, mapping_fingerprint
 from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.map_rows import check_rows_of
-from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.data.source import partitions
 from rayrec.data.tools import vocabulary
-from rayrec.data.tools.vocabulary import Counted, count_column
+from rayrec.data.tools.vocabulary import Counted
 from rayrec.train import Trainer, TrainError, load_config
 from rayrec.train.config.file import parse_config
 from rayrec.train.run.paths import resolved
@@ -94,14 +94,14 @@ def test_a_relative_path_starts_from_the_config_wherever_the_command_runs(
 
 def test_wrong_vocabularies(tmp_path: Path) -> None:
     path = tmp_path / "v.txt"
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot read"):
         ids_of(pa.array([1]), feature(path))
     path.write_text("1\n2\n1\n")
     with pytest.raises(DataError, match="twice"):
         ids_of(pa.array([1]), feature(path))
     good = tmp_path / "good.txt"
     good.write_text("1\n2\n")
-    with pytest.raises(DataError, match="whose vocabulary holds integers, must be one of them"):
+    with pytest.raises(DataError, match="has a vocabulary of integers; it must be an integer"):
         ids_of(pa.array(["a"]), feature(good))
     with pytest.raises(DataError, match="has 3 rows, its vocabulary needs 4"):
         check_rows_of(feature(good), {"x": 3})
@@ -160,15 +160,15 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
     out = tmp_path / "out" / "x.parquet"
     for paths, column, message in (
         ("a.parquet", "y", "'y' is missing"),
-        ("[ab].parquet", "x", "texts in some files and numbers in others"),
+        ("[ab].parquet", "x", "strings in some files and integers in others"),
         ("c.parquet", "x", "integers or strings, not double"),
     ):
         with pytest.raises(DataError, match=message):
             count_column(str(tmp_path / paths), column, out)
         assert not list(out.parent.iterdir())
-    with pytest.raises(DataError, match="the vocabulary cannot be written"):
+    with pytest.raises(DataError, match="cannot write the vocabulary"):
         count_column(str(tmp_path / "a.parquet"), "x", tmp_path / "a.parquet" / "x.parquet")
-    with pytest.raises(DataError, match="would be empty: no id comes 2 times"):
+    with pytest.raises(DataError, match="would be empty: no id occurs 2 times"):
         count_column(str(tmp_path / "a.parquet"), "x", out, min_count=2)
     assert not list(out.parent.iterdir())
 
@@ -192,11 +192,11 @@ def test_ids_of_64_bits_without_a_sign(tmp_path: Path) -> None:
 
 
 def test_a_shared_index_is_opened_before_another_process_may_remove_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None]
 ) -> None:
     """Who has a newer version of the file removes the older index, as soon as it holds the lock."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("rayrec.data.mapping.vocabulary._IN_MEMORY", 1)
+    index_above(1)
     (tmp_path / "v.txt").write_text("3\n1\n2\n")
     opened = IdIndex.open
 
@@ -225,7 +225,7 @@ def test_an_extended_vocabulary_keeps_the_rows_of_its_ids_and_appends_the_new_on
     assert now != before == as_before(now, before, feature(old)) and as_before(now, None, feature(old)) == now
     assert count_column(str(tmp_path / "x.parquet"), "x", old, extend=str(old)) == Counted(0, 0), "nothing is new"
     pq.write_table(pa.table({"x": ["a"]}), tmp_path / "z.parquet")
-    with pytest.raises(DataError, match="the vocabulary to extend holds integers, and the column does not"):
+    with pytest.raises(DataError, match="the vocabulary to extend contains integers, the column does not"):
         count_column(str(tmp_path / "z.parquet"), "x", old, extend=str(old))
     pq.write_table(pa.table({"id": [2, 7, 5, 1, 8]}), old)
     load_vocabulary.cache_clear()

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.source import slices, windows
+from rayrec.data import DataError
+from rayrec.data.source import windows
 from rayrec.data.source.file_table import COLUMNS, FileTable
 from rayrec.data.source.slices import check_size
 from rayrec.data.source.windows import Windows
-from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import open_parquet
 
 
@@ -136,36 +136,28 @@ def parquet(tmp_path: Path) -> pq.ParquetFile:
     return open_parquet(str(path))
 
 
-def sized(parquet: pq.ParquetFile, columns: list[str], chunk: int | None, tmp_path: Path) -> int:
-    return check_size(parquet, str(tmp_path / "x.parquet"), 0, columns, chunk)
+def sized(parquet: pq.ParquetFile, columns: list[str], chunk: int | None, tmp_path: Path, **limits: int) -> int:
+    return check_size(parquet, str(tmp_path / "x.parquet"), 0, columns, chunk, **limits)
 
 
-def test_rows_are_decoded_in_chunks_that_fit(
-    parquet: pq.ParquetFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_decoded_in_chunks_that_fit(parquet: pq.ParquetFile, tmp_path: Path) -> None:
     assert sized(parquet, ["n"], None, tmp_path) == 8000
     assert [sized(parquet, ["n"], chunk, tmp_path) for chunk in (1, 100, 8000, 9000)] == [1, 100, 8000, 8000]
-    monkeypatch.setattr(slices, "_CHUNK_BYTES", 8 * 100)
-    assert [sized(parquet, ["n"], chunk, tmp_path) for chunk in (99, 100, 101, 8000)] == [99, 100, 100, 100]
-    assert sized(parquet, ["n"], None, tmp_path) == 8000
-    monkeypatch.setattr(slices, "_CHUNK_BYTES", 7)
-    assert sized(parquet, ["n"], 10, tmp_path) == 1, "never less than a row"
+    small = {"chunk_bytes": 8 * 100}
+    assert [sized(parquet, ["n"], chunk, tmp_path, **small) for chunk in (99, 100, 101, 8000)] == [99, 100, 100, 100]
+    assert sized(parquet, ["n"], None, tmp_path, **small) == 8000
+    assert sized(parquet, ["n"], 10, tmp_path, chunk_bytes=7) == 1, "never less than a row"
 
 
-def test_what_decodes_to_too_much_is_refused_before_it_is_decoded(
-    parquet: pq.ParquetFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slices, "MOST_BYTES", 8 * 8000)
-    assert sized(parquet, ["n"], None, tmp_path) == 8000
-    monkeypatch.setattr(slices, "MOST_BYTES", 8 * 8000 - 1)
-    with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
-        sized(parquet, ["n"], None, tmp_path)
+def test_what_decodes_to_too_much_is_refused_before_it_is_decoded(parquet: pq.ParquetFile, tmp_path: Path) -> None:
+    assert sized(parquet, ["n"], None, tmp_path, max_bytes=8 * 8000) == 8000
+    with pytest.raises(DataError, match=r"decoding 8,000 rows needs 0\.0 GB") as caught:
+        sized(parquet, ["n"], None, tmp_path, max_bytes=8 * 8000 - 1)
     assert (caught.value.row_group, caught.value.column) == (0, None)
-    monkeypatch.setattr(slices, "MOST_BYTES", 8000 * 1000)
-    assert sized(parquet, ["text", "list"], None, tmp_path) == 8000
-    monkeypatch.setattr(slices, "MOST_BYTES", 8000 * 1000 - 1)
+    assert sized(parquet, ["text", "list"], None, tmp_path, max_bytes=8000 * 1000) == 8000
+    limit = {"max_bytes": 8000 * 1000 - 1}
     for column in ("text", "list"):
-        with pytest.raises(DataError, match=r"8,000 rows would take 0\.0 GB") as caught:
-            sized(parquet, [column], None, tmp_path)
+        with pytest.raises(DataError, match=r"decoding 8,000 rows needs 0\.0 GB") as caught:
+            sized(parquet, [column], None, tmp_path, **limit)
         assert caught.value.column == column
-        assert sized(parquet, [column], 7999, tmp_path) == 7999, "a text as often as it is decoded at a time"
+        assert sized(parquet, [column], 7999, tmp_path, **limit) == 7999, "a text counts for each row of a chunk"

@@ -143,7 +143,7 @@ def test_bad_values_are_named_alike(run: Path, model: Path, tmp_path: Path) -> N
     errors = scorer.score(table_of(rows)).errors
     assert sorted(errors) == late and {one.column for one in errors.values()} == {"before"}
     (problem,) = {one.problem for one in errors.values()}
-    assert problem == "derived column 'late': the event lies after the row's time"
+    assert problem == "derived column 'late': the event is later than the row's time"
     reader = Reader(scorer.mapping, scorer.schema.sparse_names, Limits(body_bytes=1 << 30))
     with pytest.raises(RequestError, match=re.escape(problem)) as caught:
         reader.batch([reader.read(as_json(rows), JSON)])

@@ -24,7 +24,7 @@ from rayrec.train.errors import TrainError
 from tests.inference.runs import train
 from tests.train import small
 
-REFUSED = r"feature 'item', whose ids are integers by the schema's id_type, must be an integer"
+REFUSED = r"feature 'item' was trained on integer ids \(id_type: integer\)"
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def genres_of(item: int) -> list[str]:
     return sorted({GENRES[item % 19], GENRES[item % 7]}, key=GENRES.index)
 
 
-def write_recbole(folder: Path, ratings: list[Rating]) -> Path:
+def write_source(folder: Path, ratings: list[Rating]) -> Path:
     folder.mkdir(parents=True)
     inter = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
     inter += [f"{r.user}\t{r.item}\t{r.stars}\t{r.time}" for r in ratings]
@@ -56,22 +56,6 @@ def write_recbole(folder: Path, ratings: list[Rating]) -> Path:
     item += [f"{NUM_ITEMS}\tunkonwn\tunkonwn\tunknown"]
     for name, lines in (("inter", inter), ("user", user), ("item", item)):
         (folder / f"ml-100k.{name}").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
-
-
-def write_grouplens(folder: Path, ratings: list[Rating]) -> Path:
-    folder.mkdir(parents=True)
-    data = [f"{r.user}\t{r.item}\t{r.stars}\t{r.time}" for r in ratings]
-    user = [f"{u}|{20 + u}|{'FM'[u % 2]}|writer|00000" for u in range(1, NUM_USERS + 1)]
-    item = []
-    for i in range(1, NUM_ITEMS + 1):
-        known = i < NUM_ITEMS
-        flags = "|".join(str(int(genre in (genres_of(i) if known else ["unknown"]))) for genre in GENRES)
-        # A date that is not the title's year: the title decides.
-        item += [f"{i}|Café {i} ({1900 + i})|01-Jan-2001||url|{flags}" if known else f"{i}|unknown||||{flags}"]
-    (folder / "u.data").write_text("\n".join(data) + "\n")
-    (folder / "u.user").write_text("\n".join(user) + "\n")
-    (folder / "u.item").write_text("\n".join(item) + "\n", encoding="latin-1")
     return folder
 
 
@@ -86,7 +70,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recbole(tmp_path_factory.mktemp("source") / "recbole", drawn_ratings())
+    return write_source(tmp_path_factory.mktemp("source") / "files", drawn_ratings())
 
 
 @pytest.fixture(scope="module")
@@ -172,13 +156,6 @@ def test_several_files_and_row_groups(prepared: Path) -> None:
     assert len(lists) == 1 and lists.pop().startswith("list<") and set(types.values()) == {"int64"}
 
 
-def test_both_layouts_give_the_same(prepared: Path, tmp_path: Path) -> None:
-    out = tmp_path / "parquet"
-    assert prepare("--source", write_grouplens(tmp_path / "u", drawn_ratings()), "--out", out).returncode == 0
-    for name in ("train", "eval"):
-        assert rows_of(out / name) == rows_of(prepared / name)
-
-
 def test_again_does_nothing_until_something_differs(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "parquet"
 
@@ -197,7 +174,7 @@ def test_again_does_nothing_until_something_differs(source: Path, tmp_path: Path
     assert made() and not made()
     (out / "eval" / "part-00001.parquet").unlink()
     assert made() and not made()
-    other = write_recbole(tmp_path / "other", drawn_ratings()[:500])
+    other = write_source(tmp_path / "other", drawn_ratings()[:500])
     assert made("--source", other) and not made("--source", other)
 
 
@@ -214,7 +191,7 @@ def test_an_unfinished_result_is_made_again(source: Path, tmp_path: Path) -> Non
 
 def test_tiny_sources_work(tmp_path: Path) -> None:
     out = tmp_path / "parquet"
-    assert prepare("--source", write_recbole(tmp_path / "s", drawn_ratings()[:6]), "--out", out).returncode == 0
+    assert prepare("--source", write_source(tmp_path / "s", drawn_ratings()[:6]), "--out", out).returncode == 0
     assert (len(rows_of(out / "train")), len(rows_of(out / "eval"))) == (5, 1)
 
 
@@ -229,8 +206,8 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
     assert str(tmp_path / "nowhere") in refused("--source", tmp_path / "nowhere", "--out", out)
     (tmp_path / "empty").mkdir()
     error = refused("--source", tmp_path / "empty", "--out", out)
-    assert "ml-100k.inter" in error and "u.data" in error
-    half = write_recbole(tmp_path / "half", drawn_ratings()[:10])
+    assert "ml-100k.inter" in error
+    half = write_source(tmp_path / "half", drawn_ratings()[:10])
     (half / "ml-100k.user").unlink()
     assert "lacks ml-100k.user" in refused("--source", half, "--out", out)
     assert not out.exists()
@@ -252,7 +229,7 @@ MALFORMED = {
 @pytest.mark.parametrize("case", MALFORMED)
 def test_malformed_lines_are_named(case: str, tmp_path: Path) -> None:
     name, line, words = MALFORMED[case]
-    source = write_recbole(tmp_path / "source", drawn_ratings()[:6])
+    source = write_source(tmp_path / "source", drawn_ratings()[:6])
     with (source / name).open("a") as file:
         file.write(line + "\n")
     error = refused("--source", source, "--out", tmp_path / "parquet")
@@ -260,7 +237,7 @@ def test_malformed_lines_are_named(case: str, tmp_path: Path) -> None:
 
 
 def test_a_header_without_a_column_is_named(tmp_path: Path) -> None:
-    source = write_recbole(tmp_path / "source", drawn_ratings()[:6])
+    source = write_source(tmp_path / "source", drawn_ratings()[:6])
     text = (source / "ml-100k.inter").read_text().replace("timestamp:float", "when:float")
     (source / "ml-100k.inter").write_text(text)
     error = refused("--source", source, "--out", tmp_path / "parquet")

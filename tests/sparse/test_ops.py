@@ -16,3 +16,19 @@ def test_chunks_of_more_numbers_than_fbgemm_counts_are_refused(monkeypatch: pyte
     monkeypatch.setattr(ops, "MAX_ELEMENTS", 27)
     with pytest.raises(ValueError, match="28 ids are more than one exchange takes"):
         ops.permute_chunks(order, sizes, data)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_empty_order_gives_an_empty_result(device: str) -> None:
+    """On a GPU fbgemm's permute ops return their whole input for an empty order."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    order = torch.empty(0, dtype=torch.int32, device=device)
+    lengths_FB = torch.tensor([[1, 2], [0, 1]], dtype=torch.int32, device=device)
+    values, weights = torch.arange(4, device=device), torch.rand(4, device=device)
+    lengths, moved, moved_weights = ops.permute_segments(order, lengths_FB, values, weights, num_values=0)
+    assert lengths.shape == (0, 2) and moved.numel() == 0
+    assert moved_weights is not None and moved_weights.numel() == 0
+    sizes = torch.tensor([1, 3], device=device)
+    assert ops.permute_chunks(order, sizes, values).numel() == 0
+    assert ops.permute_chunks(order, sizes, values, num_values=0).numel() == 0

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayrec.data import DataSet
-from rayrec.data.mapping.rules import Vocabulary
+from rayrec.data import DataSet, Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.distributed.replicas.layout import GroupLayout

@@ -210,7 +210,7 @@ def with_vocabulary(tmp_path: Path, ids: list[int], rows: int = 45, **changes: A
 
 
 def fresh_vocabularies() -> None:
-    from rayrec.data.mapping.vocabulary import load_vocabulary
+    from rayrec.data import load_vocabulary
 
     load_vocabulary.cache_clear()
 

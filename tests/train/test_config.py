@@ -62,7 +62,7 @@ def problem(*overrides: str) -> str:
         ("model.args.dense_arch=[16, 4]", ["model.args.dense_arch: [16, 4] must end with the dim of the tables, 8"]),
         ("model.args.over_arch=[16]", ["model.args.over_arch: [16] must end with 1"]),
         ("schema.labels=[{name: a}]", ["schema: give `label` (one) or `labels` (several), not both"]),
-        ("schema={label: null, dense: [{name: age}]}", ["schema: nothing is predicted: give `label`"]),
+        ("schema={label: null, dense: [{name: age}]}", ["schema: no label: give `label`"]),
         ("schema={labels: [{name: a}, {name: a}], dense: [{name: age}]}", ["appear more than once: ['a']"]),
         ("data.negative_rate=0", ["data.negative_rate: got 0"]),
         ("model.factory=a.b:c", ["model: give `name`", "or `factory`", "not both"]),

@@ -174,7 +174,7 @@ def test_what_cannot_be_asked_of_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rmse is a figure of labels of `kind: number` only"):
         parse_config(raw_config(tmp_path, storage__keep_best="rmse"))
     grouped = {**stars(tmp_path)["schema"], "group": {"column": "user"}}
-    with pytest.raises(ConfigError, match="group: figures inside groups"):
+    with pytest.raises(ConfigError, match="group: metrics per group"):
         parse_config(raw_config(tmp_path, schema=grouped))
 
 

@@ -134,7 +134,7 @@ def test_a_run_scores_its_sets_and_its_test_set(tmp_path: Path) -> None:
 
 
 def test_sets_need_the_main_one_and_code_of_a_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="eval_sets come beside eval"):
+    with pytest.raises(ConfigError, match="eval_sets needs eval"):
         parse_config(raw_config(tmp_path, data__eval=None, data__eval_sets={"x": "y"}))
     folder = RunFolder(tmp_path)
     for metrics, refused in (([F1], False), ([F1, SPREAD], True)):

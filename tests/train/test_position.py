@@ -64,7 +64,7 @@ def launch(position: Position, periods: Periods) -> tuple[Position, list[tuple[o
     seen = []
     position = position.among(periods)
     assert position.cursor.only is not None
-    left = len(periods.left(position.cursor.only[1]))
+    left = len(periods.remaining(position.cursor.only[1]))
     while True:
         assert position.cursor.only is not None
         if not position.cursor.over:
@@ -96,7 +96,7 @@ def test_whatever_comes_and_goes_no_day_is_trained_on_twice_and_none_is_left_out
         try:
             position, now = launch(position, periods)
         except DataError as error:
-            assert "one folder day=… or none" in str(error) and position == START, "the first launch needs two"
+            assert "nothing to train on" in str(error) and position == START, "the first launch needs two"
             there = there or {1}
             continue
         there = there or {1}
@@ -113,7 +113,7 @@ def test_a_day_whose_rest_filters_leave_out_is_passed() -> None:
     assert inside.among(Periods("day", (1, 2, 3))) == inside
     later = inside.among(Periods("day", (2, 3), parse_all([["day", ">", 1]])))
     assert (later.cursor, later.trained) == (Cursor.start(1, ("day", 2)), (1,))
-    with pytest.raises(DataError, match="day=1 was trained on in part, and its folder is gone"):
+    with pytest.raises(DataError, match="day=1 was trained on in part, but its folder is missing"):
         inside.among(Periods("day", (2, 3)))
 
 
@@ -121,7 +121,7 @@ def test_earlier_checkpoints_know_a_day_by_its_number() -> None:
     older = read(replace(START, cursor=Cursor.start(1)))
     found = older.among(Periods("day", (4, 5, 6, 7)))
     assert (found.cursor.only, found.trained, found.cursor.parts) == (("day", 5), (4,), older.cursor.parts)
-    with pytest.raises(DataError, match="is in epoch 1 and has no name of its period; 1 folders day=… are left"):
+    with pytest.raises(DataError, match="is in epoch 1 and does not name its period; only 1 folders day=… exist"):
         older.among(Periods("day", (7,)))
 
 

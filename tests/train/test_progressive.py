@@ -64,11 +64,11 @@ def test_each_day_is_trained_on_after_the_model_was_evaluated_on_it(tmp_path: Pa
 def test_what_cannot_be_progressive_is_refused(tmp_path: Path) -> None:
     write_day(tmp_path / "days", 0)
     raw = small.raw_config(tmp_path, data={"train": str(tmp_path / "days"), "progressive": "day"})
-    with pytest.raises(ValueError, match="the last one is only evaluated on"):
+    with pytest.raises(ValueError, match="is used for evaluation only"):
         Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
     write_day(tmp_path / "days", 1)
     raw["data"]["progressive"] = "week"
-    with pytest.raises(ValueError, match="lies in no folder week="):
+    with pytest.raises(ValueError, match="not in a folder week="):
         Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
     for data in ({"train": str(tmp_path), "eval": str(tmp_path)}, {"train": [{"path": str(tmp_path), "weight": 1.0}]}):
         with pytest.raises(ValueError, match="progressive needs one data set"):
@@ -95,7 +95,7 @@ def test_old_days_may_be_removed_and_late_ones_are_reported(tmp_path: Path) -> N
     shutil.rmtree(days / "day=5")
     told = io.StringIO()
     assert fit(raw, tmp_path / "none", told).epochs == 3 and not (tmp_path / "none.0.jsonl").exists()
-    assert "finished already (3 epochs); it is at day=3; then nothing until" in " ".join(told.getvalue().split())
+    assert "finished already (3 epochs); it is at day=3; next: nothing until" in " ".join(told.getvalue().split())
 
 
 def test_a_run_whose_checkpoints_are_gone_begins_anew(tmp_path: Path) -> None:

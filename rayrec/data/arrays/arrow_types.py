@@ -1,4 +1,4 @@
-"""Questions about Arrow types and arrays that pyarrow answers in several calls, and newer layouts in older ones."""
+"""Predicates and conversions of Arrow types and arrays that pyarrow does not offer as one call."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Any of Arrow's list layouts."""
+    """True for every list layout of Arrow."""
     return any(test(kind) for test in _LISTS)
 
 
 def leaf_of(kind: pa.DataType) -> pa.DataType:
-    """What the lists of a list type hold at last; another type itself."""
+    """The innermost value type of nested lists; the type itself if it is not a list."""
     while is_list(kind):
         kind = kind.value_type
     return kind
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Strings and bytes of any layout, dictionary-encoded or not."""
+    """True for strings and bytes of any layout, dictionary-encoded or not."""
     kind = kind.value_type if pat.is_dictionary(kind) else kind
     return any(test(kind) for test in (*_TEXTS, *_BYTES))
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """The type that Arrow's compute functions know for one of the newer view layouts, at any depth."""
+    """The type with view layouts replaced, at any depth: Arrow's compute functions do not accept all of them."""
     if pat.is_string_view(kind):
         return pa.large_string()
     if pat.is_binary_view(kind):
@@ -54,9 +54,7 @@ def without_views(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_type(kind: pa.DataType) -> str:
-    """What values of a type are, in words that `type_of` reads: integers and floats of any width are alike, as are
-    texts and times of any layout.
-    """
+    """The name of a type without width and layout, e.g. "integer", "text" or "list<number>"; `type_of` reads it."""
     if pat.is_dictionary(kind):
         kind = kind.value_type
     if pat.is_map(kind):
@@ -78,35 +76,38 @@ _PLAIN = {
 
 
 def type_of(plain: str) -> pa.DataType | None:
-    """A type for values of what `plain_type` says; None of another text."""
+    """The widest type with the name that `plain_type` gives; None for an unknown name."""
     if plain in _PLAIN:
         return _PLAIN[plain]
     outer, _, inner = plain.removesuffix(">").partition("<")
-    parts = inner.split(", ", 1) if outer == "map" else [inner] if outer == "list" else []
-    kinds = [type_of(part) for part in parts]
-    if not kinds or None in kinds:
+    names = inner.split(", ", 1) if outer == "map" else [inner] if outer == "list" else []
+    types = [type_of(name) for name in names]
+    if not types or None in types:
         return None
-    return pa.map_(*kinds) if len(kinds) == 2 else pa.large_list(kinds[0])
+    return pa.map_(*types) if len(types) == 2 else pa.large_list(types[0])
 
 
-def wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds every value of both: integers, floats, texts of any layout, and lists and structs of them.
-    None where there is none, as of an integer and a float."""
-    if one == other:
-        return one
-    if is_text(one) and is_text(other):
-        return pa.large_string() if _is_utf8(one) and _is_utf8(other) else pa.large_binary()
-    if is_list(one) and is_list(other):
-        item = wider(one.value_type, other.value_type)
+def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """The narrowest type that holds all values of both types; None if there is none, as for an integer and a float.
+
+    Integers, floats, texts, and lists and structs of them. `pa.unify_schemas` is not used: it makes int64 of int64 and
+    uint64, and refuses views and dictionaries beside plain texts.
+    """
+    if left == right:
+        return left
+    if is_text(left) and is_text(right):
+        return pa.large_string() if _is_utf8(left) and _is_utf8(right) else pa.large_binary()
+    if is_list(left) and is_list(right):
+        item = wider(left.value_type, right.value_type)
         return None if item is None else pa.large_list(item)
-    one, other = (kind.value_type if pat.is_dictionary(kind) else kind for kind in (one, other))
-    if pat.is_struct(one) and pat.is_struct(other) and {f.name for f in one} == {f.name for f in other}:
-        fields = [(f.name, wider(f.type, other.field(f.name).type)) for f in one]
+    left, right = (kind.value_type if pat.is_dictionary(kind) else kind for kind in (left, right))
+    if pat.is_struct(left) and pat.is_struct(right) and {f.name for f in left} == {f.name for f in right}:
+        fields = [(f.name, wider(f.type, right.field(f.name).type)) for f in left]
         return None if any(kind is None for _, kind in fields) else pa.struct(fields)
-    if pat.is_integer(one) and pat.is_integer(other):
-        return next((kind for kind in _INTEGERS if all(map(partial(_fits, kind), (one, other)))), None)
-    if pat.is_floating(one) and pat.is_floating(other):
-        return max(one, other, key=lambda kind: kind.bit_width)
+    if pat.is_integer(left) and pat.is_integer(right):
+        return next((kind for kind in _INTEGERS if all(map(partial(_fits, kind), (left, right)))), None)
+    if pat.is_floating(left) and pat.is_floating(right):
+        return max(left, right, key=lambda kind: kind.bit_width)
     return None
 
 
@@ -114,7 +115,7 @@ _INTEGERS = (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint
 
 
 def _fits(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Whether an integer type holds all values of another."""
+    """True if the integer type `wide` holds all values of `narrow`."""
     if pat.is_signed_integer(narrow) and not pat.is_signed_integer(wide):
         return False
     extra = pat.is_signed_integer(wide) and not pat.is_signed_integer(narrow)
@@ -127,7 +128,7 @@ def _is_utf8(kind: pa.DataType) -> bool:
 
 
 def from_list_view(array: pa.ListViewArray | pa.LargeListViewArray) -> pa.Array:
-    """The same lists, one after another; pyarrow's own cast loses values of views that overlap or are out of order."""
+    """A list view as a list array. pyarrow's cast loses values of views that overlap or are out of order."""
     lengths = pc.fill_null(pc.list_value_length(array), 0)
     ends = pc.cumulative_sum(lengths.cast(pa.int64()))
     offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
@@ -136,17 +137,17 @@ def from_list_view(array: pa.ListViewArray | pa.LargeListViewArray) -> pa.Array:
 
 
 def nulls_of(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Which values are null; None where none is."""
+    """The null mask; None if no value is null."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
 def decoded(array: pa.Array) -> pa.Array:
-    """Without a dictionary."""
+    """The array without dictionary encoding."""
     return array.dictionary_decode() if pat.is_dictionary(array.type) else array
 
 
 def plain_numbers(array: pa.Array) -> pa.Array:
-    """The same numbers as integers or floats."""
+    """Numbers, booleans and decimals as an array of integers or floats."""
     array = decoded(array)
     if pat.is_boolean(array.type):
         return pc.cast(array, pa.uint8())
@@ -154,19 +155,19 @@ def plain_numbers(array: pa.Array) -> pa.Array:
 
 
 def floats_of(array: pa.Array) -> npt.NDArray[np.float64]:
-    """Numbers and booleans of any layout; NaN for a null."""
-    found: npt.NDArray[np.float64] = pc.cast(plain_numbers(array), pa.float64(), safe=False).to_numpy(
+    """Numbers and booleans as float64; NaN for a null."""
+    numbers: npt.NDArray[np.float64] = pc.cast(plain_numbers(array), pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )
-    return found
+    return numbers
 
 
 def seconds_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
-    """Whole seconds since 1970, rounded down, of timestamps, dates, or integers of that unit; -1 for a null."""
+    """Seconds since 1970, rounded down, of timestamps, dates, or integers in `unit`; -1 for a null."""
     times = decoded(times)
     if pat.is_date(times.type):
         times = times.cast(pa.timestamp("s" if pat.is_date32(times.type) else "ms"))
     unit = times.type.unit if pat.is_timestamp(times.type) else unit
     numbers = pc.cast(times, pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
-    found: npt.NDArray[np.int64] = np.floor_divide(numbers, UNITS[unit])
-    return found
+    seconds: npt.NDArray[np.int64] = np.floor_divide(numbers, UNITS[unit])
+    return seconds

@@ -1,7 +1,7 @@
-"""Memory for large arrays, from Arrow's pool.
+"""Allocates large NumPy arrays from Arrow's memory pool.
 
-The pool keeps what is freed and gives it out again; numpy asks the kernel for new pages for every large array, and
-touching those for the first time costs more than what is computed here.
+The pool reuses freed memory. NumPy asks the kernel for new pages for each large array, and the page faults cost more
+than the computations here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Floats = npt.NDArray[np.floating]
 
 
 def empty(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array of `size` numbers that hold anything."""
+    """An uninitialized array of `size` elements."""
     kind = np.dtype(dtype)
     return np.frombuffer(pa.allocate_buffer(size * kind.itemsize), dtype=kind)
 
 
-def taken(array: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The rows `order[0]`, `order[1]`, … of an array [n, …], each in `[0, n)`, which is not checked."""
+def take_rows(array: npt.NDArray[Any], order: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Rows `order[0]`, `order[1]`, … of an array [n, …]. Indices must be in `[0, n)`; they are not checked."""
     out = empty(len(order) * math.prod(array.shape[1:]), array.dtype).reshape(len(order), *array.shape[1:])
     return np.take(array, order, axis=0, out=out, mode="clip")

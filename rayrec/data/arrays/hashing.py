@@ -1,7 +1,6 @@
-"""Stable 64-bit hashes of integers and strings, and their spread over table rows.
+"""Stable 64-bit hashes of integers and strings, and their distribution over table rows.
 
-Every function depends on its arguments only: not on the process, the platform, or a library's version. Which feature is
-hashed how is the schema's matter.
+The results depend on the arguments only, not on the process, the platform or a library's version.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from rayrec.data.arrays.buffers import U64, empty
 
-# A version of the law by which everything here maps; a checkpoint keeps it. Another number for any id: raise it.
+# Version of the hash functions, saved in checkpoints. Raise it with any change that gives an id another number.
 HASH_LAW = 1
 
 TableRows = npt.NDArray[np.signedinteger[Any]]  # int32 or int64
@@ -25,7 +24,7 @@ _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MUL_1 = 0xBF58476D1CE4E5B9
 _MUL_2 = 0x94D049BB133111EB
-# A block and its scratch space stay in the second-level cache.
+# A block and its scratch space fit the L2 cache.
 _BLOCK = 16_384
 _BLOCK_32 = 32_768
 
@@ -38,53 +37,52 @@ _ROUNDS = ((np.uint32(16), np.uint32(0x85EBCA6B)), (np.uint32(13), np.uint32(0xC
 
 
 def mix64(value: int) -> int:
-    """The splitmix64 finalizer (Steele, Lea, Flood 2014) of one integer, modulo 2**64; a bijection."""
+    """The splitmix64 finalizer (Steele, Lea, Flood 2014) modulo 2**64; a bijection."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * _MUL_1) & _MASK
     value = ((value ^ (value >> 27)) * _MUL_2) & _MASK
     return value ^ (value >> 31)
 
 
-def seed_of(*parts: int) -> int:
-    """One 64-bit seed made of several integers; their order matters."""
+def seed_of(*values: int) -> int:
+    """Combines integers to one 64-bit seed; their order matters."""
     state = 0
-    for part in parts:
-        state = mix64(state + _GAMMA + (part & _MASK))
+    for value in values:
+        state = mix64(state + _GAMMA + (value & _MASK))
     return state
 
 
 def mix64_array(values: npt.NDArray[np.integer], seed: int) -> U64:
-    """`mix64(value + seed)` of every 64-bit integer; a bijection of the values for one seed.
+    """`mix64(value + seed)` of every value; for each seed a bijection.
 
     Args:
-        values: int64 or uint64, [n]; not changed.
-        seed: from `seed_of`.
+        values: int64 or uint64, [n]; not modified.
+        seed: as `seed_of` returns it.
     """
     out = np.empty(len(values), dtype=np.uint64)
     scratch, add = np.empty(min(len(values), _BLOCK), np.uint64), np.uint64(seed & _MASK)
     for start in range(0, len(values), _BLOCK):
         state = out[start : start + _BLOCK]
-        other = scratch[: len(state)]
+        shifted = scratch[: len(state)]
         np.add(values[start : start + _BLOCK].astype(np.int64, copy=False).view(np.uint64), add, out=state)
-        np.right_shift(state, np.uint64(30), out=other)
-        np.bitwise_xor(state, other, out=state)
+        np.right_shift(state, np.uint64(30), out=shifted)
+        np.bitwise_xor(state, shifted, out=state)
         np.multiply(state, np.uint64(_MUL_1), out=state)
-        np.right_shift(state, np.uint64(27), out=other)
-        np.bitwise_xor(state, other, out=state)
+        np.right_shift(state, np.uint64(27), out=shifted)
+        np.bitwise_xor(state, shifted, out=state)
         np.multiply(state, np.uint64(_MUL_2), out=state)
-        np.right_shift(state, np.uint64(31), out=other)
-        np.bitwise_xor(state, other, out=state)
+        np.right_shift(state, np.uint64(31), out=shifted)
+        np.bitwise_xor(state, shifted, out=state)
     return out
 
 
 def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> TableRows:
-    """Table rows of 64-bit integer ids, spread evenly over `[0, num_rows)`; int32 or int64 as `row_type` says.
+    """Table rows of 64-bit integer ids, uniform over `[0, num_rows)`, as int32 or int64 (see `row_type`).
 
-    This is most of the work of mapping a row, so there are two laws. Up to 2**32 rows: the two halves of an id are
-    folded into 32 bits (an id below 2**32 stays as it is), the seed is added, and MurmurHash3's 32-bit finalizer
-    (Appleby 2011) mixes them, without its last step, which the high bits do not need; those are scaled as in `to_rows`.
-    Half as many bytes and fewer steps make it twice as fast as 64 bits are. For larger tables:
-    `to_rows(mix64_array(values, seed), num_rows)`.
+    Hashing dominates the cost of mapping a row, so tables of up to 2**32 rows use a 32-bit hash, which is twice as
+    fast: the halves of an id are folded into 32 bits (ids below 2**32 do not change), the seed is added, and
+    MurmurHash3's 32-bit finalizer (Appleby 2011) mixes the bits. Its last step is left out: it changes low bits only,
+    and the high bits select the row as in `to_rows`. Larger tables use `to_rows(mix64_array(values, seed), num_rows)`.
     """
     if num_rows > 1 << 32:
         return to_rows(mix64_array(values, seed), num_rows)
@@ -94,17 +92,17 @@ def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> Tabl
     add, rows = np.uint32(seed & _MASK_32), np.uint64(num_rows)
     for start in range(0, len(values), _BLOCK_32):
         block = values[start : start + _BLOCK_32].view(np.uint64)
-        state, other, wide = states[: len(block)], scratch[: len(block)], scaled[: len(block)]
+        state, shifted, wide = states[: len(block)], scratch[: len(block)], scaled[: len(block)]
         np.copyto(state, block, casting="unsafe")
         if block.max() > _MASK_32:
             np.right_shift(block, _32, out=wide)
-            np.copyto(other, wide, casting="unsafe")
-            np.multiply(other, _FOLD, out=other)
-            np.bitwise_xor(state, other, out=state)
+            np.copyto(shifted, wide, casting="unsafe")
+            np.multiply(shifted, _FOLD, out=shifted)
+            np.bitwise_xor(state, shifted, out=state)
         np.add(state, add, out=state)
         for shift, factor in _ROUNDS:
-            np.right_shift(state, shift, out=other)
-            np.bitwise_xor(state, other, out=state)
+            np.right_shift(state, shift, out=shifted)
+            np.bitwise_xor(state, shifted, out=state)
             np.multiply(state, factor, out=state)
         np.copyto(wide, state)
         np.multiply(wide, rows, out=wide)
@@ -114,12 +112,12 @@ def hash_rows(values: npt.NDArray[np.integer], seed: int, num_rows: int) -> Tabl
 
 
 def row_type(num_rows: int) -> type[np.int32] | type[np.int64]:
-    """What holds a row of a table: 32 bits where they suffice, for what is half as long is moved in half the time."""
+    """The integer type of a table's row numbers: int32 if it suffices, because it halves the memory traffic."""
     return np.int32 if num_rows <= 1 << 31 else np.int64
 
 
 def hash_strings(strings: Iterable[bytes], seed: int) -> U64:
-    """A 64-bit hash (keyed BLAKE2b) of every string. Costs about a microsecond each: give it distinct strings only."""
+    """A 64-bit hash (keyed BLAKE2b) of every string. Costs about 1 µs each: pass distinct strings only."""
     key = (seed & _MASK).to_bytes(8, "little")
     blake2b = hashlib.blake2b
     digests = b"".join(blake2b(text, digest_size=8, key=key).digest() for text in strings)
@@ -127,41 +125,41 @@ def hash_strings(strings: Iterable[bytes], seed: int) -> U64:
 
 
 def hash_texts(texts: pa.Array) -> U64:
-    """A 64-bit hash of every string or binary value, whole columns at a time: tens of nanoseconds each.
+    """A 64-bit hash of every string or binary value, vectorized: tens of nanoseconds each.
 
-    Eight bytes of all at a time (little-endian, zeros after the end) go into `mix64`, which begins with the length.
-    Anything may stand for a null. Chosen strings can be made to collide, unlike with `hash_strings`.
+    `mix64` absorbs the length, then eight bytes at a time (little-endian, zero-padded). The hash of a null is
+    undefined. An attacker can construct collisions, which `hash_strings` prevents.
     """
     kind = pa.large_binary()
     texts = texts.cast(kind) if texts.type != kind else texts
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    first, last = (int(bounds[0]), int(bounds[-1])) if len(texts) else (0, 0)
-    raw = np.zeros(last - first + 8, np.uint8)
-    raw[: last - first] = np.frombuffer(data, np.uint8)[first:last] if last > first else 0
-    words: U64 = np.ndarray((last - first + 1,), "<u8", raw.data, strides=(1,))  # at every byte
+    first_byte, last_byte = (int(bounds[0]), int(bounds[-1])) if len(texts) else (0, 0)
+    raw = np.zeros(last_byte - first_byte + 8, np.uint8)
+    raw[: last_byte - first_byte] = np.frombuffer(data, np.uint8)[first_byte:last_byte] if last_byte > first_byte else 0
+    words: U64 = np.ndarray((last_byte - first_byte + 1,), "<u8", raw.data, strides=(1,))  # one word at every byte
     out = np.empty(len(texts), np.uint64)
     for start in range(0, len(texts), _BLOCK):
-        some = bounds[start : start + _BLOCK + 1] - first
-        out[start : start + _BLOCK] = _hash_block(words, some[:-1], np.diff(some))
+        starts_and_end = bounds[start : start + _BLOCK + 1] - first_byte
+        out[start : start + _BLOCK] = _hash_block(words, starts_and_end[:-1], np.diff(starts_and_end))
     return out
 
 
-def _hash_block(words: U64, at: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> U64:
+def _hash_block(words: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> U64:
     states = mix64_array(lengths, _TEXTS)
-    done, going = 0, np.flatnonzero(lengths)
-    while len(going):
-        inside = words[at[going] + done] & _FIRST_BYTES[np.minimum(lengths[going] - done, 8)]
-        states[going] = mix64_array(states[going] ^ inside, _TEXTS)
+    done, unfinished = 0, np.flatnonzero(lengths)
+    while len(unfinished):
+        word = words[starts[unfinished] + done] & _FIRST_BYTES[np.minimum(lengths[unfinished] - done, 8)]
+        states[unfinished] = mix64_array(states[unfinished] ^ word, _TEXTS)
         done += 8
-        going = going[lengths[going] > done]
+        unfinished = unfinished[lengths[unfinished] > done]
     return states
 
 
 def to_rows(hashes: U64, num_rows: int) -> npt.NDArray[np.int64]:
-    """Hashes spread evenly over the rows `[0, num_rows)`.
+    """Maps hashes uniformly to rows `[0, num_rows)`.
 
-    The high 32 bits are scaled rather than divided (Lemire 2019): no slow 64-bit remainder.
+    Scales the high 32 bits (Lemire 2019), which avoids the slow 64-bit remainder.
     """
     if num_rows > 1 << 32:
         return np.remainder(hashes, np.uint64(num_rows)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Arrow list columns taken apart into offsets and leaf values, and edits of such lists without a loop over rows."""
+"""Arrow list columns as offsets and values, and vectorized operations on them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Lists:
     """A list column of n rows.
 
     Args:
-        leaf: the lists' values, one after the other, nothing else.
+        leaf: the values of all lists, concatenated.
         offsets: [n + 1], starting at 0.
-        nulls: [n], which lists are null (they have no values here); None when none is.
+        nulls: [n], True for null lists, which have no values; None if there are none.
     """
 
     leaf: pa.Array
@@ -32,28 +32,28 @@ class Lists:
 
 
 def take_bags(values: npt.NDArray[N], offsets: I64, order: I64) -> tuple[npt.NDArray[N], I64]:
-    """The bags `order[0]`, `order[1]`, … one after the other, and where each starts.
+    """Bags `order[0]`, `order[1]`, … concatenated, and their offsets.
 
-    To Arrow a bag is a string of bytes, so that it is moved as a whole instead of number by number.
+    The bags are handed to Arrow as byte strings, so that `take` copies each as one block.
 
     Args:
-        values: of all bags.
-        offsets: [n + 1], where each bag starts in `values`, and where the last one ends.
-        order: each in `[0, n)`, which is not checked.
+        values: the values of all bags.
+        offsets: [n + 1], positions in `values`.
+        order: indices in `[0, n)`; they are not checked.
     """
     size = values.itemsize
-    places = pa.py_buffer(offsets * size)
+    byte_offsets = pa.py_buffer(offsets * size)
     bags = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(offsets) - 1, [None, places, pa.py_buffer(np.ascontiguousarray(values))]
+        pa.large_binary(), len(offsets) - 1, [None, byte_offsets, pa.py_buffer(np.ascontiguousarray(values))]
     )
-    _, places, taken = pc.take(bags, pa.array(order), boundscheck=False).buffers()
+    _, byte_offsets, taken_bytes = pc.take(bags, pa.array(order), boundscheck=False).buffers()
     starts = empty(len(order) + 1, np.int64)
-    np.floor_divide(np.frombuffer(places, np.int64, len(order) + 1), size, out=starts)
-    return np.frombuffer(taken, values.dtype, int(starts[-1])), starts
+    np.floor_divide(np.frombuffer(byte_offsets, np.int64, len(order) + 1), size, out=starts)
+    return np.frombuffer(taken_bytes, values.dtype, int(starts[-1])), starts
 
 
 def unnest(array: pa.Array) -> Lists:
-    """One level of any Arrow list array, sliced or not."""
+    """Splits off one level of nesting from any Arrow list array, sliced or not."""
     nulls = nulls_of(array)
     if nulls is None and (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         offsets = array.offsets.to_numpy().astype(np.int64)
@@ -63,7 +63,7 @@ def unnest(array: pa.Array) -> Lists:
 
 
 def ids_of(array: pa.Array) -> pa.Array:
-    """The ids of a column, those of lists one by one, without nulls."""
+    """All ids of a column, from lists too, without nulls."""
     array = array.cast(without_views(array.type))
     while is_list(array.type):
         array = unnest(array).leaf
@@ -72,35 +72,35 @@ def ids_of(array: pa.Array) -> pa.Array:
 
 
 def offsets_of(lengths: npt.NDArray[np.integer]) -> I64:
-    """Where lists of these lengths start, and the end."""
+    """The offsets of lists of these lengths, [n + 1]."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def row_of(offsets: I64, positions: I64) -> I64:
-    """The row that each position of the leaf belongs to."""
+    """The row of each position in the leaf."""
     return np.searchsorted(offsets, positions, side="right") - 1
 
 
 def truncate(offsets: I64, max_length: int, keep: str) -> tuple[I64, I64] | None:
-    """(leaf positions to keep, new offsets) so that no list is longer than `max_length`; None when none is.
+    """Cuts lists to `max_length`: the leaf positions that remain, and new offsets. None if no list is longer.
 
     Args:
-        keep: "first" or "last".
+        keep: the end of a list that remains, "first" or "last".
     """
     lengths = np.diff(offsets)
     if not len(lengths) or lengths.max() <= max_length:
         return None
-    kept = np.minimum(lengths, max_length)
-    new_offsets = offsets_of(kept)
-    firsts = offsets[:-1] if keep == "first" else offsets[1:] - kept
-    positions = np.repeat(firsts - new_offsets[:-1], kept) + np.arange(new_offsets[-1])
+    new_lengths = np.minimum(lengths, max_length)
+    new_offsets = offsets_of(new_lengths)
+    firsts = offsets[:-1] if keep == "first" else offsets[1:] - new_lengths
+    positions = np.repeat(firsts - new_offsets[:-1], new_lengths) + np.arange(new_offsets[-1])
     return positions, new_offsets
 
 
 def filtered_offsets(offsets: I64, keep: Mask) -> I64:
-    """The offsets of the lists after the leaf values that are not kept are taken out."""
-    before = np.zeros(len(keep) + 1, dtype=np.int64)
-    np.cumsum(keep, out=before[1:])
-    return before[offsets]
+    """The offsets of the lists after filtering the leaf by the mask `keep`."""
+    kept_before = np.zeros(len(keep) + 1, dtype=np.int64)
+    np.cumsum(keep, out=kept_before[1:])
+    return kept_before[offsets]

@@ -1,4 +1,4 @@
-"""Reads Avro and ORC files as streams of Arrow batches: fastavro decodes Avro, pyarrow ORC, a stripe at a time."""
+"""Reads Avro (by fastavro) and ORC (by pyarrow, stripe by stripe) as streams of Arrow batches."""
 
 from __future__ import annotations
 
@@ -34,40 +34,42 @@ _LOGICAL = {
 
 @dataclass(frozen=True, slots=True)
 class Avro:
-    """Object container files."""
+    """Avro object container files."""
 
     def schema(self, uri: str) -> pa.Schema:
-        """The Arrow form of the schema in the file.
+        """The file's schema as an Arrow schema.
 
         Raises:
-            DataError: not an Avro file, a type that no column can have, or no fastavro.
+            DataError: not an Avro file, a type without an Arrow equivalent, or fastavro is not installed.
         """
         writer = _reader(uri).writer_schema
         if not isinstance(writer, dict) or writer.get("type") != "record":
-            raise DataError("the rows are no records", file=uri, fix="write records, whose fields become columns")
+            raise DataError(
+                "the Avro schema is not a record", file=uri, fix="write records; their fields become columns"
+            )
         return pa.schema([(f["name"], _arrow(f["type"], {}, uri, f["name"])) for f in writer["fields"]])
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows; a column that the file lacks is null.
+        """All rows; missing columns are null.
 
         Raises:
-            DataError: a block that cannot be decoded, or a value that is not of its column's type.
+            DataError: a block that cannot be decoded, or a value of another type than its column.
         """
         records, done = _reader(uri), 0
         while True:
             try:
-                some = list(islice(records, _ROWS))
-                batch = pa.RecordBatch.from_pylist(some, schema)
+                rows = list(islice(records, _ROWS))
+                batch = pa.RecordBatch.from_pylist(rows, schema)
             except Exception as error:  # fastavro raises any error of its decoders
                 raise DataError(
-                    f"rows from {done} on are not readable: {type(error).__name__}: {error}",
+                    f"cannot read rows from {done} on: {type(error).__name__}: {error}",
                     file=uri,
-                    fix="write the file again, or say what a column holds, e.g. --type user=string",
+                    fix="write the file again, or set a column's type, e.g. --type user=string",
                 ) from error
-            if not some:
+            if not rows:
                 return
             yield batch
-            done += len(some)
+            done += len(rows)
 
 
 def _reader(uri: str) -> Any:
@@ -79,13 +81,13 @@ def _reader(uri: str) -> Any:
     try:
         return fastavro.reader(io.BufferedReader(filesystem.open_input_stream(path)))
     except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"the file is not readable as Avro: {error}", file=uri, fix="write the file again") from error
+        raise DataError(f"cannot read the file as Avro: {error}", file=uri, fix="write the file again") from error
 
 
 def _arrow(kind: Any, known: dict[str, pa.DataType], uri: str, column: str) -> pa.DataType:
-    """The Arrow type of an Avro type."""
+    """Converts an Avro type; `known` holds the named types seen so far."""
     if isinstance(kind, list):
-        choices = list(dict.fromkeys(_arrow(one, known, uri, column) for one in kind if one != "null"))
+        choices = list(dict.fromkeys(_arrow(choice, known, uri, column) for choice in kind if choice != "null"))
         if len(choices) == 1:
             return choices[0]
         if choices and all(pa.types.is_integer(c) or pa.types.is_floating(c) for c in choices):
@@ -106,7 +108,7 @@ def _arrow(kind: Any, known: dict[str, pa.DataType], uri: str, column: str) -> p
         return known.setdefault(kind["name"], pa.struct(fields))
     elif kind["type"] != "map":
         return _arrow(kind["type"], known, uri, column)
-    raise DataError(f"no column can hold the Avro type {kind}", file=uri, column=column, fix="leave the field out")
+    raise DataError(f"unsupported Avro type {kind}", file=uri, column=column, fix="leave the field out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +116,14 @@ class Orc:
     """ORC files."""
 
     def schema(self, uri: str) -> pa.Schema:
-        """The file's own."""
+        """The file's schema."""
         return _open_orc(uri).schema
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows; a column that the file lacks is null.
+        """All rows; missing columns are null.
 
         Raises:
-            DataError: a stripe that cannot be decoded, or a value that does not fit its column's type.
+            DataError: a stripe that cannot be decoded, or a value that cannot be cast to its column's type.
         """
         file = _open_orc(uri)
         for number in range(file.nstripes):
@@ -132,8 +134,8 @@ class Orc:
                     for name, kind in zip(schema.names, schema.types, strict=True)
                 ]
             except (pa.ArrowException, OSError) as error:
-                problem = f"stripe {number} is not readable: {first_line(error)}"
-                raise DataError(problem, file=uri, fix="write it again") from error
+                problem = f"cannot read stripe {number}: {first_line(error)}"
+                raise DataError(problem, file=uri, fix="write the file again") from error
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -142,5 +144,5 @@ def _open_orc(uri: str) -> paorc.ORCFile:
     try:
         return paorc.ORCFile(filesystem.open_input_file(path))
     except (pa.ArrowException, OSError) as error:
-        problem = f"the file is not readable as ORC: {first_line(error)}"
+        problem = f"cannot read the file as ORC: {first_line(error)}"
         raise DataError(problem, file=uri, fix="write the file again") from error

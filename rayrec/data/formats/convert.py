@@ -1,5 +1,6 @@
-"""CSV, JSON lines, Avro and ORC to Parquet, whose footers tell rows and row groups, without which no row could be
-found again after a stop: into a folder, or into the cache of a run that is given such files. Each file is a stream.
+"""Converts CSV, JSON lines, Avro and ORC files to Parquet: into a folder, or into the cache of a run.
+
+Training needs Parquet: resumption finds rows by the row groups that Parquet footers list. Files are streamed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": Json
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """One file that was converted: its URI, its rows, what they were written to, and what a user should know of it."""
+    """The result of one file: its URI, its rows, the Parquet files, and a note for the user."""
 
     source: str
     rows: int
@@ -41,7 +42,7 @@ class Converted:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One file to convert."""
+    """A file to convert."""
 
     uri: str
     folder: Path
@@ -59,124 +60,128 @@ def convert(
     header: bool | None = None,
     on_ray: bool = False,
 ) -> Iterator[Converted]:
-    """Converts files to Parquet, rows in their order; gives each file's result when it is done.
+    """Converts files to Parquet, keeping the order of rows; yields the result of each file.
 
-    Folders below the common folder of the sources are kept, so that partitions (`day=…`) stay.
+    Keeps the folder structure below the sources' common folder, with partitions like `day=…`.
 
     Args:
-        sources: files, folders or globs; `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json`, `.avro`, `.orc`, text also with
-            `.gz`, `.bz2` or `.zst`.
-        out: a folder that every node sees, without Parquet files yet.
-        types: Arrow types by column, where the first rows do not show them.
-        header: whether CSV and TSV files begin with the names of their columns; None: judged by their first lines.
-            Without names, columns are `c0`, `c1`, …
-        on_ray: one Ray task a file.
+        sources: files, folders or globs: `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json`, `.avro`, `.orc`; text files also
+            with `.gz`, `.bz2` or `.zst`.
+        out: a folder without Parquet files, visible to every node.
+        types: Arrow types by column; the others are inferred from the first rows.
+        header: True if the first line of CSV and TSV files names the columns; None: guessed. Without a header, columns
+            are `c0`, `c1`, …
+        on_ray: run one Ray task per file.
 
     Raises:
-        DataError: a file that cannot be read (with the line), CSV files with and without a header, columns of different
-            types in different files, an unknown type, a folder that cannot be made.
+        DataError: an unreadable file (with the line), a mix of CSV files with and without a header, a column whose type
+            differs between files, an unknown type, a folder that cannot be created.
     """
-    found = find_files(sources, SUFFIXES)
-    formats = {file.uri: _format(file.uri, header) for file in found}
+    files = find_files(sources, SUFFIXES)
+    formats = {file.uri: _format(file.uri, header) for file in files}
     notes = _headers(formats)
     folder = local_path(out).expanduser().absolute()
     if folder.exists() and any(folder.rglob("*.parquet")):
         raise DataError(
-            "the folder holds Parquet files already", file=str(folder), fix="name a new folder, or empty it"
+            "the folder already contains Parquet files", file=str(folder), fix="name a new folder, or empty this one"
         )
     schema = _common_schema(formats, types or {})
-    tasks = _tasks(found, folder, formats, notes)
+    tasks = _tasks(files, folder, formats, notes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        problem = f"the folder cannot be made: {error.strerror}"
-        raise DataError(problem, file=str(folder), fix="name another one, on every node the same") from error
+        problem = f"cannot create the folder: {error.strerror}"
+        raise DataError(problem, file=str(folder), fix="name a folder that every node can write") from error
     yield from one_by_one(partial(_convert, schema=schema, layout=layout or Layout()), tasks, on_ray=on_ray)
 
 
-def convert_once(found: Sequence[Found], place: str) -> Iterator[tuple[list[Found], str | None]]:
-    """The Parquet files that each file has become, and a line to tell where that was done now.
+def convert_once(files: Sequence[Found], cache_path: str) -> Iterator[tuple[list[Found], str | None]]:
+    """Yields each file's Parquet files in the cache, and a note for the user if they were written now.
 
-    They lie in a folder that is named by the file (path, size, time of change) and the columns of all; what a kill
-    leaves is made again, of that file alone. Folders `key=value` above the file are kept.
+    The cache key is the file (path, size, modification time) and the common schema. After an interruption only the
+    unfinished file is converted again. Folders `key=value` above the file are kept.
 
     Args:
-        place: path or URI of the cache; on a path one process at a time writes.
+        cache_path: path or URI of the cache. In a local cache, one process writes at a time.
 
     Raises:
         DataError: as `convert`.
         OSError: the cache cannot be written.
     """
-    formats = {file.uri: _format(file.uri, None) for file in found}
+    formats = {file.uri: _format(file.uri, None) for file in files}
     notes, schema = _headers(formats), _common_schema(formats, {})
-    cache = locate(place)
-    folder = cache_folder("converting") if cache.root else Path(cache.path)  # objects cannot be renamed
+    cache = locate(cache_path)
+    # Object stores cannot rename, so files are written to a local folder first.
+    staging = cache_folder("converting") if cache.root else Path(cache.path)
 
-    def one(file: Found) -> tuple[list[Found], str | None]:
-        name = hashlib.sha256(f"{file}{schema}".encode()).hexdigest()[:16]
-        whole, making, told = f"{cache.path}/{name}", folder / f"_{name}", None
-        mark = f"{whole}/_whole" if cache.root else whole
-        if cache.filesystem.get_file_info(mark).type == pafs.FileType.NotFound:
-            shutil.rmtree(making, ignore_errors=True)  # what a kill left
-            making.mkdir(parents=True)
-            began, (*above, last) = time.monotonic(), plain_path(file.uri).split("/")
-            below = making.joinpath(*(part for part in above if "=" in part))
-            note = notes.get(file.uri, "")
-            done = _convert(_Task(file.uri, below, last.split(".")[0], formats[file.uri], note), schema, Layout())
+    def cached_or_converted(file: Found) -> tuple[list[Found], str | None]:
+        key = hashlib.sha256(f"{file}{schema}".encode()).hexdigest()[:16]
+        target, temporary, note = f"{cache.path}/{key}", staging / f"_{key}", None
+        marker = f"{target}/_whole" if cache.root else target
+        if cache.filesystem.get_file_info(marker).type == pafs.FileType.NotFound:
+            shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted conversion
+            temporary.mkdir(parents=True)
+            start_s, (*parents, name) = time.monotonic(), plain_path(file.uri).split("/")
+            folder = temporary.joinpath(*(parent for parent in parents if "=" in parent))
+            header_note = notes.get(file.uri, "")
+            task = _Task(file.uri, folder, name.split(".")[0], formats[file.uri], header_note)
+            converted = _convert(task, schema, Layout())
             if cache.root:
-                pafs.copy_files(str(making), whole, destination_filesystem=cache.filesystem)
-                cache.filesystem.open_output_stream(mark).close()
-                shutil.rmtree(making)
+                pafs.copy_files(str(temporary), target, destination_filesystem=cache.filesystem)
+                cache.filesystem.open_output_stream(marker).close()
+                shutil.rmtree(temporary)
             else:
-                making.rename(whole)
-            seconds = time.monotonic() - began
-            told = f"{file.uri}: {done.rows:,} rows made Parquet in {seconds:.1f} s{note and f'; {note}'}"
-        there = cache.filesystem.get_file_info(pafs.FileSelector(whole, recursive=True))
-        parts = sorted((part for part in there if part.path.endswith(".parquet")), key=lambda part: part.path)
-        return [Found(cache.uri_of(part.path), part.size, part.mtime_ns) for part in parts], told
+                temporary.rename(target)
+            seconds = time.monotonic() - start_s
+            note = f"{file.uri}: converted {converted.rows:,} rows to Parquet in {seconds:.1f} s"
+            note += f"; {header_note}" if header_note else ""
+        entries = cache.filesystem.get_file_info(pafs.FileSelector(target, recursive=True))
+        parquet = sorted((entry for entry in entries if entry.path.endswith(".parquet")), key=lambda entry: entry.path)
+        return [Found(cache.uri_of(entry.path), entry.size, entry.mtime_ns) for entry in parquet], note
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "_lock").open("w") as lock:
+    staging.mkdir(parents=True, exist_ok=True)
+    with (staging / "_lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield from in_threads(one, found, os.cpu_count() or 1)
+        yield from in_threads(cached_or_converted, files, os.cpu_count() or 1)
 
 
 def _format(uri: str, header: bool | None) -> Format:
     kind = format_of(uri)
     if kind is None:
-        raise DataError(f"unknown format; known are {', '.join(SUFFIXES)}", file=uri, fix="rename the file")
-    known = FORMATS[kind]
-    return replace(known, header=header) if isinstance(known, Csv) else known
+        raise DataError(f"unknown format; supported: {', '.join(SUFFIXES)}", file=uri, fix="rename the file")
+    reader = FORMATS[kind]
+    return replace(reader, header=header) if isinstance(reader, Csv) else reader
 
 
 def _headers(formats: Mapping[str, Format]) -> dict[str, str]:
     """A note for each CSV file without a header.
 
     Raises:
-        DataError: others have one.
+        DataError: some files have a header and some do not.
     """
-    looks = {uri: one.look(uri) for uri, one in formats.items() if isinstance(one, Csv)}
-    without = {uri: len(look.columns) for uri, look in looks.items() if not look.header}
-    if without and len(without) < len(looks):
-        named = next(uri for uri in looks if uri not in without)
-        problem = f"the first line seems to be data, but that of {named} names columns"
-        raise DataError(problem, file=next(iter(without)), fix="say what is right for all: --header or --no-header")
+    layouts = {uri: reader.layout(uri) for uri, reader in formats.items() if isinstance(reader, Csv)}
+    without = {uri: len(layout.columns) for uri, layout in layouts.items() if not layout.header}
+    if without and len(without) < len(layouts):
+        named = next(uri for uri in layouts if uri not in without)
+        problem = f"the first line looks like data, but {named} has a header"
+        raise DataError(problem, file=next(iter(without)), fix="pass --header or --no-header for all files")
     return {uri: f"no header line: columns are named c0 to c{width - 1}" for uri, width in without.items()}
 
 
 def _tasks(
-    found: Sequence[Found], folder: Path, formats: Mapping[str, Format], notes: Mapping[str, str]
+    files: Sequence[Found], folder: Path, formats: Mapping[str, Format], notes: Mapping[str, str]
 ) -> list[_Task]:
-    """Where each file goes."""
-    paths = [plain_path(file.uri) for file in found]
+    """The output folder and name of each file."""
+    paths = [plain_path(file.uri) for file in files]
     top = os.path.commonpath([os.path.dirname(path) for path in paths])
     tasks: dict[Path, _Task] = {}
-    for file, path in zip(found, paths, strict=True):
+    for file, path in zip(files, paths, strict=True):
         stem, below = os.path.basename(path).split(".")[0], folder / os.path.relpath(os.path.dirname(path), top)
         task = _Task(file.uri, below, stem, formats[file.uri], notes.get(file.uri, ""))
-        other = tasks.setdefault(below / stem, task)
-        if other.uri != file.uri:
-            raise DataError(f"would be written over what {other.uri} becomes", file=file.uri, fix="rename one of them")
+        earlier = tasks.setdefault(below / stem, task)
+        if earlier.uri != file.uri:
+            problem = f"its conversion would overwrite the conversion of {earlier.uri}"
+            raise DataError(problem, file=file.uri, fix="rename one of them")
     return list(tasks.values())
 
 
@@ -194,24 +199,24 @@ def _convert(task: _Task, schema: pa.Schema, layout: Layout) -> Converted:
 
 
 def _common_schema(formats: Mapping[str, Format], types: Mapping[str, str]) -> pa.Schema:
-    """One type for each column in all files, whole numbers and fractions taken together as fractions."""
+    """Unifies the types of each column over all files; integers and floats become floats."""
     fields: dict[str, pa.Field] = {}
     seen: dict[str, str] = {}
-    for uri, one in formats.items():
-        for field in one.schema(uri):
+    for uri, reader in formats.items():
+        for field in reader.schema(uri):
             if field.name in types:
                 continue
-            first = fields.setdefault(field.name, field)
+            field_so_far = fields.setdefault(field.name, field)
             try:
-                merged = pa.unify_schemas([pa.schema([first]), pa.schema([field])], promote_options="permissive")
+                merged = pa.unify_schemas([pa.schema([field_so_far]), pa.schema([field])], promote_options="permissive")
             except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-                problem = f"the column is {field.type} here and {first.type} in {seen[field.name]}"
-                fix = f"say what it holds, e.g. --type {field.name}=string"
+                problem = f"the column has type {field.type} here and {field_so_far.type} in {seen[field.name]}"
+                fix = f"set its type, e.g. --type {field.name}=string"
                 raise DataError(problem, file=uri, column=field.name, fix=fix) from error
             fields[field.name] = merged.field(0)
             seen.setdefault(field.name, uri)
-    given = [pa.field(name, _named_type(name, text)) for name, text in types.items()]
-    return pa.schema([*fields.values(), *given])
+    named_types = [pa.field(name, _named_type(name, text)) for name, text in types.items()]
+    return pa.schema([*fields.values(), *named_types])
 
 
 def _named_type(column: str, text: str) -> pa.DataType:
@@ -220,4 +225,4 @@ def _named_type(column: str, text: str) -> pa.DataType:
         return pa.list_(pa.type_for_alias(inner)) if inner is not None else pa.type_for_alias(text)
     except ValueError as error:
         fix = "use one of int64, double, string, bool, timestamp[s], date32, list<int64>, …"
-        raise DataError(f"{text!r} is not a type", column=column, fix=fix) from error
+        raise DataError(f"unknown type {text!r}", column=column, fix=fix) from error

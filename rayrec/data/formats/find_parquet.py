@@ -1,4 +1,4 @@
-"""The Parquet files that paths mean: those that are there, or what files of other formats become, once, in a cache."""
+"""Resolves paths to Parquet files; converts files of other formats once, into a cache."""
 
 from __future__ import annotations
 
@@ -13,47 +13,51 @@ from rayrec.storage.locations import cache_folder, without_secrets
 from rayrec.storage.parallel import several_nodes
 
 Tell = Callable[[str], None]
-_INTO: ContextVar[tuple[str, Tell] | None] = ContextVar("_INTO", default=None)
+_CACHE: ContextVar[tuple[str, Tell] | None] = ContextVar("_CACHE", default=None)
 
 
 @contextmanager
-def converting_into(place: str, tell: Tell) -> Iterator[None]:
-    """Conversions of this thread go to a path or URI and are told so, instead of to the user's cache and to stderr."""
-    before = _INTO.set((place, tell))
+def converting_into(folder: str, tell: Tell) -> Iterator[None]:
+    """Within the block, conversions go to `folder` (path or URI) and are reported to `tell`.
+
+    The default is the user's cache folder and stderr.
+    """
+    token = _CACHE.set((folder, tell))
     try:
         yield
     finally:
-        _INTO.reset(before)
+        _CACHE.reset(token)
 
 
 def find_parquet(paths: str | Sequence[str]) -> list[Found]:
-    """As `find_files`, where files of other formats stand for what they become.
+    """As `find_files`, with files of other formats replaced by their conversions to Parquet.
 
     Raises:
-        DataError: as `find_files` and `convert`; a cache that cannot be written, or that other nodes do not see.
+        DataError: as `find_files` and `convert`; a cache that cannot be written, or that other nodes cannot read.
     """
-    found = find_files(paths)
-    others = [file for file in found if format_of(file.uri)]
-    if not others:
-        return found
-    from rayrec.data.formats.convert import convert_once  # the readers of all formats
+    files = find_files(paths)
+    sources = [file for file in files if format_of(file.uri)]
+    if not sources:
+        return files
+    # Imports the readers of all formats, which most runs do not need.
+    from rayrec.data.formats.convert import convert_once
 
-    into = _INTO.get()
-    if into is None and several_nodes():
-        problem = "it would become Parquet in this user's cache, which other nodes of the Ray cluster do not see"
-        fix = "make Parquet of such files first, where every node sees it: rayrec data convert"
-        raise DataError(problem, file=others[0].uri, fix=fix)
-    place, tell = into or (
+    cache = _CACHE.get()
+    if cache is None and several_nodes():
+        problem = "CSV, JSON, Avro and ORC input is converted into a local cache that other nodes cannot read"
+        fix = "convert it first, into a shared folder: rayrec data convert SRC SHARED_DIR"
+        raise DataError(problem, file=sources[0].uri, fix=fix)
+    folder, tell = cache or (
         str(cache_folder("converted")),
         lambda text: print(f"rayrec: {text}", file=sys.stderr, flush=True),
     )
-    made: dict[str, list[Found]] = {}
+    conversions: dict[str, list[Found]] = {}
     try:
-        for file, (parts, told) in zip(others, convert_once(others, place), strict=True):
-            if told is not None:
-                tell(without_secrets(told))
-            made[file.uri] = parts
+        for file, (parquet_files, note) in zip(sources, convert_once(sources, folder), strict=True):
+            if note is not None:
+                tell(without_secrets(note))
+            conversions[file.uri] = parquet_files
     except OSError as error:
-        problem = f"files cannot be made Parquet there: {first_line(error)}"
-        raise DataError(problem, file=place, fix="check permissions and room of the run's folder") from error
-    return [one for file in found for one in made.get(file.uri, [file])]
+        problem = f"cannot write converted files: {first_line(error)}"
+        raise DataError(problem, file=folder, fix="check permissions and free space of the run folder") from error
+    return [parquet_file for file in files for parquet_file in conversions.get(file.uri, [file])]

@@ -1,4 +1,4 @@
-"""Writes a stream of rows as Parquet files of bounded size, each under its name only when it is whole."""
+"""Writes a stream of rows as Parquet files of bounded size. A file gets its name when it is complete."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the Parquet files are cut.
+    """Sizes of the Parquet files.
 
     Args:
-        rows_per_file: rows of a file, the last one of each input may have fewer.
+        rows_per_file: rows of a file; the last file of each input may have fewer.
         row_group_rows: rows of a row group.
     """
 
@@ -24,55 +24,57 @@ class Layout:
 
 
 def write_parts(batches: Iterable[pa.RecordBatch], folder: Path, stem: str, layout: Layout) -> list[Path]:
-    """Writes rows in their order as `<stem>-00000.parquet` and so on, holding one row group in memory.
+    """Writes rows in order to `<stem>-00000.parquet` and so on, with one row group in memory.
+
+    If `batches` raises, the incomplete file is removed.
 
     Returns:
-        the files that were written; none for no rows. What `batches` raises leaves no part of a file behind.
+        the files written; none if there are no rows.
     """
     written: list[Path] = []
     writer: pq.ParquetWriter | None = None
-    part, rows = folder / f"_{stem}.part", 0
+    partial, rows = folder / f"_{stem}.part", 0
     try:
         for group in _groups(batches, layout):
-            writer = writer or _open(part, group.schema)
+            writer = writer or _open(partial, group.schema)
             writer.write_table(group, row_group_size=layout.row_group_rows)
             rows += group.num_rows
             if rows == layout.rows_per_file:
-                written.append(_finish(writer, part, folder, stem, len(written)))
+                written.append(_finish(writer, partial, folder, stem, len(written)))
                 writer, rows = None, 0
         if writer is not None:
-            written.append(_finish(writer, part, folder, stem, len(written)))
+            written.append(_finish(writer, partial, folder, stem, len(written)))
             writer = None
     finally:
         if writer is not None:
             writer.close()
-            part.unlink()
+            partial.unlink()
     return written
 
 
-def _open(part: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    part.parent.mkdir(parents=True, exist_ok=True)
-    return pq.ParquetWriter(part, schema)
+def _open(partial: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    return pq.ParquetWriter(partial, schema)
 
 
-def _finish(writer: pq.ParquetWriter, part: Path, folder: Path, stem: str, number: int) -> Path:
+def _finish(writer: pq.ParquetWriter, partial: Path, folder: Path, stem: str, number: int) -> Path:
     writer.close()
     path = folder / f"{stem}-{number:05d}.parquet"
-    part.rename(path)
+    partial.rename(path)
     return path
 
 
 def _groups(batches: Iterable[pa.RecordBatch], layout: Layout) -> Iterator[pa.Table]:
-    """The rows as tables of one row group each, cut where a file ends."""
-    waiting: list[pa.RecordBatch] = []
-    rows, room = 0, layout.rows_per_file
+    """Regroups the rows into tables of one row group, cut at the ends of files."""
+    pending: list[pa.RecordBatch] = []
+    rows, rows_until_end = 0, layout.rows_per_file
     for batch in batches:
-        waiting.append(batch)
+        pending.append(batch)
         rows += batch.num_rows
-        while rows >= (size := min(layout.row_group_rows, room)):
-            whole = pa.Table.from_batches(waiting)
-            yield whole.slice(0, size)
-            waiting, rows = whole.slice(size).to_batches(), rows - size
-            room = room - size or layout.rows_per_file
+        while rows >= (size := min(layout.row_group_rows, rows_until_end)):
+            table = pa.Table.from_batches(pending)
+            yield table.slice(0, size)
+            pending, rows = table.slice(size).to_batches(), rows - size
+            rows_until_end = rows_until_end - size or layout.rows_per_file
     if rows:
-        yield pa.Table.from_batches(waiting)
+        yield pa.Table.from_batches(pending)

@@ -1,4 +1,4 @@
-"""Reads CSV and JSON lines as a stream of Arrow batches, through pyarrow; errors name the line."""
+"""Reads CSV and JSON lines as streams of Arrow batches, through pyarrow. Errors name the line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pyarrow.json as pajson
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.locations import open_filesystem
 
-NULLS = ["", "NULL", "null", "\\N"]  # not NA: a country
+# Without "NA", which is also a country code.
+NULLS = ["", "NULL", "null", "\\N"]
 _BLOCK_BYTES = 8 << 20
 _LOOK_BYTES = 1 << 18
 _LOOK_LINES = 1000
@@ -25,13 +26,13 @@ _VALUE = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{4}-\d\d-\d\d\b.*"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is known of a CSV file before it is read.
+class CsvLayout:
+    """The layout of a CSV file, guessed from its first lines.
 
     Args:
-        columns: their names, `c0`, `c1`, … without a header; empty where no line could be looked at.
-        header: whether the first line holds the names.
-        padded: columns whose texts all begin with a space.
+        columns: column names; `c0`, `c1`, … without a header; empty if no line could be parsed.
+        header: True if the first line holds the names.
+        padded: columns in which every value starts with a space.
     """
 
     columns: list[str]
@@ -39,44 +40,48 @@ class Look:
     padded: frozenset[str]
 
 
-def look(stream: pa.NativeFile, delimiter: str, header: bool | None) -> Look:
-    """Looks at the first lines.
+def guess_layout(stream: pa.NativeFile, delimiter: str, header: bool | None) -> CsvLayout:
+    """Guesses the layout from the first lines.
 
-    A first line with a number or a date among its cells holds data: columns are not named so. The same is true of one
-    of which half of the cells come again below, in their column, where names do not come.
+    The first line is data, not a header, if one of its cells is a number or a date, or if at least half of its cells
+    occur again in later lines of the same column.
 
     Args:
-        header: what the user says, if he does.
+        header: overrides the guess.
     """
     lines = _lines(stream, delimiter)
     if not lines:
-        return Look([], header is not False, frozenset())
-    first, below = lines[0], lines[1:]
+        return CsvLayout([], header is not False, frozenset())
+    first_cells, lower_lines = lines[0], lines[1:]
     if header is None:
-        named = not any(_VALUE.fullmatch(cell.strip()) for cell in first)
-        header = named and 2 * _coming_again(first, below) < len(first)
-    columns = first if header else [f"c{at}" for at in range(len(first))]
-    rows = below if header else lines
-    cells = {name: [row[at] for row in rows if at < len(row) and row[at]] for at, name in enumerate(columns)}
-    padded = (name for name, some in cells.items() if some and all(cell.startswith(" ") for cell in some))
-    return Look(columns, header, frozenset(padded))
+        named = not any(_VALUE.fullmatch(cell.strip()) for cell in first_cells)
+        header = named and 2 * _repeated_cells(first_cells, lower_lines) < len(first_cells)
+    columns = first_cells if header else [f"c{position}" for position in range(len(first_cells))]
+    rows = lower_lines if header else lines
+    cells = {
+        name: [row[position] for row in rows if position < len(row) and row[position]]
+        for position, name in enumerate(columns)
+    }
+    padded = (name for name, values in cells.items() if values and all(cell.startswith(" ") for cell in values))
+    return CsvLayout(columns, header, frozenset(padded))
 
 
 def _lines(stream: pa.NativeFile, delimiter: str) -> list[list[str]]:
-    """The cells of the first lines, all of them whole."""
+    """The cells of the first complete lines."""
     data = stream.read(_LOOK_BYTES)
     text = data.decode("utf-8-sig", errors="replace")
     if len(data) == _LOOK_BYTES:
         text = text[: text.rfind("\n") + 1]
     try:
         return [line for line in islice(csv.reader(io.StringIO(text), delimiter=delimiter), _LOOK_LINES) if line]
-    except csv.Error:  # a cell too long for Python's reader
+    except csv.Error:  # a cell longer than Python's reader allows
         return []
 
 
-def _coming_again(first: Sequence[str], below: Sequence[Sequence[str]]) -> int:
+def _repeated_cells(first_cells: Sequence[str], lower_lines: Sequence[Sequence[str]]) -> int:
     return sum(
-        bool(cell) and any(at < len(line) and line[at] == cell for line in below) for at, cell in enumerate(first)
+        bool(cell) and any(position < len(line) and line[position] == cell for line in lower_lines)
+        for position, cell in enumerate(first_cells)
     )
 
 
@@ -85,62 +90,62 @@ class Csv:
     """Text with one row a line. Empty cells, `NULL` and `\\N` are nulls.
 
     Args:
-        header: whether the first line names the columns; None: judged by the first lines (`look`). Without,
-            columns are `c0`, `c1`, …
+        header: True if the first line names the columns; None: guessed by `guess_layout`. Without a header, columns
+            are `c0`, `c1`, …
     """
 
     delimiter: str = ","
     header: bool | None = None
 
-    def look(self, uri: str) -> Look:
-        """What the first lines show."""
+    def layout(self, uri: str) -> CsvLayout:
+        """The layout of the file, as `guess_layout` finds it."""
         try:
-            return look(_stream(uri), self.delimiter, self.header)
+            return guess_layout(_stream(uri), self.delimiter, self.header)
         except (OSError, pa.ArrowException) as error:
             raise _wrong(uri, None, str(error), None) from error
 
     def schema(self, uri: str) -> pa.Schema:
-        """Columns and types, judged by the first 8 MB.
+        """Columns and types, inferred from the first 8 MB.
 
         Raises:
-            DataError: the file is empty, or not text of this form.
+            DataError: the file is empty, or cannot be parsed as CSV.
         """
         try:
-            return self._open(uri, None, self.look(uri)).schema
+            return self._open(uri, None, self.layout(uri)).schema
         except pa.ArrowInvalid as error:
-            raise self._place(uri, None, error) from error
+            raise self._locate(uri, None, error) from error
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows; a column that the file lacks is null.
+        """All rows; missing columns are null.
 
         Raises:
-            DataError: a line with too many or too few cells, or a cell that is not of its column's type.
+            DataError: a line with too many or too few cells, or a cell of another type than its column.
         """
-        found = self.look(uri)
+        layout = self.layout(uri)
         try:
-            for batch in self._open(uri, schema, found):
-                yield _stripped(batch, found)
+            for batch in self._open(uri, schema, layout):
+                yield _stripped(batch, layout)
         except pa.ArrowInvalid as error:
-            raise self._place(uri, schema, error) from error
+            raise self._locate(uri, schema, error) from error
 
-    def _place(self, uri: str, schema: pa.Schema | None, error: Exception) -> DataError:
+    def _locate(self, uri: str, schema: pa.Schema | None, error: Exception) -> DataError:
         if str(error).startswith("Empty CSV file"):
-            return DataError("the file is empty", file=uri, fix="leave it out")
-        found = re.search(r"Row #(\d+): (.*)", str(error))
-        line, text = (int(found[1]), found[2]) if found else (None, str(error))
+            return DataError("the file is empty", file=uri, fix="remove it")
+        row = re.search(r"Row #(\d+): (.*)", str(error))
+        line, text = (int(row[1]), row[2]) if row else (None, str(error))
         column = re.search(r"In CSV column #(\d+)", str(error))
         return _wrong(uri, line, text, schema.names[int(column[1])] if column and schema else None)
 
-    def _open(self, uri: str, schema: pa.Schema | None, found: Look) -> pacsv.CSVStreamingReader:
+    def _open(self, uri: str, schema: pa.Schema | None, layout: CsvLayout) -> pacsv.CSVStreamingReader:
         names = None if schema is None else schema.names
         return pacsv.open_csv(
             _stream(uri),
-            # One thread: only then does pyarrow know in which line it is. Files are read side by side.
+            # pyarrow knows the line number of an error only with one thread. Files are read in parallel.
             read_options=pacsv.ReadOptions(
                 block_size=_BLOCK_BYTES,
                 use_threads=False,
-                column_names=None if found.header else found.columns,
-                autogenerate_column_names=not found.header and not found.columns,
+                column_names=None if layout.header else layout.columns,
+                autogenerate_column_names=not layout.header and not layout.columns,
             ),
             parse_options=pacsv.ParseOptions(delimiter=self.delimiter),
             convert_options=pacsv.ConvertOptions(
@@ -148,35 +153,37 @@ class Csv:
                 include_columns=names,
                 include_missing_columns=schema is not None,
                 strings_can_be_null=True,
-                null_values=[*NULLS, *(f" {null}" for null in NULLS)] if found.padded else NULLS,
+                null_values=[*NULLS, *(f" {null}" for null in NULLS)] if layout.padded else NULLS,
             ),
         )
 
 
-def _stripped(batch: pa.RecordBatch, found: Look) -> pa.RecordBatch:
-    """Without the spaces before the texts of padded columns."""
-    for at, field in enumerate(batch.schema):
-        if field.name in found.padded and pa.types.is_string(field.type):
-            batch = batch.set_column(at, field, pc.utf8_ltrim(batch.column(at), " "))
+def _stripped(batch: pa.RecordBatch, layout: CsvLayout) -> pa.RecordBatch:
+    """Strips the leading spaces of padded columns."""
+    for position, field in enumerate(batch.schema):
+        if field.name in layout.padded and pa.types.is_string(field.type):
+            batch = batch.set_column(position, field, pc.utf8_ltrim(batch.column(position), " "))
     return batch
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """One JSON object a line; its fields are the columns."""
+    """One JSON object per line; its fields are the columns."""
+
+    block_bytes: int = _BLOCK_BYTES
 
     def schema(self, uri: str) -> pa.Schema:
-        """Columns and types, judged by the first 8 MB."""
+        """Columns and types, inferred from the first 8 MB."""
         try:
             return self._open(_stream(uri), None).schema
         except pa.ArrowInvalid as error:
-            raise self._place(uri, None, 0, error) from error
+            raise self._locate(uri, None, 0, error) from error
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """All rows; a field that a line lacks is null.
+        """All rows; missing fields are null.
 
         Raises:
-            DataError: a line that is no JSON object, has an unknown field, or a value of another type.
+            DataError: a line that is not a JSON object, has an unknown field, or a value of another type.
         """
         rows = 0
         try:
@@ -184,14 +191,14 @@ class JsonLines:
                 yield batch
                 rows += batch.num_rows
         except pa.ArrowInvalid as error:
-            raise self._place(uri, schema, rows, error) from error
+            raise self._locate(uri, schema, rows, error) from error
 
-    def _place(self, uri: str, schema: pa.Schema | None, rows: int, error: Exception) -> DataError:
-        """pyarrow counts lines from the start of some block: look for the first line that it refuses by itself."""
+    def _locate(self, uri: str, schema: pa.Schema | None, rows: int, error: Exception) -> DataError:
+        """Finds the line of an error by parsing line by line: pyarrow counts lines within a block."""
         size = 0
         for number, line in enumerate(io.BufferedReader(_stream(uri)), 1):
             size += len(line)
-            if schema is None and size > _BLOCK_BYTES:
+            if schema is None and size > self.block_bytes:
                 break
             if not line.strip():
                 continue
@@ -201,16 +208,16 @@ class JsonLines:
             try:
                 for _ in self._open(io.BytesIO(line), schema):
                     pass
-            except pa.ArrowInvalid as found:
-                return _wrong(uri, number, str(found), None)
-        # Lines that are good by themselves but differ, in the first block.
+            except pa.ArrowInvalid as line_error:
+                return _wrong(uri, number, str(line_error), None)
+        # Each line is valid, but their types differ within the first block.
         row = re.search(r" in row (\d+)", str(error)) if schema is None else None
         return _wrong(uri, None if row is None else int(row[1]) + 1, str(error), None)
 
     def _open(self, stream: pa.NativeFile | io.BytesIO, schema: pa.Schema | None) -> pajson.JSONStreamingReader:
         return pajson.open_json(
             stream,
-            read_options=pajson.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+            read_options=pajson.ReadOptions(block_size=self.block_bytes, use_threads=False),
             parse_options=pajson.ParseOptions(
                 explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
             ),
@@ -222,10 +229,12 @@ def _stream(uri: str) -> pa.NativeFile:
     try:
         return filesystem.open_input_stream(path, compression="detect")
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"the file cannot be opened: {first_line(error)}", file=uri, fix="check it") from error
+        raise DataError(
+            f"cannot open the file: {first_line(error)}", file=uri, fix="check path and permissions"
+        ) from error
 
 
 def _wrong(uri: str, line: int | None, text: str, column: str | None) -> DataError:
-    fix = "correct the line, or say what the column holds, e.g. --type user=string (its first rows looked otherwise)"
+    fix = "correct the line, or set the column's type, e.g. --type user=string (it is inferred from the first rows)"
     text = re.sub(r" in row \d+$", "", text.splitlines()[0])
     return DataError(text if line is None else f"line {line}: {text}", file=uri, row=line, column=column, fix=fix)

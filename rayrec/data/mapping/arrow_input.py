@@ -1,4 +1,4 @@
-"""What people and services hand over (Arrow, pandas, Python values) as Arrow tables of types that a schema can map."""
+"""Converts input of users and services (Arrow, pandas, Python values) to Arrow tables that a schema can map."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
 
 
 def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
-    """The given columns of `data`, an Arrow array each; a column that is not there is left out.
+    """Converts the given columns of `data` to an Arrow table; leaves out missing columns.
 
-    Python values and pandas have fewer types than Parquet: nothing but nulls becomes a column of the type that the
-    schema wants, and whole floats become the integers that an id was before a null made floats of its column.
+    Python values and pandas have fewer types than Parquet. An all-null column gets the type that the schema expects.
+    Whole floats in an id column become integers: pandas converts integer columns with nulls to floats.
 
     Args:
-        data: an Arrow table or record batch, a pandas frame, a dict of columns, or a list of rows (dicts; a key that a
-            row lacks is null).
+        data: an Arrow table or record batch, a pandas DataFrame, a dict of columns, or a list of rows (dicts; a
+            missing key is null).
 
     Raises:
-        DataError: values that have no common type, columns of unequal lengths, ids that are fractions.
-        TypeError: `data` is of another kind.
+        DataError: values without a common type, columns of unequal lengths, fractional ids.
+        TypeError: unsupported type of `data`.
     """
     types = {name: type_of(plain) for name, plain in schema.column_types.items()}
-    found = _columns(data, columns, types)
-    lengths = {name: len(array) for name, array in found.items()}
+    arrays = _columns(data, columns, types)
+    lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"the columns have unequal lengths: {lengths}", fix="give every column one value a row")
+        raise DataError(f"the columns have unequal lengths: {lengths}", fix="give every column one value per row")
     features = {feature.column: feature for feature in schema.sparse}
     numbers = {feature.column: feature.width > 1 for feature in schema.dense}
     numbers |= {feature.weight_column: True for feature in schema.sparse if feature.weight_column}
-    for name, array in found.items():
+    for name, array in arrays.items():
         kind = types.get(name)
         if kind is not None and pat.is_null(array.type):
-            found[name] = array.cast(kind)
+            arrays[name] = array.cast(kind)
         elif name in features:
-            found[name] = _ids(name, array, features[name])
+            arrays[name] = _ids(name, array, features[name])
         elif name in numbers:
-            found[name] = _nulls(array, pa.float64(), numbers[name]) if _leaf_is_null(array.type) else array
-    return pa.table(found)
+            arrays[name] = _nulls(array, pa.float64(), numbers[name]) if _leaf_is_null(array.type) else array
+    return pa.table(arrays)
 
 
 def _columns(data: Any, names: Sequence[str], types: Mapping[str, pa.DataType | None]) -> dict[str, Any]:
@@ -61,20 +61,23 @@ def _columns(data: Any, names: Sequence[str], types: Mapping[str, pa.DataType | 
         return {name: data.column(name) for name in names if data.schema.names.count(name) == 1}
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         if not all(isinstance(row, Mapping) for row in data):
-            raise TypeError("a list of rows must hold dicts, one a row")
-        there = {name for row in data for name in row}
-        data = {name: [row.get(name) for row in data] for name in there.intersection(names)}
+            raise TypeError("a list of rows must contain dicts")
+        given_names = {name for row in data for name in row}
+        data = {name: [row.get(name) for row in data] for name in given_names.intersection(names)}
     elif hasattr(data, "columns") and hasattr(data, "iloc"):
         data = {name: data[name] for name in names if list(data.columns).count(name) == 1}
     if not isinstance(data, Mapping):
-        raise TypeError(f"{type(data).__name__} is no Arrow table, pandas frame, dict of columns, or list of rows")
+        raise TypeError(
+            f"{type(data).__name__} is not an Arrow table, pandas DataFrame, dict of columns, or list of rows"
+        )
     return {name: _array(name, data[name], types.get(name)) for name in names if name in data}
 
 
 def _array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array | pa.ChunkedArray:
-    """
+    """Converts one column.
+
     Args:
-        kind: the type that they must have, of columns that others are derived from.
+        kind: the required type, for input columns of derived columns.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
@@ -83,37 +86,37 @@ def _array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array 
         return pa.array(values, from_pandas=from_pandas) if kind is None else _typed(values, kind, from_pandas)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         text = first_line(error)
-        problem = f"the values have no type in common: {text}"
-        fix = "give values of one type"
+        problem = f"the values have no common type: {text}"
+        fix = "use values of one type"
         if kind is not None:
-            problem, fix = f"the values cannot be read as {plain_type(kind)}: {text}", "give values as in training"
+            problem, fix = f"cannot convert the values to {plain_type(kind)}: {text}", "use values as in training"
         raise DataError(problem, column=name, fix=fix) from error
 
 
 def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array:
-    """Dicts as maps, texts as times (ISO 8601; UTC where they name no zone), numbers as the type that is wanted."""
+    """Converts dicts to maps, texts to times (ISO 8601, UTC without a zone), and numbers to the required type."""
     if pat.is_map(kind):
-        values = [list(one.items()) if isinstance(one, Mapping) else one for one in values]
+        values = [list(value.items()) if isinstance(value, Mapping) else value for value in values]
     leaf = leaf_of(kind)
-    found = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf) or pat.is_integer(leaf) else None
-    if found is not None and pat.is_integer(leaf) and pat.is_floating(leaf_of(found.type)):
-        return found.cast(kind)  # refuses 1.5, of which pyarrow makes 1 where it is given the type
+    array = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf) or pat.is_integer(leaf) else None
+    if array is not None and pat.is_integer(leaf) and pat.is_floating(leaf_of(array.type)):
+        return array.cast(kind)  # refuses 1.5, which pa.array(values, int64) would truncate
     if (
-        found is None
+        array is None
         or pat.is_integer(leaf)
-        or (not is_text(leaf_of(found.type)) and not pat.is_integer(leaf_of(found.type)))
+        or (not is_text(leaf_of(array.type)) and not pat.is_integer(leaf_of(array.type)))
     ):
         return pa.array(values, kind, from_pandas=from_pandas)
-    if pat.is_integer(leaf_of(found.type)):
-        raise TypeError("an integer is no time: give ISO 8601 texts or timestamps")
+    if pat.is_integer(leaf_of(array.type)):
+        raise TypeError("integers are not times; use ISO 8601 texts or timestamps")
     try:
-        return found.cast(kind)
+        return array.cast(kind)
     except pa.ArrowInvalid:
-        return found.cast(_of_leaf(found.type, pa.timestamp("us", "UTC"))).cast(kind)
+        return array.cast(_of_leaf(array.type, pa.timestamp("us", "UTC"))).cast(kind)
 
 
 def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
-    """Ids as integers or strings; what is neither is left to the check of types."""
+    """Converts ids to integers or strings; `check_types` refuses other types later."""
     if _leaf_is_null(array.type):
         kind = pa.string() if _wants_text(feature) else pa.int64()
         if feature.kind == "weighted_id_list" and feature.weight_column is None:
@@ -121,10 +124,10 @@ def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
         return _nulls(array, kind, feature.kind != "id")
     if not pat.is_floating(leaf_of(array.type)):
         return array
-    try:  # pandas makes floats of integers beside a null, in lists as well
+    try:  # pandas converts integers to floats if there is a null, in lists too
         return _nan_to_null(array).cast(_of_leaf(array.type, pa.int64()), safe=True)
     except pa.ArrowInvalid as error:
-        fix = "give integers or strings; pandas keeps integers beside nulls as Int64"
+        fix = "use integers or strings; for integers with nulls in pandas use Int64"
         raise DataError(
             f"feature {feature.name!r}: an id must be a whole number: {error}", column=name, fix=fix
         ) from error

@@ -1,4 +1,4 @@
-"""Dense features: Arrow number columns to one float32 matrix, with their transforms."""
+"""Maps the columns of dense features to one float32 matrix, and applies their transforms."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ _BLOCK_ROWS = 8192
 def map_dense(
     features: Sequence[DenseFeature], columns: Mapping[str, pa.Array], num_rows: int, problems: Problems
 ) -> F32:
-    """The dense features side by side, float32 [n, N]."""
-    with np.errstate(all="ignore"):  # what overflows or has no logarithm is reported below, with its row
-        found = [transformed(_numbers(columns[f.column], f, problems), f.transforms) for f in features]
-        shaped = [numbers.reshape(num_rows, f.width) for numbers, f in zip(found, features, strict=True)]
-        out = _side_by_side(shaped, num_rows)
+    """Maps the dense features to float32 [n, N]. Adds bad rows to `problems`."""
+    with np.errstate(all="ignore"):  # overflows and invalid logarithms are reported below, by row
+        transformed_numbers = [transformed(_numbers(columns[f.column], f, problems), f.transforms) for f in features]
+        matrices = [
+            numbers.reshape(num_rows, f.width) for numbers, f in zip(transformed_numbers, features, strict=True)
+        ]
+        out = _concatenate(matrices, num_rows)
     if not np.isfinite(out).all():
         _report(features, columns, out, problems)
     return out
 
 
-def _side_by_side(found: Sequence[Floats], num_rows: int) -> F32:
-    """The matrices' columns as one matrix, written in blocks that stay in the processor's cache."""
-    width = sum(part.shape[1] for part in found)
+def _concatenate(matrices: Sequence[Floats], num_rows: int) -> F32:
+    """Concatenates the columns of the matrices, in blocks of rows that fit the CPU cache."""
+    width = sum(matrix.shape[1] for matrix in matrices)
     out = empty(num_rows * width, np.float32).reshape(num_rows, width)
     for start in range(0, num_rows, _BLOCK_ROWS):
-        block, at = out[start : start + _BLOCK_ROWS], 0
-        for part in found:
-            block[:, at : at + part.shape[1]] = part[start : start + _BLOCK_ROWS]
-            at += part.shape[1]
+        block, column = out[start : start + _BLOCK_ROWS], 0
+        for matrix in matrices:
+            block[:, column : column + matrix.shape[1]] = matrix[start : start + _BLOCK_ROWS]
+            column += matrix.shape[1]
     return out
 
 
@@ -50,17 +52,17 @@ def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floa
     array = plain_numbers(array)
     if array.null_count:
         if feature.default is None:
-            where = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // feature.width
+            null_rows = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) // feature.width
             fix = f"fill the nulls, or set `default: <number>` for feature {feature.name!r}"
-            problems.add(where, feature.column, f"dense feature {feature.name!r} is null", fix)
+            problems.add(null_rows, feature.column, f"dense feature {feature.name!r} is null", fix)
         array = pc.cast(array, pa.float64(), safe=False).fill_null(feature.default or 0.0)
     values = array.to_numpy(zero_copy_only=False)
-    # Integers (timestamps, counts) may need more digits than float32 has until they are scaled.
+    # Large integers (timestamps, counts) lose digits as float32; transforms may scale them first.
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
 
 
 def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Array:
-    """The numbers of a list column, exactly `width` a row; rows of another length are reported and read as zeros."""
+    """The numbers of a list column, `width` per row. Reports rows of another length and reads them as zeros."""
     lists = unnest(array)
     lengths = np.diff(lists.offsets)
     bad = np.flatnonzero(lengths != feature.width)
@@ -69,13 +71,13 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
     filled = feature.default is not None and lists.nulls is not None
     wrong = bad[~lists.nulls[bad]] if filled and lists.nulls is not None else bad
     problem = f"dense feature {feature.name!r} must be a list of {feature.width} numbers"
-    fix = "make all lists of one length, or correct the feature's width"
+    fix = "write lists of equal length, or correct the feature's width"
     problems.add(wrong, feature.column, problem, fix, lambda k: f"a list of {lengths[wrong[k]]}")
-    whole = lengths == feature.width
+    complete = lengths == feature.width
     index = np.full((len(lengths), feature.width), -1, dtype=np.int64)
-    index[whole] = np.flatnonzero(np.repeat(whole, lengths)).reshape(-1, feature.width)
+    index[complete] = np.flatnonzero(np.repeat(complete, lengths)).reshape(-1, feature.width)
     flat = index.reshape(-1)
-    # What is missing becomes null, to be filled with the default; a wrong list needs a number, any number.
+    # Missing lists become nulls, which the default replaces; rows of wrong length get any valid number.
     leaf = pc.cast(plain_numbers(lists.leaf.take(pa.array(flat, mask=flat < 0))), pa.float64(), safe=False)
     refused = np.zeros(len(lengths), dtype=np.bool_)
     refused[wrong] = True
@@ -83,7 +85,7 @@ def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Arra
 
 
 def transformed(values: Floats, transforms: Sequence[Transform]) -> Floats:
-    """The numbers after all transforms, in their order; NaN where one of them has no result."""
+    """Applies the transforms in order; NaN where a transform is undefined."""
     for transform in transforms:
         match transform:
             case Log1p():
@@ -96,7 +98,7 @@ def transformed(values: Floats, transforms: Sequence[Transform]) -> Floats:
                 values = np.clip((values - low) / (high - low), 0.0, 1.0)
             case Quantile(boundaries=list() as edges):
                 values = np.interp(values, edges, np.linspace(0.0, 1.0, len(edges)))
-            case _:  # `columns.py` refuses what is not fitted
+            case _:  # `column_types.py` refuses transforms that are not fitted
                 raise AssertionError(transform)
     return values
 
@@ -104,30 +106,30 @@ def transformed(values: Floats, transforms: Sequence[Transform]) -> Floats:
 def _log1p(values: Floats) -> Floats:
     logs = np.log1p(values)  # NaN below -1
     if not (values > -1).all():
-        logs[np.isneginf(logs)] = np.nan  # or a clip that follows would hide it
+        logs[np.isneginf(logs)] = np.nan  # a later clip would hide -inf
     return logs
 
 
 def _report(features: Sequence[DenseFeature], columns: Mapping[str, pa.Array], out: F32, problems: Problems) -> None:
-    at = 0
+    column = 0
     for feature in features:
-        part = out[:, at : at + feature.width]
-        at += feature.width
-        bad = np.flatnonzero(~np.isfinite(part).all(axis=1))
-        _report_one(feature, columns[feature.column], part[bad], bad, problems)
+        values = out[:, column : column + feature.width]
+        column += feature.width
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        _report_one(feature, columns[feature.column], values[bad], bad, problems)
 
 
 def _report_one(
-    feature: DenseFeature, array: pa.Array, found: F32, bad: npt.NDArray[np.int64], problems: Problems
+    feature: DenseFeature, array: pa.Array, values: F32, bad: npt.NDArray[np.int64], problems: Problems
 ) -> None:
     steps = " and ".join(transform.kind for transform in feature.transforms)
 
     def value(k: int) -> str:
-        given = str(array[int(bad[k])].as_py())
-        became = str(found[k, 0] if feature.width == 1 else found[k].tolist())
-        return given if became == given else f"{given}, {became} after {steps or 'the cast to float32'}"
+        raw = str(array[int(bad[k])].as_py())
+        transformed_value = str(values[k, 0] if feature.width == 1 else values[k].tolist())
+        return raw if transformed_value == raw else f"{raw}, {transformed_value} after {steps or 'the cast to float32'}"
 
-    fix = "clean the column; a null can be given a `default`, a range can be cut with a `clip` among transforms"
+    fix = "clean the column; set a `default` for nulls, or limit the range by a `clip` transform"
     if any(isinstance(transform, Log1p) for transform in feature.transforms):
         fix += "; log1p needs numbers above -1: put {kind: clip, lowest: 0.0} before it"
     problems.add(bad, feature.column, f"dense feature {feature.name!r} is not a finite float32", fix, value)

@@ -1,4 +1,4 @@
-"""Fingerprints of what maps ids to rows: equal if every id means the same row."""
+"""Fingerprints of the mappings from ids to rows; equal fingerprints map every id to the same row."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 
 
 def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str, dict[str, Any]]:
-    """JSON values by sparse feature: how its ids are mapped, the version of the hash law with its seed and number of
-    rows, or size and checksum of the vocabulary's ids in their order; the type of its ids, where that is known; and how
-    its column is derived, with all statistics.
+    """The fingerprint of each sparse feature, as JSON values.
+
+    Holds the kind of mapping; for a hash its version, seed and number of rows; for a vocabulary its size and the
+    checksum of its ids in order; the type of the ids, if known; and the derivation of the column with its statistics.
 
     Args:
-        rows_of: rows that each feature's ids map to.
+        rows_of: number of rows that each feature's ids map to.
     """
     return {
         feature.name: _of(feature.mapping, rows_of[feature.name])
         | ({"id_type": feature.id_type} if feature.id_type else {})
-        | ({"derived": made} if (made := _derived(schema, feature)) else {})
+        | ({"derived": derived} if (derived := _derived(schema, feature)) else {})
         for feature in schema.sparse
     }
 
@@ -31,18 +32,19 @@ def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str,
 def as_before(
     now: Mapping[str, dict[str, Any]], before: Mapping[str, Mapping[str, Any]] | None, schema: Schema
 ) -> dict[str, dict[str, Any]]:
-    """The mapping `now`, its vocabularies described as `before` where they have only grown at their ends since: every
-    id that had a row still has it.
+    """The fingerprint `now` with the old size and checksum of vocabularies that were only appended to since `before`.
+
+    These vocabularies compare equal: every id that had a row still has it.
     """
-    found = {name: {**one} for name, one in now.items()}
+    fingerprints = {name: {**fingerprint} for name, fingerprint in now.items()}
     for feature in schema.sparse:
-        was, mine = (before or {}).get(feature.name, {}), found[feature.name]
-        size = was.get("vocabulary_size", 0)
+        old, new = (before or {}).get(feature.name, {}), fingerprints[feature.name]
+        size = old.get("vocabulary_size", 0)
         path = feature.mapping.path if isinstance(feature.mapping, Vocabulary) else ""
-        grew = path and 0 < size < mine["vocabulary_size"]
-        if grew and vocabulary_checksum(path, size) == was["vocabulary_checksum"]:
-            mine |= {name: was[name] for name in ("vocabulary_size", "vocabulary_checksum")}
-    return found
+        grew = path and 0 < size < new["vocabulary_size"]
+        if grew and vocabulary_checksum(path, size) == old["vocabulary_checksum"]:
+            new |= {name: old[name] for name in ("vocabulary_size", "vocabulary_checksum")}
+    return fingerprints
 
 
 def _derived(schema: Schema, feature: SparseFeature) -> list[dict[str, Any]]:
@@ -58,7 +60,7 @@ def _of(mapping: Any, rows: int) -> dict[str, Any]:
             size = load_vocabulary(mapping.path).size
             return {
                 "mapping": "vocabulary",
-                "hash_law": HASH_LAW,  # of ids outside, and of strings
+                "hash_law": HASH_LAW,  # of out-of-vocabulary ids, and of strings
                 "oov_rows": mapping.oov_rows,
                 "vocabulary_size": size,
                 "vocabulary_checksum": vocabulary_checksum(mapping.path, size),

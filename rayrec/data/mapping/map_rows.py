@@ -1,7 +1,6 @@
-"""Arrow columns to mapped rows, whole columns at a time.
+"""Maps the columns of an Arrow table to rows of NumPy arrays, column by column.
 
-Values are checked here and bad rows collected with their place; types were checked in `columns.py`, and nested columns
-are taken apart in `lists.py`.
+Checks values and collects bad rows; `column_types.py` has checked the types.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def map_rows(
     *,
     labelled: bool = True,
 ) -> Rows:
-    """All rows of `table`, mapped. Bad rows are noted in `problems` and hold meaningless but valid numbers.
+    """Maps all rows of `table`. Adds bad rows to `problems`; their values are meaningless but valid.
 
     Args:
-        order: the mapped rows come in this order, a permutation (`problems` speaks of the table's own rows). Every
-            feature is put in order right after it is mapped, while it is in the processor's cache.
-        labelled: if False, only the features' columns are read, and labels are NaN.
+        order: permutation of the mapped rows; `problems` refers to rows of the table. Each feature is reordered right
+            after it is mapped, while it is in the CPU cache.
+        labelled: if False, read only the features' columns, and return NaN as labels.
     """
     names = schema.columns if labelled else schema.feature_columns
     columns = {name: one_array(table.column(name)) for name in names}
@@ -67,17 +66,18 @@ def map_rows(
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
-    """That every sparse feature has a table.
+    """Checks that every sparse feature has a table large enough.
 
     Raises:
-        DataError: a feature without a table, a table without rows, or a default id outside its table.
+        DataError: a feature without a table, a table without rows or smaller than its vocabulary, or a default id
+            outside the table.
     """
     for feature in schema.sparse:
         name = feature.name
         if name not in rows_of:
             raise DataError(f"feature {name!r} is in no table", fix=f"add {name!r} to a table's features")
         if rows_of[name] < 1:
-            raise DataError(f"feature {name!r}: its table has {rows_of[name]} rows", fix="give it at least 1 row")
+            raise DataError(f"feature {name!r}: its table has {rows_of[name]} rows", fix="set rows to at least 1")
         if isinstance(feature.mapping, Vocabulary):
             needed = feature.mapping.oov_rows + load_vocabulary(feature.mapping.path).size
             if rows_of[name] < needed:
@@ -95,7 +95,7 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column as one array of a layout that Arrow's functions know."""
+    """A column as one array, in a layout that Arrow's compute functions accept."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pat.is_list_view(column.type) or pat.is_large_list_view(column.type):

@@ -1,6 +1,6 @@
-"""The mapping as a function: raw values to batches, in a service or a notebook, byte for byte as in training.
+"""`Mapping`: raw values to batches, in a service or a notebook, as in training.
 
-Neither Ray nor anything of training is loaded; torch and fbgemm are when the first batch is made.
+Imports neither Ray nor training code. The first batch imports torch and fbgemm.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mapping:
-    """Turns raw rows into the batches that a model was trained on.
+    """Maps raw rows to batches for a model.
 
     Args:
-        schema: what the columns mean.
-        rows_of: rows of the table that each sparse feature is looked up in.
-        labels: whether rows come with their labels (and weights); without, labels are NaN and those columns need not be
-            there.
+        schema: the schema of the columns.
+        rows_of: number of table rows for each sparse feature.
+        labels: True if rows have labels and weights. If False, labels are NaN and their columns may be missing.
 
     Raises:
         DataError: a feature without a table, a vocabulary that cannot be read or is too long for its table.
@@ -48,13 +47,13 @@ class Mapping:
 
     @classmethod
     def from_config(cls, config: Any, *, labels: bool = True, folder: str | os.PathLike[str] | None = None) -> Mapping:
-        """That of a run.
+        """The mapping of a run.
 
         Args:
-            config: a `TrainConfig`, the plain values of one, or the path of a file of them (as `config.yaml` of a run
-                folder), of which `schema` and `tables` are read.
-            labels: False for rows that are to be scored.
-            folder: that relative paths of vocabularies start from; default that of the file, or the working folder.
+            config: a `TrainConfig`, its plain values, or the path of a YAML file such as `config.yaml` of a run folder.
+                `schema` and `tables` are read.
+            labels: False for rows to be scored.
+            folder: base of relative vocabulary paths; default: the folder of the file, or the working folder.
 
         Raises:
             OSError: the file cannot be read.
@@ -76,13 +75,13 @@ class Mapping:
         return cls(schema, rows_of_tables(tables), labels=labels)
 
     def to_batch(self, data: Tabular) -> Batch:
-        """One batch of all rows, in their order.
+        """Maps all rows to one batch, in order.
 
         Args:
-            data: an Arrow table or record batch, a pandas frame, a dict of columns, or a list of rows (dicts).
+            data: an Arrow table or record batch, a pandas DataFrame, a dict of columns, or a list of rows (dicts).
 
         Raises:
-            DataError: a missing column, a wrong type, or the first row with a value that cannot be mapped.
+            DataError: a missing column, a wrong type, or the first bad row.
         """
         rows, problems = self._rows(data)
         if problems:
@@ -90,10 +89,10 @@ class Mapping:
         return self._batch(rows)
 
     def to_batch_and_errors(self, data: Tabular) -> tuple[Batch, dict[int, DataError]]:
-        """As `to_batch`, with what is wrong with each row that cannot be used: those hold meaningless, valid values.
+        """As `to_batch`, with the errors of bad rows by row. The batch holds meaningless but valid values for them.
 
         Raises:
-            DataError: a missing column or a wrong type, which concerns all rows.
+            DataError: a missing column or a wrong type.
         """
         rows, problems = self._rows(data)
         return self._batch(rows), {row: problems.error(row) for row in problems.rows().tolist()}
@@ -111,18 +110,18 @@ class Mapping:
 
 
 def to_batch(data: Tabular, schema: Schema, rows_of: Dict[str, int]) -> Batch:
-    """One batch of all rows, labels among them, as `Mapping.to_batch` makes it."""
+    """Maps all rows, with labels, to one batch; see `Mapping.to_batch`."""
     return Mapping(schema, rows_of).to_batch(data)
 
 
 def rows_of_tables(tables: Iterable[tuple[int, Iterable[str]]]) -> dict[str, int]:
-    """Feature → rows that its ids map to: those of the smallest table that reads it.
+    """The number of rows that each feature's ids map to: the rows of the smallest table that reads the feature.
 
     Args:
-        tables: rows and features of each.
+        tables: rows and features of each table.
     """
-    found: dict[str, int] = {}
+    rows_of: dict[str, int] = {}
     for rows, features in tables:
         for name in features:
-            found[name] = min(rows, found.get(name, rows))
-    return found
+            rows_of[name] = min(rows, rows_of.get(name, rows))
+    return rows_of

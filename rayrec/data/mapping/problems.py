@@ -1,4 +1,4 @@
-"""Bad rows of one table, collected check by check, and where each of them lies in its file."""
+"""Collects the bad rows of a table, and locates each in its file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REDACTED = "(redacted)"
 
 
 class Source(Protocol):
-    """Knows where the rows of a table come from."""
+    """Locates the rows of a table in files."""
 
     def locate(self, row: int) -> tuple[str | None, int | None, int]:
-        """(file, row group, row inside the file) of the table's row."""
+        """The file, row group and row in the file of a row of the table."""
 
 
-class Unplaced:
-    """A table that comes from no file."""
+class InMemory:
+    """The source of a table that was not read from a file."""
 
     def locate(self, row: int) -> tuple[str | None, int | None, int]:
         return None, None, row
@@ -43,14 +43,14 @@ class _Finding:
 
 @dataclass(slots=True)
 class Problems:
-    """What is wrong with a table's rows.
+    """The bad rows of a table, with the reasons.
 
     Args:
-        source: places rows in files.
+        source: locates rows in files.
         redact: keep values out of errors.
     """
 
-    source: Source = field(default_factory=Unplaced)
+    source: Source = field(default_factory=InMemory)
     redact: bool = False
     _findings: list[_Finding] = field(default_factory=list)
 
@@ -65,34 +65,34 @@ class Problems:
         fix: str,
         value: Callable[[int], str | None] | None = None,
     ) -> None:
-        """Records bad rows, if there are some; `value` is called with an index into `rows`."""
+        """Records bad rows, if any. `value` returns the bad value for an index into `rows`."""
         if len(rows):
             self._findings.append(_Finding(rows, column, problem, fix, value))
 
     def add_nulls(self, array: pa.Array, column: str, problem: str, fix: str) -> None:
-        """Records the rows of a column that are null."""
+        """Records the null rows of a column."""
         if (nulls := nulls_of(array)) is not None:
             self.add(np.flatnonzero(nulls), column, problem, fix)
 
     def add_error(self, rows: npt.NDArray[np.int64], error: DataError) -> None:
-        """Notes rows that all share one reason which has its own place, as a file that cannot be read."""
+        """Records rows with a common error that is already located, e.g. in an unreadable file."""
         self._findings.append(_Finding(rows, "", "", "", error=error))
 
     def reasons(self) -> Counter[str]:
-        """How many findings there are of each kind."""
-        found: Counter[str] = Counter()
+        """Number of bad rows by reason."""
+        counts: Counter[str] = Counter()
         for finding in self._findings:
             error = finding.error
             reason = finding.problem if error is None else f"{error.problem} ({error.file})"
-            found[reason] += len(finding.rows)
-        return found
+            counts[reason] += len(finding.rows)
+        return counts
 
     def rows(self) -> npt.NDArray[np.int64]:
-        """All bad rows, ascending, each once."""
+        """The bad rows, ascending, without duplicates."""
         return np.unique(np.concatenate([f.rows for f in self._findings])) if self._findings else np.empty(0, np.int64)
 
     def error(self, row: int) -> DataError:
-        """The first finding about a bad row."""
+        """The first error of a bad row."""
         finding = next(f for f in self._findings if (f.rows == row).any())
         if finding.error is not None:
             return finding.error

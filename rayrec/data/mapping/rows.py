@@ -1,6 +1,6 @@
-"""Rows that are ready to be batched: plain arrays, and their Arrow form for transport.
+"""Mapped rows as NumPy arrays, and their Arrow form for transport between processes.
 
-How Arrow columns become these arrays is `map_rows.py`'s work, how these become a batch `collate.py`'s.
+`map_rows.py` makes them from Arrow columns; `collate.py` makes batches of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.arrays.buffers import F32, I64, taken
+from rayrec.data.arrays.buffers import F32, I64, take_rows
 from rayrec.data.arrays.lists import take_bags
 
 
@@ -21,9 +21,9 @@ class Ids:
     """One sparse feature of n rows, or the times or numbers of a sequence.
 
     Args:
-        values: table rows, all bags one after the other; int32 where the table's rows allow it.
-        offsets: [n + 1], where each bag starts, `offsets[0]` need not be 0; None when every row has exactly one id.
-        weights: one a value, or None.
+        values: table rows of all bags, concatenated; int32 if the size of the table allows it.
+        offsets: [n + 1], offsets of the bags, not necessarily from 0; None if every row has exactly one id.
+        weights: one per value, or None.
     """
 
     values: npt.NDArray[Any]
@@ -31,27 +31,28 @@ class Ids:
     weights: F32 | None = None
 
     def take(self, order: I64 | None) -> Ids:
-        """The bags of the rows `order[0]`, `order[1]`, …; all in their own order without one."""
+        """The bags of rows `order[0]`, `order[1]`, …; all of them if `order` is None."""
         if order is None:
             return self
         if self.offsets is None:
-            return Ids(taken(self.values, order), None)
+            return Ids(take_rows(self.values, order), None)
         values, offsets = take_bags(self.values, self.offsets, order)
         return Ids(values, offsets, None if self.weights is None else take_bags(self.weights, self.offsets, order)[0])
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Where the values of the rows `[start, stop)` lie."""
+        """The range of `values` that belongs to rows `[start, stop)`."""
         return (start, stop) if self.offsets is None else (int(self.offsets[start]), int(self.offsets[stop]))
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What n rows are trained towards and measured by.
+    """Labels of n rows, and the columns that loss and metrics read.
 
     Args:
-        label: [n], or [n, T] of several, NaN where one was not observed.
-        weight: [n], where rows have weights.
-        group: [n], equal for rows of one group; time: [n], seconds since 1970. Where the schema has them.
+        label: [n], or [n, T] for several labels; NaN where a label was not observed.
+        weight: [n], sample weights.
+        group: [n], group ids.
+        time: [n], seconds since 1970.
     """
 
     label: F32
@@ -60,15 +61,20 @@ class Targets:
     time: I64 | None = None
 
     def take(self, order: I64) -> Targets:
-        """Those of the rows `order[0]`, `order[1]`, …"""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return Targets(*(None if part is None else taken(part, order) for part in parts))  # type: ignore[arg-type]
+        """The targets of rows `order[0]`, `order[1]`, …"""
+        arrays = (getattr(self, field.name) for field in fields(self))
+        return Targets(*(None if array is None else take_rows(array, order) for array in arrays))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """n mapped rows: dense [n, N], their targets, and one `Ids` per sparse feature, then one per list of times (int64)
-    or numbers (float32) of the sequences."""
+    """n mapped rows.
+
+    Args:
+        dense: [n, N].
+        targets: labels, weights, groups and times.
+        ids: one per sparse feature, then one per list of times (int64) or numbers (float32) in the sequences.
+    """
 
     dense: F32
     targets: Targets
@@ -78,15 +84,16 @@ class Rows:
         return len(self.targets.label)
 
     def take(self, order: I64) -> Rows:
-        """The rows `order[0]`, `order[1]`, …"""
-        return Rows(taken(self.dense, order), self.targets.take(order), tuple(i.take(order) for i in self.ids))
+        """Rows `order[0]`, `order[1]`, …"""
+        return Rows(take_rows(self.dense, order), self.targets.take(order), tuple(i.take(order) for i in self.ids))
 
 
-Part = tuple[Rows, int, int]  # rows [start, stop) of mapped rows
+# Rows [start, stop) of mapped rows.
+RowRange = tuple[Rows, int, int]
 
 
 def to_columns(rows: Rows) -> dict[str, pa.Array]:
-    """Arrow columns that `from_columns` reads; no copy of the values."""
+    """Arrow columns for `from_columns`, without copying the values."""
     targets = {field.name: getattr(rows.targets, field.name) for field in fields(Targets)}
     columns = {name: _flat_or_fixed(array) for name, array in targets.items() if array is not None}
     if rows.dense.shape[1]:
@@ -99,7 +106,7 @@ def to_columns(rows: Rows) -> dict[str, pa.Array]:
 
 
 def _flat_or_fixed(array: npt.NDArray[np.generic]) -> pa.Array:
-    """[n] as it is, [n, k] as lists of k."""
+    """A flat array for [n], lists of length k for [n, k]."""
     flat = pa.array(array.reshape(-1))
     return flat if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
@@ -117,14 +124,14 @@ def _to_array(values: npt.NDArray[np.generic], offsets: I64 | None) -> pa.Array:
 
 
 def from_columns(batch: pa.RecordBatch, num_lists: int) -> Rows:
-    """The rows that `to_columns` wrote; views of Arrow's memory."""
+    """The rows from the columns of `to_columns`, as views of Arrow's memory."""
     names = set(batch.schema.names)
-    found = {
+    arrays = {
         name: _from_flat_or_fixed(batch.column(name))
         for name in ("dense", *(field.name for field in fields(Targets)))
         if name in names
     }
-    dense = found.pop("dense", np.empty((batch.num_rows, 0), np.float32))
+    dense = arrays.pop("dense", np.empty((batch.num_rows, 0), np.float32))
     ids = []
     for number in range(num_lists):
         array, weights = batch.column(f"ids{number}"), None
@@ -134,4 +141,4 @@ def from_columns(batch: pa.RecordBatch, num_lists: int) -> Rows:
         if f"weights{number}" in names:
             weights = batch.column(f"weights{number}").values.to_numpy()
         ids.append(Ids(array.values.to_numpy(), array.offsets.to_numpy(), weights))
-    return Rows(dense, Targets(**found), tuple(ids))
+    return Rows(dense, Targets(**arrays), tuple(ids))

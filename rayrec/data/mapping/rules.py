@@ -1,4 +1,4 @@
-"""How ids become table rows and values labels, as the config says it; `sparse.py` and `targets.py` do it."""
+"""Config of the mappings from ids to table rows and from values to labels. `sparse.py` and `targets.py` apply them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Identity(Strict):
     """The id is the table row.
 
     Args:
-        bounds: what happens to an id outside `[0, rows)`: "error" reports it, "clip" takes the nearest row, "drop"
-            leaves it out of its bag.
+        bounds: For an id outside `[0, rows)`: "error" reports it, "clip" uses the nearest row, "drop" removes it from
+            its bag.
     """
 
     kind: Literal["identity"] = "identity"
@@ -24,10 +24,10 @@ class Identity(Strict):
 
 
 class Hash(Strict):
-    """Integers and strings are hashed onto the table's rows; unequal ids may share one.
+    """Hashes integers and strings to table rows; different ids may collide.
 
     Args:
-        seed: another seed gives another hash.
+        seed: Seed of the hash.
     """
 
     kind: Literal["hash"] = "hash"
@@ -35,12 +35,12 @@ class Hash(Strict):
 
 
 class Vocabulary(Strict):
-    """Every id of a vocabulary has a row of its own; all others share the first rows of the table.
+    """Gives each id of a vocabulary its own row; all other ids share the first `oov_rows` rows.
 
     Args:
-        path: Parquet file with a column `id`, or text with one id a line; a relative path starts from the config's
-            folder. Its k-th id has row `oov_rows + k`.
-        oov_rows: rows that ids outside the vocabulary are hashed onto; with 0 such an id is reported.
+        path: Parquet file with a column `id`, or text file with one id per line; relative to the config's folder. Its
+            k-th id has row `oov_rows + k`.
+        oov_rows: Rows to which ids outside the vocabulary are hashed; with 0, such an id is an error.
     """
 
     kind: Literal["vocabulary"] = "vocabulary"
@@ -55,15 +55,15 @@ LabelKind = Literal["binary", "number"]
 
 
 class LabelRule(Strict):
-    """What a label is, and which values of its column count as 1.
+    """The kind of a label, and which values of its column count as 1.
 
     Args:
-        kind: "binary": 0 or 1 (integers, floats or booleans, or what `positive` or `at_least` make of the column),
-            trained by cross-entropy; "number": any finite number (a rating, minutes watched), trained by squared error;
-            bring it to a scale of about 1.
-        positive: of a column of texts or integers: this value is label 1, all others are 0.
-        negative: beside `positive`: the one value that is label 0; a row with a third value is bad.
-        at_least: of a column of numbers: label 1 from this number on, 0 below it.
+        kind: "binary": 0 or 1 (integers, floats, booleans, or derived by `positive` or `at_least`), trained by
+            cross-entropy. "number": any finite number (a rating, minutes watched), trained by squared error; scale it
+            to about 1.
+        positive: Value of a text or integer column that is label 1; all others are 0.
+        negative: With `positive`: the only value that is label 0; any third value is an error.
+        at_least: Threshold in a column of numbers: label 1 from this number on, 0 below.
     """
 
     kind: LabelKind = "binary"
@@ -76,16 +76,16 @@ class LabelRule(Strict):
         if self.positive is not None and self.at_least is not None:
             raise ValueError("give `positive` (a value) or `at_least` (a number), not both")
         if self.kind == "number" and self.made_of_values:
-            raise ValueError("`positive` and `at_least` make a binary label; take them out, or say `kind: binary`")
+            raise ValueError("`positive` and `at_least` need a binary label; remove them, or set `kind: binary`")
         if self.negative is not None and (
             type(self.negative) is not type(self.positive) or self.negative == self.positive
         ):
-            raise ValueError("`negative` stands beside `positive`: another value of the same type")
+            raise ValueError("`negative` needs `positive`: another value of the same type")
         if self.at_least is not None and not math.isfinite(self.at_least):
             raise ValueError(f"at_least={self.at_least} must be a finite number")
         return self
 
     @property
     def made_of_values(self) -> bool:
-        """Whether the column itself holds something else than the label."""
+        """True if the label is derived from the column's values."""
         return self.positive is not None or self.at_least is not None

@@ -1,6 +1,6 @@
-"""What a data set's columns mean: label, dense features, sparse features, and how ids become table rows.
+"""The schema of a data set: labels, dense and sparse features, and how ids map to table rows.
 
-A schema is part of the train config and says nothing about files; whether files fit it is checked in `columns.py`.
+A schema is part of the train config and independent of files; `column_types.py` checks files against it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ IdType = Literal["text", "integer"]
 
 
 class Label(LabelRule):
-    """The column that is predicted."""
+    """The label column."""
 
     column: str = "label"
 
 
 class SampleWeight(Strict):
-    """A number of at least 0 that says how much a row counts, in the loss and in every figure."""
+    """A column of weights, at least 0, for the loss and every metric."""
 
     column: str = "weight"
 
 
 class Group(Strict):
-    """Whom a row belongs to (a user, a request): evaluations then also give the mean AUC inside groups, GAUC."""
+    """A column that groups rows, e.g. by user or request. Evaluations then also give GAUC, the mean AUC over groups."""
 
     column: str = "group"
 
 
 class Timestamp(Strict):
-    """When a row happened: evaluations then also give their figures by stretches of time (UTC).
+    """The time of a row. Evaluations then also give their metrics per interval of time (UTC).
 
     Args:
-        unit: of integers, counted from 1970; Arrow's timestamps and dates have units of their own.
-        bucket: how long the stretches are.
+        unit: Unit of integers, counted from 1970. Arrow timestamps and dates carry their unit.
+        bucket: Length of an interval.
     """
 
     column: str = "timestamp"
@@ -52,7 +52,7 @@ class Timestamp(Strict):
 
 
 class _Feature(Strict):
-    """What every feature has; `column` is the feature's name where none is given."""
+    """Base of features. `column` defaults to the feature's name."""
 
     name: str = Field(min_length=1)
     column: str = Field(default="", min_length=1)
@@ -66,13 +66,13 @@ class _Feature(Strict):
 
 
 class Task(LabelRule, _Feature):
-    """One of several labels: a column that is predicted under a name.
+    """One of several named labels.
 
     Args:
-        weight: of its loss in the sum of all labels' losses.
-        on_null: "error" reports a null; with "ignore" the label was not observed in that row, which then neither
-            trains nor measures it.
-        given: another label: where it is 0 or unknown, this one was not observed, as a conversion without a click.
+        weight: Weight of its loss in the sum over labels.
+        on_null: "error" reports nulls; "ignore" treats them as not observed: the row neither trains nor measures this
+            label.
+        given: Another label. Where it is 0 or null, this one is not observed, such as a conversion without a click.
     """
 
     weight: float = Field(default=1.0, gt=0)
@@ -81,12 +81,12 @@ class Task(LabelRule, _Feature):
 
 
 class DenseFeature(_Feature):
-    """A number, or `width` numbers in a list of that fixed length.
+    """A number, or a list of `width` numbers.
 
     Args:
-        width: numbers per row; 1 is a plain column.
-        default: taken for a null, before the transforms; without it a null is reported.
-        transforms: run in the order in which they are listed.
+        width: Numbers per row; 1 for a plain column.
+        default: Replaces nulls before the transforms. Without it, nulls are errors.
+        transforms: Applied in this order.
     """
 
     width: int = Field(default=1, ge=1)
@@ -104,18 +104,18 @@ class SparseFeature(_Feature):
     """Ids that are looked up in embedding tables.
 
     Args:
-        kind: "id" (one a row), "id_list", or "weighted_id_list" (`list<struct<id, weight>>`, or a list of ids with the
-            weights in `weight_column`).
-        id_type: "text" or "integer": the other type is refused, wherever rows come from, as 7 and "7" are two ids;
-            default: the type that the training data has, which the run writes into its config. With "text" the names of
-            folders are taken as they are (`store=007` is "007", not 7).
-        mapping: how ids become table rows.
-        on_null: for a null id, list, or element: "error" reports it, "empty" leaves it out, "default" takes `default`
-            (a null list becomes a list of that one id).
-        default: the id that stands for a null; giving it means `on_null: default`.
-        max_length: longest list kept (id lists only).
-        keep: which end of a longer list is kept; `keep: {last: 50}` is short for it with `max_length: 50`.
-        weight_column: list of numbers beside the ids, of the same lengths (weighted lists only).
+        kind: "id" (one per row), "id_list", or "weighted_id_list" (`list<struct<id, weight>>`, or a list of ids with
+            the weights in `weight_column`).
+        id_type: "text" or "integer"; the other type is refused, because 7 and "7" are different ids. Default: the type
+            in the training data, which the run writes into its config. With "text", partition values stay strings
+            (`store=007` is "007", not 7).
+        mapping: How ids map to table rows.
+        on_null: For a null id, list or element: "error" reports it, "empty" drops it, "default" replaces it by
+            `default` (a null list by a list of that id).
+        default: Id that replaces nulls; implies `on_null: default`.
+        max_length: Maximum length of a list; longer ones are cut.
+        keep: End of a longer list that is kept. `keep: {last: 50}` is short for `max_length: 50, keep: last`.
+        weight_column: Column with the weights: a list of numbers as long as the list of ids (weighted lists only).
     """
 
     kind: Literal["id", "id_list", "weighted_id_list"] = "id"
@@ -143,15 +143,15 @@ class SparseFeature(_Feature):
     @model_validator(mode="after")
     def _check(self) -> SparseFeature:
         if (self.on_null == "default") != (self.default is not None):
-            raise ValueError(f"feature {self.name!r}: on_null 'default' and a `default` id belong together")
+            raise ValueError(f"feature {self.name!r}: set both on_null: default and a `default` id, or neither")
         if self.max_length is not None and self.kind == "id":
-            raise ValueError(f"feature {self.name!r}: max_length is for lists; remove it or use kind id_list")
+            raise ValueError(f"feature {self.name!r}: max_length applies to lists; remove it or set kind: id_list")
         if self.weight_column is not None and self.kind != "weighted_id_list":
-            raise ValueError(f"feature {self.name!r}: weight_column needs kind weighted_id_list")
+            raise ValueError(f"feature {self.name!r}: weight_column needs kind: weighted_id_list")
         return self
 
     def with_paths_from(self, folder: Path) -> SparseFeature:
-        """As `Schema.with_paths_from`."""
+        """A copy with the relative path of its vocabulary resolved against `folder`."""
         if not isinstance(self.mapping, Vocabulary) or "://" in self.mapping.path:
             return self
         path = str((folder / Path(self.mapping.path).expanduser()).absolute())
@@ -159,25 +159,25 @@ class SparseFeature(_Feature):
 
     @property
     def always_one(self) -> bool:
-        """Whether every row has exactly one id."""
+        """True if every row has exactly one id."""
         drops = isinstance(self.mapping, Identity) and self.mapping.bounds == "drop"
         return self.kind == "id" and self.on_null != "empty" and not drops
 
 
 class Schema(Strict):
-    """A data set's columns: what is predicted and from what.
+    """The columns of a data set: labels and features.
 
     Args:
-        label: what is predicted; for several labels, `labels` instead.
-        sample_weight: how much each row counts; without it all count alike.
-        group, timestamp: what evaluations are broken down by; training does not read these columns.
-        sequences: which lists belong together.
-        derived: columns made of others, that features read by their names.
-        column_types: of the columns that derived ones are made of, as the training data has them; the run writes them
-            into its config, and rows of a service are read as these types.
+        label: The label; for several labels, use `labels`.
+        sample_weight: Column of row weights. Default: all rows weigh the same.
+        group, timestamp: Columns by which evaluations break down their metrics; training does not read them.
+        sequences: Lists that belong together.
+        derived: Columns computed from other columns. Features read them by name.
+        column_types: Types of the source columns of derived columns in the training data. The run writes them into its
+            config; a service casts requests to them.
 
     Raises:
-        ValueError (pydantic.ValidationError): unknown field, wrong type, a name given twice, or no feature at all.
+        ValueError (pydantic.ValidationError): unknown field, wrong type, duplicate name, or no feature.
     """
 
     label: Label | None = Label()
@@ -203,21 +203,21 @@ class Schema(Strict):
     @model_validator(mode="after")
     def _check(self) -> Schema:
         if self.label is None and not self.labels:
-            raise ValueError("nothing is predicted: give `label`, or several under `labels`")
+            raise ValueError("no label: give `label`, or several under `labels`")
         tasks = [task.name for task in self.labels]
-        twice = sorted({name for name in tasks if tasks.count(name) > 1})
-        if twice:
-            raise ValueError(f"labels must have names of their own, these appear more than once: {twice}")
+        duplicates = sorted({name for name in tasks if tasks.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"label names must be unique, these appear more than once: {duplicates}")
         binary = [task.name for task in self.labels if task.kind == "binary"]
         for task in self.labels:
             if task.given is not None and (task.given not in binary or task.given == task.name):
-                raise ValueError(f"label {task.name!r}: given={task.given!r} must be another, binary label: {binary}")
+                raise ValueError(f"label {task.name!r}: given={task.given!r} must name another binary label: {binary}")
         if self.group is not None and "number" in self.label_kinds:
-            raise ValueError("group: figures inside groups (GAUC, NDCG) are of binary labels only; take it out")
+            raise ValueError("group: metrics per group (GAUC, NDCG) need binary labels; remove it")
         names = [feature.name for feature in (*self.dense, *self.sparse)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"feature names must be unique, these appear more than once: {twice}")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"feature names must be unique, these appear more than once: {duplicates}")
         if not names:
             raise ValueError("the schema has no features: list some under dense or sparse")
         for sequence in self.sequences:
@@ -226,125 +226,125 @@ class Schema(Strict):
         return self
 
     def _check_sequence(self, sequence: SequenceColumns) -> None:
-        """Its features are there, in no other sequence, and take its length."""
-        where, features = f"sequence {sequence.name!r}", {feature.name: feature for feature in self.sparse}
+        """Checks that its features exist and are in no other sequence, and sets their length."""
+        prefix, features = f"sequence {sequence.name!r}", {feature.name: feature for feature in self.sparse}
         if [other.name for other in self.sequences].count(sequence.name) > 1:
-            raise ValueError(f"{where}: the name is used twice")
-        everywhere = [name for other in self.sequences for name in other.ids]
-        values = [one.name for one in sequence.values]
+            raise ValueError(f"{prefix}: the name is used twice")
+        all_ids = [name for other in self.sequences for name in other.ids]
+        values = [value.name for value in sequence.values]
         for name in (*sequence.ids, *values):
-            if (everywhere + values).count(name) > 1:
-                raise ValueError(f"{where}: {name!r} comes twice; a list is in one sequence, once")
-        wanted = {"max_length": sequence.length, "keep": sequence.keep_in_file}
+            if (all_ids + values).count(name) > 1:
+                raise ValueError(f"{prefix}: {name!r} is listed twice; a list belongs to one sequence, once")
+        update = {"max_length": sequence.length, "keep": sequence.keep_in_file}
         for name in sequence.ids:
             if name not in features or features[name].kind != "id_list":
-                raise ValueError(f"{where}: {name!r} is no feature of schema.sparse of kind id_list; add one")
+                raise ValueError(f"{prefix}: schema.sparse has no feature {name!r} of kind id_list; add one")
             feature = features[name]
             if feature.max_length not in (None, sequence.length):
                 raise ValueError(
-                    f"{where}: feature {name!r} has max_length={feature.max_length}; take it out: the sequence's "
-                    f"length={sequence.length} holds for all of its lists"
+                    f"{prefix}: remove max_length={feature.max_length} of feature {name!r}: the sequence's "
+                    f"length={sequence.length} applies to all of its lists"
                 )
-            self.sparse[self.sparse.index(feature)] = feature.model_copy(update=wanted)
+            self.sparse[self.sparse.index(feature)] = feature.model_copy(update=update)
 
     def with_paths_from(self, folder: Path) -> Schema:
-        """The same with absolute paths: those of vocabularies, where they are relative, start from `folder`."""
+        """A copy with the relative paths of vocabularies resolved against `folder`."""
         return self.model_copy(update={"sparse": [feature.with_paths_from(folder) for feature in self.sparse]})
 
     @property
     def tasks(self) -> list[Task]:
-        """What is predicted, in the order of the logits; a single one where there is one `label`."""
+        """The labels, in the order of the logits; one task for a single `label`."""
         return self.labels if self.label is None else [Task(name="label", **self.label.model_dump())]
 
     @property
     def task_names(self) -> list[str] | None:
-        """The names of several labels; None for one."""
+        """The names of several labels; None for a single one."""
         return None if self.label is not None else [task.name for task in self.labels]
 
     @property
     def label_kinds(self) -> tuple[LabelKind, ...]:
-        """Of what is predicted, in the order of the logits."""
+        """The kind of each label, in the order of the logits."""
         return tuple(task.kind for task in self.tasks)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """What follows B in the shape of labels and logits: nothing for one label, T for several."""
+        """The shape of a row's labels and logits: () for one label, (T,) for several."""
         return () if self.label is not None else (len(self.labels),)
 
     @property
     def for_training(self) -> Schema:
-        """The same without what only evaluations read."""
+        """A copy without the columns that only evaluations read."""
         return self.model_copy(update={"group": None, "timestamp": None})
 
     @property
     def for_scoring(self) -> Schema:
-        """The same without what only rows with labels have beside them."""
+        """A copy without sample weight, group and timestamp."""
         return self.model_copy(update={"sample_weight": None, "group": None, "timestamp": None})
 
     @property
     def num_dense(self) -> int:
-        """N, the columns of `Batch.dense`."""
+        """Columns of `Batch.dense`."""
         return sum(feature.width for feature in self.dense)
 
     @property
     def sparse_names(self) -> list[str]:
-        """The keys of the batches' KeyedJaggedTensor, in order."""
+        """Keys of the batches' KeyedJaggedTensor, in order."""
         return [feature.name for feature in self.sparse]
 
     @property
     def num_lists(self) -> int:
-        """Jagged columns of mapped rows: the sparse features, and the sequences' times and numbers."""
+        """Jagged columns of mapped rows: sparse features, and the times and numbers of sequences."""
         return len(self.sparse) + sum(len(sequence.values) for sequence in self.sequences)
 
     @property
     def weighted(self) -> bool:
-        """Whether batches carry a weight for every id."""
+        """True if batches carry a weight for every id."""
         return any(feature.kind == "weighted_id_list" for feature in self.sparse)
 
     @property
-    def spare_columns(self) -> set[str]:
-        """Those that a file may lack: all that is made of them takes nulls."""
-        takes = [(task.column, task.on_null == "ignore") for task in self.tasks]
-        takes += [(part.column, False) for part in self._beside if part]
-        takes += [(name, feature.default is not None) for feature in self.dense for name in self.sources(feature)]
-        takes += [(name, feature.on_null != "error") for feature in self.sparse for name in self.sources(feature)]
-        takes += [(one.column_name, False) for sequence in self.sequences for one in sequence.values]
-        return {column for column, _ in takes} - {column for column, nulls in takes if not nulls}
+    def optional_columns(self) -> set[str]:
+        """Columns that a file may lack, because every reader of the column accepts nulls."""
+        readers = [(task.column, task.on_null == "ignore") for task in self.tasks]
+        readers += [(section.column, False) for section in self._row_columns if section]
+        readers += [(name, feature.default is not None) for feature in self.dense for name in self.sources(feature)]
+        readers += [(name, feature.on_null != "error") for feature in self.sparse for name in self.sources(feature)]
+        readers += [(value.column_name, False) for sequence in self.sequences for value in sequence.values]
+        return {column for column, _ in readers} - {column for column, nulls in readers if not nulls}
 
     @property
     def text_columns(self) -> list[str]:
-        """Those whose ids are known to be texts."""
-        made = {spec.name for spec in self.derived}
-        return [f.column for f in self.sparse if f.id_type == "text" and f.column not in made]
+        """Columns whose ids are texts by `id_type`."""
+        derived = {spec.name for spec in self.derived}
+        return [f.column for f in self.sparse if f.id_type == "text" and f.column not in derived]
 
     @property
-    def _beside(self) -> tuple[SampleWeight | Group | Timestamp | None, ...]:
+    def _row_columns(self) -> tuple[SampleWeight | Group | Timestamp | None, ...]:
         return (self.sample_weight, self.group, self.timestamp)
 
     @property
     def columns(self) -> list[str]:
-        """The Parquet columns that are read, each once."""
-        targets = [*(task.column for task in self.tasks), *(part.column for part in self._beside if part)]
+        """The Parquet columns to read, without duplicates."""
+        targets = [*(task.column for task in self.tasks), *(section.column for section in self._row_columns if section)]
         return list(dict.fromkeys([*targets, *self.feature_columns]))
 
     @property
     def feature_columns(self) -> list[str]:
-        """Those of them that features are made of: what a row has before its label is known."""
+        """The Parquet columns of features: all that a row has when it is scored."""
         names = [name for feature in (*self.dense, *self.sparse) for name in self.sources(feature)]
-        names += [one.column_name for sequence in self.sequences for one in sequence.values]
+        names += [value.column_name for sequence in self.sequences for value in sequence.values]
         return list(dict.fromkeys(names))
 
     def sources(self, feature: _Feature) -> list[str]:
-        """The columns of the data that a feature is made of."""
+        """The Parquet columns that a feature depends on."""
         return sources(self.derived, _columns_of(feature))
 
     @property
     def derived_needed(self) -> list[Derived]:
-        """The derived columns that features are made of, in their order."""
+        """The derived columns that features use, in their order."""
         return needed(self.derived, [name for feature in (*self.dense, *self.sparse) for name in _columns_of(feature)])
 
 
 def _columns_of(feature: _Feature) -> list[str]:
-    """What a feature reads, derived or not."""
+    """The columns that a feature reads, derived or not."""
     weights = feature.weight_column if isinstance(feature, SparseFeature) else None
     return [feature.column] + ([weights] if weights else [])

@@ -1,4 +1,4 @@
-"""Sparse features: Arrow id columns to table rows, one value array and its offsets per feature."""
+"""Maps the id columns of sparse features to table rows: values and offsets per feature."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
-_FEW = 4096  # distinct strings are found faster than each is looked up where there are only so many
+# Up to this vocabulary size, dictionary-encode strings and look up the distinct ones: faster than every string.
+_SMALL_VOCABULARY = 4096
 
 
 def map_sparse(feature: SparseFeature, columns: Mapping[str, pa.Array], num_rows: int, problems: Problems) -> Ids:
-    """One feature's bags of table rows, each in `[0, num_rows)`. Bad rows are noted in `problems`."""
+    """Maps one feature to bags of table rows in `[0, num_rows)`. Adds bad rows to `problems`."""
     array = columns[feature.column]
     if feature.kind == "id":
         bags = _Bags(feature, num_rows, problems, leaf=array, offsets=None, null_lists=None, weights=None)
@@ -31,7 +32,7 @@ def map_sparse(feature: SparseFeature, columns: Mapping[str, pa.Array], num_rows
     lists = unnest(array)
     leaf, offsets, weights = lists.leaf, lists.offsets, None
     if feature.weight_column is not None:
-        weights = _weights_beside(feature, columns[feature.weight_column], offsets, problems)
+        weights = _weights_of_column(feature, columns[feature.weight_column], offsets, problems)
     elif feature.kind == "weighted_id_list":
         leaf, weights = _pairs(feature, lists.leaf, offsets, problems)
     if feature.max_length is not None and (cut := truncate(offsets, feature.max_length, feature.keep)) is not None:
@@ -42,7 +43,7 @@ def map_sparse(feature: SparseFeature, columns: Mapping[str, pa.Array], num_rows
 
 @dataclass(frozen=True, slots=True)
 class _Bags:
-    """A feature on its way from ids to table rows; `offsets` is None for one id a row."""
+    """A feature being mapped from ids to table rows. `offsets` is None for one id per row."""
 
     feature: SparseFeature
     num_rows: int
@@ -75,15 +76,15 @@ class _Bags:
         return positions if self.offsets is None else row_of(self.offsets, positions)
 
     def _default_row(self) -> int:
-        one = pa.array([self.feature.default], self._id_type())
-        return int(map_leaf(one, self.feature, self.num_rows)[0][0])
+        default = pa.array([self.feature.default], self._id_type())
+        return int(map_leaf(default, self.feature, self.num_rows)[0][0])
 
     def _id_type(self) -> pa.DataType:
         kind = self.leaf.type
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 
     def _nulls(self, values: TableRows, nulls: Mask) -> Mask | None:
-        """Treats null ids; returns which values stay when some do not."""
+        """Handles null ids. Returns the mask of the values that remain, None if all do."""
         feature = self.feature
         if feature.on_null == "empty":
             return ~nulls
@@ -96,24 +97,24 @@ class _Bags:
     def _null_lists(
         self, null_lists: Mask, values: TableRows, offsets: I64 | None, weights: F32 | None
     ) -> tuple[TableRows, I64 | None, F32 | None]:
-        """Treats null lists, which have no values so far."""
+        """Handles null lists, which have no values yet."""
         assert offsets is not None
         if self.feature.on_null == "error":
             self._report_nulls(np.flatnonzero(null_lists), "a null list")
         if self.feature.on_null != "default":
             return values, offsets, weights
-        at = offsets[:-1][null_lists]
-        values = np.insert(values, at, self._default_row())
-        weights = None if weights is None else np.insert(weights, at, np.float32(1.0))
+        positions = offsets[:-1][null_lists]
+        values = np.insert(values, positions, self._default_row())
+        weights = None if weights is None else np.insert(weights, positions, np.float32(1.0))
         return values, offsets_of(np.diff(offsets) + null_lists), weights
 
-    def _report_nulls(self, rows: I64, what: str) -> None:
+    def _report_nulls(self, rows: I64, description: str) -> None:
         name = self.feature.name
         fix = f"fill the nulls, or set `on_null: empty` or `default: <id>` for feature {name!r}"
-        self.problems.add(rows, self.feature.column, f"feature {name!r} has {what}", fix, lambda _: "null")
+        self.problems.add(rows, self.feature.column, f"feature {name!r} has {description}", fix, lambda _: "null")
 
     def _outside(self, values: TableRows, outside: I64, keep: Mask | None) -> Mask | None:
-        """Treats ids outside the table; `values` still holds them."""
+        """Handles ids outside the table; `values` contains them."""
         mapping = self.feature.mapping
         bounds = mapping.bounds if isinstance(mapping, Identity) else "error"
         if bounds == "drop":
@@ -126,7 +127,7 @@ class _Bags:
             return keep
         name, leaf = self.feature.name, self.leaf
         problem = f"the id is outside its table's rows [0, {self.num_rows})"
-        fix = f"raise the rows of {name!r}'s table above the largest id, or set mapping: {{kind: hash}}"
+        fix = f"raise the rows of the table of {name!r} above the largest id, or set mapping: {{kind: hash}}"
         if isinstance(mapping, Vocabulary):
             problem = "the id is not in its vocabulary"
             fix = "build the vocabulary from this data, or set oov_rows to at least 1"
@@ -137,11 +138,11 @@ class _Bags:
 
 
 def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[TableRows, Mask | None, I64 | None]:
-    """Table rows of ids that are not nested.
+    """Maps a flat array of ids to table rows.
 
     Returns:
-        (rows, own memory; which ids are null, or None; positions outside `[0, num_rows)` whose rows are meaningless,
-        or None).
+        the rows, writable; the null mask, or None; the positions of ids outside `[0, num_rows)`, whose rows are
+        meaningless, or None.
     """
     leaf = leaf if is_text(leaf.type) else decoded(leaf)
     mapping = feature.mapping
@@ -153,7 +154,7 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[Tab
         return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
     if isinstance(mapping, Vocabulary):
         return _with_unknown(_look_up(raw, mapping), nulls, mapping)
-    # Seen as unsigned, a negative id is larger than any table.
+    # As unsigned numbers, negative ids are larger than any table.
     unsigned = raw.view(np.uint64)
     outside = np.flatnonzero(unsigned >= np.uint64(num_rows)) if len(raw) and unsigned.max() >= num_rows else None
     owns = raw.flags.writeable and raw.flags.owndata
@@ -166,33 +167,33 @@ def _int64(leaf: pa.Array) -> I64:
 
 
 def _look_up(ids: I64 | pa.Array, mapping: Vocabulary) -> I64:
-    """Table rows of integers or strings; negative for an unknown one where there are no rows for such."""
-    places = load_vocabulary(mapping.path).find(ids)
+    """Table rows of integers or strings; negative for unknown ids if `oov_rows` is 0."""
+    positions = load_vocabulary(mapping.path).find(ids)
     if not mapping.oov_rows:
-        return places
-    others = np.flatnonzero(places < 0)
-    rows = places + mapping.oov_rows
-    rows[others] = 0 if mapping.oov_rows == 1 else _hashed(ids, others, mapping.oov_rows)
+        return positions
+    unknown = np.flatnonzero(positions < 0)
+    rows = positions + mapping.oov_rows
+    rows[unknown] = 0 if mapping.oov_rows == 1 else _hashed(ids, unknown, mapping.oov_rows)
     return rows
 
 
-def _hashed(ids: I64 | pa.Array, which: I64, num_rows: int) -> TableRows:
-    """Table rows of some ids by their hashes."""
+def _hashed(ids: I64 | pa.Array, positions: I64, num_rows: int) -> TableRows:
+    """Hashes the ids at some positions to table rows."""
     if isinstance(ids, pa.Array):
-        return hash_rows(hash_strings(_bytes(ids.take(pa.array(which))), 0).view(np.int64), seed_of(0), num_rows)
-    return hash_rows(ids[which], seed_of(0), num_rows)
+        return hash_rows(hash_strings(_bytes(ids.take(pa.array(positions))), 0).view(np.int64), seed_of(0), num_rows)
+    return hash_rows(ids[positions], seed_of(0), num_rows)
 
 
 def _bytes(texts: pa.Array) -> list[bytes]:
-    found: list[bytes] = texts.cast(pa.large_binary()).fill_null(b"").to_pylist()
-    return found
+    texts_as_bytes: list[bytes] = texts.cast(pa.large_binary()).fill_null(b"").to_pylist()
+    return texts_as_bytes
 
 
 def _map_texts(
     leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
 ) -> tuple[I64, Mask | None, I64 | None]:
-    """As `map_leaf`, for strings: every distinct one is mapped once, except for a large vocabulary."""
-    if isinstance(mapping, Vocabulary) and load_vocabulary(mapping.path).size > _FEW:
+    """`map_leaf` for strings. Maps each distinct string once, except with a large vocabulary."""
+    if isinstance(mapping, Vocabulary) and load_vocabulary(mapping.path).size > _SMALL_VOCABULARY:
         plain = decoded(leaf)
         return _with_unknown(_look_up(plain, mapping), nulls_of(plain), mapping)
     encoded = leaf if pa.types.is_dictionary(leaf.type) else pc.dictionary_encode(leaf)
@@ -214,7 +215,7 @@ def _map_texts(
 def _with_unknown(
     rows: I64, nulls: Mask | None, mapping: Identity | Hash | Vocabulary
 ) -> tuple[I64, Mask | None, I64 | None]:
-    """With the positions of ids that have no row."""
+    """Adds the positions of ids without a row."""
     if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
         return rows, nulls, None
     unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
@@ -222,29 +223,29 @@ def _with_unknown(
 
 
 def _pairs(feature: SparseFeature, pairs: pa.StructArray, offsets: I64, problems: Problems) -> tuple[pa.Array, F32]:
-    """Ids and weights of `struct<id, weight>` values; a null struct is a null id."""
+    """Ids and weights of `struct<id, weight>` values. A null struct is a null id."""
     ids, weights = pc.struct_field(pairs, "id"), pc.struct_field(pairs, "weight")
     if pairs.null_count:
         weights = pc.if_else(pairs.is_valid(), weights, pa.scalar(1, weights.type))
     return ids, _weights(feature, feature.column, weights, offsets, problems)
 
 
-def _weights_beside(feature: SparseFeature, array: pa.Array, offsets: I64, problems: Problems) -> F32:
-    """Weights of a second column, which must have the ids' lengths."""
+def _weights_of_column(feature: SparseFeature, array: pa.Array, offsets: I64, problems: Problems) -> F32:
+    """Weights from `weight_column`, whose lists must be as long as the lists of ids."""
     column = feature.weight_column or feature.column
     lists = unnest(array)
-    found, wanted = np.diff(lists.offsets), np.diff(offsets)
-    bad = np.flatnonzero(found != wanted)
+    lengths, expected = np.diff(lists.offsets), np.diff(offsets)
+    bad = np.flatnonzero(lengths != expected)
     if not len(bad):
         return _weights(feature, column, lists.leaf, offsets, problems)
-    problem, fix = f"feature {feature.name!r} has not as many weights as ids", "write both lists with equal lengths"
-    problems.add(bad, column, problem, fix, lambda k: f"{found[bad[k]]} weights, {wanted[bad[k]]} ids")
+    problem, fix = f"feature {feature.name!r}: weights and ids have different lengths", "write lists of equal lengths"
+    problems.add(bad, column, problem, fix, lambda k: f"{lengths[bad[k]]} weights, {expected[bad[k]]} ids")
     out = np.ones(int(offsets[-1]), dtype=np.float32)
-    good = found == wanted
-    kept = lists.leaf.filter(pa.array(np.repeat(good, found)))
-    kept_offsets = offsets_of(np.where(good, wanted, 0))
-    numbers = _weights(feature, column, kept, kept_offsets, problems)
-    out[np.repeat(good, wanted)] = numbers
+    good = lengths == expected
+    leaf = lists.leaf.filter(pa.array(np.repeat(good, lengths)))
+    offsets_of_good = offsets_of(np.where(good, expected, 0))
+    numbers = _weights(feature, column, leaf, offsets_of_good, problems)
+    out[np.repeat(good, expected)] = numbers
     return out
 
 
@@ -253,7 +254,7 @@ def _weights(feature: SparseFeature, column: str, array: pa.Array, offsets: I64,
         out = floats_of(array).astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(out))
     problem = f"feature {feature.name!r} has a weight that is not a finite float32"
-    fix = "write a finite number for every weight"
+    fix = "write finite weights"
     problems.add(row_of(offsets, bad), column, problem, fix, lambda k: str(array[int(bad[k])].as_py()))
     out[bad] = 0.0
     return out

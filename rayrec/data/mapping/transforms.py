@@ -1,4 +1,4 @@
-"""What is done to numbers on their way to `Batch.dense`, as the config says it; `dense.py` does it."""
+"""Config of the transforms of dense features. `dense.py` applies them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from rayrec.data.strict import Strict
 
 
 class Log1p(Strict):
-    """log(1 + x); x must be above -1.
+    """log(1 + x) for x above -1.
 
     Args:
-        kind: `log1p`: log(1 + x), x above -1; `clip`: the nearest number between two ends; `standardize`: (x - mean) /
-            std; `min_max`: 0 at the lowest number and 1 at the highest; `quantile`: the place among the quantiles of
-            the training data.
+        kind: `log1p`: log(1 + x) for x above -1; `clip`: limits to a range; `standardize`: (x - mean) / std;
+            `min_max`: scales a range to [0, 1]; `quantile`: rank among the quantiles of the training data, in [0, 1].
     """
 
     kind: Literal["log1p"] = "log1p"
 
 
 class Clip(Strict):
-    """The nearest number between two ends.
+    """Limits numbers to a range.
 
     Args:
-        lowest, highest: of `clip`, the ends; one that is left out is open.
+        lowest, highest: For `clip`: bounds of the range; either may be omitted.
     """
 
     kind: Literal["clip"] = "clip"
@@ -45,7 +44,7 @@ class Clip(Strict):
 class _Statistical(Strict):
     @property
     def fitted(self) -> bool:
-        """Whether its statistics are there."""
+        """True if all of its statistics are set."""
         return None not in self.model_dump().values()
 
 
@@ -53,7 +52,7 @@ class Standardize(_Statistical):
     """`(x - mean) / std`.
 
     Args:
-        mean, std: of `standardize`, mean and deviation; `rayrec data fit` computes those left out.
+        mean, std: For `standardize`: mean and standard deviation; `rayrec data fit` computes them if omitted.
     """
 
     kind: Literal["standardize"] = "standardize"
@@ -63,15 +62,15 @@ class Standardize(_Statistical):
     @model_validator(mode="after")
     def _check(self) -> Standardize:
         if (self.mean is None) != (self.std is None):
-            raise ValueError("standardize: give mean and std, or neither, to have both fitted")
+            raise ValueError("standardize: give both mean and std, or neither to have them fitted")
         return self
 
 
 class MinMax(_Statistical):
-    """`(x - lowest) / (highest - lowest)`, cut to [0, 1].
+    """`(x - lowest) / (highest - lowest)`, clipped to [0, 1].
 
     Args:
-        lowest, highest: of `min_max`, the ends; fitted where they are left out.
+        lowest, highest: For `min_max`: bounds of the range; fitted if omitted.
     """
 
     kind: Literal["min_max"] = "min_max"
@@ -81,18 +80,18 @@ class MinMax(_Statistical):
     @model_validator(mode="after")
     def _check(self) -> MinMax:
         if (self.lowest is None) != (self.highest is None):
-            raise ValueError("min_max: give lowest and highest, or neither, to have both fitted")
+            raise ValueError("min_max: give both lowest and highest, or neither to have them fitted")
         if self.lowest is not None and self.highest is not None and not self.lowest < self.highest:
             raise ValueError(f"min_max: lowest={self.lowest} must be below highest={self.highest}")
         return self
 
 
 class Quantile(_Statistical):
-    """The place among the training data's different quantiles, in [0, 1], by a line between two of them.
+    """Rank among the quantiles of the training data, in [0, 1], interpolated linearly between them.
 
     Args:
-        quantiles: of `quantile`, how many parts of equal frequency.
-        boundaries: of `quantile`, the ends of the parts, ascending; fitted where they are left out.
+        quantiles: For `quantile`: number of intervals of equal frequency.
+        boundaries: For `quantile`: ascending bounds of the intervals; fitted if omitted.
     """
 
     kind: Literal["quantile"] = "quantile"

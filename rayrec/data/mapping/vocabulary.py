@@ -1,7 +1,7 @@
-"""Vocabularies: which ids have a table row of their own. Read and looked up here; `tools/` counts them.
+"""Reads vocabularies: the ids that have table rows of their own. `tools/vocabulary.py` writes them.
 
-One of more ids than `_IN_MEMORY` is looked up in a file that is made once a node, in the user's cache, and shared by
-all of its processes and by all copies of the vocabulary; one of an export in the file beside it.
+A vocabulary of more than `_IN_MEMORY` ids is looked up in an index file, which all processes of a node map into memory.
+The file is made once per node, in the user's cache, and named by the ids; an export has it next to the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import pyarrow.fs as pafs
 from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
 from rayrec.data.arrays.buffers import I64, U64
 from rayrec.data.arrays.hashing import hash_texts
-from rayrec.data.mapping.id_index import IdIndex, Twice, hashes_of
+from rayrec.data.mapping.id_index import DuplicateHash, IdIndex, hashes_of
 from rayrec.storage.cache import Cache
 from rayrec.storage.errors import DataError
 from rayrec.storage.locations import cache_folder, open_filesystem
 from rayrec.storage.parquet import open_parquet
 
 _FILE, _ID_BYTES = "index", 17
-_FORMAT = 2  # another layout or hash, another number
+# Version of the layout and the hash of index files.
+_FORMAT = 2
 _IN_MEMORY = 65_536
 _READ_IDS = 1 << 20
 _LIMIT, _BYTES = "RAYREC_VOCABULARY_BYTES", 32 << 30
@@ -37,44 +38,45 @@ _LIMIT, _BYTES = "RAYREC_VOCABULARY_BYTES", 32 << 30
 
 @lru_cache(maxsize=256)
 def load_vocabulary(path: str) -> IdIndex:
-    """Opens a vocabulary: a Parquet file with a column `id`, or a text file with one id a line. Kept open.
+    """Opens a vocabulary, and caches it: a Parquet file with a column `id`, or a text file with one id per line.
 
-    A text file of nothing but integers is a vocabulary of integers, and is read as a whole: long ones are Parquet.
+    A text file that contains only integers is a vocabulary of integers. Text files are read into memory; use Parquet
+    for large vocabularies.
 
     Raises:
-        DataError: the file is missing or of another form, or an id is there twice.
+        DataError: the file is missing or malformed, or an id is duplicated.
     """
-    beside = Path(f"{path}.index")
-    if beside.exists():
-        return IdIndex.open(beside)
+    index_path = Path(f"{path}.index")
+    if index_path.exists():
+        return IdIndex.open(index_path)
     source = _Source.of(path)
     try:
         if source.size <= _IN_MEMORY:
             chunks = [hashes_of(ids) for ids in source.ids()]
             return IdIndex.of(np.concatenate([np.empty(0, np.uint64), *chunks]), source.text)
-        return _shared(source)
-    except Twice as error:
-        raise _twice(source, error.places) from error
+        return _cached_index(source)
+    except DuplicateHash as error:
+        raise _duplicate(source, error.positions) from error
 
 
 def vocabulary_checksum(path: str, size: int) -> str:
-    """SHA-256 over the first `size` ids of a vocabulary in their order, so that growth at its end is no change."""
+    """SHA-256 of the first `size` ids in order; appending ids to a vocabulary does not change it."""
     source = _Source.of(path)
-    digest, left = hashlib.sha256(b"text" if source.text else b"integers"), size
+    digest, remaining = hashlib.sha256(b"text" if source.text else b"integers"), size
     for ids in source.ids():
-        some = ids[:left]
-        digest.update((hash_texts(some) if isinstance(some, pa.Array) else some).astype("<u8").tobytes())
-        left -= len(some)
+        first_ids = ids[:remaining]
+        digest.update((hash_texts(first_ids) if isinstance(first_ids, pa.Array) else first_ids).astype("<u8").tobytes())
+        remaining -= len(first_ids)
     return digest.hexdigest()
 
 
 def ids_in(path: str) -> Iterator[I64 | pa.Array]:
-    """All ids of a vocabulary in their order, a part at a time: integers, or an Arrow array of strings."""
+    """All ids of a vocabulary in order, in chunks: integers, or Arrow arrays of strings."""
     return _Source.of(path).ids()
 
 
 def first_id(path: str) -> str | int | None:
-    """The first id of a vocabulary, in its own type; None of an empty one. Raises as `load_vocabulary`."""
+    """The first id of a vocabulary; None if it is empty. Raises as `load_vocabulary`."""
     source = _Source.of(path)
     if not source.size:
         return None
@@ -83,10 +85,10 @@ def first_id(path: str) -> str | int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A vocabulary's file.
+    """The file of a vocabulary.
 
     Args:
-        lines: its ids, of a text file.
+        lines: the ids of a text file.
     """
 
     path: str
@@ -104,17 +106,17 @@ class _Source:
                 raise DataError("a vocabulary needs a column `id`", file=path, column="id", fix="rename its column")
             kind = without_views(parquet.schema_arrow.field("id").type)
             if not is_text(kind) and not pa.types.is_integer(kind):
-                raise DataError(f"a vocabulary holds integers or strings, not {kind}", file=path, column="id")
+                raise DataError(f"a vocabulary contains integers or strings, not {kind}", file=path, column="id")
             return cls(path, is_text(kind), parquet.metadata.num_rows)
 
     def ids(self) -> Iterator[I64 | pa.Array]:
-        """All ids in their order, a part at a time: integers, or an Arrow array of strings."""
-        for part in self._parts():
-            if part.null_count:
-                raise DataError("a vocabulary cannot hold null", file=self.path, fix="remove the null")
-            yield part if self.text else part.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+        """All ids in order, in chunks: integers, or Arrow arrays of strings."""
+        for chunk in self._chunks():
+            if chunk.null_count:
+                raise DataError("a vocabulary cannot contain null", file=self.path, fix="remove the null")
+            yield chunk if self.text else chunk.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
 
-    def _parts(self) -> Iterator[pa.Array]:
+    def _chunks(self) -> Iterator[pa.Array]:
         if self.lines is not None:
             yield self.lines
             return
@@ -124,36 +126,38 @@ class _Source:
                 ids = ids.cast(without_views(ids.type))
                 yield decoded(ids)
 
-    def id_at(self, place: int) -> str:
-        """One id, for an error."""
+    def id_at(self, position: int) -> str:
+        """The id at a position, for an error message."""
         for ids in self.ids():
-            if place < len(ids):
-                return str(ids[place])
-            place -= len(ids)
-        raise IndexError(place)
+            if position < len(ids):
+                return str(ids[position])
+            position -= len(ids)
+        raise IndexError(position)
 
     @property
     def version(self) -> str:
-        """Identifies the file's contents by its size and time."""
+        """Identifies the contents of the file by size and modification time."""
         filesystem, inner = open_filesystem(self.path)
         info: pafs.FileInfo = filesystem.get_file_info(inner)
         return _digest(f"{_FORMAT} {info.size} {info.mtime_ns}")
 
 
-def _twice(source: _Source, places: tuple[int, int]) -> DataError:
-    one, other = (source.id_at(place) for place in places)
-    if one == other:
-        return DataError("an id is in the vocabulary twice", file=source.path, value=one, fix="keep each id once")
-    problem = f"two ids have one 64-bit hash, {one} and {other}"
-    return DataError(problem, file=source.path, fix="leave one of them out")
+def _duplicate(source: _Source, positions: tuple[int, int]) -> DataError:
+    first, second = (source.id_at(position) for position in positions)
+    if first == second:
+        return DataError("an id is in the vocabulary twice", file=source.path, value=first, fix="remove the duplicate")
+    problem = f"the ids {first} and {second} have the same 64-bit hash"
+    return DataError(problem, file=source.path, fix="remove one of them")
 
 
-def _shared(source: _Source) -> IdIndex:
-    """The vocabulary's index on this node, made by whoever comes first; its folder is named by the ids, to which the
-    name and version of a file lead."""
+def _cached_index(source: _Source) -> IdIndex:
+    """The index file on this node, made by the first process that needs it.
+
+    The cache maps the file's path and version to a folder named by the hash of the ids, so copies share one index.
+    """
     limit = os.environ.get(_LIMIT, str(_BYTES))
     if not limit.isdigit():
-        raise DataError(f"{_LIMIT}={limit} is no number of bytes", fix=f"write one, e.g. {_LIMIT}={_BYTES}")
+        raise DataError(f"{_LIMIT}={limit} must be a number of bytes", fix=f"e.g. {_LIMIT}={_BYTES}")
 
     def make(folder: Path, _: int) -> str:
         digest = hashlib.sha256(f"{_FORMAT} {source.text}".encode())
@@ -162,8 +166,8 @@ def _shared(source: _Source) -> IdIndex:
         return digest.hexdigest()[:32]
 
     key = f"{_digest(source.path)}-{source.version}"
-    held = Cache(_cache(), int(limit)).folder(key, _ID_BYTES * source.size, make)
-    return IdIndex.open(held.folder / _FILE, held)
+    cached = Cache(_cache_folder(), int(limit)).folder(key, _ID_BYTES * source.size, make)
+    return IdIndex.open(cached.folder / _FILE, cached)
 
 
 def _digested(chunks: Iterable[U64], digest: Any) -> Iterator[U64]:
@@ -172,8 +176,8 @@ def _digested(chunks: Iterable[U64], digest: Any) -> Iterator[U64]:
         yield chunk
 
 
-def _cache() -> Path:
-    """A folder on this node that can be written to."""
+def _cache_folder() -> Path:
+    """A writable cache folder on this node."""
     cache = cache_folder("vocabularies")
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -196,7 +200,7 @@ def _read_text(path: str) -> pa.Array:
         with filesystem.open_input_stream(inner) as stream:
             lines = stream.read().decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the vocabulary cannot be read: {error}", file=path, fix="check the path") from error
+        raise DataError(f"cannot read the vocabulary: {error}", file=path, fix="check the path") from error
     try:
         return pa.array([int(line) for line in lines], pa.int64())
     except (ValueError, OverflowError):

@@ -1,6 +1,6 @@
-"""Where a run is in an epoch: small, exact, and free of any number of ranks.
+"""`Cursor`: the position of a run in an epoch, exact and independent of the number of ranks.
 
-What was dealt to whom is computed again from it, by `rank_part.py`; who writes cursors to storage is the checkpoint's.
+`epoch_planner.py` recomputes from it which rank had which sample ranges. Checkpoints store cursors.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from rayrec.data.order.intervals import Intervals, count
 from rayrec.data.order.periods import Only
 from rayrec.storage.errors import DataError
 
-CURSOR_VERSION = 3  # the order of rows is part of what it means
+# Raise it if the order of rows in an epoch changes.
+CURSOR_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far one data set has been read in an epoch.
+    """How far a data set has been read in an epoch.
 
     Args:
         data: fingerprint of the data set and its order.
-        world_size: ranks that it was dealt to.
-        before: what was done when it was dealt, as intervals of the epoch's sequence.
-        rows: of its ranks, how many rows of its part each has done; those that are missing none.
-        step_rows: of all ranks, where steps go along the sequence.
-        total: rows of the whole sequence.
+        world_size: number of ranks among which it was divided.
+        total: rows of the epoch's sequence.
+        before: sample ranges that were done when it was divided.
+        rows: rows of its share that each rank has done since; ranks that are not listed have done none.
+        step_rows: rows of a global batch, if global batches are contiguous ranges of the sequence.
     """
 
     data: str
@@ -44,24 +45,24 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        """Whether all of it has been read."""
+        """True if it has been read completely."""
         return self.rows_done >= self.total
 
     def rows_of(self, rank: int) -> int:
-        """Rows of its part that a rank has done."""
+        """Rows of its share that a rank has done."""
         return dict(self.rows).get(rank, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """What of one epoch is done: by one rank while it goes on, by all ranks in a checkpoint.
+    """The position in an epoch: of one rank in a stream, of all ranks in a checkpoint.
 
     Args:
         epoch: from 0.
-        parts: one a data set; none at the beginning of an epoch, which is the beginning of any data.
-        given: of several data sets, rows that all ranks together have been given in this epoch.
-        skipped: rows that could not be used and were left out since the stream was opened; not kept in checkpoints.
-        only: a column that folders give, and its value: the part of the data set that the epoch reads.
+        parts: progress per data set; empty at the start of an epoch.
+        given: in a mix, rows that all ranks together have received in this epoch.
+        skipped: bad rows skipped since the stream was opened; not stored in checkpoints.
+        only: the period: a partition column and the value that the epoch reads.
     """
 
     epoch: int
@@ -72,37 +73,37 @@ class Cursor:
 
     @classmethod
     def start(cls, epoch: int, only: Only | None = None) -> Cursor:
-        """The beginning of an epoch."""
+        """The start of an epoch."""
         return cls(epoch=epoch, only=only)
 
     @property
     def rows_done(self) -> int:
-        """Rows of all data sets."""
-        return sum(part.rows_done for part in self.parts)
+        """Rows done in all data sets."""
+        return sum(progress.rows_done for progress in self.parts)
 
     @property
     def over(self) -> bool:
-        """Whether the epoch has been read to its end."""
-        return bool(self.parts) and all(part.over for part in self.parts)
+        """True if the epoch has been read completely."""
+        return bool(self.parts) and all(progress.over for progress in self.parts)
 
     def split(self, parts: int) -> list[Cursor]:
-        """The cursor of each of so many data sets.
+        """The cursors of the single data sets.
 
         Raises:
-            DataError: it was made with another number of them.
+            DataError: the number of data sets has changed.
         """
         if not self.parts:
             return [Cursor.start(self.epoch)] * parts
         if len(self.parts) != parts:
             raise DataError(
-                "the checkpoint's place in the data does not fit: it was made with another number of data sets",
-                fix="restore what the run was started with, or start a new run under another name",
+                "the checkpoint's cursor does not fit the data: the number of data sets changed",
+                fix="restore the original data config, or start a new run under another name",
             )
         return [Cursor(epoch=self.epoch, parts=(part,)) for part in self.parts]
 
     @staticmethod
     def join(cursors: Sequence[Cursor], given: int) -> Cursor:
-        """That of several data sets."""
+        """Joins the cursors of several data sets."""
         return Cursor(
             epoch=cursors[0].epoch,
             parts=tuple(part for cursor in cursors for part in cursor.parts),
@@ -112,10 +113,10 @@ class Cursor:
 
     @staticmethod
     def merge(cursors: Iterable[Cursor]) -> Cursor:
-        """The state of all ranks together.
+        """Merges the cursors of all ranks.
 
         Raises:
-            ValueError: none given, or they are of different epochs, data sets or deals.
+            ValueError: no cursors, or cursors of different epochs, data sets or divisions among ranks.
         """
         states = list(cursors)
         if not states:
@@ -123,43 +124,44 @@ class Cursor:
         if len({state.epoch for state in states}) > 1:
             raise ValueError(f"Cursor.merge: the ranks' cursors differ in epoch: {[state.epoch for state in states]}")
         started = [state for state in states if state.parts] or states[:1]
-        parts = [_merged(same) for same in zip(*(state.parts for state in started), strict=True)]
-        given, skipped = max(state.given for state in states), sum(state.skipped for state in states)
-        return replace(states[0], parts=tuple(parts), given=given, skipped=skipped)
+        progress = [_merged(same) for same in zip(*(state.parts for state in started), strict=True)]
+        rows_given, skipped = max(state.given for state in states), sum(state.skipped for state in states)
+        return replace(states[0], parts=tuple(progress), given=rows_given, skipped=skipped)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values that `from_dict` reads."""
-        parts = [asdict(part) for part in self.parts]
+        """JSON values for `from_dict`."""
+        progress = [asdict(item) for item in self.parts]
         only = {} if self.only is None else {"only": list(self.only)}
-        return {"version": CURSOR_VERSION, "epoch": self.epoch, "parts": parts, "given": self.given, **only}
+        return {"version": CURSOR_VERSION, "epoch": self.epoch, "parts": progress, "given": self.given, **only}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cursor:
-        """The cursor that `to_dict` wrote.
+        """Restores a cursor from `to_dict`.
 
         Raises:
-            ValueError: another version, or something that is not a cursor.
+            ValueError: an unsupported version, or a malformed cursor.
         """
         if data.get("version") != CURSOR_VERSION:
-            raise ValueError(f"data cursor version {data.get('version')!r}: this rayrec reads {CURSOR_VERSION}")
+            version = data.get("version")
+            raise ValueError(f"data cursor version {version!r} is not supported; this rayrec reads {CURSOR_VERSION}")
         if not {"epoch", "parts", "given"} <= data.keys():
             raise ValueError(f"data cursor is malformed: it has {', '.join(data)}")
         try:
             return _FORM.validate_python({name: value for name, value in data.items() if name != "version"})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"data cursor is malformed: {first['loc']}: {first['msg']}") from error
+            first_error = error.errors()[0]
+            raise ValueError(f"data cursor is malformed: {first_error['loc']}: {first_error['msg']}") from error
 
 
 _FORM = TypeAdapter(Cursor)
 
 
 def _merged(parts: Sequence[Progress]) -> Progress:
-    """What several ranks have done of one data set."""
+    """Merges the progress of several ranks in one data set."""
     for name in ("data", "world_size", "total", "before", "step_rows"):
-        found = {getattr(part, name) for part in parts}
-        if len(found) > 1:
-            raise ValueError(f"Cursor.merge: the ranks' cursors differ in {name}: {sorted(map(str, found))}")
+        values = {getattr(part, name) for part in parts}
+        if len(values) > 1:
+            raise ValueError(f"Cursor.merge: the ranks' cursors differ in {name}: {sorted(map(str, values))}")
     rows: dict[int, int] = {}
     for part in parts:
         for rank, done in part.rows:

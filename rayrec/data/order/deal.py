@@ -1,4 +1,4 @@
-"""Which rank reads which part of an epoch: a pure function of the order, what is done, and the number of ranks."""
+"""Divides an epoch among ranks: a pure function of the order, the sample ranges done, and the number of ranks."""
 
 from __future__ import annotations
 
@@ -14,76 +14,76 @@ _AT_ONCE = 1 << 16
 
 
 def deal(order: EpochOrder, done: Intervals, world_size: int) -> list[Spans]:
-    """What is left of the epoch as one list of pieces per rank, each piece inside one group, pass after pass.
+    """Divides the rest of the epoch: for each rank its sample ranges, each inside one group, pass after pass.
 
-    Ranks' rows differ by at most one, in a pass and in all: who has one more goes round from pass to pass.
+    Row counts of ranks differ by at most one, per pass and in total: the extra rows rotate over ranks between passes.
     """
     edges = order.starts[order.groups]
     groups = (len(edges) - 1) // order.passes
-    parts: list[list[Spans]] = [[] for _ in range(world_size)]
-    first = 0  # the rank that begins where the pass before ended
+    ranges_by_rank: list[list[Spans]] = [[] for _ in range(world_size)]
+    first_rank = 0  # the first rank of this pass continues after the last rank of the previous one
     for number in range(order.passes):
-        pieces = between(edges[number * groups : (number + 1) * groups + 1], done)
-        for rank, mine in enumerate(_deal(pieces, world_size)):
-            parts[(rank + first) % world_size].append(mine)
-        first = (first + count(pieces)) % world_size
-    return [np.concatenate(mine) for mine in parts]
+        ranges = between(edges[number * groups : (number + 1) * groups + 1], done)
+        for rank, own_ranges in enumerate(_deal(ranges, world_size)):
+            ranges_by_rank[(rank + first_rank) % world_size].append(own_ranges)
+        first_rank = (first_rank + count(ranges)) % world_size
+    return [np.concatenate(own_ranges) for own_ranges in ranges_by_rank]
 
 
 def deal_steps(order: EpochOrder, done: Intervals, rank: int, world_size: int, step_rows: int) -> Spans:
-    """This rank's part of every step when steps go along the sequence: no row of a step comes before one of an earlier.
+    """The sample ranges of a rank when every global batch is a contiguous range of the sequence.
 
     Args:
-        step_rows: rows of a step, of all ranks together; the last step may have fewer.
+        step_rows: rows of a global batch; the last one may have fewer.
     """
-    left = between([0, order.rows], done)
-    firsts = np.arange(0, count(left), step_rows)
-    sizes = np.minimum(step_rows, count(left) - firsts)
+    remaining = between([0, order.rows], done)
+    firsts = np.arange(0, count(remaining), step_rows)
+    sizes = np.minimum(step_rows, count(remaining) - firsts)
     share, extra = sizes // world_size, sizes % world_size
     starts = firsts + rank * share + np.minimum(rank, extra)
-    mine = np.stack([starts, starts + share + (rank < extra)], axis=1)
-    return inside(left, mine[mine[:, 0] < mine[:, 1]])
+    own = np.stack([starts, starts + share + (rank < extra)], axis=1)
+    return inside(remaining, own[own[:, 0] < own[:, 1]])
 
 
-def _deal(pieces: Spans, world_size: int) -> list[Spans]:
-    """The pieces as one list per rank, whose rows differ by at most one.
+def _deal(ranges: Spans, world_size: int) -> list[Spans]:
+    """Distributes ranges over ranks so that row counts differ by at most one.
 
-    Groups go whole to the rank with the fewest rows while they fit; only the few
-    that fit nowhere are cut, so almost every one is read by one rank.
+    Each range goes to the rank with the most free rows. The few that do not fit anywhere are cut at the end, so that
+    one rank reads almost every group alone.
     """
-    share, extra = divmod(count(pieces), world_size)
-    room = [share + (rank < extra) for rank in range(world_size)]
-    owner = _owners(pieces[:, 1] - pieces[:, 0], room)
+    share, extra = divmod(count(ranges), world_size)
+    free_rows = [share + (rank < extra) for rank in range(world_size)]
+    owner = _owners(ranges[:, 1] - ranges[:, 0], free_rows)
     by_owner = np.argsort(owner, kind="stable")
     bounds = np.searchsorted(owner[by_owner], np.arange(-1, world_size + 1))
-    some = [pieces[by_owner[bounds[rank + 1] : bounds[rank + 2]]] for rank in range(world_size)]
+    uncut = [ranges[by_owner[bounds[rank + 1] : bounds[rank + 2]]] for rank in range(world_size)]
     cut: list[list[tuple[int, int]]] = [[] for _ in range(world_size)]
     rank = 0
-    for start, stop in pieces[owner < 0].tolist():
+    for start, stop in ranges[owner < 0].tolist():
         while start < stop:
-            while not room[rank]:
+            while not free_rows[rank]:
                 rank += 1
-            end = min(stop, start + room[rank])
+            end = min(stop, start + free_rows[rank])
             cut[rank].append((start, end))
-            room[rank] -= end - start
+            free_rows[rank] -= end - start
             start = end
-    return [np.concatenate([mine, more]) if more else mine for mine, more in zip(some, cut, strict=True)]
+    return [np.concatenate([ranges, pieces]) if pieces else ranges for ranges, pieces in zip(uncut, cut, strict=True)]
 
 
-def _owners(sizes: I64, room: list[int]) -> I64:
-    """The rank of each piece, -1 for those that fit nowhere; takes their rows off `room`."""
-    heap = [(-free, rank) for rank, free in enumerate(room)]
+def _owners(sizes: I64, free_rows: list[int]) -> I64:
+    """The rank of each range, -1 if it does not fit anywhere. Subtracts the rows from `free_rows`."""
+    heap = [(-free, rank) for rank, free in enumerate(free_rows)]
     heapq.heapify(heap)
     owner = np.full(len(sizes), -1, dtype=np.int64)
-    for first in range(0, len(sizes), _AT_ONCE):
-        chosen = []
-        for rows in sizes[first : first + _AT_ONCE].tolist():
+    for start in range(0, len(sizes), _AT_ONCE):
+        owners = []
+        for rows in sizes[start : start + _AT_ONCE].tolist():
             rank = heap[0][1]
-            if rows > room[rank]:
-                chosen.append(-1)
+            if rows > free_rows[rank]:
+                owners.append(-1)
                 continue
-            room[rank] -= rows
-            heapq.heapreplace(heap, (-room[rank], rank))
-            chosen.append(rank)
-        owner[first : first + len(chosen)] = chosen
+            free_rows[rank] -= rows
+            heapq.heapreplace(heap, (-free_rows[rank], rank))
+            owners.append(rank)
+        owner[start : start + len(owners)] = owners
     return owner

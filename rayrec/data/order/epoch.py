@@ -1,9 +1,8 @@
-"""The order of an epoch's rows: a pure function of seed, epoch and windows. `deal.py` deals them to ranks.
+"""The order of an epoch: a pure function of seed, epoch and windows. `deal.py` divides it among ranks.
 
-An epoch is one sequence of all rows: the windows in a seeded order, the rows of one window, or of several that are
-mixed, in a seeded order of their own.
-Work, done or to do, is always a set of intervals of that sequence, so nothing depends on a number of ranks for longer
-than one deal. Reading rows is `stream/reading.py`'s work.
+An epoch is one sequence of all rows: windows in a seeded order, and the rows of a window, or of several interleaved
+windows, in a seeded order. Progress is a set of sample ranges of that sequence, so it does not depend on the number of
+ranks.
 """
 
 from __future__ import annotations
@@ -19,20 +18,22 @@ import numpy.typing as npt
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.hashing import mix64_array, seed_of
 
-# Seeds of independent draws; 3 is that of `stream/downsampling.py`.
+# Seeds of independent draws; `stream/downsampling.py` uses 3.
 _WINDOWS, _ROWS = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """The sequence of one epoch: blocks of windows whose rows come mixed, in groups that one rank reads as a whole.
+    """The sequence of an epoch.
+
+    A block is one or more windows whose rows are interleaved. A group is one or more blocks that one rank should read.
 
     Args:
         windows: window numbers in the order of the epoch, [W].
-        blocks: where each block starts in `windows`, and their end, [B + 1].
-        starts: where each block starts in the sequence of rows, and its end, [B + 1].
-        groups: where each group starts in `blocks`, and their end, [G + 1].
-        passes: how often the sequence goes over all windows; in pass `p` window `w` of `n` has the number `p * n + w`.
+        blocks: offsets of the blocks in `windows`, [B + 1].
+        starts: offsets of the blocks in the sequence of rows, [B + 1].
+        groups: offsets of the groups in `blocks`, [G + 1].
+        passes: passes over all windows; in pass `p`, window `w` of `n` has the number `p * n + w`.
     """
 
     windows: I64
@@ -57,20 +58,21 @@ class EpochOrder:
         interleave: int = 1,
         runs: Sequence[int] | I64 | None = None,
     ) -> EpochOrder:
-        """The order of `epoch` over windows of these sizes; the given order unless `shuffle`. Each pass has an order of
-        its own, which does not depend on how many passes follow.
+        """The order of `epoch` over windows of these sizes; in file order unless `shuffle`.
+
+        Each pass has another order, which does not depend on the number of passes.
 
         Args:
-            interleave: runs of windows whose rows come mixed.
-            runs: lengths of the runs of windows that lie in one row group, which is decoded from its start: they follow
-                each other in one group. Each window is a run of its own without.
+            interleave: number of runs whose rows are interleaved.
+            runs: lengths of the runs of windows inside one row group. A row group is decoded from its start, so the
+                windows of a run follow each other in one group. Default: each window is a run.
         """
         sizes = np.asarray(window_rows, dtype=np.int64)
         lengths = np.ones(len(sizes), np.int64) if runs is None else np.asarray(runs, dtype=np.int64)
         orders, blocks, groups = [], [], []
         for number in range(passes):
-            later = [number] if number else []
-            seeded = _permutation(len(lengths), seed_of(seed, epoch, _WINDOWS, *later)) if shuffle else None
+            pass_seed = [number] if number else []
+            seeded = _permutation(len(lengths), seed_of(seed, epoch, _WINDOWS, *pass_seed)) if shuffle else None
             order, new_block, new_group = _one_pass(lengths, seeded, interleave if shuffle else 1)
             orders.append(order + number * len(sizes))
             blocks.append(new_block)
@@ -84,38 +86,38 @@ class EpochOrder:
 def _one_pass(
     runs: I64, seeded: I64 | None, interleave: int
 ) -> tuple[I64, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """The windows of one pass in order, and for each whether a block, and whether a group begins with it.
+    """The windows of a pass in order, and masks of the windows that start a block, and a group.
 
-    Of `interleave` runs the first windows make the first block, the second ones the next, and so on.
+    The k-th windows of `interleave` runs form the k-th block of a group.
     """
-    at = np.arange(len(runs)) if seeded is None else np.argsort(seeded)
-    place = np.repeat(at, runs)  # of each window's run
-    inside = np.arange(len(place)) - np.repeat(np.cumsum(runs) - runs, runs)
-    group = np.searchsorted(_group_ends(len(runs), interleave), place, side="right")
-    order = np.lexsort((place, inside, group))
+    run_order = np.arange(len(runs)) if seeded is None else np.argsort(seeded)
+    run_position = np.repeat(run_order, runs)  # of each window
+    index_in_run = np.arange(len(run_position)) - np.repeat(np.cumsum(runs) - runs, runs)
+    group = np.searchsorted(_group_ends(len(runs), interleave), run_position, side="right")
+    order = np.lexsort((run_position, index_in_run, group))
     new_group = np.diff(group[order], prepend=-1) != 0
-    return order, new_group | (np.diff(inside[order], prepend=-1) != 0), new_group
+    return order, new_group | (np.diff(index_in_run[order], prepend=-1) != 0), new_group
 
 
 def _group_ends(runs: int, interleave: int) -> I64:
-    """After how many runs each group ends. Where many groups follow, the first two are smaller: rows come sooner."""
-    first = [interleave // 4, interleave // 2] if runs >= 2 * interleave >= 8 else []
-    groups = [*first, *[interleave] * -(-runs // interleave)]
+    """End of each group, in runs. With many groups, the first two are smaller, so that the first rows arrive sooner."""
+    small_groups = [interleave // 4, interleave // 2] if runs >= 2 * interleave >= 8 else []
+    groups = [*small_groups, *[interleave] * -(-runs // interleave)]
     return np.cumsum(groups)
 
 
-def _with_end(begins: npt.NDArray[np.bool_]) -> I64:
-    """The places that are true, and the end."""
-    return np.append(np.flatnonzero(begins), len(begins))
+def _with_end(mask: npt.NDArray[np.bool_]) -> I64:
+    """The offsets of the marked positions, and the end."""
+    return np.append(np.flatnonzero(mask), len(mask))
 
 
 def row_order(window: int, rows: int, *, seed: int, epoch: int) -> I64:
-    """The seeded order of the rows of a block that starts with this window: `order[k]` is the row that comes k-th."""
+    """The seeded order of the rows of a window: `order[k]` is the k-th row."""
     return _permutation(rows, seed_of(seed, epoch, _ROWS, window))
 
 
 def _permutation(size: int, seed: int) -> I64:
-    """Indices sorted by 32 bits of their hashes, equal ones in their order: two stable radix sorts of 16 bits each."""
+    """A pseudo-random permutation: a stable sort by 32-bit hashes, in two radix passes of 16 bits."""
     hashes = mix64_array(np.arange(size, dtype=np.int64), seed) >> np.uint64(32)
     by_low = np.argsort(hashes.astype(np.uint16), kind="stable")
     high = (hashes >> np.uint64(16)).astype(np.uint16)
@@ -123,44 +125,46 @@ def _permutation(size: int, seed: int) -> I64:
 
 
 def dealt(batch_size: int, rank: int, world_size: int) -> int:
-    """The rows of one rank in a batch of all ranks together."""
+    """The rows of a rank in a global batch."""
     return batch_size // world_size + (rank < batch_size % world_size)
 
 
 def steps_of(rows: int, batch_rows: int) -> Iterator[tuple[int, int]]:
-    """Where each step starts, and its rows."""
+    """The first row and the number of rows of each step."""
     return ((first, min(batch_rows, rows - first)) for first in range(0, rows, batch_rows))
 
 
 def positions(sizes: Sequence[int], number: int) -> I64:
-    """Where in one sequence of the rows of several windows the rows of one come, ascending.
+    """Positions of the rows of a window in the interleaved sequence of several windows, ascending.
 
-    Each window's come in their own order, as evenly as their number allows: the k-th of n rows stands at (2k + 1) / 2n
-    of the way (Webster, Sainte-Laguë), equal ones in the order of their windows.
+    Windows are interleaved evenly: the k-th of n rows is at the fraction (2k + 1) / 2n of the sequence (Webster,
+    Sainte-Laguë); ties are in the order of windows.
 
     Args:
-        sizes: rows of each window; number: which of them.
+        sizes: rows of each window.
+        number: index of the window.
     """
-    mine = sizes[number]
-    found = np.arange(mine)
-    before, after = Counter(sizes[:number]), Counter(sizes[number + 1 :])
-    for size in before.keys() | after.keys():
-        first, last = _passed(mine, size)
-        if before[size]:
-            found += before[size] * last
-        if after[size]:
-            found += after[size] * first
-    return found
+    own_size = sizes[number]
+    result = np.arange(own_size)
+    earlier_sizes, later_sizes = Counter(sizes[:number]), Counter(sizes[number + 1 :])
+    for size in earlier_sizes.keys() | later_sizes.keys():
+        rows_if_later, rows_if_earlier = _passed(own_size, size)
+        if earlier_sizes[size]:
+            result += earlier_sizes[size] * rows_if_earlier
+        if later_sizes[size]:
+            result += later_sizes[size] * rows_if_later
+    return result
 
 
-@lru_cache(maxsize=8)  # windows are of few sizes
-def _passed(mine: int, size: int) -> tuple[I64, I64]:
-    """How many rows of a window of `size` come before each of a window of `mine`; if it is a later one, an earlier one.
+@lru_cache(maxsize=8)  # windows have few distinct sizes
+def _passed(own_size: int, size: int) -> tuple[I64, I64]:
+    """Rows of another window of `size` rows before each row of a window of `own_size` rows.
 
-    Row k of it comes first where (2k + 1) mine < (2 row + 1) size; where equal, if it is the earlier one.
+    Returns two arrays: for another window that is later, and for one that is earlier. Row k of the other window
+    precedes `row` if (2k + 1) own_size < (2 row + 1) size; with equality, if the other window is earlier.
     """
-    row = np.arange(mine)
-    if size == mine:
+    row = np.arange(own_size)
+    if size == own_size:
         return row, row + 1
-    over = (2 * row + 1) * size - mine
-    return -(-over // (2 * mine)), over // (2 * mine) + 1
+    over = (2 * row + 1) * size - own_size
+    return -(-over // (2 * own_size)), over // (2 * own_size) + 1

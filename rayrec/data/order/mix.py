@@ -1,7 +1,4 @@
-"""Several data sets that are mixed by weight: how long an epoch is, and whose row comes next.
-
-How many rows pass the filters is read here; the batches are `mixed_stream.py`'s.
-"""
+"""`Mix`: several data sets with sampling weights. `stream/mixed_stream.py` reads them."""
 
 from __future__ import annotations
 
@@ -26,14 +23,14 @@ _WINDOWS_FOR_RAY = 64
 
 @dataclass(frozen=True)
 class Mix:
-    """Data sets and how many rows of each come for how many of the others. Picklable; made once, by the driver.
+    """Data sets with sampling weights. Picklable; the driver creates it once.
 
-    An epoch is one pass over the data set that lasts longest at its weight; the others begin again.
+    An epoch is one pass over the data set that lasts longest at its weight; the others repeat.
 
     Args:
         parts: the data sets.
-        weights: of each, whole numbers.
-        passing: rows of each that pass its filters.
+        weights: integer weights.
+        passing: rows of each data set that pass its filters.
     """
 
     parts: tuple[Manifest, ...]
@@ -48,29 +45,30 @@ class Mix:
         reading: FooterReading | None = None,
         window_rows: int = WINDOW_ROWS,
     ) -> Mix:
-        """That of a config. Where filters ask more than partitions, their columns are read here, to count.
+        """The mix of a config. Reads the columns of filters to count the rows that pass, unless partitions suffice.
 
         Args:
-            reading: footers read earlier, and how others are read.
+            reading: index of earlier footers, and options for reading.
 
         Raises:
-            DataError: as `Manifest.read`, a data set of whose rows none passes, or ids that differ in type.
+            DataError: as `Manifest.read`; a data set without passing rows; ids of different types.
         """
-        first = Manifest.of(data[0], schema, reading, window_rows)
-        alike = fill_id_types(schema, dict(first.columns))
-        parts = (first, *(Manifest.of(one, alike, reading, window_rows) for one in data[1:]))
-        how = reading or FooterReading()
-        many = sum(len(part.windows) for part in parts if part.filters) > _WINDOWS_FOR_RAY
-        with how.connect() if many else nullcontext():
-            passing = tuple(count_rows(part, how.patience) for part in parts)
-        for one, rows in zip(data, passing, strict=True):
+        first_manifest = Manifest.of(data[0], schema, reading, window_rows)
+        typed_schema = fill_id_types(schema, dict(first_manifest.columns))
+        parts = (first_manifest, *(Manifest.of(data_set, typed_schema, reading, window_rows) for data_set in data[1:]))
+        reading_options = reading or FooterReading()
+        use_ray = sum(len(manifest.windows) for manifest in parts if manifest.filters) > _WINDOWS_FOR_RAY
+        with reading_options.connect() if use_ray else nullcontext():
+            passing = tuple(count_rows(manifest, reading_options.patience) for manifest in parts)
+        for data_set, rows in zip(data, passing, strict=True):
             if not rows:
-                raise DataError(f"no row of {one} passes the filters", fix="correct them, or take it out of the mix")
-        return cls(parts, whole([one.weight for one in data]), passing)
+                fix = "correct the filters, or remove it from the mix"
+                raise DataError(f"no row of {data_set} passes the filters", fix=fix)
+        return cls(parts, whole([data_set.weight for data_set in data]), passing)
 
     @property
     def longest(self) -> int:
-        """The number of the data set that lasts longest at its weight."""
+        """The index of the data set that lasts longest at its weight."""
         lasting = [Fraction(rows, weight) for rows, weight in zip(self.passing, self.weights, strict=True)]
         return lasting.index(max(lasting))
 
@@ -84,17 +82,17 @@ class Mix:
         return self.parts[self.longest].rows * sum(self.weights) // self.weights[self.longest]
 
     def passes(self, number: int, world_size: int, leaves_out: bool) -> int:
-        """How often a data set comes in an epoch at most; 1 for the longest.
+        """Maximum passes over a data set in an epoch; 1 for the longest.
 
         Args:
-            leaves_out: rows may be left out that `passing` counts.
+            leaves_out: True if rows counted in `passing` may be skipped.
         """
         if number == self.longest:
             return 1
         ratio = Fraction(self.weights[number], self.weights[self.longest])
-        spare = world_size * (ratio + world_size + 2)  # ranks' parts differ by rows
-        needed = ceil((self.passing[self.longest] * ratio + spare) / self.passing[number])
-        uneven = leaves_out or any(part.leaves_out for part in self.parts)
+        margin = world_size * (ratio + world_size + 2)  # shares of ranks differ by a few rows
+        needed = ceil((self.passing[self.longest] * ratio + margin) / self.passing[number])
+        uneven = leaves_out or any(manifest.leaves_out for manifest in self.parts)
         return 2 * needed + 1 if uneven else needed
 
 
@@ -104,45 +102,47 @@ def manifest_of(
     reading: FooterReading | None = None,
     window_rows: int = WINDOW_ROWS,
 ) -> Manifest | Mix:
-    """What a config's `data.train` consists of; raises as `Manifest.of` and `Mix.of`."""
+    """The manifest, or the mix, of `data.train`. Raises as `Manifest.of` and `Mix.of`."""
     if isinstance(data, DataSet):
         return Manifest.of(data, schema, reading, window_rows)
     return Mix.of(data, schema, reading, window_rows)
 
 
 def whole(weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in the same proportions."""
+    """Integers in the same proportions."""
     exact = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(weight.denominator for weight in exact))
     return tuple(int(weight * scale) for weight in exact)
 
 
 def shares(weights: Sequence[int], rows: int) -> list[int]:
-    """How many of the first `rows` rows of a mix come from each data set.
+    """How many of the first `rows` rows of a mix belong to each data set.
 
-    Row by row the next comes from the data set that is furthest behind (smallest (2 given + 1) / weight, the method of
-    Webster and Sainte-Laguë), so no share ever shrinks as `rows` grow.
+    The next row is of the data set that is furthest behind, with the smallest (2 count + 1) / weight (Webster,
+    Sainte-Laguë), so counts are monotonic in `rows`.
     """
     total, n = sum(weights), len(weights)
-    given = [max(0, ((2 * rows - n) * weight - total) // (2 * total)) for weight in weights]  # never too many
-    for _ in range(rows - sum(given)):
-        given[min(range(n), key=lambda i: Fraction(2 * given[i] + 1, weights[i]))] += 1
-    return given
+    counts = [max(0, ((2 * rows - n) * weight - total) // (2 * total)) for weight in weights]  # a lower bound
+    for _ in range(rows - sum(counts)):
+        counts[min(range(n), key=lambda i: Fraction(2 * counts[i] + 1, weights[i]))] += 1
+    return counts
 
 
 def batch_shares(
-    weights: Sequence[int], given: int, batch_rows: int, rank: int, world_size: int
+    weights: Sequence[int], rows_given: int, batch_rows: int, rank: int, world_size: int
 ) -> Iterator[list[int]]:
-    """Rows of each data set in a rank's batches, one after another, after `given` rows of all ranks.
+    """Yields the rows of each data set in a rank's batches, after `given` rows of all ranks.
 
-    Each rank goes along the mix's order at its own place, so that the batches of all ranks together have their shares
-    too.
+    Ranks take consecutive ranges of the mix's sequence, so each global batch has the right proportions.
     """
-    mine = dealt(batch_rows, rank, world_size)
-    at = sum(dealt(batch_rows, other, world_size) for other in range(rank)) + given * mine // batch_rows
-    before = shares(weights, at)
+    own_rows = dealt(batch_rows, rank, world_size)
+    position = (
+        sum(dealt(batch_rows, lower_rank, world_size) for lower_rank in range(rank))
+        + rows_given * own_rows // batch_rows
+    )
+    previous = shares(weights, position)
     while True:
-        at += mine
-        after = shares(weights, at)
-        yield [new - old for new, old in zip(after, before, strict=True)]
-        before = after
+        position += own_rows
+        current = shares(weights, position)
+        yield [new - old for new, old in zip(current, previous, strict=True)]
+        previous = current

@@ -1,7 +1,7 @@
-"""Days, or other values of a column that folders give, one after another: train on one, evaluate on the next.
+"""Progressive training: train on one period (a value of a partition column such as a day), evaluate on the next.
 
-A run remembers the values that it trained on, never their numbers: old folders are removed, others arrive late, and
-filters move.
+A run stores the values of the periods it trained on, not their numbers: old folders are removed, others arrive late,
+and filters change.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """The values of a column that folders give now, ascending.
+    """The current values of a partition column, ascending.
 
     Args:
+        column: the partition column.
+        values: its values.
         filters: conditions on the column.
-        data: names the data set in errors.
+        data: the data set, for errors.
     """
 
     column: str
@@ -39,102 +41,101 @@ class Periods:
 
     @classmethod
     def of(cls, data: DataSet, column: str, as_text: Collection[str] = ()) -> Periods:
-        """Those of a data set, by the names of its folders.
+        """The periods of a data set, from the names of its folders.
 
         Args:
             as_text: as in `partitions_of`.
 
         Raises:
-            DataError: files that lie in no folder `column=…`.
+            DataError: a file that is not in a folder `column=…`.
         """
         conditions = parse_all(data.filters)
         wanted = {column, *(condition.column for condition in conditions)}
-        found = find_partitioned(data.listed(), wanted, as_text)
+        partitioned = find_partitioned(data.listed(), wanted, as_text)
         values: set[Value] = set()
-        for one in found.that_pass(conditions).files:
-            value = one.values.get(column)
+        for file in partitioned.that_pass(conditions).files:
+            value = file.values.get(column)
             if value is None:
                 raise DataError(
-                    f"data.progressive: it lies in no folder {column}=…",
-                    file=one.file.uri,
-                    fix="move it there, or filter it out",
+                    f"data.progressive: the file is not in a folder {column}=…",
+                    file=file.file.uri,
+                    fix="move it into one, or exclude it by a filter",
                 )
             values.add(value)
         on_column = tuple(condition for condition in conditions if condition.column == column)
-        return cls(column, tuple(sorted(values)), on_column, str(data))  # all of one type
+        return cls(column, tuple(sorted(values)), on_column, str(data))  # values of one type
 
-    def left(self, value: Value | None) -> tuple[Value, ...]:
-        """What to train on after a value, None for all: the last one is only evaluated on."""
+    def remaining(self, value: Value | None) -> tuple[Value, ...]:
+        """The periods to train on after `value` (None: all). The last one is used for evaluation only."""
         return self.values[0 if value is None else self._passed(value) : -1]
 
     def next(self, value: Value | None) -> Only:
-        """What to train on first after a value.
+        """The next period to train on after `value`.
 
         Raises:
-            DataError: nothing.
+            DataError: there is none.
         """
-        if left := self.left(value):
-            return self.column, left[0]
-        above = "" if value is None else f" above {self.column}={value}"
+        if remaining := self.remaining(value):
+            return self.column, remaining[0]
+        after = "" if value is None else f" after {self.column}={value}"
         raise DataError(
-            f"data.progressive: there is one folder {self.column}=…{above} or none, and the last one is only "
-            "evaluated on",
+            f"data.progressive: nothing to train on{after}; the newest folder {self.column}=… is used for evaluation "
+            "only",
             file=self.data,
-            fix="wait for the next one, or train without data.progressive",
+            fix="wait for the next folder, or train without data.progressive",
         )
 
     def numbered(self, number: int) -> Only:
-        """The period of an epoch, for checkpoints that have nothing but its number.
+        """The period of an epoch by its number, for checkpoints without the value.
 
         Raises:
-            DataError: there are not so many any more.
+            DataError: there are fewer periods now.
         """
         if number < len(self.values):
             return self.column, self.values[number]
         raise DataError(
-            f"data.progressive: the checkpoint, of an earlier rayrec, is in epoch {number} and has no name of its "
-            f"period; {len(self.values)} folders {self.column}=… are left, so that it cannot be found by its number",
+            f"data.progressive: the checkpoint of an earlier rayrec is in epoch {number} and does not name its period; "
+            f"only {len(self.values)} folders {self.column}=… exist, so its period is unknown",
             file=self.data,
-            fix="put the older folders back for one launch, or begin a new run with init_from: this one, and filters "
-            "that begin at the first period that it has not seen",
+            fix="restore the older folders for one launch, or start a new run with init_from this run and filters that "
+            "start at the first new period",
         )
 
     def evaluated_after(self, trained: Only) -> Only:
-        """What the model is evaluated on after a period.
+        """The period for the evaluation after training on `trained`.
 
         Raises:
-            DataError: there is no later one.
+            DataError: there is no later period.
         """
         passed = self._passed(trained[1])
         if passed < len(self.values):
             return self.column, self.values[passed]
         raise DataError(
-            f"data.progressive: there is no folder above {self.column}={trained[1]} to evaluate on",
+            f"data.progressive: no folder after {self.column}={trained[1]} to evaluate on",
             file=self.data,
-            fix="put it back, or let `filters` pass it",
+            fix="restore the folder, or change `filters` to include it",
         )
 
-    def goes_on(self, at: Only, over: bool) -> bool:
-        """Whether a run goes on inside the period `at`, or after it where it is over; False where filters leave out
-        the rest of it.
+    def continues(self, at: Only, over: bool) -> bool:
+        """True if a run continues in the period `at`, or after it if `over`; False if filters exclude the rest of it.
 
         Raises:
-            DataError: the rest of it is gone, is the last period now, or periods are other ones than before.
+            DataError: the folder is missing or is the last period now, or the partition column or its type changed.
         """
         column, value = at
         if column != self.column:
             raise DataError(
-                f"data.progressive: it is {self.column!r}, and the checkpoint was made with {column!r}",
+                f"data.progressive is {self.column!r}, but the checkpoint was trained with {column!r}",
                 file=self.data,
                 fix=f"set data.progressive: {column}, or start a new run under another name",
             )
         if self.values and type(value) is not type(self.values[0]):
-            kinds = {int: "a whole number", str: "a text"}
+            kinds = {int: "an integer", str: "a string"}
             raise DataError(
-                f"data.progressive: {column}={value} was {kinds[type(value)]} when it was trained on, and "
-                f"{column}={self.values[0]} is {kinds[type(self.values[0])]}: their order is another one",
+                f"data.progressive: {column}={value} was {kinds[type(value)]} in training, but "
+                f"{column}={self.values[0]} is {kinds[type(self.values[0])]}, which sorts differently",
                 file=self.data,
-                fix="name folders in one way; filter out those that are named otherwise",
+                fix="name all folders in the same form, or exclude the others by a filter",
             )
         if over:
             return True
@@ -142,32 +143,33 @@ class Periods:
             return False
         if value not in self.values:
             raise DataError(
-                f"data.progressive: {column}={value} was trained on in part, and its folder is gone",
+                f"data.progressive: {column}={value} was trained on in part, but its folder is missing",
                 file=self.data,
-                fix=f"put it back, or go on without the rest of it: filters: [[{column}, '>', {value!r}]]",
+                fix=f"restore the folder, or skip the rest of it: filters: [[{column}, '>', {value!r}]]",
             )
         self.evaluated_after(at)
         return True
 
     def late(self, at: Only, trained: Collection[Value]) -> tuple[Value, ...]:
-        """Those below the period `at` that were not trained on: they arrived late, or filters let them pass now."""
-        known = {*trained, at[1]}
-        return tuple(value for value in self.values[: self._passed(at[1])] if value not in known)
+        """Periods before `at` without training: they arrived late, or filters excluded them before."""
+        trained_values = {*trained, at[1]}
+        return tuple(value for value in self.values[: self._passed(at[1])] if value not in trained_values)
 
     def report(self, at: Only, trained: Collection[Value]) -> str:
-        """What a run that is at a period trains on next, and what it leaves out."""
-        left, late = self.left(at[1]), self.late(at, trained)
-        text = f"at {self._named((at[1],))}; then {self._named(left) if left else 'nothing until there are new ones'}"
+        """A line about the periods that a run at `at` trains on next, and those it skips."""
+        remaining, late = self.remaining(at[1]), self.late(at, trained)
+        following = self._named(remaining) if remaining else "nothing until a new folder exists"
+        text = f"at {self._named((at[1],))}; next: {following}"
         if late:
             text += (
-                f"; NOT trained on: {self._named(late)}, which arrived late, or which `filters` left out before: "
-                f"periods below {at[1]} are passed"
+                f"; NOT trained on: {self._named(late)}, which arrived late or were excluded by `filters`; "
+                f"training does not return to periods before {at[1]}"
             )
         return text
 
     def _passed(self, value: Value) -> int:
-        """How many are not above a value."""
-        return bisect_right(self.values, value)  # all of one type
+        """Number of periods up to and including a value."""
+        return bisect_right(self.values, value)  # values of one type
 
     def _named(self, values: tuple[Value, ...]) -> str:
         shown = ", ".join(f"{self.column}={value}" for value in values[:_SHOWN])

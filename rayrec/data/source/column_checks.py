@@ -1,4 +1,4 @@
-"""What footers say of one data set: that its columns fit, how large its rows are, which row groups filters rule out."""
+"""Checks the columns of a data set by its footers, and derives the file table: row sizes, excluded row groups."""
 
 from __future__ import annotations
 
@@ -20,48 +20,50 @@ from rayrec.data.source.partitions import Partitioned, PartitionedFile, Types, w
 from rayrec.storage.errors import DataError, suggestion
 
 _FIELD_ID = b"PARQUET:field_id"
-_NAMED = 5  # files, in an error
+# Number of files that an error lists.
+_NAMED = 5
 
 
 def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, conditions: Sequence[Condition]) -> Types:
-    """The types of the columns that are read: of each the widest that it has in any file.
+    """The types of the columns to read: for each column the widest type in any file.
 
     Raises:
-        DataError: a column that is missing, in all files or, where the schema does not take nulls, in some; one of a
-            wrong type, or of types that no type holds together.
+        DataError: a column that is missing in all files, or in some while the schema does not accept nulls; a wrong
+            type; types in different files without a common type.
     """
     codes, schemas = _schemas(facts)
     kinds: dict[tuple[int, tuple[str, ...]], PartitionedFile] = {}
-    for code, one in zip(codes.tolist(), found.files, strict=True):
-        kinds.setdefault((code, tuple(one.values)), one)
+    for code, file in zip(codes.tolist(), found.files, strict=True):
+        kinds.setdefault((code, tuple(file.values)), file)
     columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
     schemas = [_renamed(arrow, _names_in(arrow, columns, found)) for arrow in schemas]
     arrows = [with_partitions(schemas[code], {name: found.types[name] for name in names}) for code, names in kinds]
-    first = {
-        name: (one.file.uri, arrow.field(name).type)
-        for arrow, one in reversed([*zip(arrows, kinds.values(), strict=True)])
+    first_type = {
+        name: (file.file.uri, arrow.field(name).type)
+        for arrow, file in reversed([*zip(arrows, kinds.values(), strict=True)])
         for name in columns
         if arrow.get_field_index(name) >= 0
     }
-    types = {name: kind for name, (_, kind) in first.items()}
-    for arrow, one in zip(arrows, kinds.values(), strict=True):
-        uri = one.file.uri
-        lacking = [name for name in columns if name in first and name not in arrow.names]
+    types = {name: kind for name, (_, kind) in first_type.items()}
+    for arrow, file in zip(arrows, kinds.values(), strict=True):
+        uri = file.file.uri
+        lacking = [name for name in columns if name in first_type and name not in arrow.names]
         for name in lacking:
             in_other_case = name.lower() in map(str.lower, arrow.names)
-            if name not in schema.spare_columns or in_other_case:
+            if name not in schema.optional_columns or in_other_case:
                 raise _missing_in_some(name, found, codes, schemas)
-        check_types(schema, pa.schema([*arrow, *(pa.field(name, first[name][1]) for name in lacking)]), uri)
+        check_types(schema, pa.schema([*arrow, *(pa.field(name, first_type[name][1]) for name in lacking)]), uri)
         for condition in conditions:
             condition.check_in(arrow, uri)
         for name, kind in ((name, arrow.field(name).type) for name in columns if name not in lacking):
             wide = wider(types[name], kind)
             if wide is None:
+                first_uri, other_kind = first_type[name]
                 raise DataError(
-                    f"the column's type changes between files: {kind} here, {first[name][1]} in {first[name][0]}",
+                    f"the column's type differs between files: {kind} here, {other_kind} in {first_uri}",
                     file=uri,
                     column=name,
-                    fix="write all files with one type for this column",
+                    fix="write this column with the same type in all files",
                 )
             types[name] = wide
     return {name: types[name] for name in columns}
@@ -69,9 +71,9 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
 
 def _missing_in_some(name: str, found: Partitioned, codes: I64, schemas: Sequence[pa.Schema]) -> DataError:
     lacking = [
-        (one.file.uri, schemas[code].names)
-        for code, one in zip(codes.tolist(), found.files, strict=True)
-        if name not in schemas[code].names and name not in one.values
+        (file.file.uri, schemas[code].names)
+        for code, file in zip(codes.tolist(), found.files, strict=True)
+        if name not in schemas[code].names and name not in file.values
     ]
     files = [uri for uri, _ in lacking]
     named = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
@@ -80,12 +82,14 @@ def _missing_in_some(name: str, found: Partitioned, codes: I64, schemas: Sequenc
         f"{suggestion(name, lacking[0][1])}",
         file=files[0],
         column=name,
-        fix="add it to them; of a feature the schema may also say what stands for a null: a default, or on_null: empty",
+        fix="add the column to these files; for a feature you can also set a `default`, or `on_null: empty`",
     )
 
 
 def _names_in(arrow: pa.Schema, columns: Sequence[str], found: Partitioned) -> dict[str, str | None]:
-    """What a file calls those columns that have another name there; None of one that it lacks, though it has the name.
+    """Names in the file of columns that are called differently there.
+
+    None for a column that the file lacks although it has a column of that name (which was another one before).
 
     Raises:
         DataError: the table has no such column.
@@ -94,18 +98,22 @@ def _names_in(arrow: pa.Schema, columns: Sequence[str], found: Partitioned) -> d
         return {name: found.physical[name] for name in columns if name in found.physical}
     for name in columns:
         if name not in found.field_ids:
-            fix, uri = f"correct its name; the table has {', '.join(found.field_ids)}", found.files[0].file.uri
+            fix, uri = f"correct the name; the table has {', '.join(found.field_ids)}", found.files[0].file.uri
             raise DataError(f"the table has no column {name!r} at this version", file=uri, column=name, fix=fix)
-    ids = {int(one.metadata[_FIELD_ID]): one.name for one in arrow if _FIELD_ID in (one.metadata or {})}
-    there = {name: ids.get(found.field_ids[name]) for name in columns} if ids else {}
-    return {name: own for name, own in there.items() if own != name and (own is not None or name in arrow.names)}
+    ids = {int(field.metadata[_FIELD_ID]): field.name for field in arrow if _FIELD_ID in (field.metadata or {})}
+    file_names = {name: ids.get(found.field_ids[name]) for name in columns} if ids else {}
+    return {
+        name: file_name
+        for name, file_name in file_names.items()
+        if file_name != name and (file_name is not None or name in arrow.names)
+    }
 
 
 def _renamed(arrow: pa.Schema, names: Mapping[str, str | None]) -> pa.Schema:
-    """A file's columns as the table calls them."""
-    own = {there: name for name, there in names.items()}
-    kept = [one for one in arrow if one.name in own or one.name not in names]
-    return pa.schema([one.with_name(own.get(one.name, one.name)) for one in kept])
+    """The file's schema with the names of the table."""
+    table_names = {file_name: name for name, file_name in names.items()}
+    fields = [field for field in arrow if field.name in table_names or field.name not in names]
+    return pa.schema([field.with_name(table_names.get(field.name, field.name)) for field in fields])
 
 
 def file_table(
@@ -114,19 +122,21 @@ def file_table(
     """The files of a data set in columns.
 
     Args:
-        columns: what is read.
-        conditions: filters of rows.
+        columns: the columns to read.
+        conditions: filters.
     """
-    which, names, folders = folders_of((one.file.uri for one in found.files), (one.values for one in found.files))
+    folder_numbers, names, folders = folders_of(
+        (file.file.uri for file in found.files), (file.values for file in found.files)
+    )
     codes, schemas = _schemas(facts)
     renames = [_names_in(schema, columns, found) for schema in schemas]
-    texts = [json.dumps(own) if own else None for own in renames]
+    texts = [json.dumps(rename) if rename else None for rename in renames]
     lists = _list(facts, "group_rows")
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lists.value_lengths().to_numpy(), dtype=np.int64)])
-    arrays = [pa.array(which, pa.int32()), pa.array(names, pa.string())]
+    arrays = [pa.array(folder_numbers, pa.int32()), pa.array(names, pa.string())]
     arrays += [_flat(facts, name) for name in ("size_bytes", "changed_ns", "footer", "etag")]
     arrays.append(pa.array(_row_bytes(facts, columns), pa.float32()))
-    arrays.append(pa.array([one.file.deleted for one in found.files], pa.binary()))
+    arrays.append(pa.array([file.file.deleted for file in found.files], pa.binary()))
     arrays.append(pa.array([texts[code] for code in codes.tolist()], pa.string()))
     group_rows = lists.flatten().to_numpy().astype(np.int64)
     left_out = _left_out(found, facts, offsets, conditions, [renames[code] for code in codes.tolist()])
@@ -134,16 +144,16 @@ def file_table(
 
 
 def _schemas(facts: pa.Table) -> tuple[I64, list[pa.Schema]]:
-    """The schema of each file as a number, and the schemas."""
-    found = facts["schema"].unify_dictionaries().combine_chunks()
-    found = found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
-    schemas = [pa.ipc.read_schema(pa.BufferReader(raw)) for raw in found.dictionary.to_pylist()]
-    return found.indices.to_numpy().astype(np.int64), schemas
+    """The index of each file's schema, and the distinct schemas."""
+    column = facts["schema"].unify_dictionaries().combine_chunks()
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    schemas = [pa.ipc.read_schema(pa.BufferReader(raw)) for raw in column.dictionary.to_pylist()]
+    return column.indices.to_numpy().astype(np.int64), schemas
 
 
 def _flat(facts: pa.Table, name: str) -> pa.Array:
-    found = facts[name].combine_chunks()
-    return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
+    column = facts[name].combine_chunks()
+    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _list(facts: pa.Table, name: str) -> pa.ListArray:
@@ -151,17 +161,17 @@ def _list(facts: pa.Table, name: str) -> pa.ListArray:
 
 
 def _row_bytes(facts: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.float64]:
-    """About how many bytes a decoded row of these columns takes, file by file."""
+    """Approximate decoded size of a row of these columns, per file."""
     codes, schemas = _schemas(facts)
     lists = _list(facts, "column_bytes")
-    each, lengths = lists.flatten().to_numpy(), lists.value_lengths().to_numpy()
-    begin = np.cumsum(lengths) - lengths
+    column_bytes, lengths = lists.flatten().to_numpy(), lists.value_lengths().to_numpy()
+    offsets = np.cumsum(lengths) - lengths
     total = np.zeros(len(codes))
     for code, schema in enumerate(schemas):
         files = np.flatnonzero(codes == code)
-        for place in (schema.get_field_index(name) for name in columns):
-            if place >= 0:
-                total[files] += each[begin[files] + place]
+        for position in (schema.get_field_index(name) for name in columns):
+            if position >= 0:
+                total[files] += column_bytes[offsets[files] + position]
     return total
 
 
@@ -172,7 +182,7 @@ def _left_out(
     conditions: Sequence[Condition],
     renames: Sequence[Mapping[str, str | None]],
 ) -> Mask:
-    """Row groups whose smallest and largest values say that no row can pass; not by columns of another name."""
+    """True for row groups whose statistics exclude every row. Ignores columns that have another name in the file."""
     out = np.zeros(offsets[-1], np.bool_)
     for condition in conditions:
         if LOW + condition.column not in facts.column_names:
@@ -181,6 +191,8 @@ def _left_out(
         if pa.types.is_null(low.type):
             continue
         name = condition.column
-        in_file = np.array([name not in {**one.values, **own} for one, own in zip(found.files, renames, strict=True)])
+        in_file = np.array(
+            [name not in {**file.values, **rename} for file, rename in zip(found.files, renames, strict=True)]
+        )
         out |= ~condition.may_hold(low, high) & np.repeat(in_file, np.diff(offsets))
     return out

@@ -1,4 +1,4 @@
-"""What a config says of a data set: where its files are, and which of their rows are meant; and of several."""
+"""Config of data sets: files, filters, and the weights of a mix."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from rayrec.storage.locations import without_credentials, without_secrets
 
 
 class DataSet(Strict):
-    """Files and which of their rows are read; a path, or a list of paths, stands for all rows of those.
+    """Files and filters. A path, or a list of paths, is short for all of their rows.
 
     Args:
-        path: Parquet file, folder or glob, or a list of them; CSV, JSON lines, Avro and ORC are converted once.
-            Paths relative to the folder the command runs in, or URIs of `s3://`, `gs://`, `hdfs://`. Folders named
-            `key=value` are columns of the files below them.
-        table: "delta" or "iceberg" where the path is a table: folder or URI of a Delta table, `….metadata.json` of an
-            Iceberg table or `iceberg://CATALOG/NAMESPACE.TABLE`. Needs `rayrec[delta]` or `rayrec[iceberg]`.
-        version: of such a table, which one is read: a Delta version, or an Iceberg snapshot's id; default the one that
-            is newest when the run begins. The run keeps to it.
-        filters: conditions `[column, operator, value]` that a row must meet, all of them, to be read, as
-            `[[day, '>=', '2024-01-01'], [country, in, [de, fr]]]`; operators `= != < <= > >= in`, `not in`.
-            A null meets none. Files and row groups without such rows are not opened.
-        index: file that `rayrec data index` wrote, so that a run reads only the footers of new and changed files;
-            default: the one in the folder, if there is one.
+        path: Parquet file, folder or glob, or a list of them. CSV, JSON lines, Avro and ORC are converted once. Paths
+            are relative to the working folder, or URIs of `s3://`, `gs://`, `hdfs://`. Folders named `key=value` are
+            columns of the files below them.
+        table: "delta" or "iceberg" if the path is a table: folder or URI of a Delta table; `….metadata.json` of an
+            Iceberg table, or `iceberg://CATALOG/NAMESPACE.TABLE`. Needs `rayrec[delta]` or `rayrec[iceberg]`.
+        version: Delta version or Iceberg snapshot id. Default: the newest at the start of the run, which then keeps it.
+        filters: Conditions `[column, operator, value]`; rows that meet all of them are read. Example:
+            `[[day, '>=', '2024-01-01'], [country, in, [de, fr]]]`. Operators: `= != < <= > >= in`, `not in`. A null
+            meets no condition. Files and row groups that cannot contain such rows are not opened.
+        index: File written by `rayrec data index`, so that a run reads only the footers of new and changed files.
+            Default: the index in the folder, if it exists.
     """
 
     path: str | list[str]
@@ -38,46 +37,50 @@ class DataSet(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _paths_alone(cls, given: Any) -> Any:
-        if isinstance(given, str) or (isinstance(given, list) and all(isinstance(one, str) for one in given)):
-            return {"path": given}
-        if isinstance(given, list | int | float):
+    def _paths_alone(cls, value: Any) -> Any:
+        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(path, str) for path in value)):
+            return {"path": value}
+        if isinstance(value, list | int | float):
             raise ValueError(
-                f"{without_secrets(repr(given))} is not a path, a list of paths, or a section with path and filters"
+                f"{without_secrets(repr(value))} is not a path, a list of paths, or a section with path and filters"
             )
-        return given
+        return value
 
     @field_validator("filters", mode="before")
     @classmethod
-    def _conditions(cls, given: Any) -> Any:
-        return [Condition.parse(one).to_list() for one in given] if isinstance(given, list | tuple) else given
+    def _conditions(cls, conditions: Any) -> Any:
+        return (
+            [Condition.parse(condition).to_list() for condition in conditions]
+            if isinstance(conditions, list | tuple)
+            else conditions
+        )
 
     @field_validator("path", "index")
     @classmethod
-    def _no_secret(cls, given: str | list[str] | None) -> str | list[str] | None:
-        for path in [given] if isinstance(given, str) else given or []:
+    def _no_secret(cls, value: str | list[str] | None) -> str | list[str] | None:
+        for path in [value] if isinstance(value, str) else value or []:
             without_credentials(path)
-        return given
+        return value
 
     @model_validator(mode="after")
     def _parquet_or_table(self) -> Self:
         if self.table is not None:
             if not isinstance(self.path, str):
-                raise ValueError(f"a {self.table} table is one path; name several as data sets of a mix")
+                raise ValueError(f"a {self.table} table is one path; for several tables, list several data sets")
             return self
         if self.version is not None:
-            raise ValueError(f"version={self.version} is of a table; also set table: delta or table: iceberg")
+            raise ValueError(f"version={self.version} needs table: delta or table: iceberg")
         return self
 
     def pinned(self) -> Self:
-        """With the version that the table has now, where it is a table and names none; raises as `lake.open_table`."""
+        """A copy with the table's current version, if it is a table without a version. Raises as `lake.open_table`."""
         if self.table is None or self.version is not None:
             return self
         assert isinstance(self.path, str)
         return self.model_copy(update={"version": open_table(self.table, self.path).newest()})
 
     def listed(self) -> str | list[str] | TableFiles:
-        """What is to be read: paths, or the files of a table; raises as `lake.LakeTable.files`."""
+        """The paths, or the files of the table's version. Raises as `lake.open_table`."""
         if self.table is None:
             return self.path
         assert isinstance(self.path, str)
@@ -88,23 +91,22 @@ class DataSet(Strict):
         paths = self.path if isinstance(self.path, str) else ", ".join(self.path)
         if self.version is not None:
             paths += f" at version {self.version}"
-        where = " and ".join(str(Condition.parse(one)) for one in self.filters)
-        return f"{paths} where {where}" if where else paths
+        conditions = " and ".join(str(Condition.parse(condition)) for condition in self.filters)
+        return f"{paths} where {conditions}" if conditions else paths
 
 
 class WeightedDataSet(DataSet):
-    """One of several data sets that are mixed.
+    """A data set of a mix.
 
     Args:
-        weight: of several data sets: rows of this one come in proportion to it. The one that lasts longest comes once
-            an epoch, the others begin again.
+        weight: Sampling weight in a mix. The longest set defines the epoch; others repeat.
     """
 
     weight: float = Field(default=1.0, gt=0)
 
 
-def _form(given: Any) -> str:
-    several = isinstance(given, list) and any(isinstance(one, dict | WeightedDataSet) for one in given)
+def _form(value: Any) -> str:
+    several = isinstance(value, list) and any(isinstance(item, dict | WeightedDataSet) for item in value)
     return "mix" if several else "one"
 
 
@@ -113,5 +115,5 @@ TrainingData = Annotated[Annotated[DataSet, Tag("one")] | Annotated[Mixed, Tag("
 
 
 def data_sets(data: DataSet | list[WeightedDataSet]) -> list[DataSet]:
-    """All that `data.train` names."""
+    """The data sets of `data.train`."""
     return [data] if isinstance(data, DataSet) else [*data]

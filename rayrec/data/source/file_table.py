@@ -1,4 +1,4 @@
-"""The files of a data set in columns: a hundred thousand of them in a few megabytes, made into objects one by one."""
+"""The files of a data set in columns: 100,000 files need a few megabytes. Objects are made on demand."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file, with all that is needed to read it anywhere.
+    """A file, with all that a process needs to read it.
 
     Args:
-        version: what it was when its footer was read.
-        partition: columns that its folders give, with their value.
-        deleted: which rows are not read, ascending, as int64.
-        names: as JSON, what the file calls columns that have another name there; null of those that it lacks.
+        version: identifies the contents whose footer was read.
+        partition: partition columns, with their values.
+        deleted: positions of deleted rows, ascending, as bytes of int64.
+        names: JSON object from column names to the names in the file, if they differ; null for columns that it lacks.
     """
 
     uri: str
@@ -54,7 +54,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class FileNames:
-    """Files without their row groups, in columns as in `FileTable`."""
+    """Files without their row groups; columns as in `FileTable`."""
 
     folders: tuple[tuple[str, Partition], ...]
     columns: pa.RecordBatch
@@ -69,11 +69,11 @@ class FileTable:
     """Files and their row groups, in reading order.
 
     Args:
-        folders: what the files' paths begin with, and what those folders say of partitions.
-        columns: `COLUMNS`, a row a file; `folder` counts `folders`.
-        offsets: where each file's row groups begin among those of all, and the end, [F + 1].
+        folders: folders of the files, with the partition values of each.
+        columns: `COLUMNS`, a row per file; `folder` is an index into `folders`.
+        offsets: offsets of the files' row groups in `group_rows`, [F + 1].
         group_rows: rows of each row group, [G].
-        left_out: row groups in which no row can pass the filters, [G].
+        left_out: True for row groups in which no row can pass the filters, [G].
     """
 
     folders: tuple[tuple[str, Partition], ...]
@@ -90,7 +90,7 @@ class FileTable:
 
     @cached_property
     def rows_before(self) -> I64:
-        """Rows of all row groups before each, and of all, [G + 1]."""
+        """Rows of all earlier row groups, and of all, [G + 1]."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.group_rows)])
 
     def __len__(self) -> int:
@@ -104,25 +104,25 @@ class FileTable:
         return {name: value for name, value in self.__dict__.items() if name != "rows_before"}
 
     def names(self, numbers: I64) -> FileNames:
-        """Some of the files, without their row groups."""
+        """A selection of the files, without their row groups."""
         columns = self.columns.take(pa.array(numbers))
         used, folder = np.unique(columns.column("folder").to_numpy(), return_inverse=True)
         columns = columns.set_column(0, COLUMNS.field(0), pa.array(folder.reshape(-1), pa.int32()))
         return FileNames(tuple(self.folders[number] for number in used.tolist()), columns)
 
     def take(self, numbers: I64) -> list[DataFile]:
-        """Some of the files, as objects."""
+        """A selection of the files, as objects."""
         return self.names(numbers).all()
 
     def select(self, numbers: I64) -> FileTable:
-        """A table of some of the files."""
-        starts, stops, some = self.offsets[numbers], self.offsets[numbers + 1], self.names(numbers)
+        """The table of a selection of the files."""
+        starts, stops, selected = self.offsets[numbers], self.offsets[numbers + 1], self.names(numbers)
         groups, offsets = ranges(starts, stops), np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
-        return FileTable(some.folders, some.columns, offsets, self.group_rows[groups], self.left_out[groups])
+        return FileTable(selected.folders, selected.columns, offsets, self.group_rows[groups], self.left_out[groups])
 
     @property
     def uris(self) -> list[str]:
-        """Of all files."""
+        """The URIs of all files."""
         names, folders = self.columns.column("name").to_pylist(), self.columns.column("folder").to_pylist()
         return [join(self.folders[folder][0], name) for folder, name in zip(folders, names, strict=True)]
 
@@ -133,20 +133,20 @@ def _file(row: dict[str, Any], folder: str, partition: Partition) -> DataFile:
 
 
 def ranges(starts: I64, stops: I64) -> I64:
-    """The numbers from each start to its stop, one range after another."""
+    """The concatenated ranges `[start, stop)`."""
     lengths = stops - starts
     return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
 
 
 def split(uri: str) -> tuple[str, str]:
-    """A path's folder, with the options of a URI, and its name."""
+    """Splits a path into its folder, with the options of a URI, and its name."""
     path, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{mark}{options}", name
 
 
 def join(folder: str, name: str) -> str:
-    """What `split` took apart."""
+    """The inverse of `split`."""
     path, mark, options = folder.partition("?") if "://" in folder else (folder, "", "")
     return f"{path}{name}{mark}{options}"
 
@@ -154,15 +154,15 @@ def join(folder: str, name: str) -> str:
 def folders_of(
     uris: Iterable[str], values: Iterable[Mapping[str, int | str | None]]
 ) -> tuple[list[int], list[str], list[tuple[str, Partition]]]:
-    """The folder of each file as a number, its name, and the folders."""
+    """The folder of each file as an index, its name, and the distinct folders."""
     numbers: dict[str, int] = {}
     folders: list[tuple[str, Partition]] = []
-    which, names = [], []
+    folder_numbers, names = [], []
     for uri, value in zip(uris, values, strict=True):
         folder, name = split(uri)
         number = numbers.setdefault(folder, len(numbers))
         if number == len(folders):
             folders.append((folder, tuple(value.items())))
-        which.append(number)
+        folder_numbers.append(number)
         names.append(name)
-    return which, names, folders
+    return folder_numbers, names, folders

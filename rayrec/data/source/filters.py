@@ -1,7 +1,6 @@
-"""Conditions that rows must meet to be read: `["day", ">=", "2024-01-01"]`, on columns or on partitions.
+"""Filters of rows: conditions such as `["day", ">=", "2024-01-01"]` on columns or partitions. A null meets none.
 
-A row group that no row can pass by its statistics is left out when the manifest is made, as are files by their folders.
-A null passes no condition.
+The manifest excludes files by their partitions, and row groups by their statistics.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Condition:
 
     Args:
         op: one of `OPERATORS`.
-        values: what is compared with; more than one for `in` and `not in` only.
+        values: the operands; more than one for `in` and `not in` only.
     """
 
     column: str
@@ -53,104 +52,106 @@ class Condition:
     values: tuple[Value, ...]
 
     @classmethod
-    def parse(cls, given: Any) -> Condition:
-        """The condition that a config's `[column, operator, value]` means.
+    def parse(cls, condition: Any) -> Condition:
+        """Parses `[column, operator, value]` of a config.
 
         Raises:
-            ValueError: it has another form, an unknown operator, or a value that nothing can be compared with.
+            ValueError: another form, an unknown operator, or an unsupported value.
         """
-        if not isinstance(given, list | tuple) or len(given) != 3 or not isinstance(given[0], str):
-            hint = "; conditions are joined by and, alternatives of one column are written with in"
-            raise ValueError(f"{given!r} is not a condition; {_FORM}{hint}")
-        column, op, value = given
+        if not isinstance(condition, list | tuple) or len(condition) != 3 or not isinstance(condition[0], str):
+            hint = "; conditions are joined by `and`; use `in` for alternative values of a column"
+            raise ValueError(f"{condition!r} is not a condition; {_FORM}{hint}")
+        column, op, value = condition
         if op not in OPERATORS:
-            raise ValueError(f"{op!r} in {list(given)} is not an operator; allowed: {', '.join(OPERATORS)}")
-        several = op in ("in", "not in")
-        if several != isinstance(value, list | tuple | set | frozenset):
-            raise ValueError(f"{list(given)}: {op!r} needs {'a list of values' if several else 'one value'}")
-        values = tuple(_value(one, given) for one in (value if several else [value]))
+            raise ValueError(f"{op!r} in {list(condition)} is not an operator; allowed: {', '.join(OPERATORS)}")
+        takes_list = op in ("in", "not in")
+        if takes_list != isinstance(value, list | tuple | set | frozenset):
+            raise ValueError(f"{list(condition)}: {op!r} needs {'a list of values' if takes_list else 'one value'}")
+        values = tuple(_value(operand, condition) for operand in (value if takes_list else [value]))
         if not values:
-            raise ValueError(f"{list(given)}: the list is empty, so that no row could be left out or kept by it")
+            raise ValueError(f"{list(condition)}: the list of values is empty")
         return cls(column, op, values)
 
     def to_list(self) -> list[Any]:
-        """What `parse` reads."""
+        """The list that `parse` reads."""
         return [self.column, self.op, list(self.values) if self.op in ("in", "not in") else self.values[0]]
 
     def __str__(self) -> str:
         return f"{self.column} {self.op} {self.to_list()[2]!r}"
 
-    def check_in(self, found: pa.Schema, file: str) -> None:
-        """That a file has the column, of a type that can be compared with the values.
+    def check_in(self, arrow: pa.Schema, file: str) -> None:
+        """Checks that a file has the column, with a type that compares with the values.
 
         Raises:
-            DataError: it has not.
+            DataError: the column is missing, or its type does not compare.
         """
-        if self.column not in found.names:
-            raise column_missing(self.column, found, file, "correct the column's name in the filter")
-        self.check(found.field(self.column).type, file)
+        if self.column not in arrow.names:
+            raise column_missing(self.column, arrow, file, "correct the column's name in the filter")
+        self.check(arrow.field(self.column).type, file)
 
     def check(self, kind: pa.DataType, file: str) -> None:
-        """That a column of this type can be compared with the values.
+        """Checks that a column of this type compares with the values.
 
         Raises:
-            DataError: it cannot.
+            DataError: it does not.
         """
         try:
-            self._operands(plain_type(kind))
+            self._operands(compared_type(kind))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise DataError(
                 f"the filter `{self}` does not fit the column's type {kind}: {error}",
                 file=file,
                 column=self.column,
-                fix="compare texts with texts, numbers with numbers, dates and times with texts as 2024-01-31",
+                fix="compare texts with texts, numbers with numbers, dates and times with texts such as 2024-01-31",
             ) from error
 
     def holds(self, column: pa.Array | pa.ChunkedArray) -> Mask:
-        """For every row whether it passes."""
-        plain = plain_type(column.type)
-        column = column if plain == column.type else column.cast(plain)
-        operands = self._operands(plain)
+        """True for every row that meets the condition."""
+        compared = compared_type(column.type)
+        column = column if compared == column.type else column.cast(compared)
+        operands = self._operands(compared)
         if self.op in COMPARE:
-            found = COMPARE[self.op](column, operands[0])
+            mask = COMPARE[self.op](column, operands[0])
         else:
             values = [operand.as_py() for operand in operands]
-            if 0.0 in values and pat.is_floating(plain):
-                values += [0.0, -0.0]  # equal, but not to is_in
-            found = pc.is_in(column, value_set=pa.array(values, plain))
-            found = found if self.op == "in" else pc.and_(pc.invert(found), column.is_valid())
-        return _numpy(found.fill_null(False))
+            if 0.0 in values and pat.is_floating(compared):
+                values += [0.0, -0.0]  # is_in distinguishes them
+            mask = pc.is_in(column, value_set=pa.array(values, compared))
+            mask = mask if self.op == "in" else pc.and_(pc.invert(mask), column.is_valid())
+        return _numpy(mask.fill_null(False))
 
     def may_hold(self, low: pa.Array, high: pa.Array) -> Mask:
-        """For row groups with these smallest and largest values (null: unknown), whether a row may pass."""
+        """True for row groups with these minima and maxima (null: unknown) in which a row may meet the condition."""
         if self.op in ("!=", "not in"):
             return np.ones(len(low), dtype=np.bool_)
         return reduce(np.logical_or, [self._within(operand, low, high) for operand in self._operands(low.type)])
 
     def _within(self, operand: pa.Scalar, low: pa.Array, high: pa.Array) -> Mask:
         if self.op in ("<", "<="):
-            found = COMPARE[self.op](low, operand)
+            mask = COMPARE[self.op](low, operand)
         elif self.op in (">", ">="):
-            found = COMPARE[self.op](high, operand)
+            mask = COMPARE[self.op](high, operand)
         else:
-            found = pc.and_(pc.less_equal(low, operand), pc.greater_equal(high, operand))
-        return _numpy(found.fill_null(True))
+            mask = pc.and_(pc.less_equal(low, operand), pc.greater_equal(high, operand))
+        return _numpy(mask.fill_null(True))
 
     def _operands(self, kind: pa.DataType) -> list[pa.Scalar]:
         return [_operand(value, kind, exact=self.op not in COMPARE) for value in self.values]
 
 
-def parse_all(given: Iterable[Any]) -> tuple[Condition, ...]:
-    """All conditions of a config's list; `Condition`s are taken as they are.
+def parse_all(conditions: Iterable[Any]) -> tuple[Condition, ...]:
+    """Parses a list of conditions; `Condition` objects pass unchanged.
 
     Raises:
-        ValueError: one of them is none.
+        ValueError: as `Condition.parse`.
     """
-    return tuple(one if isinstance(one, Condition) else Condition.parse(one) for one in given)
+    return tuple(
+        condition if isinstance(condition, Condition) else Condition.parse(condition) for condition in conditions
+    )
 
 
 def rows_that_pass(table: pa.Table, conditions: Sequence[Condition]) -> Mask:
-    """For every row of a table whether it meets all conditions."""
+    """True for every row of a table that meets all conditions."""
     mask = np.ones(table.num_rows, dtype=np.bool_)
     for condition in conditions:
         mask &= condition.holds(table.column(condition.column))
@@ -158,10 +159,10 @@ def rows_that_pass(table: pa.Table, conditions: Sequence[Condition]) -> Mask:
 
 
 def only_passing(table: pa.Table, conditions: Sequence[Condition], file: str) -> pa.Table:
-    """The rows of a file's table that meet all conditions, of types that Arrow computes with.
+    """The rows of a table that meet all conditions, in types that Arrow's compute functions accept.
 
     Raises:
-        DataError: it lacks a column, or has it in a type that cannot be compared.
+        DataError: a missing column, or a type that does not compare.
     """
     for condition in conditions:
         condition.check_in(table.schema, file)
@@ -169,16 +170,16 @@ def only_passing(table: pa.Table, conditions: Sequence[Condition], file: str) ->
     return table.filter(pa.array(rows_that_pass(table, conditions))) if conditions else table
 
 
-def _value(value: Any, given: Any) -> Value:
-    if isinstance(value, date):  # and datetime: YAML reads 2024-01-01 as a date
+def _value(value: Any, condition: Any) -> Value:
+    if isinstance(value, date):  # or a datetime: YAML parses 2024-01-01 as a date
         return value.isoformat()
     if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and math.isnan(value)):
-        raise ValueError(f"{list(given)}: {value!r} is not a text, number or boolean that can be compared with")
+        raise ValueError(f"{list(condition)}: {value!r} is not a text, number or boolean")
     return value
 
 
 def _operand(value: Value, kind: pa.DataType, exact: bool) -> pa.Scalar:
-    """The value as a scalar that a column of this type can be compared with."""
+    """Converts a value to a scalar that compares with a column of this type."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_text(kind) and isinstance(value, str):
         return pa.scalar(value).cast(kind)
@@ -191,12 +192,12 @@ def _operand(value: Value, kind: pa.DataType, exact: bool) -> pa.Scalar:
     if pat.is_floating(kind) and number:
         return pa.scalar(float(value)).cast(kind, safe=False)
     if pat.is_integer(kind) and number:
-        whole = isinstance(value, int) or float(value).is_integer()
-        if whole and (exact or _fits(int(value), kind)):
+        is_whole = isinstance(value, int) or float(value).is_integer()
+        if is_whole and (exact or _fits(int(value), kind)):
             return pa.scalar(int(value), kind)
-        if not exact:  # halfway between the whole numbers beside it; Arrow compares none beyond 2**53 with a float
-            most = Decimal(1 << 64)
-            floor = math.floor(min(max(Decimal(value), -most), most))
+        if not exact:  # a decimal between two integers: Arrow does not compare int64 beyond 2**53 with floats
+            limit = Decimal(1 << 64)
+            floor = math.floor(min(max(Decimal(value), -limit), limit))
             return pa.scalar(Decimal(2 * floor + 1) / 2)
     raise TypeError(f"{value!r} cannot be compared with it")
 
@@ -207,7 +208,7 @@ def _fits(value: int, kind: pa.DataType) -> bool:
 
 
 def _moment(text: str, kind: pa.DataType) -> pa.Scalar:
-    """A date or time; without a zone it is taken as UTC where the column has one."""
+    """A date or time. A text without a zone is UTC if the column has a zone."""
     try:
         return pa.scalar(text).cast(kind)
     except pa.ArrowInvalid:
@@ -216,11 +217,11 @@ def _moment(text: str, kind: pa.DataType) -> pa.Scalar:
         return pa.scalar(text).cast(pa.timestamp(kind.unit)).cast(kind)
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type that values of this one are compared in."""
+def compared_type(kind: pa.DataType) -> pa.DataType:
+    """The type in which values of this type are compared."""
     return without_views(kind.value_type if pat.is_dictionary(kind) else kind)
 
 
-def _numpy(mask: pa.Array | pa.ChunkedArray) -> Mask:
-    found: Mask = mask.to_numpy() if isinstance(mask, pa.ChunkedArray) else mask.to_numpy(zero_copy_only=False)
-    return found.astype(np.bool_)
+def _numpy(column: pa.Array | pa.ChunkedArray) -> Mask:
+    array: Mask = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(zero_copy_only=False)
+    return array.astype(np.bool_)

@@ -1,6 +1,6 @@
-"""What footers said, kept in a file: by a run for its next launch, or by `rayrec data index` for everybody.
+"""Stores the facts of footers in an index file: of a run for its next launch, or by `rayrec data index` for all runs.
 
-A run reads only the footers that no index holds, or whose files changed.
+A run reads only the footers that are in no index, or whose files changed.
 """
 
 from __future__ import annotations
@@ -41,96 +41,100 @@ _FILES = pa.schema([("folder", pa.dictionary(pa.int32(), pa.string())), ("name",
 
 @dataclass(slots=True)
 class FooterIndex:
-    """The facts of files that were read before, and of those that are read now.
+    """Facts of files that were read earlier, and of files read now.
 
-    Facts count as long as the file's bytes and time of change are the same.
+    Facts are valid while the size and modification time of the file do not change.
 
     Args:
-        path: of the file that `save` writes, a path or URI; None keeps nothing beyond this process.
-        shared: further index files, that are only read.
+        path: path or URI for `save`; None: nothing is stored.
+        shared: further index files, read only.
     """
 
     path: str | None = None
     shared: Sequence[str] = ()
     _known: pa.Table = field(default_factory=lambda: _load(None))
-    _own: int = 0  # rows of the file at `path`, which come first
+    _own: int = 0  # number of rows from the file at `path`; they come first
     _used: set[int] = field(default_factory=set)
     _new: list[pa.Table] = field(default_factory=list)
 
     @classmethod
     def open(cls, path: str | Path | None, shared: Sequence[str] = ()) -> FooterIndex:
-        """What the files hold; nothing where one is missing or damaged."""
+        """Reads the index files; ignores missing and damaged ones."""
         index = cls(None if path is None else str(path))
         index._known = _load(index.path)
         index._own = len(index._known)
         return index.also(shared)
 
     def also(self, shared: Sequence[str]) -> FooterIndex:
-        """Reads further index files."""
-        for one in shared:
-            if one not in self.shared:
-                self.shared = [*self.shared, one]
-                with suppress(pa.ArrowException):  # statistics of other types: of another data set
-                    self._known = pa.concat_tables([self._known, _load(one)], promote_options="default")
+        """Also reads these index files."""
+        for path in shared:
+            if path not in self.shared:
+                self.shared = [*self.shared, path]
+                with suppress(pa.ArrowException):  # types of statistics differ: an index of another data set
+                    self._known = pa.concat_tables([self._known, _load(path)], promote_options="default")
         return self
 
-    def known(self, found: Sequence[Found], statistics: Collection[str] | None) -> tuple[I64, pa.Table]:
-        """Places of the files that are known, and their facts in that order.
+    def known(self, files: Sequence[Found], statistics: Collection[str] | None) -> tuple[I64, pa.Table]:
+        """Positions in `files` of the known files, and their facts in that order.
 
         Args:
-            statistics: columns whose statistics must be known too; None: all that some file has.
+            statistics: columns whose statistics are required; None: all available ones.
         """
-        there = _with_statistics(self._known, statistics)
-        sizes = pa.array([file.size_bytes for file in found], pa.int64())
-        times = pa.array([-1 if file.changed_ns is None else file.changed_ns for file in found], pa.int64())
-        asked = _keys(pa.array([_key(file.uri) for file in found], pa.string()), sizes, times)
-        some = self._known.select(["size_bytes", "changed_ns"]).take(pa.array(there))
-        at = pc.index_in(asked, value_set=_keys(_uris(self._known).take(pa.array(there)), *some.columns))
-        places, rows = np.flatnonzero(at.is_valid()), there[at.drop_null().to_numpy()]
+        candidates = _with_statistics(self._known, statistics)
+        sizes = pa.array([file.size_bytes for file in files], pa.int64())
+        times = pa.array([-1 if file.changed_ns is None else file.changed_ns for file in files], pa.int64())
+        keys = _keys(pa.array([_key(file.uri) for file in files], pa.string()), sizes, times)
+        candidate_versions = self._known.select(["size_bytes", "changed_ns"]).take(pa.array(candidates))
+        matches = pc.index_in(
+            keys, value_set=_keys(_uris(self._known).take(pa.array(candidates)), *candidate_versions.columns)
+        )
+        positions, rows = np.flatnonzero(matches.is_valid()), candidates[matches.drop_null().to_numpy()]
         self._used.update(rows[rows < self._own].tolist())
         names = [name.removeprefix(LOW) for name in self._known.column_names if name.startswith(LOW)]
-        wanted = [side + name for name in statistics or names for side in (LOW, HIGH)]
-        facts = self._known.select([*FACTS.names, *(name for name in wanted if name in self._known.column_names)])
-        return places, facts.take(pa.array(rows))
+        statistics_columns = [side + name for name in statistics or names for side in (LOW, HIGH)]
+        facts = self._known.select(
+            [*FACTS.names, *(name for name in statistics_columns if name in self._known.column_names)]
+        )
+        return positions, facts.take(pa.array(rows))
 
-    def add(self, found: Sequence[Found], facts: pa.Table) -> None:
-        """Facts that were read now."""
+    def add(self, files: Sequence[Found], facts: pa.Table) -> None:
+        """Adds the facts of files read now."""
         if self.path is None:
             return
-        known = np.array([file.changed_ns is not None for file in found])
-        pairs = [split(file.uri) for file in found]
+        has_time = np.array([file.changed_ns is not None for file in files])
+        pairs = [split(file.uri) for file in files]
         folders = pa.array([folder for folder, _ in pairs]).dictionary_encode()
         table = facts.append_column(_FILES.field(0), folders)
         table = table.append_column(_FILES.field(1), pa.array([name for _, name in pairs]))
-        self._new.append(table.filter(pa.array(known)))
+        self._new.append(table.filter(pa.array(has_time)))
 
     def save(self) -> bool:
-        """Writes what was requested and read, unless the file holds just that; returns whether it succeeded."""
+        """Writes the facts that were requested or added, if they changed. Returns False if that failed."""
         new = [table for table in self._new if len(table)]
         if self.path is None or (not new and len(self._used) in (0, self._own)):
             return True
-        kept = [self._known.take(pa.array(sorted(self._used)))] if self._used else []
-        table = pa.concat_tables([*kept, *new], promote_options="default")
+        requested = [self._known.take(pa.array(sorted(self._used)))] if self._used else []
+        table = pa.concat_tables([*requested, *new], promote_options="default")
         return _write(table.unify_dictionaries(), self.path)
 
 
 def index_file(path: str) -> str:
-    """Where the index of a folder lies; of a glob that of the folder that it looks in."""
-    before, mark, options = path.partition("?") if "://" in path else (path, "", "")
-    fixed = before
-    if any(sign in before for sign in "*["):
-        fixed = before[: min(before.index(sign) for sign in "*[" if sign in before)].rpartition("/")[0]
+    """The path of the index of a folder; for a glob, of its fixed leading folder."""
+    path_part, mark, options = path.partition("?") if "://" in path else (path, "", "")
+    fixed = path_part
+    if any(sign in path_part for sign in "*["):
+        fixed = path_part[: min(path_part.index(sign) for sign in "*[" if sign in path_part)].rpartition("/")[0]
     return f"{fixed.rstrip('/')}/{INDEX_NAME}{mark}{options}"
 
 
 def _with_statistics(table: pa.Table, columns: Collection[str] | None) -> I64:
-    """Rows that hold the statistics of these columns."""
-    there = np.ones(len(table), np.bool_)
+    """Rows with statistics of all these columns."""
+    complete = np.ones(len(table), np.bool_)
     for name in columns or ():
         if LOW + name not in table.column_names:
             return np.empty(0, np.int64)
-        there &= table[LOW + name].is_valid().to_numpy()
-    return np.flatnonzero(there)
+        complete &= table[LOW + name].is_valid().to_numpy()
+    return np.flatnonzero(complete)
 
 
 def _key(uri: str) -> str:
@@ -138,7 +142,7 @@ def _key(uri: str) -> str:
 
 
 def _uris(table: pa.Table) -> pa.ChunkedArray:
-    """The files' names, without options."""
+    """The URIs of the files, without options."""
     folders = pa.chunked_array(table["folder"].unify_dictionaries()).combine_chunks()
     folders = folders.chunk(0) if isinstance(folders, pa.ChunkedArray) else folders
     bare = pa.array([_key(folder) for folder in folders.dictionary.to_pylist()], pa.string())
@@ -150,19 +154,19 @@ def _keys(uris: Any, sizes: Any, times: Any) -> Any:
 
 
 def _load(path: str | None) -> pa.Table:
-    """An index file; nothing of none, or of a damaged one."""
-    wanted = pa.schema([*FACTS, *_FILES])
+    """Reads an index file; an empty table if it is missing or damaged."""
+    expected = pa.schema([*FACTS, *_FILES])
     if path is None:
-        return wanted.empty_table()
+        return expected.empty_table()
     try:
         filesystem, inner = open_filesystem(path)
         with filesystem.open_input_file(inner) as source, pa.ipc.open_file(source) as reader:
             table = reader.read_all()
             table.validate()
     except (pa.ArrowException, OSError, DataError):
-        return wanted.empty_table()
+        return expected.empty_table()
     kinds = {field.name: field.type for field in table.schema}
-    return table if all(kinds.get(field.name) == field.type for field in wanted) else wanted.empty_table()
+    return table if all(kinds.get(field.name) == field.type for field in expected) else expected.empty_table()
 
 
 def _write(table: pa.Table, path: str) -> bool:
@@ -172,7 +176,7 @@ def _write(table: pa.Table, path: str) -> bool:
             writer.write_table(table.combine_chunks())
         folder, name = split(path)
         if "://" not in folder and not Path(folder).is_dir():
-            return False  # what is not there is not made
+            return False  # do not create the folder
         open_folder(folder).write(name, memoryview(sink.getvalue()))
     except (pa.ArrowException, OSError, DataError):
         return False

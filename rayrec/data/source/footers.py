@@ -1,6 +1,6 @@
-"""Footers of many files: read in parallel, into columns for any later schema and filters.
+"""Reads the footers of many files in parallel into one table of facts, independent of schema and filters.
 
-What follows from them for one data set is `manifest.py`'s matter, where they are kept is `footer_index.py`'s.
+`column_checks.py` and `manifest.py` evaluate the facts; `footer_index.py` stores them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import is_text
-from rayrec.data.source.filters import plain_type
+from rayrec.data.source.filters import compared_type
 from rayrec.data.source.footer_index import FACTS, HIGH, LOW, FooterIndex, index_file
 from rayrec.data.source.lake import TableFormat, open_table
 from rayrec.storage.errors import DataError
@@ -33,12 +33,12 @@ FILES_FOR_RAY = 512
 
 @dataclass(frozen=True, slots=True)
 class FooterReading:
-    """How footers are read.
+    """Options for reading footers.
 
     Args:
-        index: those that were read before.
-        patience: with reads that fail.
-        connect: connects Ray for the time of a block, where there are more than `FILES_FOR_RAY` to read.
+        index: facts of footers that were read before.
+        patience: retries of failed reads.
+        connect: context manager that connects to Ray; used for more than `FILES_FOR_RAY` files.
     """
 
     index: FooterIndex | None = None
@@ -46,31 +46,31 @@ class FooterReading:
     connect: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
-def read_footers(found: Sequence[Found], statistics: Collection[str] | None, how: FooterReading) -> pa.Table:
-    """The facts of all files, in their order: the columns of `FACTS`, and of some columns the ends of every row group.
+def read_footers(files: Sequence[Found], statistics: Collection[str] | None, reading: FooterReading) -> pa.Table:
+    """The facts of all files, in order: the columns of `FACTS`, and minima and maxima of row groups.
 
     Args:
-        statistics: of which columns; None: of all that have some.
+        statistics: columns whose minima and maxima are needed; None: all columns with statistics.
 
     Raises:
-        DataError: a file that is gone or is not Parquet.
+        DataError: a file that is missing or is not Parquet.
     """
-    index = how.index or FooterIndex()
-    places, known = index.known(found, statistics)
-    missing = np.setdiff1d(np.arange(len(found)), places)
+    index = reading.index or FooterIndex()
+    known_positions, known = index.known(files, statistics)
+    missing = np.setdiff1d(np.arange(len(files)), known_positions)
     if not len(missing):
-        return known.take(pa.array(np.argsort(places)))
-    new = [found[number] for number in missing.tolist()]
-    types = _types_of(_patiently(new[0], how.patience), new[0].uri, statistics)
+        return known.take(pa.array(np.argsort(known_positions)))
+    new = [files[number] for number in missing.tolist()]
+    types = _types_of(_patiently(new[0], reading.patience), new[0].uri, statistics)
     chunks = [new[first : first + FILES_PER_TASK] for first in range(0, len(new), FILES_PER_TASK)]
-    read_chunk = partial(_read_chunk, types=types, patience=how.patience)
-    with how.connect() if len(new) > FILES_FOR_RAY else nullcontext():
+    read_chunk = partial(_read_chunk, types=types, patience=reading.patience)
+    with reading.connect() if len(new) > FILES_FOR_RAY else nullcontext():
         read = pa.concat_tables(list(each(read_chunk, chunks)) if len(chunks) > 1 else [read_chunk(new)])
     index.add(new, read)
-    if not len(places):
+    if not len(known_positions):
         return read
-    both = pa.concat_tables([known, _like(read, known)])
-    return both.take(pa.array(np.argsort(np.concatenate([places, missing]))))
+    facts = pa.concat_tables([known, _like(read, known)])
+    return facts.take(pa.array(np.argsort(np.concatenate([known_positions, missing]))))
 
 
 def _patiently(file: Found, patience: Patience) -> Footer:
@@ -87,7 +87,7 @@ def _read_chunk(files: Sequence[Found], types: Types, patience: Patience) -> pa.
 
 
 class _Facts:
-    """Collects the facts of files, column by column."""
+    """Builds the table of facts."""
 
     def __init__(self, types: Types) -> None:
         self._types = types
@@ -107,8 +107,8 @@ class _Facts:
             self._columns[name].append(value)
         paths = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
         for name, kind in self._types.items():
-            place = arrow.get_field_index(name)
-            fits = place >= 0 and plain_type(arrow.field(place).type) == kind
+            position = arrow.get_field_index(name)
+            fits = position >= 0 and compared_type(arrow.field(position).type) == kind
             lows, highs = _ends(groups, paths.get(name) if fits else None, kind)
             self._ends[LOW + name].append(lows)
             self._ends[HIGH + name].append(highs)
@@ -124,7 +124,7 @@ class _Facts:
         return pa.table({name: columns[name] for name in [*FACTS.names, *self._ends]})
 
     def _schema(self, metadata: pq.FileMetaData, uri: str) -> tuple[pa.Schema, bytes]:
-        """The Arrow schema, made once for files that are alike."""
+        """The Arrow schema and its serialized form; reused if the previous file has the same schema."""
         last = self._last
         if last is None or not metadata.schema.equals(last[0]) or metadata.metadata != last[1]:
             try:
@@ -137,12 +137,12 @@ class _Facts:
 
 
 def _types_of(footer: Footer, uri: str, statistics: Collection[str] | None) -> Types:
-    """The types that values of columns are compared in, as far as there can be statistics of them."""
+    """The types in which the columns are compared, for columns that can have statistics."""
     try:
         arrow = footer.metadata.schema.to_arrow_schema()
     except (pa.ArrowException, OSError) as error:
         raise unreadable(uri, error) from error
-    kinds = {field.name: plain_type(field.type) for field in arrow}
+    kinds = {field.name: compared_type(field.type) for field in arrow}
     ordered = {name: kind for name, kind in kinds.items() if _ordered(kind)}
     return ordered if statistics is None else {name: ordered.get(name, pa.null()) for name in sorted(statistics)}
 
@@ -154,41 +154,41 @@ def _ordered(kind: pa.DataType) -> bool:
 
 
 def _ends(groups: Sequence[pq.RowGroupMetaData], index: int | None, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    """The smallest and the largest value of every row group, null where they are not known."""
+    """The minimum and maximum of every row group, null if unknown."""
     unknown = pa.nulls(len(groups), kind)
     if index is None:
         return unknown, unknown
     lows, highs = [], []
     for group in groups:
         statistics = group.column(index).statistics
-        known = statistics is not None and statistics.has_min_max
-        lows.append(statistics.min if known else None)
-        highs.append(statistics.max if known else None)
+        has_min_max = statistics is not None and statistics.has_min_max
+        lows.append(statistics.min if has_min_max else None)
+        highs.append(statistics.max if has_min_max else None)
     try:
         return pa.array(lows, kind), pa.array(highs, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return unknown, unknown  # a type whose statistics pyarrow does not read
+        return unknown, unknown  # pyarrow cannot read the statistics of this type
 
 
 def _column_bytes(groups: Iterable[pq.RowGroupMetaData], arrow: pa.Schema) -> list[float]:
-    """About how many bytes a decoded row takes in each column, judged by the file's first row group with rows."""
+    """Approximate decoded bytes per row of each column, from the first row group with rows."""
     names = arrow.names
-    found = dict.fromkeys(names, 0.0)
+    bytes_per_row = dict.fromkeys(names, 0.0)
     group = next((group for group in groups if group.num_rows), None)
     if group is None:
         return [0.0] * len(names)
     for index in range(group.num_columns):
         chunk = group.column(index)
         path = chunk.path_in_schema
-        while path not in found and "." in path:
+        while path not in bytes_per_row and "." in path:
             path = path.rpartition(".")[0]
-        if path in found:
-            found[path] += max(chunk.total_uncompressed_size, 8 * chunk.num_values) / group.num_rows
-    return [found[name] for name in names]
+        if path in bytes_per_row:
+            bytes_per_row[path] += max(chunk.total_uncompressed_size, 8 * chunk.num_values) / group.num_rows
+    return [bytes_per_row[name] for name in names]
 
 
 def _like(table: pa.Table, other: pa.Table) -> pa.Table:
-    """With the columns of the other; statistics of another type there are not known here."""
+    """The table with the columns of `other`; statistics that `table` lacks or has with another type are null."""
     columns = {}
     for column in other.schema:
         name = column.name
@@ -204,7 +204,7 @@ def _like(table: pa.Table, other: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """An index: its path, and what it holds."""
+    """An index file: its path, and the counts of what it covers."""
 
     path: str
     files: int
@@ -218,30 +218,30 @@ def write_index(
     columns: Collection[str] | None = None,
     table: TableFormat | None = None,
 ) -> Indexed:
-    """Reads the footers of files that are new or changed, and writes what all say.
+    """Reads the footers of new and changed files, and writes the index of all files.
 
     Args:
         paths: files, folders, globs; local or URIs.
         out: path or URI of the index; default: in the folder, where runs look for it.
-        table: each path is a table of this format, whose newest version is read.
-        columns: whose smallest and largest values are kept, for filters; default: all that have some.
+        table: each path is a table of this format; its newest version is read.
+        columns: columns whose minima and maxima are stored, for filters; default: all with statistics.
 
     Raises:
-        DataError: files that cannot be read or are no Parquet, or an index that cannot be written.
+        DataError: unreadable files, other formats than Parquet, or an index that cannot be written.
     """
     if out is None and (len(paths) > 1 or table is not None):
-        what = "a table has no folder of its own" if table is not None else "several paths have no folder of their own"
-        raise DataError(f"{what} for the index", fix="name its file: --out FILE")
-    place = index_file(paths[0]) if out is None else out
-    index = FooterIndex.open(place)
-    opened = [] if table is None else [open_table(table, path) for path in paths]
-    found = [file for one in opened for file in one.files(one.newest()).files] or find_files(paths)
-    for file in found:
+        reason = "a table has no folder" if table is not None else "several paths have no common folder"
+        raise DataError(f"{reason} for the index", fix="name its file: --out FILE")
+    path = index_file(paths[0]) if out is None else out
+    index = FooterIndex.open(path)
+    tables = [] if table is None else [open_table(table, table_path) for table_path in paths]
+    files = [file for opened in tables for file in opened.files(opened.newest()).files] or find_files(paths)
+    for file in files:
         if kind := format_of(file.uri):
-            fix = "convert it first: rayrec data convert; a run that is given such files keeps what it made of them"
-            raise DataError(f"an index is of Parquet files, and this is {kind}", file=file.uri, fix=fix)
-    facts = read_footers(found, columns, FooterReading(index))
+            fix = "convert it first: rayrec data convert (runs cache the footers of files that they convert themselves)"
+            raise DataError(f"an index covers Parquet files; this file is {kind}", file=file.uri, fix=fix)
+    facts = read_footers(files, columns, FooterReading(index))
     if not index.save():
-        raise DataError("the index cannot be written", file=place, fix="name a file that can be: --out FILE")
+        raise DataError("cannot write the index", file=path, fix="name a writable file: --out FILE")
     groups = facts["group_rows"].combine_chunks().flatten()
-    return Indexed(place, len(facts), len(groups), sum(groups.to_numpy().tolist()))
+    return Indexed(path, len(facts), len(groups), sum(groups.to_numpy().tolist()))

@@ -1,8 +1,8 @@
-"""Tables of Delta Lake and Iceberg: which version they have, and the Parquet files that one consists of.
+"""Delta Lake and Iceberg tables: versions, and the Parquet files of a version.
 
-A version never changes, so a run that names it reads the same rows whatever is written meanwhile. Rows that lists
-beside the files delete (Delta's deletion vectors, Iceberg's positions) come as positions in each file, and readers
-leave them out; what the libraries cannot read is refused by name. Neither library is needed for anything else.
+A version is immutable, so a run that pins it reads the same rows despite concurrent writes. Deleted rows (Delta's
+deletion vectors, Iceberg's position deletes) become positions per file, which readers skip. Features that the libraries
+cannot read are refused by name. Only such tables need deltalake or pyiceberg.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TableFormat = Literal["delta", "iceberg"]
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """The files of one version of a table.
+    """The files of a version of a table.
 
     Args:
-        hive: whether folders named `key=value` hold columns that the files lack.
-        field_ids: of columns, where the table knows them by numbers: a name may have been another column's before.
-        physical: of columns, what the files call them, where that is another name.
+        hive: True if folders named `key=value` hold columns that the files lack.
+        field_ids: ids of columns, if the table identifies columns by id; a renamed column keeps its id.
+        physical: names of columns in the files, if they differ.
     """
 
     files: tuple[Found, ...]
@@ -48,13 +48,13 @@ def open_table(kind: TableFormat, path: str) -> _Delta | _Iceberg:
         path: folder or URI of a Delta table; `iceberg://CATALOG/NAMESPACE.TABLE`, or an Iceberg `….metadata.json`.
 
     Raises:
-        DataError: it is not there, or the library is not installed.
+        DataError: the table cannot be opened, or the library is not installed.
     """
     return _Delta(path) if kind == "delta" else _Iceberg(path)
 
 
 class _Delta:
-    """A Delta table; versions count its commits."""
+    """A Delta table; a version is the number of a commit."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -74,49 +74,51 @@ class _Delta:
         table = self._at(version)
         metadata, deleted = table.metadata(), self._deleted(table, version)
         facts = table.get_add_actions(flatten=True)
-        place, found = locate(self._path), []
+        root, files = locate(self._path), []
         for path, size in zip(facts["path"].to_pylist(), facts["size_bytes"].to_pylist(), strict=True):
             inner = unquote(path)
             for column in metadata.partition_columns:
                 if f"/{column}=" not in f"/{inner}":
-                    raise _refused(self._path, version, f"keeps {path} in no folder {column}=…")
-            uri = path if "://" in path else place.uri_of(f"{place.path}/{inner}")
-            found.append(Found(uri, size, NEVER, deleted.pop(plain_path(uri), None)))
+                    raise _refused(self._path, version, f"has {path} outside a folder {column}=…")
+            uri = path if "://" in path else root.uri_of(f"{root.path}/{inner}")
+            files.append(Found(uri, size, NEVER, deleted.pop(plain_path(uri), None)))
         if deleted:
-            raise _refused(self._path, version, f"has a deletion vector for {next(iter(deleted))}, which it has not")
+            raise _refused(
+                self._path, version, f"has a deletion vector for {next(iter(deleted))}, which is not one of its files"
+            )
         fields = json.loads(table.schema().to_json())["fields"]
-        physical = {one["name"]: one["metadata"].get("delta.columnMapping.physicalName") for one in fields}
-        names = {name: there for name, there in physical.items() if there not in (None, name)}
-        return replace(_not_empty(found, self._path, hive=True), physical=names)
+        physical = {field["name"]: field["metadata"].get("delta.columnMapping.physicalName") for field in fields}
+        names = {name: name_in_file for name, name_in_file in physical.items() if name_in_file not in (None, name)}
+        return replace(_not_empty(files, self._path, hive=True), physical=names)
 
     def _deleted(self, table: Any, version: int) -> dict[str, bytes]:
-        """The positions of deleted rows, by file."""
+        """Positions of deleted rows by file."""
         if "deletionVectors" not in (table.protocol().reader_features or ()):
             return {}
         try:
             vectors = pa.table(table.deletion_vectors())
-        except Exception as error:  # its errors have no common class but this
+        except Exception as error:  # deltalake's errors have no common base class
             problem = f"has deletion vectors that cannot be read ({first_line(error)}); rewrite it (OPTIMIZE, REORG)"
             raise _refused(self._path, version, problem) from error
         paths = [plain_path(uri).removeprefix("file://") for uri in vectors["filepath"].to_pylist()]
-        kept = [mask.values.to_numpy(zero_copy_only=False) for mask in vectors["selection_vector"]]
-        return {path: _positions(np.flatnonzero(~mask)) for path, mask in zip(paths, kept, strict=True)}
+        masks = [mask.values.to_numpy(zero_copy_only=False) for mask in vectors["selection_vector"]]
+        return {path: _positions(np.flatnonzero(~mask)) for path, mask in zip(paths, masks, strict=True)}
 
     def _at(self, version: int | None) -> Any:
         try:
             return self._open(self._where, version=version, storage_options=self._options)
-        except Exception as error:  # its errors have no common class but this
-            which = "" if version is None else f" at version {version}"
-            raise _cannot_open("Delta", self._path, which, error) from error
+        except Exception as error:  # deltalake's errors have no common base class
+            at_version = "" if version is None else f" at version {version}"
+            raise _cannot_open("Delta", self._path, at_version, error) from error
 
 
 def _positions(rows: npt.NDArray[np.integer]) -> bytes:
-    """As `Found.deleted` has them."""
+    """Encodes positions for `Found.deleted`."""
     return np.unique(rows).astype(np.int64).tobytes()
 
 
 class _Iceberg:
-    """An Iceberg table; versions are ids of its snapshots."""
+    """An Iceberg table; a version is the id of a snapshot."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -125,55 +127,53 @@ class _Iceberg:
             from pyiceberg.utils.config import Config
         except ImportError as error:
             raise _needs("pyiceberg", "iceberg", path) from error
-        self._path, (where, _, self._options) = path, path.partition("?") if "://" in path else (path, "", "")
+        self._path, (metadata_path, _, self._options) = path, path.partition("?") if "://" in path else (path, "", "")
         try:
             if path.startswith("iceberg://"):
                 catalog, _, name = path.removeprefix("iceberg://").partition("/")
-                known: dict[str, Any] = dict(Config().get_catalog_config(catalog) or {})
-                server = Server.of(path, known.get("s3.endpoint"), known.get("s3.region"))
+                catalog_config: dict[str, Any] = dict(Config().get_catalog_config(catalog) or {})
+                server = Server.of(path, catalog_config.get("s3.endpoint"), catalog_config.get("s3.region"))
                 self._table: Any = load_catalog(catalog, **server.for_iceberg()).load_table(name)
                 self._options = server.options()
             else:
-                self._table = StaticTable.from_metadata(where, Server.of(path).for_iceberg())
-        except Exception as error:  # of catalogs, file systems and formats, without a common class
+                self._table = StaticTable.from_metadata(metadata_path, Server.of(path).for_iceberg())
+        except Exception as error:  # from catalogs, file systems and formats, without a common base class
             raise _cannot_open("Iceberg", path, "", error) from error
 
     def newest(self) -> int:
         snapshot = self._table.current_snapshot()
         if snapshot is None:
-            raise DataError("the Iceberg table has no snapshot: nothing was written to it", file=self._path)
+            raise DataError("the Iceberg table is empty: it has no snapshot", file=self._path)
         return int(snapshot.snapshot_id)
 
     def files(self, version: int) -> TableFiles:
         if self._table.snapshot_by_id(version) is None:
-            there = ", ".join(str(one.snapshot_id) for one in self._table.snapshots()[-5:])
-            problem = f"the Iceberg table has no snapshot {version}; its last ones are {there}"
-            raise DataError(
-                problem, file=self._path, fix="name one of them; snapshots that expire cannot be read again"
-            )
-        found, scan = [], self._table.scan(snapshot_id=version)
+            last_ids = ", ".join(str(item.snapshot_id) for item in self._table.snapshots()[-5:])
+            problem = f"the Iceberg table has no snapshot {version}; its last ones are {last_ids}"
+            raise DataError(problem, file=self._path, fix="use one of them; expired snapshots cannot be read")
+        files, scan = [], self._table.scan(snapshot_id=version)
         try:
             tasks = list(scan.plan_files())
         except ValueError as error:
             problem = f"cannot be read by pyiceberg ({first_line(error)}); rewrite it (rewrite_data_files)"
             raise _refused(self._path, version, problem) from error
-        lists = {one.file_path: one for task in tasks for one in task.delete_files}
-        deleted = {path: self._deleted(one) for path, one in lists.items()}
+        lists = {item.file_path: item for task in tasks for item in task.delete_files}
+        deleted = {path: self._deleted(item) for path, item in lists.items()}
         for task in tasks:
             file = task.file
-            given = (deleted[one.file_path].get(file.file_path) for one in task.delete_files)
-            rows = [positions for positions in given if positions is not None]
+            positions_of_task = (deleted[item.file_path].get(file.file_path) for item in task.delete_files)
+            rows = [positions for positions in positions_of_task if positions is not None]
             if file.file_format.name != "PARQUET":
-                raise _refused(self._path, version, f"holds {file.file_format.name} files, as {file.file_path}")
-            gone = _positions(np.concatenate(rows)) if rows else None
-            found.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER, gone))
-        # A snapshot has the schema that it was written with, and the newest one that of changes since.
+                raise _refused(self._path, version, f"has {file.file_format.name} files, e.g. {file.file_path}")
+            deleted_rows = _positions(np.concatenate(rows)) if rows else None
+            files.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER, deleted_rows))
+        # Old snapshots keep the schema of their write; the newest one has the table's current schema.
         schema = self._table.schema() if version == self.newest() else scan.projection()
         field_ids = {column.name: column.field_id for column in schema.fields}
-        return replace(_not_empty(found, self._path, hive=False), field_ids=field_ids)
+        return replace(_not_empty(files, self._path, hive=False), field_ids=field_ids)
 
     def _deleted(self, file: Any) -> dict[str, npt.NDArray[np.int64]]:
-        """The positions that a file of deletions lists, by file."""
+        """Positions in a delete file, by data file."""
         uri = uri_of(file.file_path, self._options)
         if file.file_format.name == "PUFFIN":
             from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
@@ -182,7 +182,7 @@ class _Iceberg:
             filesystem, path = open_filesystem(uri)
             with filesystem.open_input_file(path) as source:
                 vectors = deletion_vectors_from_puffin_file(PuffinFile(source.read()))
-            return {one.referenced_data_file: one.to_vector().to_numpy() for one in vectors}
+            return {vector.referenced_data_file: vector.to_vector().to_numpy() for vector in vectors}
         with open_parquet(uri) as parquet:
             table = parquet.read(["file_path", "pos"])
         paths, rows = table["file_path"].dictionary_encode().combine_chunks(), table["pos"].to_numpy()
@@ -191,22 +191,22 @@ class _Iceberg:
 
 
 def uri_of(path: str, options: str) -> str:
-    """What an Iceberg table calls a file, as our URIs do: it writes no escapes, and of local files `file:` too.
+    """Converts a path of an Iceberg table to a URI: escapes it, and strips `file:` from local paths.
 
     Args:
-        options: of URIs of `s3://`.
+        options: query string for `s3://` URIs.
     """
     scheme, is_uri, inner = path.partition("://")
     if not is_uri or scheme == "file":
         return path.removeprefix("file://").removeprefix("file:")
-    scheme = "s3" if scheme in ("s3a", "s3n") else scheme  # as Hadoop calls it
+    scheme = "s3" if scheme in ("s3a", "s3n") else scheme  # Hadoop's names of the scheme
     return f"{scheme}://{escaped(inner)}" + (f"?{options}" if options and scheme == "s3" else "")
 
 
-def _not_empty(found: list[Found], path: str, hive: bool) -> TableFiles:
-    if not found:
-        raise DataError("this version of the table has no files", file=path, fix="name another version")
-    return TableFiles(tuple(sorted(found, key=lambda one: one.uri)), hive)
+def _not_empty(files: list[Found], path: str, hive: bool) -> TableFiles:
+    if not files:
+        raise DataError("this version of the table has no files", file=path, fix="set another version")
+    return TableFiles(tuple(sorted(files, key=lambda file: file.uri)), hive)
 
 
 def _needs(package: str, extra: str, path: str) -> DataError:
@@ -214,11 +214,11 @@ def _needs(package: str, extra: str, path: str) -> DataError:
 
 
 def _refused(path: str, version: int, problem: str) -> DataError:
-    fix = "convert it to a table of plain Parquet files, or read the table's rows with Ray Data and write them anew"
+    fix = "convert it to a table of plain Parquet files, or rewrite its rows with Ray Data"
     return DataError(without_secrets(f"version {version} of the table {problem}"), file=path, fix=fix)
 
 
-def _cannot_open(kind: str, path: str, which: str, error: Exception) -> DataError:
-    problem = f"the {kind} table cannot be opened{which}: {first_line(error)}"
-    fix = "check path, version, and the credentials in the environment"
+def _cannot_open(kind: str, path: str, at_version: str, error: Exception) -> DataError:
+    problem = f"cannot open the {kind} table{at_version}: {first_line(error)}"
+    fix = "check the path, the version, and the credentials in the environment"
     return DataError(without_secrets(problem), file=path, fix=fix)

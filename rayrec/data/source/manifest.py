@@ -1,8 +1,7 @@
-"""What a data set consists of, read from Parquet footers only: files, row groups, and the windows an epoch deals in.
+"""`Manifest`: the files, row groups and windows of a data set, from Parquet footers only.
 
-Files and row groups that filters rule out are left out here; their other rows are judged when they are read. In which
-order windows are read is decided in `order/epoch.py`, how in `stream/reading.py`, what a file holds in `footers.py`.
-All of it is in columns: 100 bytes a row group at most.
+Excludes files and row groups that the filters rule out; other rows are filtered when they are read. `order/epoch.py`
+orders the windows, `stream/reading.py` reads them. All of it is in columns: at most 100 bytes per row group.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ from rayrec.storage.files import find_files
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """A data set as its footers describe it. Picklable; made once, by the driver.
+    """A data set as described by its footers. Picklable; the driver creates it once.
 
     Args:
-        files: in reading order.
-        windows: cover every row once that the filters do not rule out by its file or row group; they do not depend on
-            any number of ranks.
-        columns: the Arrow type of every column that is read, partitions among them.
-        filters: applied when rows are read.
-        limits: of windows: rows and bytes.
+        files: the files, in reading order.
+        windows: windows that cover each row of the remaining row groups once, independent of the number of ranks.
+        columns: names and Arrow types of the columns to read, partitions included.
+        filters: conditions to apply when rows are read.
+        limits: maximum rows and bytes of a window.
     """
 
     files: FileTable
@@ -64,35 +62,35 @@ class Manifest:
         """Reads the footers of all files and checks their columns.
 
         Args:
-            paths: files, folders, globs; local or URIs. Folders named `key=value` are columns of the files below them.
-                Or the files of a table's version.
-            filters: conditions `(column, operator, value)` that rows must meet, as `filters.Condition` reads them.
-            window_rows: smaller row groups are joined to windows of about so many rows, much larger ones are cut.
-            window_bytes: a row group that takes more memory than this is cut into several windows.
-            reading: footers read earlier, to which new ones are added, and how those are read.
-            by: a column that folders give, for `only`.
+            paths: files, folders, globs; local or URIs; or the files of a table's version. Folders named `key=value`
+                are columns of the files below them.
+            filters: conditions `(column, operator, value)`, as `filters.Condition.parse` reads them.
+            window_rows: approximate rows of a window: small row groups are joined, much larger ones are cut.
+            window_bytes: row groups that take more memory are cut into several windows.
+            reading: index of earlier footers, and options for reading.
+            by: partition column for `only`.
 
         Raises:
             DataError: a missing path, a folder without Parquet files, a file that is not Parquet, a column that is
-                missing, has a wrong type, or another type than in the first file, or a data set without rows.
-            ValueError: a filter that is none.
+                missing or of a wrong type, or a data set without rows.
+            ValueError: an invalid filter.
         """
         conditions = parse_all(filters)
         columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-        everything = find_partitioned(paths, {*columns, *([] if by is None else [by])}, schema.text_columns)
-        found = everything.that_pass(conditions)
-        if not found.files:
-            raise nothing_left(everything.files[0].file.uri, conditions)
-        everywhere = set.intersection(*map(set, {tuple(one.values) for one in found.files}))
-        to_ask = tuple(c for c in conditions if c.column not in everywhere)
-        with_ranges = {condition.column for condition in to_ask}
-        facts = read_footers([one.file for one in found.files], with_ranges, reading or FooterReading())
-        types = check_columns(found, facts, schema, conditions)
-        files = file_table(found, facts, columns, to_ask)
+        all_files = find_partitioned(paths, {*columns, *([] if by is None else [by])}, schema.text_columns)
+        remaining = all_files.that_pass(conditions)
+        if not remaining.files:
+            raise nothing_left(all_files.files[0].file.uri, conditions)
+        in_all_files = set.intersection(*map(set, {tuple(file.values) for file in remaining.files}))
+        row_filters = tuple(c for c in conditions if c.column not in in_all_files)
+        with_statistics = {condition.column for condition in row_filters}
+        facts = read_footers([file.file for file in remaining.files], with_statistics, reading or FooterReading())
+        types = check_columns(remaining, facts, schema, conditions)
+        files = file_table(remaining, facts, columns, row_filters)
         windows = Windows.of(files, window_rows, window_bytes)
         if not len(windows):
-            raise nothing_left(found.files[0].file.uri, conditions)
-        return cls(files, windows, tuple(types.items()), to_ask, (window_rows, window_bytes))
+            raise nothing_left(remaining.files[0].file.uri, conditions)
+        return cls(files, windows, tuple(types.items()), row_filters, (window_rows, window_bytes))
 
     @classmethod
     def of(
@@ -103,38 +101,38 @@ class Manifest:
         window_rows: int = WINDOW_ROWS,
         by: str | None = None,
     ) -> Manifest:
-        """That of a config's data set, by the index that its folder has; raises as `read`."""
+        """The manifest of a config's data set. Uses the index in its folder, if there is one. Raises as `read`."""
         reading = reading or FooterReading()
         if data.index:
-            find_files(data.index)  # which says so where it is missing
+            find_files(data.index)  # raises if it is missing
         paths = [data.path] if isinstance(data.path, str) else data.path
         index = (reading.index or FooterIndex()).also([data.index] if data.index else [index_file(p) for p in paths])
         reading = FooterReading(index, reading.patience, reading.connect)
         return cls.read(data.listed(), schema, filters=data.filters, reading=reading, window_rows=window_rows, by=by)
 
-    def only(self, part: tuple[str, int | str]) -> Manifest:
-        """The part whose folders give a column this value; maybe nothing."""
-        folders = [number for number, (_, partition) in enumerate(self.files.folders) if part in partition]
+    def only(self, period: tuple[str, int | str]) -> Manifest:
+        """The files of one partition, as (column, value); possibly none."""
+        folders = [number for number, (_, partition) in enumerate(self.files.folders) if period in partition]
         numbers = np.flatnonzero(np.isin(self.files.columns.column("folder").to_numpy(), folders))
         files = self.files.select(numbers)
         return replace(self, files=files, windows=Windows.of(files, *self.limits))
 
     def rows_by(self, column: str) -> dict[int | str, int]:
-        """Rows before filters, by what folders say of a column; those of files in no such folder are not counted."""
+        """Rows before filters by value of a partition column, without files that lack the column."""
         files = self.files
-        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(files.left_out, 0, files.group_rows))])
-        of_file = kept[files.offsets[1:]] - kept[files.offsets[:-1]]
+        rows_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(files.left_out, 0, files.group_rows))])
+        of_file = rows_before[files.offsets[1:]] - rows_before[files.offsets[:-1]]
         of_folder = np.bincount(files.columns.column("folder").to_numpy(), of_file, len(files.folders)).astype(np.int64)
-        found: dict[int | str, int] = {}
+        rows_by_value: dict[int | str, int] = {}
         for (_, partition), rows in zip(files.folders, of_folder.tolist(), strict=True):
             value = dict(partition).get(column)
             if value is not None:
-                found[value] = found.get(value, 0) + rows
-        return found
+                rows_by_value[value] = rows_by_value.get(value, 0) + rows
+        return rows_by_value
 
     @property
     def parts(self) -> tuple[Manifest, ...]:
-        """The data sets it is made of, as of a `Mix`."""
+        """Itself; see `Mix.parts`."""
         return (self,)
 
     @cached_property
@@ -144,12 +142,12 @@ class Manifest:
 
     @property
     def deleted_rows(self) -> int:
-        """Rows of its files that the table does not have any more."""
+        """Deleted rows in its files."""
         return (pc.sum(pc.binary_length(self.files.columns.column("deleted"))).as_py() or 0) // 8
 
     @property
     def leaves_out(self) -> bool:
-        """Whether rows of its windows are not read."""
+        """True if some rows of the windows may not be read."""
         return bool(self.filters) or self.deleted_rows > 0
 
     @property
@@ -158,20 +156,22 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, and about so many when it is sent."""
+        """Approximate bytes in memory and when sent."""
         return self.files.nbytes + self.windows.nbytes
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names what the windows hold (file names, bytes, footers, rows), and the filters; equal for a set that was
-        moved."""
+        """Identifies the contents of the windows (file names, sizes, footers, rows) and the filters.
+
+        Does not change if the data set moves to another folder.
+        """
         files = self.files
         digest = hashlib.sha256()
         digest.update("\0".join(files.columns.column("name").to_pylist()).encode())
         digest.update(repr([partition for _, partition in files.folders]).encode())
         for name in ("folder", "size_bytes", "footer"):
             digest.update(files.columns.column(name).to_numpy(zero_copy_only=False).tobytes())
-        for array in (files.offsets, files.group_rows, self.windows.parts, self.windows.edges):
+        for array in (files.offsets, files.group_rows, self.windows.slice_counts, self.windows.edges):
             digest.update(array.tobytes())
         for name in ("deleted", "names"):
             if (column := files.columns.column(name)).null_count < len(column):

@@ -20,12 +20,12 @@ def count_rows(manifest: Manifest, patience: Patience) -> int:
     """Rows that pass the manifest's filters; unreadable rows count as passing. Reads in parallel, on Ray if it runs."""
     if not manifest.filters:
         return manifest.rows - manifest.deleted_rows
-    wanted = {condition.column for condition in manifest.filters}
-    columns = tuple((name, kind) for name, kind in manifest.columns if name in wanted)
+    filtered = {condition.column for condition in manifest.filters}
+    columns = tuple((name, kind) for name, kind in manifest.columns if name in filtered)
     windows = range(len(manifest.windows))
-    some = (windows[first : first + _WINDOWS_PER_TASK] for first in windows[::_WINDOWS_PER_TASK])
-    parts = ([slices_of(manifest, number) for number in numbers] for numbers in some)
-    return sum(each(partial(_passing, columns=columns, filters=manifest.filters, patience=patience), parts))
+    chunks = (windows[first : first + _WINDOWS_PER_TASK] for first in windows[::_WINDOWS_PER_TASK])
+    tasks = ([slices_of(manifest, number) for number in numbers] for numbers in chunks)
+    return sum(each(partial(_passing, columns=columns, filters=manifest.filters, patience=patience), tasks))
 
 
 def _passing(

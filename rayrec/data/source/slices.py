@@ -1,8 +1,8 @@
-"""Reads parts of files into Arrow tables: whole row groups where possible, in chunks where they are huge.
+"""Reads slices of row groups into Arrow tables. Huge row groups are decoded in chunks.
 
-A file that cannot be read gives nulls and an error beside them; what that means for the run is decided elsewhere. One
-that was written anew, or whose storage is away, ends the reading: its rows may be good. How large a row group will be
-is judged before it is decoded: a few kilobytes can hold many gigabytes.
+An unreadable file yields nulls and an error; `data.read.bad_rows` decides what follows. A file that changed, or storage
+that does not respond, raises, because the rows may be good. The decoded size of a row group is checked first: a few
+kilobytes can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from rayrec.storage.retries import Patience, with_patience
 Columns = tuple[tuple[str, pa.DataType], ...]
 
 _CHUNK_ROWS = 65_536
-_STREAMS = 64  # that are open at a time, at least
-MOST_BYTES = 1 << 30  # that one read may decode
+# Row groups that stay open for further slices, at least.
+_STREAMS = 64
+# Limit of decoded bytes per read.
+MAX_BYTES = 1 << 30
 _CHUNK_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """Rows `[start, stop)` of a row group, with all that is needed to read them anywhere."""
+    """Rows `[start, stop)` of a row group, with all that a process needs to read them."""
 
     file: DataFile
     row_group: int
@@ -62,7 +64,7 @@ class FileSlice:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Rows `[start, stop)` of a table that could not be read; they hold nulls."""
+    """Rows `[start, stop)` of a table that could not be read and are null."""
 
     start: int
     stop: int
@@ -71,266 +73,291 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the rows of a table that was read from slices come from; `wanted` are the rows taken, None for all."""
+    """Locates the rows of a table that was read from slices. `selected` are the rows taken, None for all."""
 
     slices: tuple[FileSlice, ...]
-    wanted: I64 | None
+    selected: I64 | None
 
     def locate(self, row: int) -> tuple[str, int, int]:
-        at = row if self.wanted is None else int(self.wanted[row])
-        for part in self.slices:
-            if at < part.rows:
-                return part.uri, part.row_group, part.first_row + part.start + at
-            at -= part.rows
+        position = row if self.selected is None else int(self.selected[row])
+        for item in self.slices:
+            if position < item.rows:
+                return item.uri, item.row_group, item.first_row + item.start + position
+            position -= item.rows
         raise IndexError(row)
 
 
 def within(slices: Sequence[FileSlice], start: int, stop: int) -> Iterator[FileSlice]:
-    """The parts of the slices that hold the rows `[start, stop)` of all of them."""
-    at = 0
-    for part in slices:
-        first, last = max(start, at), min(stop, at + part.rows)
-        if first < last:
-            yield replace(part, start=part.start + first - at, stop=part.start + last - at)
-        at += part.rows
+    """The rows `[start, stop)` of the concatenated slices, as slices."""
+    first_row = 0
+    for item in slices:
+        overlap_start, overlap_stop = max(start, first_row), min(stop, first_row + item.rows)
+        if overlap_start < overlap_stop:
+            yield replace(
+                item, start=item.start + overlap_start - first_row, stop=item.start + overlap_stop - first_row
+            )
+        first_row += item.rows
 
 
 def read_slices(
     slices: Sequence[FileSlice], columns: Columns, patience: Patience, streams: RowGroupStreams | None = None
 ) -> tuple[pa.Table, list[Unreadable]]:
-    """The rows of all slices; neighbours in one file are read by one call.
+    """Reads the rows of all slices; adjacent slices of a file in one call.
 
     Args:
         columns: names and types, as in the manifest.
-        patience: with reads that fail.
-        streams: row groups that were decoded in part before; without, each slice is decoded from its group's start.
+        patience: retries of failed reads.
+        streams: row groups that are already decoded in part; without them, decoding starts at the row group's start.
+
+    Returns:
+        the table, and the ranges of rows that could not be read.
 
     Raises:
-        DataUnavailable: the storage does not answer.
-        FileChanged: a file was written anew.
+        DataUnavailable: the storage does not respond.
+        FileChanged: a file was rewritten.
     """
     streams = streams or RowGroupStreams()
     tables: list[pa.Table] = []
-    missing: list[Unreadable] = []
-    at = 0
-    for uri, parts in groupby(slices, key=lambda part: part.uri):
-        same_file = list(parts)
-        rows = sum(part.rows for part in same_file)
+    unreadable: list[Unreadable] = []
+    first_row = 0
+    for uri, group in groupby(slices, key=lambda item: item.uri):
+        same_file = list(group)
+        rows = sum(item.rows for item in same_file)
         try:
             tables += with_patience(partial(_read_file, same_file, columns, streams), uri, patience)
         except (DataUnavailable, FileChanged):
             raise  # the rows may be good
         except DataError as error:
             tables.append(pa.table({name: pa.nulls(rows, kind) for name, kind in columns}))
-            missing.append(Unreadable(at, at + rows, error))
-        at += rows
+            unreadable.append(Unreadable(first_row, first_row + rows, error))
+        first_row += rows
     table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
     plain = pa.schema([field.with_type(without_views(field.type)) for field in table.schema])
-    return table if plain == table.schema else table.cast(plain), missing
+    return table if plain == table.schema else table.cast(plain), unreadable
 
 
 def slices_of(manifest: Manifest, number: int) -> tuple[FileSlice, ...]:
-    """The parts of files that a window consists of."""
-    first, last = manifest.windows.edges[number : number + 2]
-    found = manifest.windows.slices(np.arange(first, last))
-    files, places = np.unique(found.file, return_inverse=True)
-    return tuple(slices_from(replace(found, file=places.reshape(-1)), manifest.files.take(files)))
+    """The slices of a window."""
+    first_slice, last_slice = manifest.windows.edges[number : number + 2]
+    columns = manifest.windows.slices(np.arange(first_slice, last_slice))
+    files, file_index = np.unique(columns.file, return_inverse=True)
+    return tuple(slices_from(replace(columns, file=file_index.reshape(-1)), manifest.files.take(files)))
 
 
 def slices_from(columns: Slices, files: Sequence[DataFile]) -> list[FileSlice]:
-    """Slices whose files are numbered by their places in `files`."""
+    """Slice objects from columns; `columns.file` are indices into `files`."""
     values = (columns.row_group, columns.group_rows, columns.start, columns.stop, columns.first_row)
     rows = zip(columns.file.tolist(), *(column.tolist() for column in values), strict=True)
     return [FileSlice(files[file], *rest) for file, *rest in rows]
 
 
 def passing(
-    slices: Sequence[FileSlice], table: pa.Table, missing: Sequence[Unreadable], filters: Sequence[Condition]
+    slices: Sequence[FileSlice], table: pa.Table, unreadable: Sequence[Unreadable], filters: Sequence[Condition]
 ) -> Mask:
-    """For every row of slices whether it is not deleted and passes the filters; unreadable rows do, to be reported."""
-    mask, at = rows_that_pass(table, filters), 0
-    for part in slices:
-        if part.file.deleted:
-            rows = np.frombuffer(part.file.deleted, np.int64) - part.first_row - part.start
-            mask[at + rows[slice(*np.searchsorted(rows, [0, part.rows]))]] = False
-        at += part.rows
-    for some in missing:
-        mask[some.start : some.stop] = True
+    """True for rows that are not deleted and pass the filters, and for unreadable rows, which are reported later."""
+    mask, first_row = rows_that_pass(table, filters), 0
+    for item in slices:
+        if item.file.deleted:
+            rows = np.frombuffer(item.file.deleted, np.int64) - item.first_row - item.start
+            mask[first_row + rows[slice(*np.searchsorted(rows, [0, item.rows]))]] = False
+        first_row += item.rows
+    for gap in unreadable:
+        mask[gap.start : gap.stop] = True
     return mask
 
 
-def _read_file(parts: Sequence[FileSlice], columns: Columns, streams: RowGroupStreams) -> list[pa.Table]:
-    """Slices of one file, its partitions among their columns."""
-    file = parts[0].file
-    partition, own = dict(file.partition), json.loads(file.names or "{}")
-    names = [own.get(name, name) for name, _ in columns if name not in partition]
+def _read_file(slices: Sequence[FileSlice], columns: Columns, streams: RowGroupStreams) -> list[pa.Table]:
+    """Reads slices of one file, with partition columns."""
+    file = slices[0].file
+    partition, names_in_file = dict(file.partition), json.loads(file.names or "{}")
+    names = [names_in_file.get(name, name) for name, _ in columns if name not in partition]
     try:
-        tables = _tables(parts, [name for name in names if name is not None], streams)
-        return [_in_order(table, columns, partition, own) for table in tables]
+        tables = _tables(slices, [name for name in names if name is not None], streams)
+        return [_in_order(table, columns, partition, names_in_file) for table in tables]
     except (pa.ArrowException, OSError, KeyError) as error:
         streams.close()
-        open_parquet(parts[0].uri, parts[0].file.version).close()  # which says so of a file that is another one now
-        raise unreadable(parts[0].uri, error) from error
+        open_parquet(slices[0].uri, slices[0].file.version).close()  # raises FileChanged if the file was replaced
+        raise unreadable(slices[0].uri, error) from error
 
 
 def _in_order(
-    table: pa.Table, columns: Columns, partition: Mapping[str, int | str | None], own: Mapping[str, str | None]
+    table: pa.Table,
+    columns: Columns,
+    partition: Mapping[str, int | str | None],
+    names_in_file: Mapping[str, str | None],
 ) -> pa.Table:
-    """The columns in their order and types, whatever those are in the file; null where the file lacks one."""
+    """Casts and reorders the columns of a file; adds partition columns, and nulls for missing columns."""
     arrays = []
     for name, kind in columns:
         if name in partition:
             arrays.append(pa.repeat(pa.scalar(partition[name], kind), table.num_rows))
-        elif own.get(name, name) in table.column_names:
-            found = table.column(own.get(name, name))
-            arrays.append(found if found.type == kind else found.cast(kind))
-        else:  # the manifest refuses files that may not
+        elif names_in_file.get(name, name) in table.column_names:
+            array = table.column(names_in_file.get(name, name))
+            arrays.append(array if array.type == kind else array.cast(kind))
+        else:  # the manifest has checked that the column may be missing
             arrays.append(pa.nulls(table.num_rows, kind))
     return pa.table(arrays, names=[name for name, _ in columns])
 
 
-def _check_groups(parquet: pq.ParquetFile, parts: Sequence[FileSlice]) -> None:
-    for part in parts:
+def _check_groups(parquet: pq.ParquetFile, slices: Sequence[FileSlice]) -> None:
+    for item in slices:
         groups = parquet.metadata.num_row_groups
-        if part.row_group >= groups or parquet.metadata.row_group(part.row_group).num_rows != part.group_rows:
+        if item.row_group >= groups or parquet.metadata.row_group(item.row_group).num_rows != item.group_rows:
             raise FileChanged(
-                "the file's row groups changed while the run was going on",
-                file=part.uri,
-                row_group=part.row_group,
-                fix="do not write to files that are being read; start the run again",
+                "the file's row groups changed during the run",
+                file=item.uri,
+                row_group=item.row_group,
+                fix="do not overwrite files during a run; start the run again",
             )
 
 
-def _tables(parts: Sequence[FileSlice], columns: list[str], streams: RowGroupStreams) -> Iterator[pa.Table]:
-    for whole, group in groupby(parts, key=lambda part: part.rows == part.group_rows):
-        some = list(group)
-        if not whole:
-            yield from (streams.read(part, columns) for part in some)
+def _tables(slices: Sequence[FileSlice], columns: list[str], streams: RowGroupStreams) -> Iterator[pa.Table]:
+    for complete, group in groupby(slices, key=lambda item: item.rows == item.group_rows):
+        group_slices = list(group)
+        if not complete:
+            yield from (streams.read(item, columns) for item in group_slices)
             continue
-        with open_parquet(some[0].uri, some[0].file.version) as parquet:
-            _check_groups(parquet, some)
-            for part in some:
-                check_size(parquet, part.uri, part.row_group, columns)
-            # One thread a task: Ray runs as many tasks as there are CPUs.
-            yield parquet.read_row_groups([part.row_group for part in some], columns=columns, use_threads=False)
+        with open_parquet(group_slices[0].uri, group_slices[0].file.version) as parquet:
+            _check_groups(parquet, group_slices)
+            for item in group_slices:
+                check_size(parquet, item.uri, item.row_group, columns)
+            # One thread per task: Ray runs as many tasks as there are CPUs.
+            yield parquet.read_row_groups([item.row_group for item in group_slices], columns=columns, use_threads=False)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """A row group that is decoded as far as row `at`; `rest` holds what was decoded beyond."""
+    """A row group decoded up to row `position`; `rest` holds rows decoded beyond that."""
 
     parquet: pq.ParquetFile
     batches: Iterator[pa.RecordBatch]
-    at: int = 0
+    position: int = 0
     rest: pa.RecordBatch | None = None
 
 
 class RowGroupStreams:
-    """Row groups too large to be in memory whole, decoded in chunks: who reads on goes on where the last part ended.
+    """Decoders of row groups that are too large for memory; each continues where the previous slice ended.
 
-    Not for several threads at once.
+    Not thread-safe.
 
     Args:
-        most: row groups that are read in turn: one that had to be closed is decoded from its start again. No more are
-            open than half of the files that the process may have.
+        count: row groups that are read in turn. A row group that had to be closed is decoded from its start again. At
+            most half of the process's file limit stays open.
+        min_open: row groups that stay open in any case.
+        chunk_rows: rows to decode at a time.
     """
 
-    def __init__(self, most: int = 1) -> None:
-        self._most = max(_STREAMS, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+    def __init__(self, count: int = 1, min_open: int = _STREAMS, chunk_rows: int = _CHUNK_ROWS) -> None:
+        self._limit = max(min_open, min(count, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        self._chunk_rows = chunk_rows
         self._open: OrderedDict[tuple[str, int], _Stream] = OrderedDict()
 
-    def read(self, part: FileSlice, columns: list[str]) -> pa.Table:
-        """A part of a row group; parts of one that come in their order cost one decoding of it.
+    def read(self, item: FileSlice, columns: list[str]) -> pa.Table:
+        """Reads a slice. Slices of a row group in ascending order decode it once.
 
         Raises:
             DataError, pyarrow.ArrowException, OSError: as `open_parquet` and pyarrow.
         """
-        key = (part.uri, part.row_group)
+        key = (item.uri, item.row_group)
         stream = self._open.pop(key, None)
-        if stream is None or stream.at > part.start:
-            stream = _begin(part, columns)
-        kept = []
-        while stream.at < part.stop:
+        if stream is None or stream.position > item.start:
+            stream = _begin(item, columns, self._chunk_rows)
+        batches = []
+        while stream.position < item.stop:
             batch = next(stream.batches) if stream.rest is None else stream.rest
             stream.rest = None
-            first, last = max(part.start - stream.at, 0), min(part.stop - stream.at, batch.num_rows)
-            if first < last:
-                kept.append(batch.slice(first, last - first))
-            stream.at += last
-            if last < batch.num_rows:
-                stream.rest = batch.slice(last)
-        if stream.at < part.group_rows:
+            offset, end = max(item.start - stream.position, 0), min(item.stop - stream.position, batch.num_rows)
+            if offset < end:
+                batches.append(batch.slice(offset, end - offset))
+            stream.position += end
+            if end < batch.num_rows:
+                stream.rest = batch.slice(end)
+        if stream.position < item.group_rows:
             self._open[key] = stream
         else:
             stream.parquet.close()
-        while len(self._open) > self._most:
+        while len(self._open) > self._limit:
             self._open.popitem(last=False)[1].parquet.close()
-        return pa.Table.from_batches(kept)
+        return pa.Table.from_batches(batches)
 
     def close(self) -> None:
-        """Forgets what was decoded."""
+        """Closes all row groups."""
         while self._open:
             self._open.popitem()[1].parquet.close()
 
 
-def _begin(part: FileSlice, columns: list[str]) -> _Stream:
-    parquet = open_parquet(part.uri, part.file.version)
-    _check_groups(parquet, [part])
-    whole = _CHUNK_ROWS // 2 < part.rows <= 2 * _CHUNK_ROWS  # one of many of that size: decoded on demand
-    rows = check_size(parquet, part.uri, part.row_group, columns, part.rows if whole else _CHUNK_ROWS)
-    batches = parquet.iter_batches(rows, row_groups=[part.row_group], columns=columns, use_threads=False)
+def _begin(item: FileSlice, columns: list[str], chunk_rows: int) -> _Stream:
+    parquet = open_parquet(item.uri, item.file.version)
+    _check_groups(parquet, [item])
+    is_slice_sized = chunk_rows // 2 < item.rows <= 2 * chunk_rows  # one of several slices of equal size
+    rows = check_size(parquet, item.uri, item.row_group, columns, item.rows if is_slice_sized else chunk_rows)
+    batches = parquet.iter_batches(rows, row_groups=[item.row_group], columns=columns, use_threads=False)
     return _Stream(parquet, batches)
 
 
 def check_size(
-    parquet: pq.ParquetFile, uri: str, row_group: int, columns: Sequence[str], chunk_rows: int | None = None
+    parquet: pq.ParquetFile,
+    uri: str,
+    row_group: int,
+    columns: Sequence[str],
+    chunk_rows: int | None = None,
+    *,
+    max_bytes: int | None = None,
+    chunk_bytes: int = _CHUNK_BYTES,
 ) -> int:
-    """How many rows of a row group to decode at a time.
+    """Rows of a row group to decode at a time.
 
     Args:
-        columns: that are read.
-        chunk_rows: decode at most so many; None: all of them at once.
+        columns: the columns to read.
+        chunk_rows: maximum rows of a chunk; None: the complete row group.
+        max_bytes: limit of decoded bytes; None: `MAX_BYTES`.
+        chunk_bytes: target size of a chunk.
 
     Raises:
-        DataError: that would take more than `MOST_BYTES`, by what the footer says or by the longest of its texts.
+        DataError: decoding would need more than `max_bytes`, by the footer or by the longest text in a dictionary.
     """
+    max_bytes = MAX_BYTES if max_bytes is None else max_bytes
     group = parquet.metadata.row_group(row_group)
     chunks = [group.column(index) for index in range(group.num_columns)]
-    read = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
-    sizes = [max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in read]
-    a_row = sum(sizes) / max(1, group.num_rows)
+    read_chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    sizes = [max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in read_chunks]
+    bytes_per_row = sum(sizes) / max(1, group.num_rows)
     rows = max(1, group.num_rows if chunk_rows is None else min(chunk_rows, group.num_rows))
-    if chunk_rows is not None and rows * a_row > _CHUNK_BYTES:
-        rows = max(1, int(_CHUNK_BYTES / a_row))
-    if rows * a_row > MOST_BYTES:
-        raise _too_large(uri, row_group, int(rows * a_row), rows)
-    # Texts that a dictionary page holds once come as often as rows name them: each is as long as the page, at most.
-    texts = [c for c in read if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page]
-    times = {c.path_in_schema: rows * c.num_values / max(1, group.num_rows) for c in texts}
-    doubtful = [c.path_in_schema for c in texts if times[c.path_in_schema] * c.total_uncompressed_size > MOST_BYTES]
-    for path, longest in _longest(uri, row_group, doubtful).items() if doubtful else ():
-        if times[path] * longest > MOST_BYTES:
-            raise _too_large(uri, row_group, int(times[path] * longest), rows, path.partition(".")[0])
+    if chunk_rows is not None and rows * bytes_per_row > chunk_bytes:
+        rows = max(1, int(chunk_bytes / bytes_per_row))
+    if rows * bytes_per_row > max_bytes:
+        raise _too_large(uri, row_group, max_bytes, int(rows * bytes_per_row), rows)
+    # A text is stored once in the dictionary but decoded for every row; it is at most as long as the dictionary page.
+    texts = [c for c in read_chunks if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page]
+    occurrences = {c.path_in_schema: rows * c.num_values / max(1, group.num_rows) for c in texts}
+    suspects = [
+        c.path_in_schema for c in texts if occurrences[c.path_in_schema] * c.total_uncompressed_size > max_bytes
+    ]
+    for path, longest in _longest(uri, row_group, suspects).items() if suspects else ():
+        if occurrences[path] * longest > max_bytes:
+            raise _too_large(uri, row_group, max_bytes, int(occurrences[path] * longest), rows, path.partition(".")[0])
     return rows
 
 
 def _longest(uri: str, row_group: int, paths: list[str]) -> dict[str, int]:
-    """Bytes of the longest text in the dictionary of each column; it is read, its rows are not."""
+    """Bytes of the longest text in each column's dictionary. Reads the dictionary, not the rows."""
     with open_parquet(uri, read_dictionary=paths) as parquet:
         batch = next(parquet.iter_batches(1, row_groups=[row_group], columns=paths, use_threads=False))
-    found = {}
+    longest = {}
     for path in paths:
         leaf = batch.column(path.partition(".")[0])
         leaf = unnest(leaf).leaf if is_list(leaf.type) else leaf
-        found[path] = (pc.max(pc.binary_length(leaf.dictionary)).as_py() or 0) if is_dictionary(leaf.type) else 0
-    return found
+        longest[path] = (pc.max(pc.binary_length(leaf.dictionary)).as_py() or 0) if is_dictionary(leaf.type) else 0
+    return longest
 
 
-def _too_large(uri: str, row_group: int, needed: int, rows: int, column: str | None = None) -> DataError:
+def _too_large(
+    uri: str, row_group: int, max_bytes: int, needed: int, rows: int, column: str | None = None
+) -> DataError:
     return DataError(
-        f"{rows:,} rows would take {needed / 1e9:,.1f} GB of memory when they are decoded",
+        f"decoding {rows:,} rows needs {needed / 1e9:,.1f} GB of memory (limit {max_bytes / 1e9:,.1f} GB)",
         file=uri,
         row_group=row_group,
         column=column,
-        fix="write the file with smaller row groups and shorter values, if it can be trusted; else remove it",
+        fix="rewrite the file with smaller row groups and shorter values, or remove it if you do not trust it",
     )

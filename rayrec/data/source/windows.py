@@ -1,4 +1,4 @@
-"""Windows: rows that are read and shuffled together, as neighbouring slices of row groups; in columns."""
+"""Windows: neighbouring slices of row groups that are read and shuffled together. Stored in columns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ _AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Rows `[start, stop)` of row groups, in columns, [S] each.
+    """Slices: rows `[start, stop)` of row groups, in columns, [S] each.
 
     Args:
-        file: its number; row_group: in it.
-        group_rows: of the whole row group, which starts with the row `first_row` of its file.
+        file: index of the file.
+        row_group: index of the row group in the file.
+        group_rows: rows of the row group.
+        first_row: position of the row group's first row in the file.
     """
 
     file: I64
@@ -36,103 +38,108 @@ class Slices:
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """All windows of some files: rows that are read and shuffled together, of neighbouring row groups or a part of a
-    very large one.
+    """The windows of a data set. A window holds neighbouring row groups, or a slice of a large one.
 
     Args:
-        files: whose rows they hold; row groups that are left out, or empty, have no slices.
-        parts: into how many slices each row group is cut, all of one size but the last, [G].
-        edges: the number of the slice that each window begins with, and the end, [W + 1].
+        files: the files. Row groups that are empty or left out have no slices.
+        slice_counts: number of slices per row group, equal in size but for the last, [G].
+        edges: offsets of the windows' slices, [W + 1].
     """
 
     files: FileTable
-    parts: I64
+    slice_counts: I64
     edges: I64
 
     @classmethod
     def of(cls, files: FileTable, window_rows: int, window_bytes: int) -> Windows:
-        """Windows of about so many rows; a row group of twice as many, or of more than `window_bytes`, is cut."""
+        """Windows of about `window_rows` rows. Cuts row groups of twice as many, or of more than `window_bytes`."""
         rows = np.where(files.left_out, 0, files.group_rows)
         row_bytes = np.repeat(files.columns.column("row_bytes").to_numpy().astype(np.float64), np.diff(files.offsets))
         needed = np.maximum(rows // window_rows, -(-(rows * row_bytes).astype(np.int64) // window_bytes))
-        parts = np.minimum(rows, np.maximum(1, needed))
-        parts = (-(-rows // np.maximum(1, _sizes(rows, parts)))).astype(np.int32)
-        return cls(files, parts, _edges(rows, parts, row_bytes, window_rows, window_bytes))
+        counts = np.minimum(rows, np.maximum(1, needed))
+        counts = (-(-rows // np.maximum(1, _sizes(rows, counts)))).astype(np.int32)
+        return cls(files, counts, _edges(rows, counts, row_bytes, window_rows, window_bytes))
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory, beside those of the files."""
-        return int(self.parts.nbytes + self.edges.nbytes)
+        """Bytes in memory, without the files."""
+        return int(self.slice_counts.nbytes + self.edges.nbytes)
 
     @cached_property
     def rows(self) -> I64:
         """Rows of each window, [W]."""
-        kept = np.where(self.parts > 0, self.files.group_rows, 0)
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
-        group, part = self._groups(self.edges[:-1])
-        cut = part * _sizes(kept[group], self.parts[group])
-        starts = np.append(before[group] + cut, before[-1])
+        group_rows = np.where(self.slice_counts > 0, self.files.group_rows, 0)
+        rows_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(group_rows)])
+        group, slice_index = self._groups(self.edges[:-1])
+        cut = slice_index * _sizes(group_rows[group], self.slice_counts[group])
+        starts = np.append(rows_before[group] + cut, rows_before[-1])
         return np.diff(starts)
 
     @cached_property
     def runs(self) -> I64:
-        """How many windows in a row lie in one row group, run after run; 1 for those that hold whole ones."""
+        """Lengths of the runs of consecutive windows inside one row group; 1 for windows of complete row groups."""
         group, _ = self._groups(self.edges[:-1])
-        cut = (np.diff(self.edges) == 1) & (self.parts[group] > 1)
-        goes_on = cut[1:] & cut[:-1] & (group[1:] == group[:-1])
-        begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(self)), np.bool_), ~goes_on]))
-        return np.diff(np.append(begins, len(self)))
+        cut = (np.diff(self.edges) == 1) & (self.slice_counts[group] > 1)
+        continues = cut[1:] & cut[:-1] & (group[1:] == group[:-1])
+        run_starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(self)), np.bool_), ~continues]))
+        return np.diff(np.append(run_starts, len(self)))
 
     def __len__(self) -> int:
         return len(self.edges) - 1
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("files", "parts", "edges")}
+        return {name: self.__dict__[name] for name in ("files", "slice_counts", "edges")}
 
     def slices(self, numbers: I64) -> Slices:
-        """Slices by their numbers, in that order."""
-        group, part = self._groups(numbers)
+        """The slices with these numbers."""
+        group, slice_index = self._groups(numbers)
         file = np.searchsorted(self.files.offsets, group, side="right") - 1
-        first = self.files.offsets[file]
-        rows, before = self.files.group_rows[group], self.files.rows_before
-        size = _sizes(rows, self.parts[group])
-        start, stop = part * size, np.minimum((part + 1) * size, rows)
-        return Slices(file, group - first, rows, start, stop, before[group] - before[first])
+        first_group = self.files.offsets[file]
+        rows, rows_before = self.files.group_rows[group], self.files.rows_before
+        size = _sizes(rows, self.slice_counts[group])
+        start, stop = slice_index * size, np.minimum((slice_index + 1) * size, rows)
+        return Slices(file, group - first_group, rows, start, stop, rows_before[group] - rows_before[first_group])
 
     def _groups(self, slices: I64) -> tuple[I64, I64]:
-        """The row group of each slice, and which slice of it that is."""
+        """The row group of each slice, and the slice's index in it."""
         group = np.searchsorted(self._slices_before, slices, side="right") - 1
         return group, slices - self._slices_before[group]
 
     @cached_property
     def _slices_before(self) -> I64:
-        """Slices before each row group, [G]; an empty one shares its number with the next one that is not."""
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.parts[:-1], dtype=np.int64)])
+        """Number of slices before each row group, [G]; an empty row group has the number of the next one."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.slice_counts[:-1], dtype=np.int64)])
 
 
-def _sizes(rows: I64, parts: Any) -> I64:
-    """Rows of the parts that row groups are cut into, but for what is left for the last one: parts of one size are
-    decoded as they are needed, without what is left of one being joined to the next."""
-    return -(-rows // np.maximum(1, parts).astype(np.int64))
+def _sizes(rows: I64, slice_counts: Any) -> I64:
+    """Rows per slice; the last slice of a row group may have fewer.
+
+    With slices of equal size, each is decoded on demand, and no rows are carried over to the next.
+    """
+    return -(-rows // np.maximum(1, slice_counts).astype(np.int64))
 
 
-def _edges(rows: I64, parts: I64, row_bytes: Any, window_rows: int, window_bytes: int) -> I64:
-    """Where windows begin: after so many rows, or before a slice with which they would be too large."""
-    edges, number, held, size = array("q", [0]), 0, 0, 0.0
+def _edges(rows: I64, slice_counts: I64, row_bytes: Any, window_rows: int, window_bytes: int) -> I64:
+    """The first slice of each window: a window ends at about `window_rows` rows, or before exceeding `window_bytes`."""
+    edges, number, rows_so_far, bytes_so_far = array("q", [0]), 0, 0, 0.0
     for first in range(0, len(rows), _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        of_groups = (rows[some], parts[some], _sizes(rows[some], parts[some]), row_bytes[some])
-        for group_rows, count, part_rows, each in zip(*(column.tolist() for column in of_groups), strict=True):
-            for part in range(count):
-                more = min(part_rows, group_rows - part * part_rows)
-                overshoots = held + more - window_rows > window_rows - held
-                if held and (overshoots or size + more * each > window_bytes):
+        chunk = slice(first, first + _AT_ONCE)
+        columns = (rows[chunk], slice_counts[chunk], _sizes(rows[chunk], slice_counts[chunk]), row_bytes[chunk])
+        for group_rows, count, slice_rows, bytes_per_row in zip(*(column.tolist() for column in columns), strict=True):
+            for index in range(count):
+                rows_added = min(slice_rows, group_rows - index * slice_rows)
+                overshoots = rows_so_far + rows_added - window_rows > window_rows - rows_so_far
+                if rows_so_far and (overshoots or bytes_so_far + rows_added * bytes_per_row > window_bytes):
                     edges.append(number)
-                    held, size = 0, 0.0
-                held, size, number = held + more, size + more * each, number + 1
-                if held >= window_rows:
+                    rows_so_far, bytes_so_far = 0, 0.0
+                rows_so_far, bytes_so_far, number = (
+                    rows_so_far + rows_added,
+                    bytes_so_far + rows_added * bytes_per_row,
+                    number + 1,
+                )
+                if rows_so_far >= window_rows:
                     edges.append(number)
-                    held, size = 0, 0.0
-    if held:
+                    rows_so_far, bytes_so_far = 0, 0.0
+    if rows_so_far:
         edges.append(number)
     return np.frombuffer(edges, dtype=np.int64).copy()

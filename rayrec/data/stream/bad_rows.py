@@ -1,4 +1,4 @@
-"""Bad rows on their way from read tasks: typed records in a column beside the mapped rows."""
+"""Transports bad rows from read tasks: a column of JSON errors next to the mapped rows."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 
 PROBLEM = "problem"
 
-_NOTHING = "nothing"
+_PLACEHOLDER = "nothing"
 _KINDS = {kind.__name__: kind for kind in (DataError, DataUnavailable, FileChanged)}
 
 
 def no_problems(num_rows: int) -> pa.Array:
-    """The column of rows that are all good."""
+    """The column for a table without bad rows."""
     return pa.nulls(num_rows, pa.string())
 
 
 def to_array(num_rows: int, bad: npt.NDArray[np.int64], errors: Sequence[DataError]) -> pa.Array:
-    """Null for a good row; the error as JSON for the first bad ones, an empty text for further bad ones.
+    """The column: null for good rows; for bad rows the error as JSON, or an empty text without a description.
 
     Args:
-        bad: places of the bad rows, the described ones first.
+        bad: positions of the bad rows.
+        errors: errors of the first rows in `bad`.
     """
     texts: list[str | None] = [None] * num_rows
-    for place, error in zip_longest(bad.tolist(), errors):
-        texts[place] = "" if error is None else json.dumps({"kind": type(error).__name__, **error.to_dict()})
+    for position, error in zip_longest(bad.tolist(), errors):
+        texts[position] = "" if error is None else json.dumps({"kind": type(error).__name__, **error.to_dict()})
     return pa.array(texts, pa.string())
 
 
 def from_array(problems: pa.Array) -> list[DataError]:
-    """The errors that are described, in the order of their rows."""
-    found = [json.loads(text) for text in problems.drop_null().to_pylist() if text]
-    return [_KINDS[one.pop("kind")](**one) for one in found]
+    """The errors in the column, in row order."""
+    errors = [json.loads(text) for text in problems.drop_null().to_pylist() if text]
+    return [_KINDS[error.pop("kind")](**error) for error in errors]
 
 
-def or_nothing(table: pa.Table) -> pa.Table:
-    """The table, or one row that stands for no row at all: Ray Data hands on no empty tables, which would say that
-    reading goes on."""
+def with_placeholder(table: pa.Table) -> pa.Table:
+    """Adds a placeholder row to an empty table.
+
+    Ray Data drops empty tables, but the consumer needs each one as a sign that reading advances.
+    """
     if table.num_rows:
         return table
     columns = {field.name: pa.nulls(1, field.type) for field in table.schema}
-    return pa.table(columns | {PROBLEM: pa.array([_NOTHING])})
+    return pa.table(columns | {PROBLEM: pa.array([_PLACEHOLDER])})
 
 
-def without_nothing(table: pa.Table) -> pa.Table:
-    """Without the rows of `or_nothing`."""
+def without_placeholder(table: pa.Table) -> pa.Table:
+    """Removes the row that `with_placeholder` added."""
     problems = table[PROBLEM]
     if problems.null_count == len(problems):
         return table
-    return table.filter(pc.not_equal(problems, _NOTHING).fill_null(True))
+    return table.filter(pc.not_equal(problems, _PLACEHOLDER).fill_null(True))

@@ -1,4 +1,4 @@
-"""Cuts mapped tables into batches of equal size and keeps account of the rows that are left out."""
+"""Cuts tables of mapped rows into batches of equal size, and counts skipped rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pyarrow as pa
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.config import BadRows
 from rayrec.data.mapping.collate import collate
-from rayrec.data.mapping.rows import Part, Rows, from_columns
+from rayrec.data.mapping.rows import RowRange, Rows, from_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.epoch_planner import RankPart
+from rayrec.data.order.epoch_planner import RankShare
 from rayrec.data.stream.bad_rows import PROBLEM, from_array
 from rayrec.data.stream.reading import END
 from rayrec.models.batch import Batch
@@ -26,11 +26,11 @@ from rayrec.storage.errors import DataError
 
 @dataclass(slots=True)
 class Skipped:
-    """Rows that were left out.
+    """Skipped rows.
 
     Args:
-        count: how many.
-        samples: the first of them, each with its place.
+        count: number of skipped rows.
+        samples: errors of the first ones.
     """
 
     count: int = 0
@@ -39,7 +39,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Good rows `[start, stop)` of a table; how many rows of its sequence the rank has passed after each of all."""
+    """Good rows `[start, stop)` of a table. `ends`: rows that the rank has passed after each row of the table."""
 
     rows: Rows
     ends: I64
@@ -47,84 +47,87 @@ class _Run:
     stop: int
 
     @property
-    def left(self) -> I64:
-        """The ends of its rows."""
+    def own_ends(self) -> I64:
+        """`ends` of the rows of this run."""
         return self.ends[self.start : self.stop]
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Runs whose rows come mixed, of all windows of a block; or one run.
+class _Merged:
+    """The interleaved runs of all windows of a block, or a single run.
 
     Args:
-        ends: of all rows of all runs, ascending.
+        ends: `ends` of the rows of all runs, ascending.
     """
 
     runs: list[_Run]
     ends: I64
 
     @classmethod
-    def of(cls, runs: list[_Run]) -> _Stretch:
-        ends = [run.left for run in runs]
+    def of(cls, runs: list[_Run]) -> _Merged:
+        ends = [run.own_ends for run in runs]
         if len(ends) == 1:
             return cls(runs, ends[0])
-        first, last = min(end[0] for end in ends), max(end[-1] for end in ends)
-        if last - first + 1 == sum(map(len, ends)):  # all rows between are here
-            return cls(runs, np.arange(first, last + 1))
+        lowest, highest = min(end[0] for end in ends), max(end[-1] for end in ends)
+        if highest - lowest + 1 == sum(map(len, ends)):  # consecutive
+            return cls(runs, np.arange(lowest, highest + 1))
         return cls(runs, np.sort(np.concatenate(ends), kind="stable"))
 
-    def split(self, rows: int) -> tuple[list[Part], _Stretch]:
-        """The next rows, those of each run beside each other; and what is left."""
-        last = self.ends[rows - 1]
-        cuts = [run.start + int(run.left.searchsorted(last, side="right")) for run in self.runs]
-        both = list(zip(self.runs, cuts, strict=True))
-        taken = [(run.rows, run.start, cut) for run, cut in both if run.start < cut]
-        rest = [_Run(run.rows, run.ends, cut, run.stop) for run, cut in both if cut < run.stop]
-        return taken, _Stretch(rest, self.ends[rows:])
+    def split(self, rows: int) -> tuple[list[RowRange], _Merged]:
+        """Splits off the first rows, grouped by run."""
+        last_end = self.ends[rows - 1]
+        cuts = [run.start + int(run.own_ends.searchsorted(last_end, side="right")) for run in self.runs]
+        cut_runs = list(zip(self.runs, cuts, strict=True))
+        split_off = [(run.rows, run.start, cut) for run, cut in cut_runs if run.start < cut]
+        rest = [_Run(run.rows, run.ends, cut, run.stop) for run, cut in cut_runs if cut < run.stop]
+        return split_off, _Merged(rest, self.ends[rows:])
 
 
 @dataclass(slots=True)
 class _Pool:
-    """Good rows on their way into batches.
+    """Good rows that wait to be batched.
 
     Args:
-        schema: of the rows; part: whose they are.
-        policy: on bad rows, which are noted in `skipped`.
-        block_ends: where windows come mixed: rows of the rank up to the end of each block that is being read. All of a
-            block is here before its first row is taken.
-        whole: whether the tables have all rows.
-        stretches: of rows that can be taken; rows: how many those are.
-        arriving: runs of the block that is not all here yet.
-        seen: rows of all tables.
-        bad: for bad rows that no cursor has passed yet, how many rows the rank has passed after each (a heap);
-            left_out: the number of those that some cursor has.
+        schema: the schema of the rows.
+        share: the rank's share of the epoch.
+        policy: handling of bad rows.
+        skipped: receives the skipped rows.
+        block_ends: with interleaved windows, the rows of the rank up to the end of each block being read. No row of a
+            block is taken before the block is complete.
+        complete: True if the tables contain all rows.
+        ready: rows that can be taken.
+        rows: number of rows in `ready`.
+        pending: runs of the incomplete block.
+        seen: rows of all tables so far.
+        bad: heap of the `ends` of bad rows that no cursor has passed yet.
+        num_skipped: bad rows that a cursor has passed.
     """
 
     schema: Schema
-    part: RankPart
+    share: RankShare
     policy: BadRows
     skipped: Skipped
     block_ends: deque[int] | None = None
-    whole: bool = True
-    stretches: deque[_Stretch] = field(default_factory=deque)
+    complete: bool = True
+    ready: deque[_Merged] = field(default_factory=deque)
     rows: int = 0
-    arriving: list[_Run] = field(default_factory=list)
+    pending: list[_Run] = field(default_factory=list)
     seen: int = 0
     bad: list[int] = field(default_factory=list)
-    left_out: int = 0
+    num_skipped: int = 0
 
     def cursor(self, passed: int) -> Cursor:
-        """The rank's state after so many rows; call it in ascending order."""
+        """The rank's cursor after `passed` rows. Call it with ascending values."""
         while self.bad and self.bad[0] <= passed:
             heappop(self.bad)
-            self.left_out += 1
-        return self.part.cursor(passed, self.left_out)
+            self.num_skipped += 1
+        return self.share.cursor(passed, self.num_skipped)
 
     def add(self, batch: pa.RecordBatch) -> int:
-        """Takes rows; returns how many of its sequence the rank has passed after the last of them.
+        """Adds rows. Returns the rows that the rank has passed after the last of them.
 
         Raises:
-            DataError: the first bad row, or more of them than the policy allows.
+            DataError: the first bad row, or more bad rows than the policy allows.
         """
         rows, ends = from_columns(batch, self.schema.num_lists), np.arange(self.seen + 1, self.seen + len(batch) + 1)
         if END in batch.schema.names:
@@ -132,18 +135,22 @@ class _Pool:
         bad = self._bad_rows(batch.column(PROBLEM))
         for end in ends[bad].tolist():
             heappush(self.bad, end)
-        falls = [] if self.block_ends is None else (np.flatnonzero(np.diff(ends) < 0) + 1).tolist()
-        for start, stop in pairwise([0, *falls, len(rows)]):
+        restarts = [] if self.block_ends is None else (np.flatnonzero(np.diff(ends) < 0) + 1).tolist()
+        for start, stop in pairwise([0, *restarts, len(rows)]):
             while start < stop:
                 cut = self._end_of_block(ends, start, stop)
                 edges = [start - 1, *(row for row in bad if start <= row < cut), cut]
-                runs = [_Run(rows, ends, first + 1, last) for first, last in pairwise(edges) if first + 1 < last]
-                self._arrived(runs, cut - start)
+                runs = [
+                    _Run(rows, ends, run_start + 1, run_stop)
+                    for run_start, run_stop in pairwise(edges)
+                    if run_start + 1 < run_stop
+                ]
+                self._add_runs(runs, cut - start)
                 start = cut
         return int(ends[-1]) if len(ends) else 0
 
     def _bad_rows(self, problems: pa.Array) -> list[int]:
-        """Those that cannot be used, ascending."""
+        """The bad rows, ascending. Counts them as skipped."""
         if problems.null_count == len(problems):
             return []
         errors, skipped = from_array(problems), self.skipped
@@ -153,15 +160,15 @@ class _Pool:
         skipped.count += len(bad)
         skipped.samples += errors[: self.policy.samples - len(skipped.samples)]
         if skipped.count > self.policy.limit:
-            last = f", among them: {skipped.samples[-1]}" if skipped.samples else ""
+            example = f", e.g. {skipped.samples[-1]}" if skipped.samples else ""
             raise DataError(
-                f"more than {self.policy.limit} bad rows were skipped{last}",
-                fix="mend the data (`rayrec data check` shows what is wrong), or raise data.read.bad_rows.limit",
+                f"more than {self.policy.limit} bad rows were skipped{example}",
+                fix="correct the data (`rayrec data check` lists the problems), or raise data.read.bad_rows.limit",
             )
         return bad
 
     def _end_of_block(self, ends: I64, start: int, stop: int) -> int:
-        """Where rows of the next block begin among these, which ascend; that one is begun if all of them are its."""
+        """The end of the current block among rows with ascending `ends`; moves to the next block if it has none."""
         if self.block_ends is None:
             return stop
         while ends[start] > self.block_ends[0]:
@@ -169,66 +176,66 @@ class _Pool:
             self.block_ends.popleft()
         return start + int(np.searchsorted(ends[start:stop], self.block_ends[0], side="right"))
 
-    def _arrived(self, runs: list[_Run], rows: int) -> None:
-        self.arriving += runs
+    def _add_runs(self, runs: list[_Run], rows: int) -> None:
+        self.pending += runs
         self.seen += rows
-        if self.block_ends is None or (self.whole and self.seen == self.block_ends[0]):
+        if self.block_ends is None or (self.complete and self.seen == self.block_ends[0]):
             self.finish()
 
     def finish(self) -> None:
-        """All rows that have come can be taken."""
-        mixed = [self.arriving] if self.block_ends is not None else [[run] for run in self.arriving]
-        for stretch in (_Stretch.of(runs) for runs in mixed if runs):
-            self.stretches.append(stretch)
-            self.rows += len(stretch.ends)
-        self.arriving = []
+        """Makes all pending rows ready."""
+        blocks = [self.pending] if self.block_ends is not None else [[run] for run in self.pending]
+        for merged in (_Merged.of(runs) for runs in blocks if runs):
+            self.ready.append(merged)
+            self.rows += len(merged.ends)
+        self.pending = []
 
-    def take(self, rows: int) -> tuple[list[Part], int]:
-        """Takes good rows off the front; also how far in the rank's sequence the last of them is."""
-        taken: list[Part] = []
+    def take(self, rows: int) -> tuple[list[RowRange], int]:
+        """Removes rows from the front. Also returns the rows that the rank has passed after the last of them."""
+        batch: list[RowRange] = []
         passed = 0
         self.rows -= rows
         while rows:
-            stretch = self.stretches.popleft()
-            some = min(rows, len(stretch.ends))
-            parts, rest = stretch.split(some)
+            merged = self.ready.popleft()
+            count = min(rows, len(merged.ends))
+            ranges, rest = merged.split(count)
             if rest.runs:
-                self.stretches.appendleft(rest)
-            taken, rows, passed = taken + parts, rows - some, int(stretch.ends[some - 1])
-        return taken, passed
+                self.ready.appendleft(rest)
+            batch, rows, passed = batch + ranges, rows - count, int(merged.ends[count - 1])
+        return batch, passed
 
-    def take_until(self, end: int) -> list[Part]:
-        """Takes the good rows among the first `end` of the rank's sequence."""
-        return self.take(sum(int(np.searchsorted(one.ends, end, side="right")) for one in self.stretches))[0]
+    def take_until(self, end: int) -> list[RowRange]:
+        """Removes the good rows among the first `end` rows of the rank."""
+        return self.take(sum(int(np.searchsorted(merged.ends, end, side="right")) for merged in self.ready))[0]
 
 
 def make_batches(
     tables: Generator[pa.Table],
     schema: Schema,
     sizes: Iterable[int],
-    part: RankPart,
+    share: RankShare,
     policy: BadRows,
     skipped: Skipped,
     fewer: bool = False,
     block_ends: deque[int] | None = None,
 ) -> Generator[tuple[Batch, Cursor]]:
-    """Batches of exactly so many good rows across tables, the last maybe smaller, each with the cursor after it.
+    """Yields batches of `sizes` good rows, each with the cursor after it. The last batch may be smaller.
 
-    The last cursor has all rows done, also where bad rows come last; where no row is good, it comes with an empty
-    batch. Closing this closes `tables`.
+    The last cursor covers all rows, trailing bad rows included; if no row is good, it comes with an empty batch.
+    Closing this closes `tables`.
 
     Args:
-        sizes: rows of one batch after another, without an end.
-        fewer: the tables may lack rows that were left out, and say where (`reading.END`).
-        block_ends: as of `reading.pieces_of`, if windows are mixed.
+        sizes: rows of the batches; must not end.
+        fewer: True if the tables may lack skipped rows; they then have a column `reading.END`.
+        block_ends: as in `reading.window_shares`, if windows are interleaved.
 
     Raises:
-        DataError: the first bad row, or more of them than the policy allows.
+        DataError: the first bad row, or more bad rows than the policy allows.
     """
-    pool, consumed, total = _Pool(schema, part, policy, skipped, block_ends, not fewer), 0, part.rows
-    wanted = iter(sizes)
-    size = next(wanted)
-    ready: Batch | None = None  # held back until it is known whether it is the last
+    pool, consumed, total = _Pool(schema, share, policy, skipped, block_ends, not fewer), 0, share.rows
+    next_sizes = iter(sizes)
+    size = next(next_sizes)
+    held_back: Batch | None = None  # until it is known whether it is the last
     try:
         for batch in chain((batch for table in tables for batch in table.to_batches()), [None]):
             if batch is None:
@@ -236,21 +243,21 @@ def make_batches(
             else:
                 pool.add(batch)
             while pool.rows >= size:
-                if ready is not None:
-                    yield ready, pool.cursor(consumed)
-                parts, consumed = pool.take(size)
-                ready, size = collate(parts, schema), next(wanted)
+                if held_back is not None:
+                    yield held_back, pool.cursor(consumed)
+                ranges, consumed = pool.take(size)
+                held_back, size = collate(ranges, schema), next(next_sizes)
         if pool.seen != total and not fewer:
-            raise DataError(f"{pool.seen} rows were read where the footers promise {total}")
-        if ready is not None and pool.rows:
-            yield ready, pool.cursor(consumed)
-        if ready is None or pool.rows:
-            ready = collate(pool.take(pool.rows)[0], schema)
+            raise DataError(f"read {pool.seen} rows, but the footers list {total}")
+        if held_back is not None and pool.rows:
+            yield held_back, pool.cursor(consumed)
+        if held_back is None or pool.rows:
+            held_back = collate(pool.take(pool.rows)[0], schema)
         if total:
-            yield ready, pool.cursor(total)
+            yield held_back, pool.cursor(total)
     except DataError:
-        if ready is not None:
-            yield ready, pool.cursor(consumed)
+        if held_back is not None:
+            yield held_back, pool.cursor(consumed)
         raise
     finally:
         tables.close()
@@ -260,25 +267,23 @@ def make_steps(
     tables: Generator[pa.Table],
     schema: Schema,
     steps: Iterable[int],
-    part: RankPart,
+    share: RankShare,
     policy: BadRows,
     skipped: Skipped,
 ) -> Generator[tuple[Batch, Cursor]]:
-    """Batches that go along the rank's sequence: the good rows of so many of its rows, one batch after another.
-
-    Closing this closes `tables`.
+    """Yields batches of the good rows in consecutive ranges of the rank's sequence. Closing this closes `tables`.
 
     Args:
-        steps: rows of the sequence in each batch.
+        steps: rows of the range of each batch, bad rows included.
 
     Raises:
         DataError: as `make_batches`.
     """
-    pool, read = _Pool(schema, part, policy, skipped), 0
+    pool, read = _Pool(schema, share, policy, skipped), 0
     batches = (batch for table in tables for batch in table.to_batches())
     try:
         for end in accumulate(steps):
-            while read < end and (batch := next(batches, None)) is not None:  # rows that were left out come last
+            while read < end and (batch := next(batches, None)) is not None:  # skipped rows come last
                 read = max(read, pool.add(batch))
             yield collate(pool.take_until(end), schema), pool.cursor(end)
     finally:

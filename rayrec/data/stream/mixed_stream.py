@@ -1,4 +1,4 @@
-"""One rank's part of an epoch of a mix: a `BatchStream` of each data set, their rows joined to one batch a step."""
+"""`MixedStream`: a rank's share of an epoch of a mix. Joins the batches of one `BatchStream` per data set."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from rayrec.sparse import KeyedJaggedTensor
 
 
 class MixedStream(Iterator[Item]):
-    """Iterates over this rank's part of what is left of the cursor's epoch, as `BatchStream` does.
+    """Iterates over this rank's share of the rest of the cursor's epoch, like `BatchStream`.
 
-    Over all ranks every row of the data set that lasts longest comes once, and those of the others in whole passes and
-    the beginning of one more. A batch has the rows of each data set beside each other, at its share; the last batch of
-    the epoch may have fewer rows of the longest.
+    Over all ranks, every row of the longest data set occurs once; the others repeat. A batch has rows of each data set
+    in proportion to its weight, grouped by data set. The last batch of the epoch may have fewer rows of the longest.
 
     Args:
         mix: the data sets, the same on every rank.
-        batch_rows: rows of a batch of all ranks together.
+        batch_rows: rows of a global batch.
         Others as for `BatchStream`.
 
     Raises:
@@ -52,8 +51,10 @@ class MixedStream(Iterator[Item]):
         options: ReadOptions | None = None,
     ) -> None:
         starts, options = cursor.split(len(mix.parts)), options or ReadOptions()
-        if cursor.parts and cursor.parts[mix.longest].over:  # nothing of the others is read either
-            starts = [Cursor.start(cursor.epoch) if number != mix.longest else one for number, one in enumerate(starts)]
+        if cursor.parts and cursor.parts[mix.longest].over:  # then the others are not read either
+            starts = [
+                Cursor.start(cursor.epoch) if number != mix.longest else start for number, start in enumerate(starts)
+            ]
         self._schema, self._batch_rows, self._longest = schema, batch_rows, mix.longest
         mean = [dealt(batch_rows, rank, world_size) * weight / sum(mix.weights) for weight in mix.weights]
 
@@ -64,9 +65,9 @@ class MixedStream(Iterator[Item]):
             return (step[number] for step in steps() if step[number])
 
         self._open = ExitStack()
-        self._parts: list[BatchStream] = []
-        with ExitStack() as opening:  # what is open ends with the first that cannot be
-            for number, (manifest, part) in enumerate(zip(mix.parts, starts, strict=True)):
+        self._streams: list[BatchStream] = []
+        with ExitStack() as opening:  # closes the open streams if one cannot be opened
+            for number, (manifest, stream_start) in enumerate(zip(mix.parts, starts, strict=True)):
                 stream = BatchStream(
                     manifest,
                     schema,
@@ -74,22 +75,22 @@ class MixedStream(Iterator[Item]):
                     batch_rows=mean[number],
                     rank=rank,
                     world_size=world_size,
-                    cursor=part,
+                    cursor=stream_start,
                     seed=seed,
                     interleave=interleave,
                     options=options,
                     sizes=sizes(number),
                     passes=mix.passes(number, world_size, options.bad_rows.policy == "skip"),
                 )
-                self._parts.append(opening.enter_context(stream))
+                self._streams.append(opening.enter_context(stream))
             self._open = opening.pop_all()
         self._steps = steps()
-        self._skipped, self._sampled = Skipped(), [0] * len(self._parts)
-        self._cursors, self._rows_given = [part.start_cursor for part in self._parts], cursor.given
+        self._skipped, self._sampled = Skipped(), [0] * len(self._streams)
+        self._cursors, self._rows_given = [stream_start.start_cursor for stream_start in self._streams], cursor.given
         self.start_cursor = Cursor.join(self._cursors, cursor.given)
 
     def __next__(self) -> Item:
-        longest = self._parts[self._longest]
+        longest = self._streams[self._longest]
         while not longest.over:
             batch = self._step(next(self._steps))
             if batch.rows or longest.over:
@@ -97,24 +98,24 @@ class MixedStream(Iterator[Item]):
         raise StopIteration
 
     def _step(self, rows: Sequence[int]) -> Batch:
-        """The parts of one batch together; a data set that a rank's part ran out of lacks in it."""
+        """Joins one batch. Exhausted data sets are missing in it."""
         batches = []
-        for number, stream in enumerate(self._parts):
-            found = next(stream, None) if rows[number] else None
-            if number == self._longest and rows[number] and found is None:
+        for number, stream in enumerate(self._streams):
+            item = next(stream, None) if rows[number] else None
+            if number == self._longest and rows[number] and item is None:
                 raise StopIteration  # closed
-            if found is not None:
-                batch, self._cursors[number] = found
+            if item is not None:
+                batch, self._cursors[number] = item
                 batches.append(batch)
         self._rows_given += self._batch_rows
         return joined(batches) if batches else empty_batch(self._schema)
 
     @property
     def skipped(self) -> Skipped:
-        """What was left out of any data set; samples keep their places in the list."""
+        """Skipped rows of all data sets. Samples are only appended."""
         skipped = self._skipped
-        skipped.count = sum(part.skipped.count for part in self._parts)
-        for number, part in enumerate(self._parts):
+        skipped.count = sum(part.skipped.count for part in self._streams)
+        for number, part in enumerate(self._streams):
             new = part.skipped.samples[self._sampled[number] :]
             skipped.samples += new
             self._sampled[number] += len(new)
@@ -122,16 +123,16 @@ class MixedStream(Iterator[Item]):
 
     @property
     def share_given(self) -> float:
-        """Of the rows of the longest data set read so far, those that came in batches."""
-        return self._parts[self._longest].share_given
+        """Fraction of the rows of the longest data set read so far that were in batches."""
+        return self._streams[self._longest].share_given
 
     @property
     def batches_left(self) -> int:
-        """How many batches are to come, as far as that is known."""
-        return self._parts[self._longest].batches_left
+        """Number of remaining batches; an estimate if rows are skipped."""
+        return self._streams[self._longest].batches_left
 
     def close(self) -> None:
-        """Ends reading; safe to call twice and in the middle."""
+        """Ends reading. May be called at any time, and repeatedly."""
         self._open.close()
 
     def __enter__(self) -> MixedStream:
@@ -142,28 +143,28 @@ class MixedStream(Iterator[Item]):
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """The examples of all batches, in order."""
+    """Concatenates batches."""
     if len(batches) == 1:
         return batches[0]
     targets: dict[str, Any] = {}
     for name in (field.name for field in fields(Batch) if field.name not in ("sparse", "layout", "lists")):
-        parts = [getattr(batch, name) for batch in batches]
-        targets[name] = None if parts[0] is None else torch.cat(parts)
+        tensors = [getattr(batch, name) for batch in batches]
+        targets[name] = None if tensors[0] is None else torch.cat(tensors)
     lists = {name: torch.cat([batch.lists[name] for batch in batches]) for name in batches[0].lists}
     sparse = _joined([batch.sparse for batch in batches])
     return Batch(sparse=sparse, layout=batches[0].layout, lists=lists, **targets)
 
 
-def _joined(parts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-    """Along the examples; `KeyedJaggedTensor.concat` joins keys."""
-    keys = parts[0].keys()
-    jagged = [part.to_dict() for part in parts]
-    each = [features[key] for key in keys for features in jagged]
-    weighted = parts[0].weights_or_none() is not None
+def _joined(tensors: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    """Concatenates samples; `KeyedJaggedTensor.concat` concatenates keys."""
+    keys = tensors[0].keys()
+    jagged = [kjt.to_dict() for kjt in tensors]
+    features_in_order = [features[key] for key in keys for features in jagged]
+    weighted = tensors[0].weights_or_none() is not None
     return KeyedJaggedTensor(
         keys=keys,
-        values=torch.cat([one.values() for one in each]),
-        weights=torch.cat([one.weights() for one in each]) if weighted else None,
-        lengths=torch.cat([one.lengths() for one in each]),
-        stride=sum(part.stride() for part in parts),
+        values=torch.cat([jagged_tensor.values() for jagged_tensor in features_in_order]),
+        weights=torch.cat([jagged_tensor.weights() for jagged_tensor in features_in_order]) if weighted else None,
+        lengths=torch.cat([jagged_tensor.lengths() for jagged_tensor in features_in_order]),
+        stride=sum(kjt.stride() for kjt in tensors),
     )

@@ -1,4 +1,4 @@
-"""A bounded prefetch thread: it passes errors and the end on to the consumer."""
+"""`Prefetcher`: runs a generator in a thread, a bounded number of items ahead of the consumer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class _Item(Generic[T]):
 
 
 class Activity:
-    """When a source last gave something, be it something of which nothing is left for the consumer."""
+    """Time of the last item of a source, even if filters left nothing of it."""
 
     def __init__(self) -> None:
         self.last_s = time.monotonic()
 
     def watch(self, items: Generator[T]) -> Generator[T]:
-        """The items, whose arrival is noted; closing this closes their iterator."""
+        """Yields the items, and records the time of each. Closing this closes their generator."""
         with closing(items):
             for item in items:
                 self.last_s = time.monotonic()
@@ -40,10 +40,12 @@ class Activity:
 
 
 class Prefetcher(Generic[T]):
-    """Runs a generator in a thread, a few items ahead of who takes them.
+    """Runs a generator in a thread, a few items ahead of the consumer.
 
     Args:
-        source: of what the generator is fed with: an item may take long while that goes on.
+        make: returns the generator; called in the thread.
+        depth: items to prepare ahead.
+        source: activity of the generator's own source: while it is active, an item may take longer than the timeout.
     """
 
     def __init__(self, make: Callable[[], Generator[T]], depth: int, source: Activity | None = None) -> None:
@@ -57,7 +59,7 @@ class Prefetcher(Generic[T]):
         self._thread.start()
 
     def take(self, timeout_s: float) -> T:
-        """The next item; raises what the generator raised, StopIteration at its end."""
+        """The next item. Raises the generator's exception, StopIteration at its end, or DataError after a timeout."""
         if self._over is not None:
             raise self._over
         item = self._wait(timeout_s)
@@ -70,7 +72,7 @@ class Prefetcher(Generic[T]):
         raise self._over
 
     def each(self, timeout_s: float) -> Iterator[T]:
-        """All items that are left."""
+        """Yields the remaining items."""
         while True:
             try:
                 item = self.take(timeout_s)
@@ -79,18 +81,18 @@ class Prefetcher(Generic[T]):
             yield item
 
     def _wait(self, timeout_s: float) -> _Item[T] | BaseException | None:
-        """The next of the queue; `_STALLED` when nothing comes."""
-        begun_s = time.monotonic()
+        """The next entry of the queue; `_STALLED` after a timeout."""
+        start_s = time.monotonic()
         while True:
             try:
                 return self._items.get(timeout=min(_TICK_S, timeout_s))
             except queue.Empty:
-                active_s = begun_s if self._source is None else max(begun_s, self._source.last_s)
+                active_s = start_s if self._source is None else max(start_s, self._source.last_s)
                 if time.monotonic() > active_s + timeout_s:
                     return _STALLED
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Ends the thread; what it had ready is dropped. A thread that waits for a dead source is left to itself."""
+        """Ends the thread and drops its items. A thread that does not end in time is abandoned; it is a daemon."""
         self._stop.set()
         if self._over is None:
             self._over = StopIteration()
@@ -113,7 +115,7 @@ class Prefetcher(Generic[T]):
             finally:
                 items.close()
             self._put(None)
-        except BaseException as error:  # raised in the consumer, whatever it is
+        except BaseException as error:  # raised again in the consumer
             self._put(_plain(error))
 
     def _put(self, item: _Item[T] | BaseException | None) -> bool:
@@ -127,7 +129,7 @@ class Prefetcher(Generic[T]):
 
 
 def _plain(error: BaseException) -> BaseException:
-    """The error itself where it is ours, else one line about it: a consumer wants no foreign stack traces."""
+    """The DataError in the chain of causes; for other errors a DataError with one line of it."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, DataError):
@@ -136,7 +138,7 @@ def _plain(error: BaseException) -> BaseException:
     if isinstance(error, MemoryError | KeyboardInterrupt | SystemExit):
         return error
     root: BaseException = error
-    while isinstance(inner := getattr(root, "cause", None), BaseException):  # what failed inside a Ray task
+    while isinstance(inner := getattr(root, "cause", None), BaseException):  # Ray task errors have a `cause`
         root = inner
     lines = [line.strip() for line in str(root).splitlines() if line.strip()]
     plain = DataError(f"reading failed: {type(root).__name__}: {lines[0] if lines else 'no message'}")
@@ -147,6 +149,6 @@ def _plain(error: BaseException) -> BaseException:
 def _stalled(timeout_s: float) -> DataError:
     return DataError(
         f"no data arrived for {timeout_s:g} s",
-        fix="leave CPUs free for read tasks (fewer or smaller workers, a lower cpus_per_read), "
-        "set reader: local, or raise stall_timeout_s if the storage is slow",
+        fix="leave CPUs free for read tasks (fewer or smaller workers, lower cpus_per_read), set reader: local, or "
+        "raise stall_timeout_s if the storage is slow",
     )

@@ -1,4 +1,4 @@
-"""Who reads: this process, Ray Data, or first the one and then the other; the tables are the same."""
+"""Chooses the reader: this process, Ray Data, or first one and then the other. All return the same tables."""
 
 from __future__ import annotations
 
@@ -12,75 +12,77 @@ import pyarrow as pa
 from rayrec.data.config import ReadOptions
 from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.prefetch import Prefetcher
-from rayrec.data.stream.reading import Piece, Recipe, read_piece
+from rayrec.data.stream.reading import Recipe, WindowShare, read_share
 from rayrec.storage.errors import DataError
 
-# Read here while Ray Data starts, which takes it a second or more: about one window.
+# Rows read in this process while Ray Data starts, which takes a second or more: about one window.
 HEAD_ROWS = 65_536
 
-# Through Ray a row costs nearly twice the processor time, as it passes Ray's store: with one core for a rank and one
-# for reading, this process reads faster and leaves the rank more.
+# Through Ray's object store a row costs nearly twice the CPU time. With one core for the rank and one for reading, this
+# process reads faster and leaves more CPU to the rank.
 CORES_FOR_RAY = 3
 
 
-Reader = Callable[[Iterable[Piece], Recipe, ReadOptions], Generator[pa.Table]]
-"""Gives the table of every piece, in order, in one or more parts."""
+Reader = Callable[[Iterable[WindowShare], Recipe, ReadOptions], Generator[pa.Table]]
+"""Yields the rows of every share, in order, in one or more tables."""
 
 
-def read_local(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
-    """Reads in a thread of its own, one piece ahead: batches are cut beside it."""
-    coming = Prefetcher(lambda: _read_here(pieces, recipe), depth=1)
+def read_local(shares: Iterable[WindowShare], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
+    """Reads in a separate thread, one share ahead, while this thread makes batches."""
+    tables = Prefetcher(lambda: _read_here(shares, recipe), depth=1)
     try:
-        yield from coming.each(options.longest_wait_s)
+        yield from tables.each(options.longest_wait_s)
     finally:
-        coming.close()
+        tables.close()
 
 
-def _read_here(pieces: Iterable[Piece], recipe: Recipe) -> Generator[pa.Table]:
+def _read_here(shares: Iterable[WindowShare], recipe: Recipe) -> Generator[pa.Table]:
     """Reads in the calling thread."""
     streams = RowGroupStreams(recipe.interleave)
     try:
-        for piece in pieces:
-            yield read_piece(piece, recipe, streams)
+        for share in shares:
+            yield read_share(share, recipe, streams)
     finally:
         streams.close()
 
 
-def read_auto(pieces: Iterable[Piece], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
-    """Reads the first `HEAD_ROWS` rows, and windows that come mixed with those, in the calling thread and the rest
-    through Ray, which starts meanwhile; all rows as `read_local` where Ray would not be faster.
+def read_auto(shares: Iterable[WindowShare], recipe: Recipe, options: ReadOptions) -> Generator[pa.Table]:
+    """Reads the first `HEAD_ROWS` rows, with their interleaved windows, in this thread, and the rest through Ray.
 
-    Nobody waits for the first rows of an epoch until Ray has made its processes, and few rows need none at all.
+    Ray starts in the meantime, so the first rows do not wait for its processes, and a small data set does not start
+    any. If Ray would not be faster, reads everything with `read_local`.
     """
-    coming_pieces = iter(pieces)
-    head: list[Piece] = []
-    first = next(coming_pieces, None)
-    if first is not None and _is_on_disk(first) and cores_a_rank() < CORES_FOR_RAY:
-        yield from read_local(chain([first], coming_pieces), recipe, options)
+    remaining = iter(shares)
+    head: list[WindowShare] = []
+    next_share = next(remaining, None)
+    if next_share is not None and _is_on_disk(next_share) and cores_per_rank() < CORES_FOR_RAY:
+        yield from read_local(chain([next_share], remaining), recipe, options)
         return
-    from rayrec.data.stream.ray_reader import read_ray  # Ray Data takes a second to import: only where it is used
+    from rayrec.data.stream.ray_reader import read_ray  # imports Ray Data, which takes a second
 
-    while first is not None and (sum(piece.rows for piece in head) < HEAD_ROWS or first.before == head[-1].before):
-        head.append(first)
-        first = next(coming_pieces, None)
-    coming = None
-    if first is not None:
-        rest = chain([first], coming_pieces)
-        coming = Prefetcher(lambda: read_ray(rest, recipe, options), depth=1)
+    while next_share is not None and (
+        sum(share.rows for share in head) < HEAD_ROWS or next_share.rows_before == head[-1].rows_before
+    ):
+        head.append(next_share)
+        next_share = next(remaining, None)
+    ray_tables = None
+    if next_share is not None:
+        rest = chain([next_share], remaining)
+        ray_tables = Prefetcher(lambda: read_ray(rest, recipe, options), depth=1)
     try:
         yield from _read_here(head, recipe)
-        if coming is not None:
-            yield from coming.each(options.longest_wait_s)
+        if ray_tables is not None:
+            yield from ray_tables.each(options.longest_wait_s)
     finally:
-        if coming is not None:
-            coming.close()
+        if ray_tables is not None:
+            ray_tables.close()
 
 
 def choose(options: ReadOptions) -> Reader:
-    """The reader that the options ask for.
+    """The reader for the options.
 
     Raises:
-        DataError: the reader is Ray, which is not running.
+        DataError: the options require Ray, and it is not running.
     """
     if options.reader == "local" or (options.reader == "auto" and not _ray_is_up()):
         return read_local
@@ -93,18 +95,18 @@ def choose(options: ReadOptions) -> Reader:
     return read_ray
 
 
-def cores_a_rank() -> float:
-    """Cores that Ray has on this node for each rank on it (their number is that of `torch.distributed`)."""
+def cores_per_rank() -> float:
+    """Ray's CPUs on this node per rank on it (`LOCAL_WORLD_SIZE`)."""
     import ray
 
-    here = ray.get_runtime_context().get_node_id()
-    cores = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    node_id = ray.get_runtime_context().get_node_id()
+    cores = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == node_id)
     return cores / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _is_on_disk(piece: Piece) -> bool:
-    """Whether its files are, so that reading works and does not wait."""
-    return all("://" not in part.uri or part.uri.startswith("file://") for part in piece.slices)
+def _is_on_disk(share: WindowShare) -> bool:
+    """True if all files are local."""
+    return all("://" not in item.uri or item.uri.startswith("file://") for item in share.slices)
 
 
 def _ray_is_up() -> bool:

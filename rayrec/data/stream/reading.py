@@ -1,6 +1,6 @@
-"""Reads one piece of a window into mapped rows: the work of one read task, the same wherever it runs.
+"""Reads a rank's share of a window into mapped rows: the unit of work of read tasks.
 
-Which pieces a rank reads is dealt in `order/rank_part.py`; who runs the tasks is decided in `readers.py`.
+`order/epoch_planner.py` computes the shares; `readers.py` decides which process reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Rows, to_columns
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.epoch import positions, row_order
-from rayrec.data.order.epoch_planner import PieceColumns, RankPart
+from rayrec.data.order.epoch_planner import RankShare, ShareColumns
 from rayrec.data.order.intervals import Interval, count, spans
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
@@ -41,98 +41,100 @@ from rayrec.data.stream.downsampling import keep_mask
 from rayrec.data.stream.shared_manifest import Planner
 from rayrec.storage.retries import Patience
 
+# Column with the rows that the rank has passed after each row.
 END = "end"
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One rank's part of several windows whose rows come mixed.
+    """A rank's share of several windows whose rows are interleaved.
 
     Args:
         sizes: rows of each window.
-        parts: the parts of their sequence (`epoch.positions`) that are the rank's, one after another.
-        before: rows of the rank that come before them.
+        ranges: the rank's ranges of the interleaved sequence (see `epoch.positions`), ascending.
+        rows_before: rows of the rank before this block.
     """
 
     sizes: tuple[int, ...]
-    parts: tuple[Interval, ...]
-    before: int
+    ranges: tuple[Interval, ...]
+    rows_before: int
 
     @property
     def end(self) -> int:
-        """Rows of the rank up to the end of its part."""
-        return self.before + count(self.parts)
+        """Rows of the rank up to the end of the block."""
+        return self.rows_before + count(self.ranges)
 
     def rows_of(self, number: int) -> tuple[Interval, ...]:
-        """Those rows of one window, as they come in its own order, that are the rank's, part by part."""
-        if self.parts == ((0, sum(self.sizes)),):
+        """The rank's rows of a window, as ranges of the window's order."""
+        if self.ranges == ((0, sum(self.sizes)),):
             return ((0, self.sizes[number]),)
-        bounds = np.searchsorted(positions(self.sizes, number), spans(self.parts))
+        bounds = np.searchsorted(positions(self.sizes, number), spans(self.ranges))
         return tuple((start, stop) for start, stop in bounds.tolist() if start < stop)
 
     def ends_of(self, number: int) -> I64:
-        """How many rows the rank has passed after each of those rows."""
-        at, before = positions(self.sizes, number), self.before
-        bounds = np.searchsorted(at, spans(self.parts)).tolist()
+        """Rows that the rank has passed after each of its rows of a window."""
+        window_positions, before = positions(self.sizes, number), self.rows_before
+        bounds = np.searchsorted(window_positions, spans(self.ranges)).tolist()
         ends, done = empty(sum(last - first for first, last in bounds), np.int64), 0
-        for (start, stop), (first, last) in zip(self.parts, bounds, strict=True):
-            np.add(at[first:last], before - start + 1, out=ends[done : done + last - first])
+        for (start, stop), (first, last) in zip(self.ranges, bounds, strict=True):
+            np.add(window_positions[first:last], before - start + 1, out=ends[done : done + last - first])
             before, done = before + stop - start, done + last - first
         return ends
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One rank's part of one window.
+class WindowShare:
+    """A rank's share of a window.
 
     Args:
-        slices: the whole window.
-        window: its number; with seed and epoch it decides the order of its rows.
-        parts: the parts of that order that are this piece, ascending.
-        group: pieces of one group (not of 0) are best read one after the other by one task.
-        before: rows of the rank's pieces that come before it.
-        mixed: where its rows come among those of other windows, and which of the windows it is.
+        slices: the slices of the complete window.
+        window: number of the window; with seed and epoch it determines the order of the rows.
+        ranges: the rank's ranges of that order, ascending.
+        group: one task should read the shares of a group in order; 0: no group.
+        rows_before: rows of the rank before this share.
+        interleaved: the block if rows are interleaved with other windows, and the index of the window in it.
     """
 
     slices: tuple[FileSlice, ...]
     window: int
-    parts: tuple[Interval, ...]
+    ranges: tuple[Interval, ...]
     group: int
-    before: int = 0
-    mixed: tuple[Block, int] | None = None
+    rows_before: int = 0
+    interleaved: tuple[Block, int] | None = None
 
     @property
     def rows(self) -> int:
-        return count(self.parts)
+        return count(self.ranges)
 
     @property
-    def places(self) -> I64:
-        """The piece's places in the window's order."""
-        return np.concatenate([np.arange(start, stop) for start, stop in self.parts])
+    def positions(self) -> I64:
+        """Positions of the rows in the window's order."""
+        return np.concatenate([np.arange(start, stop) for start, stop in self.ranges])
 
     @property
     def ends(self) -> I64:
-        """How many rows the rank has passed after each row."""
-        if self.mixed is None:
-            return np.arange(self.before + 1, self.before + self.rows + 1)
-        block, number = self.mixed
+        """Rows that the rank has passed after each row."""
+        if self.interleaved is None:
+            return np.arange(self.rows_before + 1, self.rows_before + self.rows + 1)
+        block, number = self.interleaved
         return block.ends_of(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is done with every piece.
+    """How every share is read and mapped.
 
     Args:
-        columns: names and types of what is read.
-        schema, rows_of: how it is mapped.
-        seed, epoch, shuffle: how its rows are ordered.
-        patience: with reads that fail.
-        bad_rows: records bad rows.
-        filters: rows that do not pass are skipped.
-        negative_rate: the part of the negatives that is read.
-        interleave: windows whose rows come mixed.
-        deletes: whether files have rows that are deleted.
+        columns: names and types of the columns to read.
+        schema: the schema.
+        rows_of: number of table rows for each sparse feature.
+        seed, epoch, shuffle: determine the order of rows.
+        patience: retries of failed reads.
+        bad_rows: handling of bad rows.
+        filters: conditions that rows must meet.
+        negative_rate: probability with which a negative is read.
+        interleave: windows whose rows are interleaved.
+        deletes: True if files have deleted rows.
     """
 
     columns: Columns
@@ -150,7 +152,7 @@ class Recipe:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether good rows may be left out."""
+        """True if good rows may be skipped."""
         return bool(self.filters) or self.negative_rate < 1 or self.deletes
 
     @property
@@ -158,104 +160,112 @@ class Recipe:
         return self.interleave > 1
 
 
-def pieces_of(planner: Planner, part: RankPart, block_ends: deque[int] | None = None) -> Iterator[Piece]:
-    """The pieces of a rank, in the order they are consumed, those of a block one after another; fetched as they are
-    needed.
+def window_shares(
+    planner: Planner, rank_share: RankShare, block_ends: deque[int] | None = None
+) -> Iterator[WindowShare]:
+    """Yields a rank's shares of windows in reading order, block by block. Fetches them on demand.
 
     Args:
-        block_ends: gets the rows up to the end of each block, before its first piece is given.
+        block_ends: receives the rows up to the end of each block, before its first share.
     """
     passed = 0
-    while passed < part.rows:
-        found = planner.pieces(part, passed)
-        for end, pieces in _blocks(found, passed):
+    while passed < rank_share.rows:
+        columns = planner.next_blocks(rank_share, passed)
+        for end, shares in _blocks(columns, passed):
             if block_ends is not None:
                 block_ends.append(end)
-            yield from pieces
+            yield from shares
             passed = end
 
 
-def _blocks(found: PieceColumns, before: int) -> Iterator[tuple[int, list[Piece]]]:
-    """Each block's end and pieces."""
-    slices, numbers = slices_from(found.slices, found.files.all()), found.windows.tolist()
-    slice_ends = [0, *found.slice_ends.tolist()]
-    windows = [tuple(slices[first:last]) for first, last in pairwise(slice_ends)]
-    first_window = first = 0
-    for group, last_window, end in zip(
-        *(column.tolist() for column in (found.group, found.window_ends, found.interval_ends)), strict=True
+def _blocks(columns: ShareColumns, rows_before: int) -> Iterator[tuple[int, list[WindowShare]]]:
+    """Yields the end and the shares of each block."""
+    slices, numbers = slices_from(columns.slices, columns.files.all()), columns.windows.tolist()
+    slice_ends = [0, *columns.slice_ends.tolist()]
+    windows = [tuple(slices[start:stop]) for start, stop in pairwise(slice_ends)]
+    window_start = range_start = 0
+    for group, window_end, range_end in zip(
+        *(column.tolist() for column in (columns.group, columns.window_ends, columns.interval_ends)), strict=True
     ):
-        parts = tuple((start, stop) for start, stop in found.intervals[first:end].tolist())
-        some = list(zip(windows[first_window:last_window], numbers[first_window:last_window], strict=True))
-        if len(some) == 1:
-            ((window, number),) = some
-            yield before + count(parts), [Piece(window, number, parts, group, before)]
+        ranges = tuple((start, stop) for start, stop in columns.intervals[range_start:range_end].tolist())
+        block_windows = list(zip(windows[window_start:window_end], numbers[window_start:window_end], strict=True))
+        if len(block_windows) == 1:
+            ((window, number),) = block_windows
+            yield rows_before + count(ranges), [WindowShare(window, number, ranges, group, rows_before)]
         else:
-            block = Block(tuple(sum(part.rows for part in window) for window, _ in some), parts, before)
-            yield block.end, list(_mixed_pieces(block, some, group))
-        before += count(parts)
-        first_window, first = last_window, end
+            block = Block(tuple(sum(item.rows for item in window) for window, _ in block_windows), ranges, rows_before)
+            yield block.end, list(_interleaved_shares(block, block_windows, group))
+        rows_before += count(ranges)
+        window_start, range_start = window_end, range_end
 
 
-def _mixed_pieces(block: Block, windows: Sequence[tuple[tuple[FileSlice, ...], int]], group: int) -> Iterator[Piece]:
-    for place, (slices, number) in enumerate(windows):
-        if rows := block.rows_of(place):
-            yield Piece(slices, number, rows, group, block.before, (block, place))
+def _interleaved_shares(
+    block: Block, windows: Sequence[tuple[tuple[FileSlice, ...], int]], group: int
+) -> Iterator[WindowShare]:
+    for index, (slices, number) in enumerate(windows):
+        if ranges := block.rows_of(index):
+            yield WindowShare(slices, number, ranges, group, block.rows_before, (block, index))
 
 
-def read_piece(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None = None) -> pa.Table:
-    """The piece's rows that filters and down-sampling leave, mapped, in their order.
+def read_share(share: WindowShare, recipe: Recipe, streams: RowGroupStreams | None = None) -> pa.Table:
+    """Reads and maps the rows of a share that pass filters and down-sampling, in order.
 
     Args:
-        streams: what the task has decoded in part.
+        streams: row groups that the task has decoded in part.
 
     Returns:
-        the columns of `rows.to_columns`; `problem`: as `records.to_array` makes it; where rows are left out or windows
-        come mixed also `end`: how many rows the rank has passed after this one, those that were left out among them.
-        All rows of a file that cannot be read are bad.
+        the columns of `rows.to_columns`, and `problem` (see `bad_rows.to_array`). If rows may be skipped, or windows
+        are interleaved, also `end`: the rows that the rank has passed after this one, skipped rows included. All rows
+        of an unreadable file are bad.
 
     Raises:
         DataUnavailable, FileChanged: as `read_slices`.
     """
-    rows, problems, place, ends = _mapped(piece, recipe, streams)
+    rows, problems, positions, ends = _mapped(share, recipe, streams)
     columns = to_columns(rows) | ({} if ends is None else {END: pa.array(ends)})
     if not problems:
         return pa.table(columns | {PROBLEM: no_problems(len(rows))})
     bad = problems.rows()
-    by_place = bad[np.argsort(place[bad])]
-    errors = [problems.error(row) for row in by_place[: recipe.bad_rows.described].tolist()]
-    return pa.table(columns | {PROBLEM: to_array(len(rows), place[by_place], errors)})
+    bad_in_order = bad[np.argsort(positions[bad])]
+    errors = [problems.error(row) for row in bad_in_order[: recipe.bad_rows.described].tolist()]
+    return pa.table(columns | {PROBLEM: to_array(len(rows), positions[bad_in_order], errors)})
 
 
-def _mapped(piece: Piece, recipe: Recipe, streams: RowGroupStreams | None) -> tuple[Rows, Problems, I64, I64 | None]:
-    """The piece's rows in their order, what is wrong with the rows of the table they were mapped from, the place of
-    each of those in the order, and the rows' ends.
+def _mapped(
+    share: WindowShare, recipe: Recipe, streams: RowGroupStreams | None
+) -> tuple[Rows, Problems, I64, I64 | None]:
+    """Reads and maps a share.
 
-    Rows are mapped as they lie in the files and shuffled afterwards, when they are plain arrays.
+    Rows are mapped in file order and then shuffled as NumPy arrays.
+
+    Returns:
+        the rows in order; the problems of the table that was mapped; the position of each table row in the order; the
+        rows passed after each row, or None.
     """
-    slices, order, first = piece.slices, piece.places, 0
+    slices, order, first_row = share.slices, share.positions, 0
     if recipe.shuffle:
-        total = sum(part.rows for part in slices)
-        order = row_order(piece.window, total, seed=recipe.seed, epoch=recipe.epoch)[order]
+        total = sum(item.rows for item in slices)
+        order = row_order(share.window, total, seed=recipe.seed, epoch=recipe.epoch)[order]
     else:
-        first = piece.parts[0][0]
-        slices, order = tuple(within(slices, first, piece.parts[-1][1])), order - first
-    table, missing = read_slices(slices, recipe.columns, recipe.patience, streams)
-    ends = piece.ends if recipe.leaves_out or recipe.interleaves else None
+        first_row = share.ranges[0][0]
+        slices, order = tuple(within(slices, first_row, share.ranges[-1][1])), order - first_row
+    table, unreadable = read_slices(slices, recipe.columns, recipe.patience, streams)
+    ends = share.ends if recipe.leaves_out or recipe.interleaves else None
     if recipe.leaves_out:
-        mask = passing(slices, table, missing, recipe.filters) & _drawn(table, piece.window, first, recipe)
-        chosen = mask[order]
-        order, ends = order[chosen], piece.ends[chosen]
-    kept: I64 | None = None
+        mask = passing(slices, table, unreadable, recipe.filters)
+        mask &= _downsampling_mask(table, share.window, first_row, recipe)
+        order, ends = order[mask[order]], share.ends[mask[order]]
+    selected: I64 | None = None
     if len(order) < table.num_rows:
-        kept = np.sort(order)
-        table, order = table.take(pa.array(kept)), np.searchsorted(kept, order)
-    problems = _problems(Origin(slices, kept), missing, kept, recipe.bad_rows.redact)
+        selected = np.sort(order)
+        table, order = table.take(pa.array(selected)), np.searchsorted(selected, order)
+    problems = _problems(Origin(slices, selected), unreadable, selected, recipe.bad_rows.redact)
     rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order if recipe.shuffle else None)
     return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
 
 
-def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
-    """Which rows of a table, whose first is the row `first` of its block, down-sampling keeps."""
+def _downsampling_mask(table: pa.Table, window: int, first_row: int, recipe: Recipe) -> Mask:
+    """True for rows that down-sampling keeps. The table starts at row `first_row` of the window."""
     if recipe.negative_rate >= 1:
         return np.ones(table.num_rows, dtype=np.bool_)
     (task,) = recipe.schema.tasks
@@ -265,26 +275,26 @@ def _drawn(table: pa.Table, window: int, first: int, recipe: Recipe) -> Mask:
         seed=recipe.seed,
         epoch=recipe.epoch,
         window=window,
-        first=first,
+        first=first_row,
     )
 
 
 def read_window(manifest: Manifest, number: int, *, redact: bool = False) -> tuple[pa.Table, Problems]:
-    """The rows of a window that pass the filters, as they lie in the files, and what could not be read of them."""
+    """The rows of a window that pass the filters, in file order, and the problems of reading them."""
     slices = slices_of(manifest, number)
-    table, missing = read_slices(slices, manifest.columns, Patience())
-    mask = passing(slices, table, missing, manifest.filters) if manifest.leaves_out else None
-    kept = None if mask is None else np.flatnonzero(mask)
-    problems = _problems(Origin(slices, kept), missing, kept, redact)
-    return (table if kept is None else table.take(pa.array(kept))), problems
+    table, unreadable = read_slices(slices, manifest.columns, Patience())
+    mask = passing(slices, table, unreadable, manifest.filters) if manifest.leaves_out else None
+    selected = None if mask is None else np.flatnonzero(mask)
+    problems = _problems(Origin(slices, selected), unreadable, selected, redact)
+    return (table if selected is None else table.take(pa.array(selected))), problems
 
 
-def _problems(origin: Origin, missing: Sequence[Unreadable], kept: I64 | None, redact: bool) -> Problems:
-    """The problems of a table before its values are checked."""
+def _problems(origin: Origin, unreadable: Sequence[Unreadable], selected: I64 | None, redact: bool) -> Problems:
+    """The problems of a table from reading, before its values are checked."""
     problems = Problems(origin, redact)
-    for part in missing:
-        first, last = part.start, part.stop
-        if kept is not None:
-            first, last = np.searchsorted(kept, [first, last]).tolist()
-        problems.add_error(np.arange(first, last), part.error)
+    for gap in unreadable:
+        start, stop = gap.start, gap.stop
+        if selected is not None:
+            start, stop = np.searchsorted(selected, [start, stop]).tolist()
+        problems.add_error(np.arange(start, stop), gap.error)
     return problems

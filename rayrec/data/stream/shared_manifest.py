@@ -1,4 +1,4 @@
-"""A manifest that is held once, by an actor on the driver's node, and of which a worker gets its own part."""
+"""A manifest in an actor on the driver's node. Workers ask it for their share instead of holding a copy."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import Any
 import pyarrow as pa
 
 from rayrec.data.order.cursor import Cursor
-from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, PieceColumns, RankPart
+from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare, ShareColumns
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
 from rayrec.storage.errors import DataUnavailable
 from rayrec.storage.parallel import actor_here, answer
 
-SENT_WHOLE_BYTES = 256 << 10  # less than this is sent to every worker: an actor is a process
+# Smaller manifests are sent to every worker, because an actor costs a process.
+SENT_WHOLE_BYTES = 256 << 10
 _PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
 class SharedManifest:
-    """Stands for a manifest in workers, and asks its holder for what they read.
+    """A worker's handle of a manifest; asks the actor what to read.
 
     Args:
-        rows, num_files, nbytes, columns, filters, leaves_out: the manifest's.
-        fingerprint: the manifest's.
+        holder: the actor, an `EpochPlanner`.
+        Others as in `Manifest`.
     """
 
     holder: Any
@@ -44,34 +45,34 @@ class SharedManifest:
 
     @classmethod
     def of(cls, manifest: Manifest, folder: Path) -> SharedManifest:
-        """Starts the holder, on this node; Ray makes another, should its process end.
+        """Starts the actor on this node. Ray restarts it if its process ends.
 
         Args:
-            folder: of this node, where the holder finds the manifest, then too.
+            folder: local folder for the pickled manifest, which the actor reads at each start.
         """
         file = folder / f"{manifest.fingerprint}.pickle"
         file.write_bytes(pickle.dumps(manifest))
-        about = {one.name: getattr(manifest, one.name) for one in fields(cls) if one.name != "holder"}
-        return cls(actor_here(EpochPlanner, file), **about)
+        facts = {column.name: getattr(manifest, column.name) for column in fields(cls) if column.name != "holder"}
+        return cls(actor_here(EpochPlanner, file), **facts)
 
     @property
     def parts(self) -> tuple[SharedManifest, ...]:
         return (self,)
 
-    def open(self, cursor: Cursor, ordering: Ordering, rank: int, world_size: int) -> RankPart:
+    def open(self, cursor: Cursor, ordering: Ordering, rank: int, world_size: int) -> RankShare:
         """As `EpochPlanner.open`."""
-        found: RankPart = self._answer(self.holder.open.remote(cursor, ordering, rank, world_size))
-        return found
+        share: RankShare = self._answer(self.holder.open.remote(cursor, ordering, rank, world_size))
+        return share
 
-    def pieces(self, part: RankPart, passed: int) -> PieceColumns:
-        """As `EpochPlanner.pieces`."""
-        found: PieceColumns = self._answer(self.holder.pieces.remote(part, passed))
-        return found
+    def next_blocks(self, share: RankShare, passed: int) -> ShareColumns:
+        """As `EpochPlanner.next_blocks`."""
+        columns: ShareColumns = self._answer(self.holder.next_blocks.remote(share, passed))
+        return columns
 
     def _answer(self, ref: Any) -> Any:
         """
         Raises:
-            DataUnavailable: the holder does not answer.
+            DataUnavailable: the actor does not answer.
         """
         import ray
 
@@ -79,8 +80,8 @@ class SharedManifest:
             return answer(ref, _PATIENCE_S)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
             raise DataUnavailable(
-                f"the driver's node has not said for {_PATIENCE_S:g} s which rows this rank reads",
-                fix="check that it is up and reachable; the run goes on at its last checkpoint",
+                f"timeout: the manifest actor on the driver node did not answer within {_PATIENCE_S:g} s",
+                fix="check that the node is up and reachable; the run resumes from its last checkpoint",
             ) from error
 
 
@@ -88,32 +89,35 @@ Planner = EpochPlanner | SharedManifest
 
 
 def planner_of(manifest: Manifest | SharedManifest) -> Planner:
-    """Who says what a rank reads of it."""
+    """The object that computes what a rank reads."""
     return manifest if isinstance(manifest, SharedManifest) else EpochPlanner(manifest)
 
 
 @contextmanager
 def shared(*data: Manifest | SharedManifest | Mix | None, sent_whole: int = SENT_WHOLE_BYTES) -> Iterator[list[Any]]:
-    """The same data sets, to be sent to the workers of this Ray: large ones are held by an actor each for so long.
+    """The data sets in a form to send to workers. Within the block, an actor holds each large manifest.
 
     Args:
-        sent_whole: bytes up to which a manifest is sent as it is.
+        sent_whole: maximum bytes of a manifest that is sent itself.
     """
     import ray
 
-    with ExitStack() as held:
+    with ExitStack() as open_actors:
         holders: dict[int, SharedManifest] = {}
 
         def share(manifest: Any) -> Any:
             if not isinstance(manifest, Manifest) or manifest.nbytes <= sent_whole:
                 return manifest
             if id(manifest) not in holders:
-                folder = Path(held.enter_context(TemporaryDirectory(prefix="rayrec-")))
-                holders[id(manifest)] = found = SharedManifest.of(manifest, folder)
-                held.callback(_end, ray, found.holder)
+                folder = Path(open_actors.enter_context(TemporaryDirectory(prefix="rayrec-")))
+                holders[id(manifest)] = handle = SharedManifest.of(manifest, folder)
+                open_actors.callback(_end, ray, handle.holder)
             return holders[id(manifest)]
 
-        yield [replace(one, parts=tuple(map(share, one.parts))) if isinstance(one, Mix) else share(one) for one in data]
+        yield [
+            replace(data_set, parts=tuple(map(share, data_set.parts))) if isinstance(data_set, Mix) else share(data_set)
+            for data_set in data
+        ]
 
 
 def _end(ray: Any, actor: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs the whole mapping over a data set and reports what it finds: bad rows, nulls, collisions, lengths of lists."""
+"""Maps a data set and reports bad rows, nulls, hash collisions and list lengths."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ LONGEST_SHOWN = 100
 
 @dataclass(slots=True)
 class FeatureReport:
-    """What one sparse feature holds after mapping, counted window by window.
+    """Statistics of a sparse feature, accumulated over windows.
 
     Args:
         table_rows: rows of its table.
-        column: that its ids are in.
-        used: [table_rows], which of them some id has.
-        ids: ids in all bags.
-        nulls: null ids and lists.
-        distinct: different ids before mapping; None where there are more than `MAX_IDS`.
-        lengths: [LONGEST_SHOWN + 1], how many bags have each length, the last one for all that are longer.
+        column: column of its ids.
+        used: [table_rows], True for rows that some id maps to.
+        ids: number of ids in all bags.
+        nulls: number of null ids and lists.
+        distinct: distinct raw ids; None if there are more than `MAX_IDS`.
+        lengths: [LONGEST_SHOWN + 1], histogram of bag lengths; the last entry counts all longer bags.
     """
 
     name: str
@@ -62,20 +62,20 @@ class FeatureReport:
 
     @property
     def collisions(self) -> int | None:
-        """Ids that share their row with another one, beyond the first."""
+        """Distinct ids minus used rows: ids that share a row with an earlier one."""
         return None if self.distinct is None else max(0, len(self.distinct) - self.used_rows)
 
     def add(self, column: pa.Array, ids: Ids, good: npt.NDArray[np.bool_]) -> None:
-        """Counts a window: its raw column, its mapped rows, and which of them are good."""
+        """Adds a window: its raw column, its mapped ids, and the mask of good rows."""
         lengths = np.ones(len(good), np.int64) if ids.offsets is None else np.diff(ids.offsets)
-        first, last = ids.span(0, len(good))
-        self.used[ids.values[first:last][np.repeat(good, lengths)]] = True
+        first_value, last_value = ids.span(0, len(good))
+        self.used[ids.values[first_value:last_value][np.repeat(good, lengths)]] = True
         self.ids += int(lengths[good].sum())
         self.lengths += np.bincount(np.minimum(lengths[good], LONGEST_SHOWN), minlength=LONGEST_SHOWN + 1)
         self.nulls += column.null_count + (unnest(column).leaf.null_count if is_list(column.type) else 0)
         if self.distinct is not None:
-            found = ids_of(column)
-            self.distinct = pc.unique(pa.concat_arrays([self.distinct.cast(found.type), found]))
+            raw_ids = ids_of(column)
+            self.distinct = pc.unique(pa.concat_arrays([self.distinct.cast(raw_ids.type), raw_ids]))
             self.distinct = self.distinct if len(self.distinct) <= MAX_IDS else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class FeatureReport:
 
 @dataclass(slots=True)
 class NumberReport:
-    """What one dense feature holds after its transforms, over the good rows: nulls before them, ends, mean."""
+    """Statistics of a dense feature over the good rows: nulls in the column; range and mean after the transforms."""
 
     name: str
     nulls: int = 0
@@ -96,7 +96,7 @@ class NumberReport:
     values: int = 0
 
     def add(self, values: npt.NDArray[np.float32], column: pa.Array) -> None:
-        """Measures a window: the feature's good rows, and its raw column."""
+        """Adds a window: the feature's values in good rows, and its raw column."""
         self.nulls += column.null_count
         if values.size:
             self.values += values.size
@@ -106,9 +106,7 @@ class NumberReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """The result of `check`: rows, the bad ones by reason, samples of them, positives (of the first label, where there
-    are several), and every feature.
-    """
+    """The result of `check`. `positives` are those of the first label."""
 
     features: list[FeatureReport]
     numbers: list[NumberReport]
@@ -120,9 +118,9 @@ class CheckReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        found = {"rows": self.rows, "bad_rows": self.bad_rows, "reasons": dict(self.reasons)}
-        found |= {"samples": [s.to_dict() for s in self.samples], "positives": self.positives}
-        return found | {"features": [f.to_dict() for f in self.features], "numbers": [*map(asdict, self.numbers)]}
+        values = {"rows": self.rows, "bad_rows": self.bad_rows, "reasons": dict(self.reasons)}
+        values |= {"samples": [s.to_dict() for s in self.samples], "positives": self.positives}
+        return values | {"features": [f.to_dict() for f in self.features], "numbers": [*map(asdict, self.numbers)]}
 
 
 def check(
@@ -132,11 +130,11 @@ def check(
     bad_rows: BadRows | None = None,
     sample_rows: int | None = None,
 ) -> CheckReport:
-    """Maps every row that passes the filters of its data set and counts; bad rows do not end it.
+    """Maps every row that passes the filters, and collects statistics. Bad rows do not end it.
 
     Args:
-        bad_rows: how many of them are described, and whether with their values.
-        sample_rows: about so many rows are read, in windows that are evenly spread over the data; None: all.
+        bad_rows: how many bad rows to describe, and whether with their values.
+        sample_rows: approximate number of rows to read, in windows spread evenly over the data; None: all.
 
     Raises:
         DataError: a feature without a table.
@@ -148,31 +146,31 @@ def check(
         [FeatureReport(f.name, size, f.column, np.zeros(size, np.bool_)) for f, size in tables],
         [NumberReport(f.name) for f in schema.dense],
     )
-    for part in data.parts:
+    for manifest in data.parts:
         share = 1.0 if sample_rows is None else min(1.0, sample_rows / max(1, data.rows))
-        some = max(1, round(share * len(part.windows)))
-        for window in (at * len(part.windows) // some for at in range(some)):
-            table, problems = read_window(part, window, redact=bad_rows.redact)
+        num_windows = max(1, round(share * len(manifest.windows)))
+        for window in (index * len(manifest.windows) // num_windows for index in range(num_windows)):
+            table, problems = read_window(manifest, window, redact=bad_rows.redact)
             rows = map_rows(table, schema, rows_of, problems)
             report.reasons.update(problems.reasons())
             bad = problems.rows()
-            more = bad[: max(0, bad_rows.samples - len(report.samples))]
-            report.samples += [problems.error(row) for row in more.tolist()]
+            described = bad[: max(0, bad_rows.samples - len(report.samples))]
+            report.samples += [problems.error(row) for row in described.tolist()]
             _add(report, table, rows, bad, schema)
     return report
 
 
 def _add(report: CheckReport, table: pa.Table, rows: Rows, bad: npt.NDArray[np.int64], schema: Schema) -> None:
-    """Counts a window."""
+    """Adds a window to the report."""
     good = np.ones(table.num_rows, dtype=np.bool_)
     good[bad] = False
     report.rows, report.bad_rows = report.rows + table.num_rows, report.bad_rows + len(bad)
     report.positives += int((rows.targets.label.reshape(len(rows), -1)[good, 0] == 1).sum())
     columns = {name: one_array(table.column(name)) for name in schema.feature_columns}
     columns = derive(schema.derived_needed, columns, Problems())
-    first = 0
+    column = 0
     for number, dense in zip(report.numbers, schema.dense, strict=True):
-        number.add(rows.dense[good, first : first + dense.width], columns[dense.column])
-        first += dense.width
-    for feature, ids in zip(report.features, rows.ids, strict=False):  # lists of sequences follow
+        number.add(rows.dense[good, column : column + dense.width], columns[dense.column])
+        column += dense.width
+    for feature, ids in zip(report.features, rows.ids, strict=False):  # then come the lists of sequences
         feature.add(columns[feature.column], ids, good)

@@ -1,7 +1,7 @@
-"""Computes the statistics that a schema leaves out (boundaries, means, ends) from the training data alone.
+"""Fits the missing statistics of a schema (boundaries, means, ranges) to the training data.
 
-They become part of the schema, and so of the config, the run, the export and the fingerprint. Up to `SAMPLE_ROWS` rows
-are held in memory, of windows spread over the data; of smaller data sets the statistics are exact.
+They become part of the schema, and so of the config, the run, the export and the fingerprint. A sample of up to
+`SAMPLE_ROWS` rows, from windows spread over the data, is held in memory; for smaller data sets the result is exact.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from rayrec.data.tools.quantiles import bucket_edges, quantiles
 from rayrec.storage.errors import DataError
 
 SAMPLE_ROWS = 1_000_000
-_DIGITS = 9  # significant digits of what is written: float32 has 7
+# Significant digits of fitted numbers; float32 has 7.
+_DIGITS = 9
 
 
 def unfitted_names(schema: Schema) -> list[str]:
-    """The derived columns and features that wait for statistics."""
+    """Names of the derived columns and features whose statistics are missing."""
     derived = [spec.name for spec in schema.derived if isinstance(spec, Buckets) and spec.edges is None]
     steps = [(feature.name, step) for feature in schema.dense for step in feature.transforms]
     return derived + [name for name, step in steps if isinstance(step, Fitted) and not step.fitted]
 
 
 def without_statistics(schema: Schema) -> Schema:
-    """The schema with all statistics to be fitted anew."""
+    """The schema without fitted statistics."""
     return _changed(schema, None, lambda steps: [_unfitted(step) for step in steps])
 
 
 def fit(data: Manifest | Mix, schema: Schema, sample_rows: int = SAMPLE_ROWS) -> Schema:
-    """The schema with every statistic that it left out.
+    """The schema with all missing statistics fitted.
 
     Args:
-        data: what is trained on, with its filters; its manifest is made with `for_reading(schema)`.
+        data: the training data, with its filters; create its manifest with `for_reading(schema)`.
 
     Raises:
-        DataError: a column that holds no numbers, or one number only.
+        DataError: a column without numbers, or with a single value.
     """
     table = _sample(data, schema.feature_columns, sample_rows)
     columns = {name: one_array(table.column(name)) for name in table.column_names}
@@ -72,23 +73,23 @@ def fit(data: Manifest | Mix, schema: Schema, sample_rows: int = SAMPLE_ROWS) ->
 
 
 def statistics(schema: Schema) -> dict[str, Any]:
-    """The parts of a config's `schema` that hold statistics, as plain values."""
+    """The sections of `schema` with statistics, as plain values."""
     plain = schema.model_dump(mode="json", exclude_unset=True, include={"dense", "derived"})
-    for feature, given in zip(schema.dense, plain.get("dense", []), strict=True):
+    for feature, values in zip(schema.dense, plain.get("dense", []), strict=True):
         steps = [step.model_dump(mode="json", exclude_none=True) for step in feature.transforms]
-        given |= {"transforms": steps} if steps else {}
-    return {name: part for name, part in plain.items() if part}
+        values |= {"transforms": steps} if steps else {}
+    return {name: section for name, section in plain.items() if section}
 
 
 def for_reading(schema: Schema) -> Schema:
-    """A schema that reads the same columns and whose manifest can be made before anything is fitted."""
+    """A schema with the same columns, for a manifest before the statistics are fitted."""
     return _changed(schema, [0.0], lambda steps: [step for step in steps if not isinstance(step, Fitted)])
 
 
 def _changed(
     schema: Schema, boundaries: list[float] | None, steps: Callable[[list[Transform]], list[Transform]]
 ) -> Schema:
-    """With these boundaries in place of quantiles, and other transforms."""
+    """A copy with these boundaries for `quantiles`, and with changed transforms."""
     by_quantiles = [isinstance(spec, Buckets) and spec.quantiles is not None for spec in schema.derived]
     update = {"boundaries": boundaries}
     derived = [s.model_copy(update=update) if q else s for s, q in zip(schema.derived, by_quantiles, strict=True)]
@@ -99,42 +100,42 @@ def _changed(
 def _unfitted(step: Transform) -> Transform:
     if not isinstance(step, Fitted):
         return step
-    found = {"mean", "std", "lowest", "highest", "boundaries"} & set(type(step).model_fields)
-    return step.model_copy(update=dict.fromkeys(found))
+    statistics_fields = {"mean", "std", "lowest", "highest", "boundaries"} & set(type(step).model_fields)
+    return step.model_copy(update=dict.fromkeys(statistics_fields))
 
 
 def _sample(data: Manifest | Mix, columns: list[str], rows: int) -> pa.Table:
-    """Windows spread over each part of the data, about so many rows in all."""
+    """About `rows` rows from windows spread over each data set."""
     tables = list[pa.Table]()
-    for part in data.parts:
-        wanted = -(-rows // len(data.parts))
-        for number in _spread(len(part.windows)):
-            table, problems = read_window(part, number)
+    for manifest in data.parts:
+        remaining = -(-rows // len(data.parts))
+        for number in _spread(len(manifest.windows)):
+            table, problems = read_window(manifest, number)
             if problems:
                 raise problems.error(int(problems.rows()[0]))
-            tables.append(table.select(columns).slice(0, wanted))
-            wanted -= len(tables[-1])
-            if wanted <= 0:
+            tables.append(table.select(columns).slice(0, remaining))
+            remaining -= len(tables[-1])
+            if remaining <= 0:
                 break
     return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
 def _spread(count: int) -> Iterator[int]:
-    """All of `[0, count)` so that any number of the first ones are spread over it."""
+    """The numbers `[0, count)` in an order in which every prefix is spread evenly (golden ratio sequence)."""
     yield from np.argsort(np.arange(count) * 0.6180339887498949 % 1.0, kind="stable").tolist()
 
 
 def _finite(array: pa.Array, name: str) -> Floats:
-    """The finite numbers of an array, or of its lists, ascending."""
+    """The finite numbers of an array or of its lists, ascending."""
     numbers = floats_of(unnest(array).leaf if is_list(array.type) else array)
     numbers = np.sort(numbers[np.isfinite(numbers)])
     if not len(numbers):
-        raise DataError(f"{name!r} has no numbers in the training data to fit to", fix="take the feature out")
+        raise DataError(f"{name!r} has no numbers in the training data", fix="remove the feature")
     return numbers
 
 
 def _fitted(feature: DenseFeature, array: pa.Array) -> DenseFeature:
-    """Each step is fitted to what those before it give; nulls do not count."""
+    """Fits each transform to the output of the previous ones, without nulls."""
     if all(not isinstance(step, Fitted) or step.fitted for step in feature.transforms):
         return feature
     numbers = _finite(array, feature.name)
@@ -150,11 +151,11 @@ def _fitted(feature: DenseFeature, array: pa.Array) -> DenseFeature:
 
 def _fitted_step(step: Fitted, ascending: Floats, name: str) -> Transform:
     if not len(ascending) or ascending[0] == ascending[-1]:
-        fix = "take the feature out, or give the statistics by hand"
-        raise DataError(f"dense feature {name!r} has one value in all training rows", fix=fix)
+        fix = "remove the feature, or set the statistics by hand"
+        raise DataError(f"dense feature {name!r} has the same value in all training rows", fix=fix)
     match step:
         case Standardize():
-            mean, std = (float(f"{one:.{_DIGITS}g}") for one in (ascending.mean(), ascending.std()))
+            mean, std = (float(f"{statistic:.{_DIGITS}g}") for statistic in (ascending.mean(), ascending.std()))
             return Standardize(mean=mean, std=std)
         case MinMax():
             return MinMax(lowest=float(ascending[0]), highest=float(ascending[-1]))

@@ -1,8 +1,8 @@
-"""Histories from an interaction log: a row an impression with what came before it, or a row a user with all of it.
+"""Builds histories from an interaction log: per impression the user's earlier rows, or per user all rows.
 
-"Before" is strict: rows of one user and one time do not see each other, since nobody knows which came first.
-The log's columns that are read are held in memory. Rows may be divided into those to train on, to choose by and to test
-on, by time or by their position among the user's: no part sees what is later than its own rows.
+"Earlier" is strict: rows of a user with the same time are not in each other's history, because their order is unknown.
+The columns are held in memory. Rows can be split into training, validation and test, by time or by position; no split
+contains data that is later than its own rows.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rayrec.storage.parquet import open_parquet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """What the columns of an interaction log are.
+    """The columns of an interaction log.
 
     Args:
-        user: whose history it is.
-        time: when; rows of one user with one time do not see each other.
-        columns: what a history holds of each row, its item for example.
+        user: column of user ids.
+        time: column of times.
+        columns: columns to list in histories, e.g. the item.
     """
 
     user: str
@@ -42,29 +42,29 @@ class Log:
     columns: tuple[str, ...]
 
 
-Divide = Callable[[pa.Array, I64], I64]
-"""From rows by user, then time: their times, and where each one's user begins, to the number of the part in `PARTS`."""
-PARTS = ("train", "validation", "test")
+Split = Callable[[pa.Array, I64], I64]
+"""Maps rows ordered by user and time to indices into `SPLITS`, given their times and the first row of their user."""
+SPLITS = ("train", "validation", "test")
 
 
-def by_position(_: pa.Array, first: I64) -> I64:
-    """Leave one out: of each user with three rows or more the newest is for the test, the one before for validation."""
-    size = np.bincount(first, minlength=len(first))[first]
-    to_newest = first + size - 1 - np.arange(len(first))
+def by_position(_: pa.Array, user_start: I64) -> I64:
+    """Leave one out: of each user with at least three rows, the newest is test, the second newest validation."""
+    size = np.bincount(user_start, minlength=len(user_start))[user_start]
+    to_newest = user_start + size - 1 - np.arange(len(user_start))
     return np.where((size > 2) & (to_newest < 2), 2 - to_newest, 0)
 
 
-def by_time(test: int | str, validation: int | str | None = None) -> Divide:
-    """Rows from `test` on are for the test, those from `validation` until then for that; moments as in a filter."""
+def by_time(test: int | str, validation: int | str | None = None) -> Split:
+    """Rows from time `test` on are test, rows from `validation` to `test` are validation. Times as in a filter."""
 
-    def divide(time: pa.Array, first: I64) -> I64:
+    def split(time: pa.Array, first: I64) -> I64:
         moments = [test] if validation is None else [test, validation]
-        since = [Condition("time", ">=", (moment,)) for moment in moments]
-        for one in since:
-            one.check(time.type, "the log")
-        return np.select([one.holds(time) for one in since], [2, 1][: len(since)], 0)
+        conditions = [Condition("time", ">=", (moment,)) for moment in moments]
+        for condition in conditions:
+            condition.check(time.type, "the log")
+        return np.select([condition.holds(time) for condition in conditions], [2, 1][: len(conditions)], 0)
 
-    return divide
+    return split
 
 
 def make_sequences(
@@ -74,49 +74,58 @@ def make_sequences(
     *,
     rows: Literal["impressions", "users"] = "impressions",
     length: int = 50,
-    divide: Divide | None = None,
+    split: Split | None = None,
 ) -> dict[Path, int]:
-    """Writes Parquet files; the number of rows in each folder: `out`, or `train`, `validation` and `test` in it.
+    """Writes histories as Parquet files into `out`, or into its folders `train`, `validation` and `test`.
 
     Args:
-        rows: "impressions": every row of the log, in order of time, with lists `history_C` for each of the log's
-            columns C and `history_TIME`, of the same user's earlier rows; "users": a row a user with lists C and TIME
-            of all rows, oldest first, rows of one time in the order of the files.
-        length: longest history of an impression, the newest rows; of users all rows are kept.
-        divide: `by_position`, or what `by_time` makes; None: not at all. A user's row of `train` holds its rows there;
-            in another part, its first row there as the newest, and all that came before that.
+        rows: "impressions": every row of the log, in order of time, with lists `history_C` for each column C of the log
+            and `history_TIME`, of the user's earlier rows. "users": a row per user with lists C and TIME of all rows,
+            oldest first; rows with the same time in file order.
+        length: maximum length of an impression's history; the newest rows are kept. Users have all rows.
+        split: `by_position`, or a result of `by_time`; None: no split. With "users", a row of `train` has the user's
+            training rows; a row of another split ends with the user's first row in that split.
+
+    Returns:
+        the number of rows by folder.
 
     Raises:
-        DataError: no such column, a null user or time, a history that would have the name of a column, a moment that
-            does not fit the times, or nothing to train on or to test on.
+        DataError: a missing column, a null user or time, a history with the name of a column, a time of the split that
+            does not fit the column, or an empty training or test split.
     """
     table = _read(paths, log)
-    table = table.take(pc.sort_indices(table, [(log.time, "ascending")]))  # stable: the order of the files stays
-    listed = list(dict.fromkeys((*log.columns, log.time)))
-    at = _places(table, log)
-    if divide is None:
-        parts = {out: np.arange(len(at.row))}
+    table = table.take(pc.sort_indices(table, [(log.time, "ascending")]))  # stable: keeps the file order
+    history_columns = list(dict.fromkeys((*log.columns, log.time)))
+    ordered = _order(table, log)
+    if split is None:
+        selection = {out: np.arange(len(ordered.row))}
     else:
-        part = divide(table[log.time].combine_chunks().take(pa.array(at.row)), at.first)
-        parts = {out / name: np.flatnonzero(part == number) for number, name in enumerate(PARTS)}
-        parts = {folder: places for folder, places in parts.items() if len(places) or folder.name != "validation"}
-        if empty := [folder.name for folder, places in parts.items() if not len(places)]:
-            raise DataError(f"the part {empty[0]!r} is empty", fix="divide elsewhere, or give more rows")
-    table = _impressions(table, listed, at, length) if rows == "impressions" else table
-    written = {}
-    for folder, places in parts.items():
+        index = split(table[log.time].combine_chunks().take(pa.array(ordered.row)), ordered.first)
+        selection = {out / name: np.flatnonzero(index == number) for number, name in enumerate(SPLITS)}
+        selection = {
+            folder: positions
+            for folder, positions in selection.items()
+            if len(positions) or folder.name != "validation"
+        }
+        if empty := [folder.name for folder, positions in selection.items() if not len(positions)]:
+            raise DataError(f"the split {empty[0]!r} is empty", fix="choose another split, or provide more rows")
+    table = _impressions(table, history_columns, ordered, length) if rows == "impressions" else table
+    rows_written = {}
+    for folder, positions in selection.items():
         if rows == "impressions":
-            made = table.take(pa.array(np.sort(at.row[places])))
+            result = table.take(pa.array(np.sort(ordered.row[positions])))
         else:
-            places = places if folder.name in PARTS[1:] and divide else places[::-1]  # the first of a user, or the last
-            made = _users(table, log, listed, at, places[np.unique(at.first[places], return_index=True)[1]])
-        written[folder] = int(made.num_rows)
-        write_parts(made.to_batches(max_chunksize=1 << 16), folder, rows, Layout(row_group_rows=1 << 14))
-    return written
+            # np.unique keeps the first position of each user: of evaluation splits the first, else the last.
+            positions = positions if folder.name in SPLITS[1:] and split else positions[::-1]
+            user_ends = positions[np.unique(ordered.first[positions], return_index=True)[1]]
+            result = _users(table, log, history_columns, ordered, user_ends)
+        rows_written[folder] = int(result.num_rows)
+        write_parts(result.to_batches(max_chunksize=1 << 16), folder, rows, Layout(row_group_rows=1 << 14))
+    return rows_written
 
 
 def _read(paths: Sequence[str], log: Log) -> pa.Table:
-    """All rows, their columns as single arrays."""
+    """Reads all rows, each column as one array."""
     tables = []
     for file in (found.uri for found in find_parquet(list(paths))):
         with open_parquet(file) as parquet:
@@ -132,49 +141,60 @@ def _read(paths: Sequence[str], log: Log) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """Rows by user, then time: the row at each place, the first place of its user, the first of its user and time."""
+class _Order:
+    """Rows ordered by user, then time.
+
+    Args:
+        row: the row at each position.
+        first: the first position of its user.
+        first_of_time: the first position of its user and time.
+    """
 
     row: I64
     first: I64
     first_of_time: I64
 
 
-def _places(table: pa.Table, log: Log) -> _Places:
+def _order(table: pa.Table, log: Log) -> _Order:
     user = pc.dictionary_encode(table[log.user]).combine_chunks().indices.to_numpy()
     time = pc.rank(table[log.time].combine_chunks(), tiebreaker="dense").to_numpy()
-    row = np.argsort(user, kind="stable")  # rows are by time already
+    row = np.argsort(user, kind="stable")  # rows are ordered by time already
     user, time = user[row], time[row]
     new_user = np.r_[True, user[1:] != user[:-1]][: len(user)]
     new_time = new_user | np.r_[True, time[1:] != time[:-1]][: len(user)]
-    return _Places(row, _last_true(new_user), _last_true(new_time))
+    return _Order(row, _last_true(new_user), _last_true(new_time))
 
 
 def _last_true(starts: npt.NDArray[np.bool_]) -> I64:
-    """The nearest place at or before each one where something starts."""
+    """The last position up to each one where `starts` is true."""
     return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0)) if len(starts) else np.empty(0, np.int64)
 
 
-def _impressions(table: pa.Table, listed: list[str], at: _Places, length: int) -> pa.Table:
-    begin, stop = np.empty_like(at.row), np.empty_like(at.row)
-    begin[at.row], stop[at.row] = np.maximum(at.first, at.first_of_time - length), at.first_of_time
-    for column, lists in _lists(table, listed, at, begin, stop):
+def _impressions(table: pa.Table, history_columns: list[str], ordered: _Order, length: int) -> pa.Table:
+    starts, stops = np.empty_like(ordered.row), np.empty_like(ordered.row)
+    starts[ordered.row], stops[ordered.row] = (
+        np.maximum(ordered.first, ordered.first_of_time - length),
+        ordered.first_of_time,
+    )
+    for column, lists in _lists(table, history_columns, ordered, starts, stops):
         if f"history_{column}" in table.column_names:
-            raise DataError("the log has a column of this name", column=f"history_{column}", fix="rename or drop it")
+            raise DataError("the log already has this column", column=f"history_{column}", fix="rename or drop it")
         table = table.append_column(f"history_{column}", lists)
     return table
 
 
-def _users(table: pa.Table, log: Log, listed: list[str], at: _Places, ends: I64) -> pa.Table:
-    """Each user's rows until the place where it ends."""
-    first = at.first[ends]
-    made = {log.user: table[log.user].combine_chunks().take(pa.array(at.row[first]))}
-    return pa.table(made | dict(_lists(table, listed, at, first, ends + 1)))
+def _users(table: pa.Table, log: Log, history_columns: list[str], ordered: _Order, ends: I64) -> pa.Table:
+    """A row per user, with the user's rows up to the given positions."""
+    first = ordered.first[ends]
+    user_column = {log.user: table[log.user].combine_chunks().take(pa.array(ordered.row[first]))}
+    return pa.table(user_column | dict(_lists(table, history_columns, ordered, first, ends + 1)))
 
 
-def _lists(table: pa.Table, listed: list[str], at: _Places, begin: I64, stop: I64) -> Iterator[tuple[str, pa.Array]]:
-    """Of each column the values at places [begin, stop)."""
-    offsets = offsets_of(stop - begin)
-    rows = pa.array(at.row[np.repeat(begin - offsets[:-1], stop - begin) + np.arange(offsets[-1])])
-    for column in listed:
+def _lists(
+    table: pa.Table, history_columns: list[str], ordered: _Order, starts: I64, stops: I64
+) -> Iterator[tuple[str, pa.Array]]:
+    """For each column, lists of the values at positions `[begin, stop)`."""
+    offsets = offsets_of(stops - starts)
+    rows = pa.array(ordered.row[np.repeat(starts - offsets[:-1], stops - starts) + np.arange(offsets[-1])])
+    for column in history_columns:
         yield column, pa.LargeListArray.from_arrays(pa.array(offsets), table[column].combine_chunks().take(rows))

@@ -1,7 +1,7 @@
-"""Counts the ids of one column of any number of files into a vocabulary, exactly, in bounded memory.
+"""Counts the ids of a column over any number of files into a vocabulary, exactly and in bounded memory.
 
-What many files' counts come to is written in parts by a hash of the id, and then a part is added up at a time. What is
-in memory is a part, or the ids of one count. Vocabularies are read by `mapping/vocabulary.py`.
+Counts are partitioned on disk by a hash of the id, and then added up partition by partition. Memory holds one
+partition, or the ids with the same count. `mapping/vocabulary.py` reads vocabularies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RANGE_IDS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The ids that are in the vocabulary, and those that were seen."""
+    """The number of ids in the vocabulary, and the number of distinct ids in the data."""
 
     kept: int
     seen: int
@@ -59,71 +59,70 @@ def count_column(
     extend: str | None = None,
     on_ray: bool = False,
 ) -> Counted:
-    """Writes the vocabulary of a column: `id` and `count`, the most frequent id first, equal counts by id.
+    """Writes the vocabulary of a column, as columns `id` and `count`, by falling count, then by id.
 
     Args:
         paths: Parquet files, folders or globs.
-        column: of ids, or of lists of them; in the files, or given by their folders.
-        out: the Parquet file to write; a folder beside it takes what does not fit in memory, so every node must see it.
-        filters: conditions that rows must meet to be counted, as in a train config.
-        min_count: rarer ids are left out.
-        max_size: at most so many ids, the most frequent ones.
-        extend: a vocabulary whose ids come first, in their order and with a count of 0, so that they keep their rows;
-            the ids that it lacks follow, and only they count here. It may be `out` itself.
-        on_ray: one Ray task a file.
+        column: column of ids or lists of ids; may be a partition column.
+        out: Parquet file to write. Temporary files go into a folder beside it, which every node must see.
+        filters: conditions that rows must meet, as in a train config.
+        min_count: minimum count of an id.
+        max_size: maximum number of ids; the most frequent ones are kept.
+        extend: a vocabulary whose ids come first, in order and with count 0, so that they keep their rows. New ids
+            follow; `min_count` and `max_size` apply to them. May be `out`.
+        on_ray: run one Ray task per file.
 
     Raises:
-        DataError: an unreadable file, a missing column, one that holds texts here and numbers there, or one without an
-            id that comes so often.
+        DataError: an unreadable file, a missing column, a mix of strings and integers, or no id with `min_count`.
     """
     out = local_path(out).expanduser().absolute()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
-        problem = f"the vocabulary cannot be written: {error.strerror}"
-        raise DataError(problem, file=str(out), fix="name a file that can be: --out FILE") from error
+        problem = f"cannot write the vocabulary: {error.strerror}"
+        raise DataError(problem, file=str(out), fix="name a writable file: --out FILE") from error
     try:
         if on_ray:
             start_ray()
         conditions = parse_all(filters)
-        found = find_partitioned(paths, {column, *(condition.column for condition in conditions)})
-        count = partial(_counts_in, column=column, conditions=conditions, types=found.types)
-        files = found.that_pass(conditions).files
-        counts = _spilled(count, files, folder) if on_ray else (one for file in files for one in count(file))
+        partitioned = find_partitioned(paths, {column, *(condition.column for condition in conditions)})
+        count = partial(_counts_in, column=column, conditions=conditions, types=partitioned.types)
+        files = partitioned.that_pass(conditions).files
+        counts = _spilled(count, files, folder) if on_ray else (table for file in files for table in count(file))
         old = None if extend is None else load_vocabulary(extend)
-        parts = [_merge(path, min_count, old) for path in _by_hash(_of_one_kind(counts, column), folder)]
-        sizes = sum((sizes for _, sizes, _ in parts), Counter[int]())
+        partitions = [_merge(path, min_count, old) for path in _by_hash(_of_one_kind(counts, column), folder)]
+        sizes = sum((sizes for _, sizes, _ in partitions), Counter[int]())
         if not sizes and extend is None:
-            problem = f"no id comes {min_count} times" if min_count > 1 else "the column holds no ids at all"
+            problem = f"no id occurs {min_count} times" if min_count > 1 else "the column contains no ids"
             raise DataError(f"the vocabulary would be empty: {problem}", column=column, fix="lower --min-count")
-        kept = _write([path for path, _, _ in parts], sizes, folder / "out", max_size, extend)
+        kept = _write([path for path, _, _ in partitions], sizes, folder / "out", max_size, extend)
         (folder / "out").rename(out)
         load_vocabulary.cache_clear()
-        return Counted(kept, sum(seen for _, _, seen in parts))
+        return Counted(kept, sum(seen for _, _, seen in partitions))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _counts_in(one: PartitionedFile, column: str, conditions: Sequence[Condition], types: Types) -> Iterator[pa.Table]:
-    """How often each id of a file comes, in tables of `id` and `count` that may share ids."""
-    uri = one.file.uri
+def _counts_in(file: PartitionedFile, column: str, conditions: Sequence[Condition], types: Types) -> Iterator[pa.Table]:
+    """Counts the ids of a file; yields tables of `id` and `count`, in which ids may repeat."""
+    uri = file.file.uri
     with open_parquet(uri) as parquet:
-        arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in one.values})
+        arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in file.values})
     if column not in arrow.names:
         raise column_missing(column, arrow, uri, "correct the column's name")
     names = dict.fromkeys((column, *(condition.column for condition in conditions)))
-    for table in tables_of(one, types, [*names], conditions):
+    for table in tables_of(file, types, [*names], conditions):
         for chunk in table.column(column).chunks:
-            found = _plain(ids_of(chunk), uri, column).value_counts()
-            yield pa.table({"id": found.field("values"), "count": found.field("counts")})
+            counts = _plain(ids_of(chunk), uri, column).value_counts()
+            yield pa.table({"id": counts.field("values"), "count": counts.field("counts")})
 
 
 Count = Callable[[PartitionedFile], Iterable[pa.Table]]
 
 
 def _spilled(count: Count, files: Iterable[PartitionedFile], folder: Path) -> Iterator[pa.Table]:
-    """The counts of all files, each of which a Ray task writes into the folder."""
+    """The counts of all files; Ray tasks write them into the folder."""
     for paths in one_by_one(partial(_spill, count=count, folder=folder), enumerate(files), on_ray=True):
         for path in paths:
             yield pq.read_table(path)
@@ -143,50 +142,51 @@ def _plain(ids: pa.Array, uri: str, column: str) -> pa.Array:
     if is_text(ids.type):
         return ids.cast(pa.large_string())
     if not pa.types.is_integer(ids.type):
-        fix = "write them as such; numbers are dense features, which need no vocabulary"
+        fix = "write integers or strings; numbers are dense features and need no vocabulary"
         raise DataError(f"ids are integers or strings, not {ids.type}", file=uri, column=column, fix=fix)
     return ids.cast(pa.int64(), safe=False)
 
 
 def _add_up(table: pa.Table) -> pa.Table:
-    """Each id once, with the sum of its counts."""
+    """Sums the counts of each id."""
     return table.group_by("id").aggregate([("count", "sum")]).rename_columns(["id", "count"])
 
 
 def _added_up(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Fewer and larger tables of the same counts, each of which has an id once."""
-    waiting, rows = list[pa.Table](), 0
+    """Merges tables to fewer, larger ones, each with distinct ids."""
+    pending, rows = list[pa.Table](), 0
     for table in tables:
-        waiting.append(table)
+        pending.append(table)
         rows += len(table)
-        if rows > _SPILL_IDS or len(waiting) > _SPILL_TABLES:
-            waiting = [_add_up(pa.concat_tables(waiting))]
-            rows = len(waiting[0])
+        if rows > _SPILL_IDS or len(pending) > _SPILL_TABLES:
+            pending = [_add_up(pa.concat_tables(pending))]
+            rows = len(pending[0])
             if rows > _SPILL_IDS // 2:
-                yield waiting.pop()
+                yield pending.pop()
                 rows = 0
-    if waiting:
-        yield _add_up(pa.concat_tables(waiting))
+    if pending:
+        yield _add_up(pa.concat_tables(pending))
 
 
 def _of_one_kind(tables: Iterable[pa.Table], column: str) -> Iterator[pa.Table]:
-    """
+    """Yields the tables, and checks that they have one type of ids.
+
     Raises:
-        DataError: ids of two types, or none.
+        DataError: ids of two types, or no ids.
     """
-    first, problem = None, "no ids at all"
+    expected, problem = None, "no ids"
     for table in tables:
-        first = first or table.schema
-        problem = "" if table.schema == first else "texts in some files and numbers in others"
+        expected = expected or table.schema
+        problem = "" if table.schema == expected else "strings in some files and integers in others"
         if problem:
             break
         yield table
     if problem:
-        raise DataError(f"the column holds {problem}", column=column, fix="write ids of one type")
+        raise DataError(f"the column contains {problem}", column=column, fix="write ids of one type")
 
 
 def _by_hash(counts: Iterable[pa.Table], folder: Path) -> list[Path]:
-    """Files of the counts, each of the ids of some hashes."""
+    """Partitions the counts into files by hash of the id."""
     paths = [folder / f"part-{number}" for number in range(_PARTS)]
     with ExitStack() as stack:
         files: list[pq.ParquetWriter] = []
@@ -196,57 +196,61 @@ def _by_hash(counts: Iterable[pa.Table], folder: Path) -> list[Path]:
             ]
             ids = table["id"].combine_chunks()
             keys = hash_texts(ids) if is_text(ids.type) else mix64_array(ids.to_numpy(), 0)
-            part = (keys % np.uint64(_PARTS)).astype(np.int64)
-            table = table.take(pa.array(np.argsort(part, kind="stable")))
-            ends = np.cumsum(np.bincount(part, minlength=_PARTS)).tolist()
-            for file, first, stop in zip(files, [0, *ends[:-1]], ends, strict=True):
-                file.write_table(table.slice(first, stop - first))
+            partition = (keys % np.uint64(_PARTS)).astype(np.int64)
+            table = table.take(pa.array(np.argsort(partition, kind="stable")))
+            ends = np.cumsum(np.bincount(partition, minlength=_PARTS)).tolist()
+            for file, start, stop in zip(files, [0, *ends[:-1]], ends, strict=True):
+                file.write_table(table.slice(start, stop - start))
     return paths
 
 
 def _merge(path: Path, min_count: int, old: IdIndex | None) -> tuple[Path, Counter[int], int]:
-    """A file of one part's ids that come often enough and are new, how many have each count, and how many ids there
-    are."""
+    """Adds up one partition, in place.
+
+    Keeps ids with `min_count` that are not in `old`. Returns the file, the number of kept ids by count, and the number
+    of distinct new ids.
+    """
     table = _add_up(pq.read_table(path))
     if old is not None:
         ids = table["id"].combine_chunks()
         if old.text != is_text(ids.type):
-            held = ("integers", "texts")[old.text]
-            raise DataError(f"the vocabulary to extend holds {held}, and the column does not", fix="name another one")
+            old_type = ("integers", "strings")[old.text]
+            problem = f"the vocabulary to extend contains {old_type}, the column does not"
+            raise DataError(problem, fix="extend another vocabulary")
         table = table.filter(pa.array(old.find(ids if old.text else ids.to_numpy()) < 0))
-    kept = table.filter(pc.greater_equal(table["count"], min_count))
-    pq.write_table(kept, path)
-    values, times = np.unique(kept["count"].to_numpy(), return_counts=True)
+    frequent = table.filter(pc.greater_equal(table["count"], min_count))
+    pq.write_table(frequent, path)
+    values, times = np.unique(frequent["count"].to_numpy(), return_counts=True)
     return path, Counter(dict(zip(values.tolist(), times.tolist(), strict=True))), len(table)
 
 
-def _write(parts: Sequence[Path], sizes: Counter[int], out: Path, max_size: int | None, extend: str | None) -> int:
-    """The ids of a vocabulary to extend, then all others by falling count; returns how many those are."""
-    schema = pq.read_schema(parts[0])
-    left = sum(sizes.values()) if max_size is None else min(max_size, sum(sizes.values()))
-    total = left
+def _write(paths: Sequence[Path], sizes: Counter[int], out: Path, max_size: int | None, extend: str | None) -> int:
+    """Writes the ids of the vocabulary to extend, then new ids by falling count. Returns the number of new ids."""
+    schema = pq.read_schema(paths[0])
+    remaining = sum(sizes.values()) if max_size is None else min(max_size, sum(sizes.values()))
+    total = remaining
     with pq.ParquetWriter(out, schema) as writer:
         for ids in () if extend is None else ids_in(extend):
             writer.write_table(pa.table({"id": ids, "count": np.zeros(len(ids), np.int64)}).cast(schema))
         for low, high in _ranges(sizes):
-            if not left:
+            if not remaining:
                 break
             inside = (pc.field("count") >= low) & (pc.field("count") <= high)
-            some = pa.concat_tables(pq.read_table(part, filters=inside) for part in parts)
-            some = some.sort_by([("count", "descending"), ("id", "ascending")]).slice(0, left)
-            writer.write_table(some)
-            left -= len(some)
+            next_ids = pa.concat_tables(pq.read_table(path, filters=inside) for path in paths)
+            next_ids = next_ids.sort_by([("count", "descending"), ("id", "ascending")]).slice(0, remaining)
+            writer.write_table(next_ids)
+            remaining -= len(next_ids)
     return total
 
 
 def _ranges(sizes: Counter[int]) -> Iterator[tuple[int, int]]:
-    """Ranges of counts, falling, each of about `_RANGE_IDS` ids or of a single count."""
-    high, low, held = 0, 0, 0
+    """Ranges of counts, descending, each with about `_RANGE_IDS` ids or with a single count."""
+    high, low, ids_in_range = 0, 0, 0
     for count in sorted(sizes, reverse=True):
-        if held and held + sizes[count] > _RANGE_IDS:
+        if ids_in_range and ids_in_range + sizes[count] > _RANGE_IDS:
             yield low, high
-            held = 0
-        high = high if held else count
-        low, held = count, held + sizes[count]
-    if held:
+            ids_in_range = 0
+        high = high if ids_in_range else count
+        low, ids_in_range = count, ids_in_range + sizes[count]
+    if ids_in_range:
         yield low, high

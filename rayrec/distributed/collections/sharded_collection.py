@@ -19,7 +19,7 @@ from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.batch import Kept, RankIds
 from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, RoutedFeatures
 from rayrec.distributed.ids.routes import Output
-from rayrec.distributed.kernel import Kernel
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.optim import CombinedOptimizer
 from rayrec.sparse import KeyedJaggedTensor
 

@@ -19,7 +19,7 @@ from rayrec.distributed.comm.groups import world_rank
 from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.routes import Config, Routes
-from rayrec.distributed.kernel import Kernel
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.modules import BaseEmbeddingConfig, init
 from rayrec.optim.in_backward import GATHER

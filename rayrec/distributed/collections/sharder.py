@@ -18,8 +18,8 @@ from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.routes import PlannedTable
-from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.kernel.choice import check_trainable
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType

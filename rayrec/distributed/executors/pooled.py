@@ -19,12 +19,13 @@ from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import make_routes
-from rayrec.distributed.kernel import CacheGuard, Kernel
 from rayrec.distributed.kernel.factory import make_pooling_kernel, pooling_group
+from rayrec.distributed.kernel.fused import CacheGuard
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
 from rayrec.distributed.vectors.pooled_exchange import MeanScale, PooledExchange
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.modules.configs import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 WORTHWHILE = 0.75  # of one tier's columns between hosts

@@ -14,18 +14,17 @@ from typing import Any, Generic
 
 import torch
 
-from rayrec.distributed import comm
 from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.input_dist import FeatureOrder
 from rayrec.distributed.ids.routes import Config, Output, PlannedTable, make_outputs
-from rayrec.distributed.kernel import LocalTable
 from rayrec.distributed.kernel.factory import MatrixKernel, make_matrix_kernel
+from rayrec.distributed.kernel.local_table import LocalTable
 from rayrec.distributed.kernel.row_kernel import make_anchor
-from rayrec.distributed.kernel.rows import DistinctRows
+from rayrec.distributed.kernel.rows import DistinctRows, exchange_rows
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.distributed.vectors.pooled_exchange import MeanScale
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.modules.configs import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 
@@ -159,32 +158,3 @@ class _Lookup(torch.autograd.Function):
             groups = DistinctRows.of(all_rows, kernel.matrix.num_rows)
             of_leaves += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *of_leaves
-
-
-def exchange_rows(
-    rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], counts: Sequence[Sequence[int]], group: comm.Group
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each kernel the rows and gradients of all ranks, in rank order, by one gather of equal messages.
-
-    Args:
-        rows: for each kernel the distinct rows of its matrix that this rank touched, int64.
-        grads: for each kernel the gradients of those rows, `[n, dim]`.
-        counts: of each rank, the number of rows by kernel.
-        group: joins the ranks.
-    """
-    if len(counts) == 1:
-        return list(zip(rows, grads, strict=True))
-    dims = [grad.shape[1] for grad in grads]
-    # words of 4 bytes: a rank's rows, kernel after kernel, then its gradients, then what fills up to the longest
-    sizes = [[2 * n for n in of_rank] + [dim * n for n, dim in zip(of_rank, dims, strict=True)] for of_rank in counts]
-    length = max(1, *map(sum, sizes))
-    message = torch.empty(length, dtype=torch.int32, device=rows[0].device)
-    own = [part.contiguous().view(-1).view(torch.int32) for part in (*rows, *grads)]
-    torch.cat(own, out=message[: sum(part.numel() for part in own)])
-    arrived = comm.all_gather(message, group).view(-1)
-    pieces = arrived.split([size for of_rank in sizes for size in (*of_rank, length - sum(of_rank))])
-    columns = [torch.cat(pieces[n :: 2 * len(dims) + 1]) for n in range(2 * len(dims))]
-    return [
-        (columns[n].view(torch.int64), columns[n + len(dims)].view(torch.float32).view(-1, dim))
-        for n, dim in enumerate(dims)
-    ]

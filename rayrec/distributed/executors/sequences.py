@@ -16,8 +16,9 @@ from rayrec.distributed.executors.setup import Setup
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import Config, make_routes
-from rayrec.distributed.kernel import CacheGuard, Kernel
 from rayrec.distributed.kernel.factory import make_vector_kernel, vector_group
+from rayrec.distributed.kernel.fused import CacheGuard
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.vectors.dedup import Distinct, KeptIds
 from rayrec.distributed.vectors.sequence_exchange import SequenceExchange
 from rayrec.distributed.vectors.sequence_order import SequenceOrder

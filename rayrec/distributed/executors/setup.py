@@ -13,7 +13,7 @@ from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.batch import RankIds
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import Config, Output, PlannedTable
-from rayrec.distributed.kernel import Kernel
+from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.sparse import KeyedJaggedTensor
 

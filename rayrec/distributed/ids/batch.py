@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rayrec.distributed.ids.upload import OnHost
-from rayrec.distributed.kernel import Lookups
+from rayrec.distributed.kernel.local_table import Lookups
 
 # Columns of a header. One count for each kernel group and for each group of replicated tables follows.
 VALUES, BATCH, FAILED, NUMBER, GROUPS = 0, 1, 2, 3, 4

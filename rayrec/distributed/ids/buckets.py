@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from rayrec.distributed.ids.routes import Routes
-from rayrec.modules import BaseEmbeddingConfig
+from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.embedding import outside_rows
 from rayrec.sparse import KeyedJaggedTensor
 

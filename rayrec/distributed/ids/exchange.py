@@ -36,7 +36,7 @@ from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.sender import IdSender, part_sizes
 from rayrec.distributed.ids.upload import OnHost
-from rayrec.distributed.kernel import Lookups
+from rayrec.distributed.kernel.local_table import Lookups
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 

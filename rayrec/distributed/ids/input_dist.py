@@ -21,7 +21,7 @@ from rayrec.distributed.ids.batch import HostIds, Ids, Kept, OutgoingIds, RankId
 from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.sender import SPLIT_LOOPS
 from rayrec.distributed.ids.upload import OnHost, TrainedWeights, Upload
-from rayrec.modules import BaseEmbeddingConfig
+from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.embedding import feature_names, outside_rows, smallest_tables
 from rayrec.sparse import KeyedJaggedTensor, ops
 from rayrec.sparse.keyed_jagged_tensor import check_input

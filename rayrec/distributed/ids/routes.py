@@ -18,9 +18,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from rayrec.distributed.kernel import LocalTable, OptimizerSpec
+from rayrec.distributed.kernel.local_table import LocalTable
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, Span
-from rayrec.modules import BaseEmbeddingConfig
+from rayrec.modules.configs import BaseEmbeddingConfig
 
 Edges = tuple[int, ...]
 Rectangle = tuple[str, Span, Span]  # table, columns, rows

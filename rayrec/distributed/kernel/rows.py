@@ -1,4 +1,4 @@
-"""Rows of the tables of a kernel: numbered consecutively, grouped by id, marked as touched, looked up as a matrix."""
+"""Rows of the tables of a kernel: numbered, grouped by id, marked as touched, looked up as a matrix, exchanged."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
+from rayrec.distributed import comm
 from rayrec.distributed.comm.host_memory import use_large_pages
 from rayrec.distributed.kernel.local_table import LocalTable, Lookups
 
@@ -178,3 +179,32 @@ class RowMatrix(StackedTables):
         by_bag = grad.view(grad.shape[0], self.num_lookups, self.dim).transpose(0, 1).reshape(-1, self.dim)
         bags = torch.arange(offsets.numel() - 1, device=offsets.device)
         return by_bag, bags.repeat_interleave(offsets.diff(), output_size=num_ids)
+
+
+def exchange_rows(
+    rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], counts: Sequence[Sequence[int]], group: comm.Group
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Gathers the rows and gradients of all ranks for each kernel, in rank order, in one collective.
+
+    Args:
+        rows: int64 distinct rows of each kernel's matrix that this rank touched.
+        grads: Gradients of these rows, `[n, dim]`, for each kernel.
+        counts: Number of rows of each kernel, for each rank.
+        group: Process group of the ranks.
+    """
+    if len(counts) == 1:
+        return list(zip(rows, grads, strict=True))
+    dims = [grad.shape[1] for grad in grads]
+    # 4-byte words of each rank's message: its rows by kernel, its gradients by kernel, padding to the longest message.
+    sizes = [[2 * n for n in numbers] + [dim * n for n, dim in zip(numbers, dims, strict=True)] for numbers in counts]
+    length = max(1, *map(sum, sizes))
+    message = torch.empty(length, dtype=torch.int32, device=rows[0].device)
+    words = [tensor.contiguous().view(-1).view(torch.int32) for tensor in (*rows, *grads)]
+    torch.cat(words, out=message[: sum(tensor.numel() for tensor in words)])
+    messages = comm.all_gather(message, group).view(-1)
+    segments = messages.split([size for by_rank in sizes for size in (*by_rank, length - sum(by_rank))])
+    columns = [torch.cat(segments[n :: 2 * len(dims) + 1]) for n in range(2 * len(dims))]
+    return [
+        (columns[n].view(torch.int64), columns[n + len(dims)].view(torch.float32).view(-1, dim))
+        for n, dim in enumerate(dims)
+    ]

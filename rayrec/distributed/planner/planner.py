@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm import call_on_rank
+from rayrec.distributed.comm.objects import call_on_rank
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner.cost.estimate import Estimate, evaluate

@@ -15,9 +15,8 @@ import torch
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.executors.replicated import exchange_rows
-from rayrec.distributed.kernel import OptimizerSpec
-from rayrec.distributed.kernel.rows import DistinctRows
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
+from rayrec.distributed.kernel.rows import DistinctRows, exchange_rows
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.replicas.env import ShardingEnv2D
 

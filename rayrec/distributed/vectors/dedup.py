@@ -20,7 +20,7 @@ from rayrec.distributed.ids.routes import Routes
 from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel.rows import DistinctRows
 from rayrec.distributed.vectors.pooled_exchange import MeanScale
-from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig
+from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig
 from rayrec.modules.pooling import row_of
 from rayrec.sparse import KeyedJaggedTensor, ops
 

@@ -20,7 +20,7 @@ from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.vectors.columns import ColumnMap
 from rayrec.distributed.vectors.pooled_in_place import InPlaceColumns, InPlaceTrip
 from rayrec.distributed.vectors.transport import MessageTrip, begin
-from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 
 MIN_PIECE_BYTES = 1 << 24  # below, another collective costs more than the memory is worth

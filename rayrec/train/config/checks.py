@@ -12,13 +12,14 @@ from typing import Any, get_args
 from pydantic_core import PydanticCustomError
 
 from rayrec.data import DataSet, Schema
+from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
 from rayrec.metrics.buckets import MOST_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.storage.errors import suggestion
 from rayrec.storage.locations import secret_in
 from rayrec.train.config.model_args import args_of, wrong_args
-from rayrec.train.config.sections import DataConfig, LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
+from rayrec.train.config.sections import LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
 
 

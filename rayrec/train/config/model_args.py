@@ -10,8 +10,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
+from rayrec.data.strict import Section
 from rayrec.models import BUILT_IN
-from rayrec.train.config.section import Section
 
 # What the trainer gives itself.
 GIVEN = frozenset(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rayrec.train.config.section import Section
+from rayrec.data.strict import Section
 
 
 class ScheduleConfig(Section):

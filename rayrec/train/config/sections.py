@@ -1,58 +1,16 @@
-"""The sections of a config, but for those of the optimizers and of the trainer, which have files of their own."""
+"""Sections of the config. `rayrec/data/config.py`, `optimizers.py` and `trainer.py` define the others."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rayrec.data import DataSet, ReadOptions, Shuffle, TrainingData
+from rayrec.data.strict import Section
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
-from rayrec.train.config.section import Section
 
 SHARDING_TYPES = [kind.value for kind in ShardingType]
 KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
-
-
-class DataConfig(Section):
-    """Where the examples are."""
-
-    train: TrainingData
-    """the training rows: a path (Parquet file, folder or glob), a list of paths, or a section; a list of sections: data
-    sets that are mixed by weight"""
-    eval: DataSet | None = None
-    """the evaluation rows: a path, a list of paths, or a section; `null`: train without evaluation"""
-    eval_sets: dict[str, DataSet] = Field(default={})
-    """name → further rows that evaluations of all rows are also made on, e.g. one country's: a section with `path` and
-    `filters`"""
-    test: DataSet | None = None
-    """rows that the trained model is evaluated on once, at the end; nothing is chosen by them"""
-    negative_rate: float = Field(default=1.0, gt=0, le=1)
-    """the part of the training rows with label 0 that is read, drawn anew each epoch; evaluations correct predictions
-    for it"""
-    shuffle: Shuffle | Literal["none"] = Shuffle()
-    """how rows are mixed in training; `none`: steps go along the order of the files (their names, then their rows), for
-    logs in the order of time"""
-    progressive: str | None = None
-    """a column whose values are folders of `data.train`, as `day` of `day=2024-01-02`: each epoch trains on one value,
-    in their order, and is evaluated on the next; `trainer.epochs` is all but the last, and the same command goes on at
-    the smallest value above the last one trained on"""
-    read: ReadOptions = Field(default=ReadOptions(), description="how the files are read")
-
-    @model_validator(mode="after")
-    def _eval_comes_first(self) -> Self:
-        if self.eval_sets and self.eval is None:
-            raise ValueError("eval_sets come beside eval, by which runs are judged: name the main rows there")
-        return self
-
-    @model_validator(mode="after")
-    def _one_progressive_set(self) -> Self:
-        if self.progressive is not None and (self.eval is not None or not isinstance(self.train, DataSet)):
-            raise ValueError(
-                "progressive needs one data set in train and none in eval: each period is trained on after the model "
-                "was evaluated on it"
-            )
-        return self
 
 
 class TableConfig(Section):

@@ -1,7 +1,7 @@
 """`TrainConfig`: the frozen, typed, documented description of a training run.
 
-The sections live in `sections.py`, `optimizers.py` and `trainer.py`, checks that compare sections in `checks.py`,
-reading a file and overriding fields in `file.py`.
+`rayrec/data/config.py`, `sections.py`, `optimizers.py` and `trainer.py` define the sections; `checks.py` compares them;
+`file.py` reads a file and overrides fields.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from rayrec.data import Schema
+from rayrec.data.config import DataConfig
+from rayrec.data.strict import Section
 from rayrec.train.config import checks
 from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.removed import without_removed
-from rayrec.train.config.section import Section
 from rayrec.train.config.sections import (
-    DataConfig,
     InitFromConfig,
     ModelConfig,
     ShardingConfig,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rayrec.train.config.section import Section
+from rayrec.data.strict import Section
 
 Metric = Literal[
     "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10",

@@ -24,7 +24,7 @@ from rayrec.train.config.removed import without_removed
 from rayrec.train.errors import RunInUseError, StorageError
 
 if TYPE_CHECKING:
-    from rayrec.checkpoint import Checkpoint
+    from rayrec.checkpoint.manifest import Checkpoint
 
 REMOTE = ".storage"
 

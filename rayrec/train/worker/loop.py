@@ -86,7 +86,7 @@ class Loop:
         periods, at = self.job.periods, self.position.cursor.only
         if periods is None or at is None:
             return self.config.trainer.epochs - 1
-        return self.position.epoch + len(periods.left(at[1]))
+        return self.position.epoch + len(periods.remaining(at[1]))
 
     def load(self) -> Learner:
         """The sharded model, as the newest whole checkpoint has it; a collective."""

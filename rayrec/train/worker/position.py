@@ -83,7 +83,7 @@ class Position:
             return replace(self, cursor=replace(self.cursor, only=only), trained=periods.values[: self.epoch]).among(
                 periods
             )
-        return self if periods.goes_on(self.cursor.only, self.cursor.over) else self.next_epoch(periods)
+        return self if periods.continues(self.cursor.only, self.cursor.over) else self.next_epoch(periods)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""

@@ -42,10 +42,10 @@ _MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
 
 
 def derive(specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: Problems) -> dict[str, pa.Array]:
-    """The columns with the derived ones; bad rows are noted in `problems` and become null.
+    """The columns and the derived columns. Bad rows become null and are added to `problems`.
 
     Raises:
-        DataError: columns of types that a spec cannot take, statistics that are not fitted, a function that fails.
+        DataError: an unsupported column type, statistics that are not fitted, a function that fails.
     """
     out = dict(columns)
     for spec in specs:
@@ -54,14 +54,14 @@ def derive(specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: 
         except (pa.ArrowException, TypeError, AttributeError) as error:
             types = ", ".join(f"{name}: {out[name].type}" for name in spec.inputs)
             raise DataError(
-                f"derived column {spec.name!r} ({spec.kind}) cannot be made of {types}: {first_line(error)}",
+                f"cannot compute derived column {spec.name!r} ({spec.kind}) from {types}: {first_line(error)}",
                 column=spec.inputs[0],
-                fix="correct its columns in schema.derived, or convert them",
+                fix="correct its columns in schema.derived, or convert the data",
             ) from error
     return out
 
 
 def derived_types(specs: Sequence[Derived], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """The types of the columns with the derived ones, found by making them of no rows; raises as `derive`."""
+    """The types of the columns and the derived columns, from a computation of zero rows. Raises as `derive`."""
     empty = {name: pa.nulls(0, kind) for name, kind in types.items()}
     return {name: array.type for name, array in derive(specs, empty, Problems()).items()}

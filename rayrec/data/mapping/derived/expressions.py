@@ -1,4 +1,4 @@
-"""Expressions over columns: Python's syntax of arithmetic and comparisons, computed by Arrow. Nothing is evaluated."""
+"""Expressions over columns in Python syntax, computed by Arrow functions; no Python code is evaluated."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Any]]] = {
 
 
 def names_in(text: str) -> list[str]:
-    """The columns that an expression reads, in their order.
+    """The columns that an expression reads, in order.
 
     Raises:
-        ValueError: it is none, or has something else than columns, numbers, texts, operators and known functions.
+        ValueError: a syntax error, no column, or an operator or function that is not supported.
     """
-    found: list[str] = []
-    _walk(_parsed(text), lambda name: found.append(name), lambda value: None, lambda _, *given: None)
-    if not found:
-        raise ValueError(f"expression {text!r} names no column")
-    return list(dict.fromkeys(found))
+    names: list[str] = []
+    _walk(_parsed(text), lambda name: names.append(name), lambda value: None, lambda _, *arguments: None)
+    if not names:
+        raise ValueError(f"expression {text!r} reads no column")
+    return list(dict.fromkeys(names))
 
 
 def compute(text: str, columns: Mapping[str, pa.Array]) -> Any:
-    """The expression's value, an Arrow array; numbers are computed as float64.
+    """The value of the expression, an Arrow array. Pass numbers as float64.
 
     Raises:
-        pa.ArrowException: types that do not fit.
+        pa.ArrowException: unsupported types.
     """
-    return _walk(_parsed(text), columns.__getitem__, pa.scalar, lambda function, *given: function(*given))
+    return _walk(_parsed(text), columns.__getitem__, pa.scalar, lambda function, *arguments: function(*arguments))
 
 
 def _parsed(text: str) -> ast.AST:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"expression {text!r} cannot be parsed: {error}") from error
+        raise ValueError(f"cannot parse expression {text!r}: {error}") from error
 
 
 def _walk(node: ast.AST, column: Callable[[str], Any], constant: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
@@ -76,10 +76,10 @@ def _walk(node: ast.AST, column: Callable[[str], Any], constant: Callable[[Any],
             return column(name)
         case ast.Call(func=ast.Name(id="col"), args=[ast.Constant(value=str(name))], keywords=[]):
             return column(name)
-        case ast.Constant(value=str() | bool() as one):
-            return constant(one)
-        case ast.Constant(value=int() | float() as one):
-            return constant(float(one))
+        case ast.Constant(value=str() | bool() as literal):
+            return constant(literal)
+        case ast.Constant(value=int() | float() as literal):
+            return constant(float(literal))
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             return call(pc.negate, value(inner))
         case ast.UnaryOp(op=ast.Invert(), operand=inner):
@@ -90,8 +90,8 @@ def _walk(node: ast.AST, column: Callable[[str], Any], constant: Callable[[Any],
             return call(_BINARY[type(op)], value(left), value(right))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if _FUNCTIONS.get(name, (-1,))[0] == len(args):
             return call(_FUNCTIONS[name][1], *map(value, args))
-    known = ", ".join(f"{name} ({count})" for name, (count, _) in _FUNCTIONS.items())
+    functions = ", ".join(f"{name} ({count})" for name, (count, _) in _FUNCTIONS.items())
     raise ValueError(
-        f"an expression cannot hold {ast.unparse(node)!r}: it has columns (col('a b') for odd names), numbers, texts, "
-        f"+ - * / ** & | ~, one comparison at a time, and these functions (arguments): {known}"
+        f"unsupported in an expression: {ast.unparse(node)!r}; supported: columns (col('a b') for names with spaces), "
+        f"numbers, texts, + - * / ** & | ~, single comparisons, and these functions (number of arguments): {functions}"
     )

@@ -1,4 +1,4 @@
-"""Derived columns that are made of lists, maps and texts: crosses, overlaps, lookups, tokens, pairs."""
+"""Derived columns of lists, maps and texts: crosses, overlaps, lookups, tokens, pairs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from rayrec.data.arrays.lists import Lists, filtered_offsets, offsets_of, row_of
 from rayrec.data.mapping.derived.specs import Cross, Lookup, Overlap, Pairs, Tokens
 from rayrec.data.mapping.problems import Problems
 
-_CROSSES = 7  # keeps the hashes of crosses apart from other ones
-_JOIN = " "  # between the tokens of an n-gram: no token of the default separator holds it
+# Seed that distinguishes the hashes of crosses from other hashes.
+_CROSSES = 7
+# Joins the tokens of an n-gram. Tokens of the default separator do not contain it.
+_JOIN = " "
 
 
 def relisted(lists: Lists, leaf: pa.Array) -> pa.Array:
-    """A list array of other elements."""
+    """The lists with other elements."""
     mask = None if lists.nulls is None else pa.array(lists.nulls)
     return pa.LargeListArray.from_arrays(pa.array(lists.offsets), leaf, mask=mask)
 
 
 def _hashes(array: pa.Array) -> U64:
-    """64 bits of every id; anything of a null."""
+    """A 64-bit hash of every id; undefined for nulls."""
     if pat.is_dictionary(array.type):
         distinct = _hashes(array.dictionary)
         codes = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
@@ -38,9 +40,9 @@ def _hashes(array: pa.Array) -> U64:
 
 
 def _integers(array: pa.Array) -> I64:
-    """The 64 bits of integers; 0 of a null."""
+    """Integers as int64, uint64 by their bits; 0 for nulls."""
     if not (pat.is_integer(array.type) or pat.is_boolean(array.type) or pat.is_null(array.type)):
-        raise TypeError(f"ids are integers or texts, not {array.type}; make buckets of numbers first")
+        raise TypeError(f"ids are integers or texts, not {array.type}; put numbers into buckets first")
     kind = pa.uint64() if pat.is_uint64(array.type) else pa.int64()
     numbers: I64 = pc.cast(array, kind).fill_null(0).to_numpy(zero_copy_only=False).view(np.int64)
     return numbers
@@ -51,10 +53,10 @@ def _nulls(array: pa.Array) -> Mask | None:
 
 
 def cross(spec: Cross, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    """Every column's ids are hashed with a seed of its place, and combined by XOR."""
-    state, *others = (_Hashed.of(array, place) for place, array in enumerate(arrays))
-    for other in others:
-        state = state.with_column(other)
+    """Hashes each column's ids with a seed for its position, and combines them by XOR."""
+    state, *columns = (_Hashed.of(array, position) for position, array in enumerate(arrays))
+    for column in columns:
+        state = state.with_column(column)
     values = pa.array(state.values.view(np.int64), mask=state.nulls)
     if state.offsets is None:
         return values
@@ -63,12 +65,13 @@ def cross(spec: Cross, arrays: list[pa.Array], _: Problems) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Hashed:
-    """Hashes of some columns' combinations.
+    """Hashes of the combinations of some columns.
 
     Args:
-        nulls: which of the values are null.
-        offsets: of the rows' values, where these are lists.
-        null_rows: which rows are null.
+        values: the hashes, of lists concatenated.
+        nulls: null mask of the values.
+        offsets: offsets of the lists; None for one value per row.
+        null_rows: null mask of the rows.
     """
 
     values: U64
@@ -77,25 +80,25 @@ class _Hashed:
     null_rows: Mask | None
 
     @classmethod
-    def of(cls, array: pa.Array, place: int) -> _Hashed:
+    def of(cls, array: pa.Array, position: int) -> _Hashed:
         lists = unnest(array) if is_list(array.type) else None
         leaf = array if lists is None else lists.leaf
-        values, nulls = mix64_array(_hashes(leaf), seed_of(_CROSSES, place)), _nulls(leaf)
+        values, nulls = mix64_array(_hashes(leaf), seed_of(_CROSSES, position)), _nulls(leaf)
         return cls(values, nulls, None, nulls) if lists is None else cls(values, nulls, lists.offsets, lists.nulls)
 
     def with_column(self, other: _Hashed) -> _Hashed:
-        """Each value of a row with each value of the other; nothing where either row is null."""
+        """All pairs of a value of the row with a value of the other column's row; none if either row is null."""
         null_rows = _either(self.null_rows, other.null_rows)
         if self.offsets is None and other.offsets is None:
             return _Hashed(self.values ^ other.values, null_rows, None, null_rows)
-        lengths, others = self._lengths(), other._lengths()
-        both = lengths * others if null_rows is None else np.where(null_rows, 0, lengths * others)
-        offsets, row = offsets_of(both), np.repeat(np.arange(len(both)), both)
-        first, second = np.divmod(np.arange(len(row)) - offsets[row], others[row])
-        left, right = self._starts()[row] + first, other._starts()[row] + second
-        own = None if self.nulls is None else self.nulls[left]
-        nulls = _either(own, None if other.nulls is None else other.nulls[right])
-        return _Hashed(self.values[left] ^ other.values[right], nulls, offsets, null_rows)
+        lengths, other_lengths = self._lengths(), other._lengths()
+        pair_counts = lengths * other_lengths if null_rows is None else np.where(null_rows, 0, lengths * other_lengths)
+        offsets, rows = offsets_of(pair_counts), np.repeat(np.arange(len(pair_counts)), pair_counts)
+        first_index, second_index = np.divmod(np.arange(len(rows)) - offsets[rows], other_lengths[rows])
+        left_positions, right_positions = self._starts()[rows] + first_index, other._starts()[rows] + second_index
+        left_nulls = None if self.nulls is None else self.nulls[left_positions]
+        nulls = _either(left_nulls, None if other.nulls is None else other.nulls[right_positions])
+        return _Hashed(self.values[left_positions] ^ other.values[right_positions], nulls, offsets, null_rows)
 
     def _lengths(self) -> I64:
         return np.ones(len(self.values), np.int64) if self.offsets is None else np.diff(self.offsets)
@@ -104,34 +107,34 @@ class _Hashed:
         return np.arange(len(self.values)) if self.offsets is None else self.offsets
 
 
-def _either(one: Mask | None, other: Mask | None) -> Mask | None:
-    return other if one is None else one if other is None else one | other
+def _either(left: Mask | None, right: Mask | None) -> Mask | None:
+    return right if left is None else left if right is None else left | right
 
 
 def overlap(spec: Overlap, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    """Of different ids, found by sorting numbers that are made of row, id, and which of the lists it is."""
+    """Counts common distinct ids by sorting keys (row, id, list number)."""
     kinds = {is_text(array.type.value_type) for array in arrays if is_list(array.type)}
     if not all(is_list(array.type) or pat.is_null(array.type) for array in arrays) or len(kinds) == 2:
-        raise TypeError("an overlap is of two lists, both of texts or both of integers")
-    (ids, rows), (others, other_rows) = map(_elements, arrays)
-    codes, bits = _numbered(ids, others)
+        raise TypeError("an overlap needs two lists, both of texts or both of integers")
+    (ids, rows), (other_ids, other_rows) = map(_elements, arrays)
+    codes, bits = _numbered(ids, other_ids)
     keys = ((np.concatenate([rows, other_rows]) << bits) | codes) << 1
     keys[len(rows) :] |= 1
     keys.sort()
     keys = keys[np.diff(keys, prepend=-1) != 0]
-    both = keys[1:][(keys[1:] & 1 == 1) & (np.diff(keys) == 1)]
-    count = np.bincount(both >> (bits + 1), minlength=len(arrays[0]))
+    common = keys[1:][(keys[1:] & 1 == 1) & (np.diff(keys) == 1)]
+    count = np.bincount(common >> (bits + 1), minlength=len(arrays[0]))
     nulls = _either(_nulls(arrays[0]), _nulls(arrays[1]))
     if spec.measure == "count":
         return pa.array(count, mask=nulls)
     if spec.measure == "any":
         return pa.array((count > 0).astype(np.int64), mask=nulls)
-    different = np.bincount(keys[keys & 1 == 0] >> (bits + 1), minlength=len(count))
-    return pa.array(count / np.maximum(different, 1), mask=nulls)
+    distinct = np.bincount(keys[keys & 1 == 0] >> (bits + 1), minlength=len(count))
+    return pa.array(count / np.maximum(distinct, 1), mask=nulls)
 
 
 def _elements(array: pa.Array) -> tuple[pa.Array, I64]:
-    """Every element that is not null, and its row."""
+    """All elements that are not null, and the row of each."""
     if pat.is_null(array.type):
         return array.slice(0, 0), np.empty(0, np.int64)
     lists = unnest(array)
@@ -140,13 +143,13 @@ def _elements(array: pa.Array) -> tuple[pa.Array, I64]:
     return (leaf, rows) if nulls is None else (leaf.drop_null(), rows[~nulls])
 
 
-def _numbered(one: pa.Array, other: pa.Array) -> tuple[I64, int]:
-    """A number for each id of both, equal ones for equal ids, and how many bits they have: less than 32."""
-    if is_text(one.type) or is_text(other.type):
+def _numbered(left: pa.Array, right: pa.Array) -> tuple[I64, int]:
+    """Numbers for the ids of both arrays, equal for equal ids, and the bits that they need, fewer than 32."""
+    if is_text(left.type) or is_text(right.type):
         kind = pa.large_binary()
-        ids = pa.concat_arrays([one.cast(kind), other.cast(kind)])
+        ids = pa.concat_arrays([left.cast(kind), right.cast(kind)])
     else:
-        numbers = np.concatenate([_integers(one), _integers(other)])
+        numbers = np.concatenate([_integers(left), _integers(right)])
         lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         if highest - lowest < 1 << 30:
             return numbers - lowest, (highest - lowest).bit_length()
@@ -155,46 +158,46 @@ def _numbered(one: pa.Array, other: pa.Array) -> tuple[I64, int]:
     return encoded.indices.to_numpy().astype(np.int64), len(encoded.dictionary).bit_length()
 
 
-def _map_parts(array: pa.Array) -> tuple[Lists, pa.Array, pa.Array]:
-    """A map column as lists of entries, and its keys and values."""
+def _map_entries(array: pa.Array) -> tuple[Lists, pa.Array, pa.Array]:
+    """A map column as lists of entries, with all keys and values."""
     if not pat.is_map(array.type):
-        raise TypeError("a map column is wanted")
+        raise TypeError("it must be a map column")
     entries = pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)]))
     lists = unnest(array.cast(entries))
     return lists, pc.struct_field(lists.leaf, "key"), pc.struct_field(lists.leaf, "value")
 
 
 def lookup(spec: Lookup, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    """The first entry with the key counts."""
-    lists, keys, values = _map_parts(arrays[0])
+    """The value of the first entry with the key."""
+    lists, keys, values = _map_entries(arrays[0])
     rows = np.repeat(np.arange(len(arrays[0])), np.diff(lists.offsets))
     if spec.key is None:
-        wanted = pa.scalar(spec.value, pa.string() if isinstance(spec.value, str) else pa.int64()).cast(keys.type)
+        wanted_keys = pa.scalar(spec.value, pa.string() if isinstance(spec.value, str) else pa.int64()).cast(keys.type)
     else:
         by_row = decoded(arrays[1])
         if not (is_text(by_row.type) == is_text(keys.type) or pat.is_null(by_row.type)):
-            raise TypeError("keys of another type than the map's")
-        wanted = by_row.take(pa.array(rows)).cast(keys.type)
-    hits = np.flatnonzero(pc.equal(keys, wanted).fill_null(False).to_numpy(zero_copy_only=False))
-    place = np.full(len(arrays[0]), -1)
-    place[rows[hits[::-1]]] = hits[::-1]
-    return values.take(pa.array(place, mask=place < 0))
+            raise TypeError("the keys have another type than those of the map")
+        wanted_keys = by_row.take(pa.array(rows)).cast(keys.type)
+    hits = np.flatnonzero(pc.equal(keys, wanted_keys).fill_null(False).to_numpy(zero_copy_only=False))
+    entry_of_row = np.full(len(arrays[0]), -1)
+    entry_of_row[rows[hits[::-1]]] = hits[::-1]
+    return values.take(pa.array(entry_of_row, mask=entry_of_row < 0))
 
 
 def pairs(_: Pairs, arrays: list[pa.Array], __: Problems) -> pa.Array:
-    """`list<struct<id, weight>>`, as a weighted feature reads it."""
-    lists, keys, values = _map_parts(arrays[0])
+    """Map entries as `list<struct<id, weight>>`, the input of a weighted feature."""
+    lists, keys, values = _map_entries(arrays[0])
     return relisted(lists, pa.StructArray.from_arrays([keys, values], ["id", "weight"]))
 
 
 def tokens(spec: Tokens, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    """Each different text of a dictionary is taken apart once."""
+    """Splits texts into tokens; each entry of a dictionary once."""
     (array,) = arrays
     if pat.is_dictionary(array.type):
         encoded = tokens(spec, [array.dictionary], _)
         return encoded.take(array.indices)
     if not (is_text(array.type) or pat.is_null(array.type)):
-        raise TypeError("tokens are of texts")
+        raise TypeError("tokens need texts")
     texts = array.cast(pa.large_string())
     texts = pc.utf8_lower(texts) if spec.lower else texts
     lists = unnest(pc.split_pattern_regex(texts, pattern=spec.separator))
@@ -205,30 +208,32 @@ def tokens(spec: Tokens, arrays: list[pa.Array], _: Problems) -> pa.Array:
 
 
 def _ngrams(lists: Lists, sizes: list[int]) -> Lists:
-    """The runs of so many tokens: those of a row by size, then by place."""
+    """The n-grams of each row, ordered by size, then by position."""
     leaf, rows = lists.leaf, row_of(lists.offsets, np.arange(len(lists.leaf)))
-    texts, of_row = [], []
+    texts, rows_of_size = [], []
     for size in sizes:
         last = max(len(leaf) - size + 1, 0)
         inside = np.flatnonzero(rows[:last] == rows[size - 1 :][:last])
-        parts = [leaf.take(pa.array(inside + step)) for step in range(size)]
-        texts.append(parts[0] if size == 1 else pc.binary_join_element_wise(*parts, pa.scalar(_JOIN, leaf.type)))
-        of_row.append(rows[inside])
-    joined = np.concatenate(of_row)
+        tokens_at = [leaf.take(pa.array(inside + step)) for step in range(size)]
+        texts.append(
+            tokens_at[0] if size == 1 else pc.binary_join_element_wise(*tokens_at, pa.scalar(_JOIN, leaf.type))
+        )
+        rows_of_size.append(rows[inside])
+    joined = np.concatenate(rows_of_size)
     order = np.argsort(joined, kind="stable")
     lengths = np.bincount(joined, minlength=len(lists.offsets) - 1)
     return Lists(pa.concat_arrays(texts).take(pa.array(order)), offsets_of(lengths), lists.nulls)
 
 
 def _counted(lists: Lists) -> pa.Array:
-    """Each row's different tokens in the order of their first places, with their counts as weights."""
+    """The distinct tokens of each row in the order of first occurrence, with their counts as weights."""
     encoded = pc.dictionary_encode(lists.leaf)
     rows = row_of(lists.offsets, np.arange(len(lists.leaf)))
     keys = rows * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False)
-    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
-    order = np.argsort(first)
-    first, counts = first[order], counts[order]
-    ids = lists.leaf.take(pa.array(first))
+    _, first_positions, counts = np.unique(keys, return_index=True, return_counts=True)
+    order = np.argsort(first_positions)
+    first_positions, counts = first_positions[order], counts[order]
+    ids = lists.leaf.take(pa.array(first_positions))
     leaf = pa.StructArray.from_arrays([ids, pa.array(counts.astype(np.float32))], ["id", "weight"])
-    offsets = offsets_of(np.bincount(rows[first], minlength=len(lists.offsets) - 1))
+    offsets = offsets_of(np.bincount(rows[first_positions], minlength=len(lists.offsets) - 1))
     return relisted(Lists(leaf, offsets, lists.nulls), leaf)

@@ -1,7 +1,7 @@
-"""Makes the derived columns that `derived.py` describes, whole columns at a time; lists are in `list_columns.py`.
+"""Derived columns of numbers, times and your own functions. `lists.py` has those of lists, maps and texts.
 
-Every function takes a spec, its input arrays and a place for problems, and gives an array of as many rows. It is pure:
-a row's value depends on that row alone, so it does not matter how rows are put together.
+Every function takes a spec, its input arrays and the table's problems, and returns an array of as many rows. The value
+of a row depends on that row only.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.storage.errors import DataError
 
 _DAY_US = 86_400_000_000
-_PARTS: dict[str, Callable[[I64], I64]] = {  # of microseconds of local time since 1970
+# Functions of microseconds since 1970, local time.
+_TIME_PARTS: dict[str, Callable[[I64], I64]] = {
     "minute": lambda us: us // 60_000_000 % 60,
     "hour": lambda us: us // 3_600_000_000 % 24,
-    "weekday": lambda us: (us // _DAY_US + 3) % 7,  # 1970 began on a Thursday
+    "weekday": lambda us: (us // _DAY_US + 3) % 7,  # 1970-01-01 was a Thursday
     "day": lambda us: pc.day(pa.array(us, pa.timestamp("us"))).to_numpy(),
     "month": lambda us: pc.month(pa.array(us, pa.timestamp("us"))).to_numpy(),
 }
-_CLEAN = "clean the column: a null is taken as the feature says"
+_CLEAN = "clean the column, or make the value null: the feature's `on_null` or `default` handles nulls"
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 
 
 def _elements(array: pa.Array, function: Callable[[pa.Array, Callable[[I64], I64]], pa.Array]) -> pa.Array:
-    """The function of an array, or of a list array's elements; it also gets a function from elements to rows."""
+    """Applies `function` to an array, or to the elements of a list array.
+
+    The second argument of `function` maps positions in its array to rows.
+    """
     if not is_list(array.type):
         return function(array, lambda positions: positions)
     lists = unnest(array)
@@ -56,19 +60,19 @@ def _elements(array: pa.Array, function: Callable[[pa.Array, Callable[[I64], I64
 
 def buckets(spec: Buckets, arrays: list[pa.Array], problems: Problems) -> pa.Array:
     if spec.edges is None:
-        raise unfitted(f"derived column {spec.name!r}", "quantiles", spec.column)
+        raise unfitted(f"derived column {spec.name!r}", "its quantiles", spec.column)
     edges = np.asarray(spec.edges)
 
-    def made(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
+    def bucket_numbers(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
         numbers, nulls = floats_of(array), nulls_of(array)
-        none = np.isnan(numbers)
-        bad = np.flatnonzero(none if nulls is None else none & ~nulls)
+        nan = np.isnan(numbers)
+        bad = np.flatnonzero(nan if nulls is None else nan & ~nulls)
         problems.add(
             rows(bad), spec.column, f"derived column {spec.name!r}: NaN is in no bucket", _CLEAN, lambda _: "nan"
         )
-        return pa.array(np.searchsorted(edges, numbers, side="right"), mask=none if none.any() else None)
+        return pa.array(np.searchsorted(edges, numbers, side="right"), mask=nan if nan.any() else None)
 
-    return _elements(arrays[0], made)
+    return _elements(arrays[0], bucket_numbers)
 
 
 def missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
@@ -88,68 +92,69 @@ def _instants(array: pa.Array, unit: str) -> pa.Array:
 
 
 def time_part(spec: TimePart, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    def made(array: pa.Array, _: Callable[[I64], I64]) -> pa.Array:
+    def component(array: pa.Array, _: Callable[[I64], I64]) -> pa.Array:
         times = _instants(array, spec.unit)
         if spec.zone != "UTC":
             times = pc.local_timestamp(times.cast(pa.timestamp("us", spec.zone)))
-        numbers = _PARTS[spec.part](times.cast(pa.int64()).fill_null(0).to_numpy())
+        numbers = _TIME_PARTS[spec.part](times.cast(pa.int64()).fill_null(0).to_numpy())
         return pa.array(numbers.astype(np.int64, copy=False), mask=nulls_of(array))
 
-    return _elements(arrays[0], made)
+    return _elements(arrays[0], component)
 
 
 def age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
-    at = _instants(arrays[1], spec.unit)
-    each = 1e6 * _SECONDS[spec.per]
+    row_times = _instants(arrays[1], spec.unit)
+    unit_us = 1e6 * _SECONDS[spec.per]
 
-    def made(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
+    def ages_of(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
         events = _instants(array, spec.unit)
-        now = at if not is_list(arrays[0].type) else at.take(pa.array(rows(np.arange(len(array)))))
-        age = pc.subtract(now.cast(pa.int64()), events.cast(pa.int64()))
-        future = pc.less(age, 0)
+        now = row_times if not is_list(arrays[0].type) else row_times.take(pa.array(rows(np.arange(len(array)))))
+        age_us = pc.subtract(now.cast(pa.int64()), events.cast(pa.int64()))
+        future = pc.less(age_us, 0)
         if spec.on_future == "zero":
-            age = pc.if_else(future, 0, age)
+            age_us = pc.if_else(future, 0, age_us)
         elif pc.any(future).as_py():
             bad = np.flatnonzero(future.fill_null(False).to_numpy(zero_copy_only=False))
             if spec.on_future == "error":
-                problem = f"derived column {spec.name!r}: the event lies after the row's time"
+                problem = f"derived column {spec.name!r}: the event is later than the row's time"
                 problems.add(rows(bad), spec.column, problem, _CLEAN, lambda k: str(events[int(bad[k])]))
-            age = pc.if_else(future, None, age)
-        return pc.divide(age.cast(pa.float64(), safe=False), each)
+            age_us = pc.if_else(future, None, age_us)
+        return pc.divide(age_us.cast(pa.float64(), safe=False), unit_us)
 
-    return _elements(arrays[0], made)
+    return _elements(arrays[0], ages_of)
 
 
 def expression(spec: Expression, arrays: list[pa.Array], _: Problems) -> pa.Array:
     rows = len(arrays[0])
-    words = [is_text(array.type) or pat.is_boolean(array.type) for array in arrays]
+    plain = [is_text(array.type) or pat.is_boolean(array.type) for array in arrays]
     numbers = (
-        array if word else pc.cast(plain_numbers(array), pa.float64(), safe=False)
-        for array, word in zip(arrays, words, strict=True)
+        array if is_plain else pc.cast(plain_numbers(array), pa.float64(), safe=False)
+        for array, is_plain in zip(arrays, plain, strict=True)
     )
-    found = compute(spec.expression, dict(zip(spec.inputs, numbers, strict=True)))
-    return found if len(found) == rows else pa.array([], found.type)
+    values = compute(spec.expression, dict(zip(spec.inputs, numbers, strict=True)))
+    return values if len(values) == rows else pa.array([], values.type)
 
 
 def custom(spec: Custom, arrays: list[pa.Array], _: Problems) -> pa.Array:
     name = f"derived column {spec.name!r}: {spec.function}"
     function = _imported(spec.function)
     try:
-        found = function(*arrays)
+        result = function(*arrays)
     except Exception as error:
         raise DataError(
             f"{name} failed: {type(error).__name__}: {error}", column=spec.inputs[0], fix="correct the function"
         ) from error
-    if isinstance(found, np.ndarray) and found.ndim == 1:
-        found = pa.array(found)
-    if not isinstance(found, pa.Array) or len(found) != len(arrays[0]):
-        got = f"{len(found)} rows" if isinstance(found, pa.Array) else type(found).__name__
+    if isinstance(result, np.ndarray) and result.ndim == 1:
+        result = pa.array(result)
+    if not isinstance(result, pa.Array) or len(result) != len(arrays[0]):
+        got = f"{len(result)} rows" if isinstance(result, pa.Array) else type(result).__name__
         raise DataError(
-            f"{name} must give one Arrow array of {len(arrays[0])} rows, as it got; it gave {got}",
+            f"{name} must return one Arrow array of {len(arrays[0])} rows, as many as its arguments have; "
+            f"it returned {got}",
             column=spec.inputs[0],
-            fix="return a pyarrow.Array (or a one-dimensional numpy array) with one value a row",
+            fix="return a pyarrow.Array (or a one-dimensional NumPy array) with one value per row",
         )
-    return found
+    return result
 
 
 @cache
@@ -161,14 +166,14 @@ def _imported(path: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         fix = f"install the module on every node that maps rows, or put it in the working folder {os.getcwd()}"
-        raise DataError(f"the function {path} of a derived column cannot be imported: {error}", fix=fix) from error
+        raise DataError(f"cannot import the function {path} of a derived column: {error}", fix=fix) from error
     if not callable(function):
-        raise DataError(f"{path} of a derived column is no function", fix="name a function: module:function")
-    found: Callable[..., Any] = function
-    return found
+        raise DataError(f"{path} of a derived column is not a function", fix="name a function: module:function")
+    custom_function: Callable[..., Any] = function
+    return custom_function
 
 
-def unfitted(what: str, which: str, column: str) -> DataError:
-    """The error of statistics that are not there yet."""
-    fix = "compute them from the training data: rayrec data fit CONFIG --out FITTED, and train with FITTED"
-    return DataError(f"{what} has no fitted {which} yet", column=column, fix=fix)
+def unfitted(owner: str, statistics: str, column: str) -> DataError:
+    """The error for statistics that are not fitted yet."""
+    fix = "fit them to the training data: rayrec data fit CONFIG --out FITTED, and train with FITTED"
+    return DataError(f"{owner}: {statistics} are not fitted", column=column, fix=fix)

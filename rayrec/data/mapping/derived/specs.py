@@ -1,20 +1,19 @@
-"""Derived columns: what the schema says about columns that are made of others; `derive.py` makes them.
+"""Config of derived columns: columns computed from other columns. `derive.py` computes them.
 
-A feature is source columns → a chain of small pure functions on Arrow arrays → ids (lists, weights) or numbers. Each
-link of the chain is one entry of `schema.derived`: it reads columns of the data, or derived columns listed above it,
-and gives a new column, which features name like any other. There is one implementation, called by
-`map_rows`, so that training, `evaluate`, `predict` and the service get equal values. `deploy/cpp` repeats some of them.
+Each entry of `schema.derived` is a pure function of Arrow arrays. It reads columns of the data, or derived columns
+listed above it, and defines a new column that features read like any other. `map_rows` computes them for training,
+`evaluate`, `predict` and the service alike; `deploy/cpp` implements some of them again.
 
-Statistics (boundaries of quantiles, means) are part of the schema. `rayrec data fit` computes those left out from the
-training data alone and writes them into the config; so they are in the run, the export and the fingerprint.
+Statistics (quantile boundaries, means) are part of the schema. `rayrec data fit` computes missing ones from the
+training data and writes them into the config, and so into the run, the export and the fingerprint.
 
-A null stays null, and the feature that reads the column says what becomes of it. Lists are mapped element by element.
+Nulls pass through; the feature's `on_null` or `default` decides. Scalar functions apply to lists element by element.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
 
@@ -31,23 +30,24 @@ class _Derived(Strict):
 
     @property
     def inputs(self) -> list[str]:
-        """The columns that it is made of."""
-        given = [getattr(self, field, None) for field in ("column", "columns", "at", "key")]
-        return [name for one in given if one is not None for name in ([one] if isinstance(one, str) else one)]
+        """The columns that it reads."""
+        values = [getattr(self, field, None) for field in ("column", "columns", "at", "key")]
+        names = ([value] if isinstance(value, str) else value for value in values if value is not None)
+        return list(chain.from_iterable(names))
 
 
 class Buckets(_Derived):
-    """Numbers as ids: how many boundaries a number reaches, an integer in `[0, boundaries]`.
+    """Numbers as ids: the number of boundaries ≤ x, an integer in `[0, len(boundaries)]`.
 
     Args:
-        kind: what is made of the columns; the README of the data has a table of all kinds.
-        name: of the new column.
-        column: a column that it is made of, in the data or above it in the list.
-        boundaries: of `buckets`, ascending numbers.
-        quantiles: of `buckets`, in place of boundaries: so many buckets of equal frequency, of which `rayrec data fit`
-            computes the boundaries.
-        log_base: of `buckets`, in place of boundaries: the powers base⁰, base¹, …
-        buckets: of `buckets` by logarithm, how many there are; larger numbers are in the last one.
+        kind: Kind of the derived column; the data guide has a table of all kinds.
+        name: Name of the new column.
+        column: Input column: of the data, or derived above.
+        boundaries: For `buckets`: ascending numbers.
+        quantiles: For `buckets`, instead of boundaries: number of buckets of equal frequency; `rayrec data fit`
+            computes their boundaries.
+        log_base: For `buckets`, instead of boundaries: the powers base⁰, base¹, … are the boundaries.
+        buckets: For `buckets` with `log_base`: number of buckets; larger numbers fall into the last one.
     """
 
     kind: Literal["buckets"]
@@ -62,7 +62,7 @@ class Buckets(_Derived):
         if self.boundaries is None and (self.quantiles is None) == (self.log_base is None):
             raise ValueError(f"derived column {self.name!r}: give one of boundaries, quantiles and log_base")
         if self.log_base is not None and (self.boundaries or self.quantiles):
-            raise ValueError(f"derived column {self.name!r}: log_base stands in place of boundaries")
+            raise ValueError(f"derived column {self.name!r}: give log_base or boundaries, not both")
         ends = self.boundaries or []
         if not all(map(math.isfinite, ends)) or any(a >= b for a, b in pairwise(ends)):
             raise ValueError(f"derived column {self.name!r}: the boundaries must be finite and ascend")
@@ -70,23 +70,23 @@ class Buckets(_Derived):
 
     @property
     def edges(self) -> list[float] | None:
-        """The boundaries; None where they are yet to be fitted."""
+        """The boundaries; None if they are not fitted yet."""
         return self.boundaries if self.log_base is None else [self.log_base**k for k in range(self.buckets - 1)]
 
 
 class Missing(_Derived):
-    """1 where a column is null (or NaN), 0 elsewhere."""
+    """1 for a null or NaN, else 0."""
 
     kind: Literal["missing"]
     column: str
 
 
 class Cross(_Derived):
-    """Ids of columns' combinations, as 64-bit hashes; of lists, of each element with each. Map them with `hash`.
+    """Combinations of ids as 64-bit hashes; for lists, all pairs of elements. Map the result with `hash`.
 
     Args:
-        columns: of `cross`, two or more columns of ids or lists, whose order matters; of `overlap`, two lists; of
-            `custom`, the arguments.
+        columns: For `cross`: two or more columns of ids or lists of ids; the order matters. For `overlap`: two lists.
+            For `custom`: the arguments of the function.
     """
 
     kind: Literal["cross"]
@@ -94,12 +94,12 @@ class Cross(_Derived):
 
 
 class TimePart(_Derived):
-    """A part of a time in a zone, an integer: hour 0 to 23, weekday 0 (Monday) to 6, day of the month, month, minute.
+    """A component of a time in a time zone: hour 0 to 23, weekday 0 (Monday) to 6, day of the month, month, minute.
 
     Args:
-        part: of `time_part`, which one.
-        zone: of `time_part`, an IANA name such as Europe/Berlin.
-        unit: of `time_part` and `age`, of times in integers, counted from 1970.
+        part: For `time_part`: the component.
+        zone: For `time_part`: IANA time zone such as Europe/Berlin.
+        unit: For `time_part` and `age`: unit of integer times, counted from 1970.
     """
 
     kind: Literal["time_part"]
@@ -114,17 +114,18 @@ class TimePart(_Derived):
         try:
             ZoneInfo(zone)
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"there is no time zone {zone!r}; give an IANA name such as Europe/Berlin") from error
+            raise ValueError(f"unknown time zone {zone!r}; give an IANA name such as Europe/Berlin") from error
         return zone
 
 
 class Age(_Derived):
-    """How long before the row's time events happened, a number.
+    """The age of an event at the time of the row, a number.
 
     Args:
-        at: of `age`, the column with the row's time.
-        per: of `age`, the unit of the result.
-        on_future: of `age`, for an event after the row's time: "error" reports it (it may be a leak), "zero", "null".
+        at: For `age`: column with the time of the row.
+        per: For `age`: unit of the result.
+        on_future: For `age`: result for an event after the time of the row: "error" reports it as a possible leak,
+            "zero", or "null".
     """
 
     kind: Literal["age"]
@@ -136,11 +137,11 @@ class Age(_Derived):
 
 
 class Lookup(_Derived):
-    """The value that a map column has for a key; null where it has none.
+    """The value of a key in a map column; null if the map lacks the key.
 
     Args:
-        key: of `lookup`, the column with each row's key.
-        value: of `lookup`, in place of `key`: one key for all rows.
+        key: For `lookup`: column with the key of each row.
+        value: For `lookup`, instead of `key`: the same key for all rows.
     """
 
     kind: Literal["lookup"]
@@ -151,15 +152,15 @@ class Lookup(_Derived):
     @model_validator(mode="after")
     def _one_key(self) -> Self:
         if (self.key is None) == (self.value is None):
-            raise ValueError(f"derived column {self.name!r}: give `key` (a column) or `value`, one of them")
+            raise ValueError(f"derived column {self.name!r}: give either `key` (a column) or `value`")
         return self
 
 
 class Expression(_Derived):
-    """Arithmetic, comparisons and a few functions over columns of numbers, in Arrow.
+    """Arithmetic, comparisons and functions over columns of numbers.
 
     Args:
-        expression: of `expression`, e.g. `(clicks + 1) / (views + 10)` or `log1p(price) - log1p(col("last price"))`.
+        expression: For `expression`, e.g. `(clicks + 1) / (views + 10)` or `log1p(price) - log1p(col("last price"))`.
     """
 
     kind: Literal["expression"]
@@ -177,13 +178,13 @@ class Expression(_Derived):
 
 
 class Tokens(_Derived):
-    """The tokens of texts: a list of texts, or of tokens with how often each comes.
+    """Splits texts into tokens: a list of texts, or of distinct tokens with their counts.
 
     Args:
-        separator: of `tokens`, a regular expression (RE2) of what lies between tokens.
-        lower: of `tokens`, whether letters become small ones.
-        ngrams: of `tokens`, how many tokens in a row make an id, e.g. [1, 2].
-        counts: of `tokens`, whether each different one comes once, with its count as its weight.
+        separator: For `tokens`: regular expression (RE2) that separates tokens.
+        lower: For `tokens`: convert to lower case.
+        ngrams: For `tokens`: numbers of consecutive tokens that form an id, e.g. [1, 2].
+        counts: For `tokens`: list each distinct token once, weighted by its count.
     """
 
     kind: Literal["tokens"]
@@ -195,10 +196,11 @@ class Tokens(_Derived):
 
 
 class Overlap(_Derived):
-    """How much of a first list's different ids a second list has.
+    """Distinct ids of the first list that are also in the second.
 
     Args:
-        measure: of `overlap`: "count", "ratio" (of the first list's; 0 of an empty one) or "any" (0 or 1).
+        measure: For `overlap`: "count", "ratio" (count / distinct ids of the first list; 0 if it is empty), or "any"
+            (0 or 1).
     """
 
     kind: Literal["overlap"]
@@ -207,18 +209,19 @@ class Overlap(_Derived):
 
 
 class Pairs(_Derived):
-    """A map column's keys as ids with its values as weights, for `kind: weighted_id_list`."""
+    """The keys of a map column as ids with its values as weights, for `kind: weighted_id_list`."""
 
     kind: Literal["pairs"]
     column: str
 
 
 class Custom(_Derived):
-    """A function of yours: Arrow arrays in, one Arrow array of as many rows out. It must treat rows alike however they
-    are put together, also none at all.
+    """Your own function from Arrow arrays to one Arrow array of the same length.
+
+    Its result for a row must not depend on the other rows, and it must accept empty arrays.
 
     Args:
-        function: of `custom`, `module:function`, called with an array a column.
+        function: For `custom`: `module:function`, called with one array per column.
     """
 
     kind: Literal["custom"]
@@ -233,35 +236,35 @@ Derived = Annotated[
 
 
 def needed(derived: list[Derived], columns: list[str]) -> list[Derived]:
-    """Those that the columns are made of, in their order."""
-    wanted, found = set(columns), []
+    """The derived columns that `columns` depend on, in their order."""
+    names, specs = set(columns), []
     for spec in reversed(derived):
-        if spec.name in wanted:
-            wanted.update(spec.inputs)
-            found.append(spec)
-    return found[::-1]
+        if spec.name in names:
+            names.update(spec.inputs)
+            specs.append(spec)
+    return specs[::-1]
 
 
 def sources(derived: list[Derived], columns: list[str]) -> list[str]:
-    """The columns of the data that the columns are made of, each once."""
+    """The columns of the data that `columns` depend on, without duplicates."""
     specs: dict[str, Any] = {spec.name: spec for spec in derived}
-    found: list[str] = []
+    source_columns: list[str] = []
     for name in columns:
-        found += sources(derived, specs[name].inputs) if name in specs else [name]
-    return list(dict.fromkeys(found))
+        source_columns += sources(derived, specs[name].inputs) if name in specs else [name]
+    return list(dict.fromkeys(source_columns))
 
 
 def check_order(derived: list[Derived]) -> None:
-    """That names are unique and every column is made of those above it.
+    """Checks that names are unique, and that derived columns read only those above them.
 
     Raises:
         ValueError: names the column.
     """
     names = [spec.name for spec in derived]
-    for place, spec in enumerate(derived):
-        if spec.name in names[:place]:
-            raise ValueError(f"derived columns must have names of their own; {spec.name!r} appears more than once")
-        if later := sorted({*spec.inputs} & {*names[place:]}):
+    for position, spec in enumerate(derived):
+        if spec.name in names[:position]:
+            raise ValueError(f"names of derived columns must be unique; {spec.name!r} appears more than once")
+        if later := sorted({*spec.inputs} & {*names[position:]}):
             raise ValueError(
-                f"derived column {spec.name!r} is made of {later[0]!r}: list that above it, by another name"
+                f"derived column {spec.name!r} reads {later[0]!r}: list that one above it, under a different name"
             )

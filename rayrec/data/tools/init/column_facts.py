@@ -1,4 +1,4 @@
-"""What one column of a data set looks like: its role, its range, its ids; judged by type, name and values."""
+"""Guesses the role of a column from its type, name and values, and computes its range and ids."""
 
 from __future__ import annotations
 
@@ -24,36 +24,42 @@ INDEX_NAMES = ("unnamed: 0", "__index_level_0__", "index")
 ID_ENDS = ("id", "_cat", "_code")
 NO_ID_ENDS = ("paid", "bid", "grid", "valid")
 ID_NAMES = ("user", "customer", "item", "product", "movie", "video", "song", "article", "ad", "zip", "postcode")
-BUCKETS = 32  # of a number as an id
-FEW_IDS = 65_536  # a vocabulary of so many ids is worth its file
-_FEW = 64  # an integer column of fewer distinct values is taken for a category
-_FEWEST_ROWS = 10  # fewer say nothing about a law of the values
-_SKEWED = 2.0  # skewness of an exponential law
-_ROWS_OF_TEXTS = 100  # of fewer rows nothing is said about texts that do not come again
+# Buckets for a number as an id.
+BUCKETS = 32
+# Largest number of ids for which a vocabulary is written.
+FEW_IDS = 65_536
+# An integer column with fewer distinct values is a category.
+_FEW_VALUES = 64
+# Minimum rows to recognize a row counter.
+_MIN_ROWS = 10
+# Skewness of an exponential distribution.
+_SKEWED = 2.0
+# Minimum rows to recognize texts that do not repeat.
+_MIN_TEXT_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """One column of the inspected rows.
+    """Facts about a column in the inspected rows.
 
     Args:
-        kind: its Arrow type.
-        role: "label", "dense", "id", "id_list", "weighted_id_list", "timestamp", "sample_weight", "group", "unused"; of
-            lists in a sequence also "time_list" and "number_list".
-        nulls: null rows.
-        values: values, those of lists counted one by one.
-        distinct: different ids among them; 0 for columns that are not ids.
-        ids_estimate: different ids to be expected in the whole data set.
-        low, high: smallest and largest number, None for others.
-        longest: the longest list, None for columns that are not lists.
-        width: numbers of a dense column's row.
-        log: whether a few numbers reach so far above the others that their logarithm says more.
-        mean, deviation: of numbers, after the logarithm where there is one.
-        edges: of numbers, boundaries of about `BUCKETS` buckets of equal frequency.
-        values_seen: the ids themselves where there are few (`FEW_IDS`) and the whole data set seems to have no more.
-        note: why it is not used, or what to look at.
-        lengths: of each row's list; None where a list is null, or a value in one null or no finite number.
-        sequence: the sequence that the lists belong to.
+        kind: the Arrow type.
+        role: "label", "dense", "id", "id_list", "weighted_id_list", "timestamp", "sample_weight", "group", "unused";
+            for lists in a sequence also "time_list" and "number_list".
+        nulls: number of null rows.
+        values: number of values, list elements counted individually.
+        distinct: number of distinct ids; 0 for columns that are not ids.
+        ids_estimate: estimated number of distinct ids in the whole data set.
+        low, high: minimum and maximum of numbers; None for other types.
+        longest: length of the longest list; None for columns that are not lists.
+        width: numbers per row of a dense column.
+        log: True if the distribution is so skewed that the logarithm is the better feature.
+        mean, deviation: of numbers, after the logarithm if `log`.
+        edges: boundaries of about `BUCKETS` buckets of equal frequency, for numbers.
+        values_seen: the distinct ids, if they are few (`FEW_IDS`) and the data set seems to have no more.
+        note: why the column is unused, or what to check.
+        lengths: length of each row's list; None if a list or an element is null or not finite.
+        sequence: name of the sequence that the list belongs to.
     """
 
     name: str
@@ -78,30 +84,30 @@ class ColumnFacts:
 
     @property
     def dense_range(self) -> bool:
-        """Whether the ids fill most of `[0, high]`, so that they can be rows themselves."""
+        """True if the ids fill most of `[0, high]`, so that they can be table rows themselves."""
         return self.low is not None and self.high is not None and self.low >= 0 and self.high < 8 * self.ids_estimate
 
     @property
     def table_rows(self) -> int:
-        """Rows that a table for these ids should have, without a vocabulary; with room for ids that come later."""
+        """Proposed rows of a table for these ids without a vocabulary, with spare rows for new ids."""
         if self.dense_range and self.high is not None:
             return int(self.high) + 1 + max(8, int(self.high) // 4)
         return max(16, 1 << (2 * self.ids_estimate - 1).bit_length())
 
 
 def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[int, int] | None = None) -> ColumnFacts:
-    """Looks at one column.
+    """Computes the facts about a column.
 
     Args:
-        share: inspected rows over all rows.
-        span: smallest and largest value of all rows by the files' statistics, if they have any.
+        share: inspected rows / all rows.
+        span: minimum and maximum over all rows from the files' statistics, if available.
     """
     array = pa.concat_arrays([c.cast(without_views(column.type)) for c in column.chunks])
-    leaf, longest, width, whole = array, None, 1, None
+    leaf, longest, width, complete_lengths = array, None, 1, None
     if is_list(column.type):
         lists = unnest(array)
         leaf, lengths = lists.leaf, np.diff(lists.offsets)
-        whole = None if array.null_count or leaf.null_count or _not_numbers(leaf) else lengths
+        complete_lengths = None if array.null_count or leaf.null_count or _not_numbers(leaf) else lengths
         longest = int(lengths.max(initial=0))
         width = longest if longest and (lengths == longest).all() and not array.null_count else 0
     role, note = _role(name, column.type, leaf, width)
@@ -115,19 +121,19 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
     nulls, kind = array.null_count, str(column.type)
     if role in ("id", "id_list", "weighted_id_list"):
         distinct, estimate = _distinct(leaf, share)
-        few = distinct <= FEW_IDS and estimate <= 1.1 * distinct + 1
-        seen = pc.unique(leaf.drop_null()).sort() if few else None
+        is_small = distinct <= FEW_IDS and estimate <= 1.1 * distinct + 1
+        seen = pc.unique(leaf.drop_null()).sort() if is_small else None
         if pat.is_integer(leaf.type) and share < 1 and span is None:
-            low = None  # larger ids may follow: they cannot be rows themselves
-        if is_text(leaf.type) and len(leaf) >= _ROWS_OF_TEXTS and distinct > 0.9 * (len(leaf) - leaf.null_count):
-            role, note, seen = "unused", "hardly a text comes twice: a key, or free text?", None
+            low = None  # other rows may have larger ids, so ids cannot be table rows themselves
+        if is_text(leaf.type) and len(leaf) >= _MIN_TEXT_ROWS and distinct > 0.9 * (len(leaf) - leaf.null_count):
+            role, note, seen = "unused", "more than 90 % of the values are unique: key or free text?", None
         return ColumnFacts(
             *(name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note),
             values_seen=seen,
-            lengths=whole,
+            lengths=complete_lengths,
         )
     facts = ColumnFacts(
-        name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width), lengths=whole
+        name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width), lengths=complete_lengths
     )
     return _numbers(facts, leaf) if role == "dense" else facts
 
@@ -146,37 +152,37 @@ def _ends(leaf: pa.Array) -> tuple[float | None, float | None]:
 def _by_values(
     name: str, role: str, note: str, array: pa.Array, leaf: pa.Array, low: float | None, high: float | None
 ) -> tuple[str, str]:
-    """(role, note) after a look at names and values."""
-    lower, whole = name.lower(), not array.null_count and low is not None and high is not None
+    """Refines (role, note) by name and values."""
+    lower, has_range = name.lower(), not array.null_count and low is not None and high is not None
     if not name:
-        return "unused", "has no name: the index that pandas writes?"
+        return "unused", "has no name: an index written by pandas?"
     if role in ("unused", "label"):
         return role, note
-    timed = whole and lower in TIME_NAMES and role in ("id", "dense") and pat.is_integer(leaf.type)
+    timed = has_range and lower in TIME_NAMES and role in ("id", "dense") and pat.is_integer(leaf.type)
     if timed and low is not None and high is not None and time_unit(low, high):
         return "timestamp", ""
     if lower in INDEX_NAMES or (role != "timestamp" and _counts_rows(leaf)):
         return "unused", "counts the rows"
     if lower in POLICY_NAMES:
-        return "unused", "what the logging policy gave: not known when a model scores"
-    if role in ("id", "dense") and whole:
+        return "unused", "from the logging policy: not known at prediction time"
+    if role in ("id", "dense") and has_range:
         assert low is not None and high is not None
         if lower in WEIGHT_NAMES and low >= 0 and role == "dense" and not _not_numbers(leaf):
-            return "sample_weight", "or a feature? then list it under dense"
+            return "sample_weight", "if it is a feature, list it under dense instead"
     if lower in GROUP_NAMES and role == "id" and not array.null_count:
-        return "group", "evaluations give the AUC inside groups; list it under sparse too if it is a feature"
+        return "group", "for the AUC per group in evaluations; if it is also a feature, list it under sparse"
     if role == "timestamp" and (array.null_count or _outside_times(leaf)):
-        return "unused", "a time that is null in some rows, or outside 1970 to 2200"
+        return "unused", "a time with nulls, or outside 1970 to 2200"
     if role == "dense" and _named_id(lower) and pat.is_floating(leaf.type) and _all_whole(leaf):
-        return "unused", "ids as floats, as pandas writes them where some are null? write integers: astype('Int64')"
+        return "unused", "ids as floats? pandas converts integers with nulls to floats; write integers: astype('Int64')"
     if role == "dense" and _not_numbers(leaf):
         return "unused", "NaN or infinite in some rows: write nulls instead"
     return role, note
 
 
 def _counts_rows(leaf: pa.Array) -> bool:
-    """Whether integers go up by one from row to row, but for the starts of files."""
-    if not pat.is_integer(leaf.type) or leaf.null_count or len(leaf) < _FEWEST_ROWS:
+    """True for integers that increase by one per row, except at the starts of files."""
+    if not pat.is_integer(leaf.type) or leaf.null_count or len(leaf) < _MIN_ROWS:
         return False
     steps = np.diff(leaf.to_numpy(zero_copy_only=False).astype(np.int64))
     return bool(np.count_nonzero(steps == 1) > 0.99 * len(steps) or (len(steps) < 100 and (steps == 1).all()))
@@ -192,7 +198,7 @@ def _named_id(name: str) -> bool:
 
 def _all_whole(leaf: pa.Array) -> bool:
     numbers = leaf.drop_null().cast(pa.float64())
-    return bool(pc.all(pc.equal(pc.floor(numbers), numbers)).as_py())  # of none it is not known
+    return bool(pc.all(pc.equal(pc.floor(numbers), numbers)).as_py())  # None for no values
 
 
 def _outside_times(leaf: pa.Array) -> bool:
@@ -203,11 +209,11 @@ def _outside_times(leaf: pa.Array) -> bool:
 
 
 def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
-    """Mean, deviation, and whether a logarithm helps; a column of one value, or of nulls, is of no use."""
+    """Adds mean, deviation, edges and `log`. A column with a single value, or only nulls, is unused."""
     numbers = floats_of(leaf)
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():
-        return replace(facts, role="unused", note="one value in all rows that were looked at")
+        return replace(facts, role="unused", note="the same value in all inspected rows")
     edges = tuple(bucket_edges(np.sort(numbers), BUCKETS))
     mean, deviation = float(numbers.mean()), float(numbers.std())
     skewness = float((((numbers - mean) / deviation) ** 3).mean()) if deviation > 0 else 0.0
@@ -216,13 +222,15 @@ def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
         numbers = np.log1p(numbers)
         mean, deviation = float(numbers.mean()), float(numbers.std())
     if not (np.isfinite(mean) and np.isfinite(deviation) and deviation > 0):
-        return replace(facts, role="unused", note="numbers too large for float32")
-    digits = 5 - math.floor(math.log10(deviation))  # the mean as exactly as the deviation, from which it may lie far
+        return replace(facts, role="unused", note="numbers are too large for float32")
+    digits = 5 - math.floor(
+        math.log10(deviation)
+    )  # same absolute precision as the deviation, however large the mean is
     return replace(facts, log=log, mean=round(mean, digits), deviation=float(f"{deviation:.6g}"), edges=edges)
 
 
 def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str, str]:
-    """(role, note) of a column, judged by its type first, then by its name and values."""
+    """(role, note) of a column by type, then by name and values."""
     plain = leaf.type.value_type if pat.is_dictionary(leaf.type) else leaf.type
     if is_list(plain):
         return "unused", "lists of lists: flatten them to one level"
@@ -242,8 +250,8 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         values = pc.unique(decoded(leaf)).drop_null()
         if len(values) and not leaf.null_count and pc.all(pc.is_in(values, pa.array([0, 1]).cast(values.type))).as_py():
             return "label", ""
-        is_id = _named_id(name.lower()) or len(values) < _FEW
-        return ("id", "") if is_id else ("dense", "a number? if these are ids, list it under sparse")
+        is_id = _named_id(name.lower()) or len(values) < _FEW_VALUES
+        return ("id", "") if is_id else ("dense", "a number? if it is an id, list it under sparse")
     if pat.is_floating(plain) or pat.is_decimal(plain):
         return "dense", ""
     if pat.is_timestamp(plain) or pat.is_date(plain):
@@ -252,12 +260,14 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
 
 
 def time_unit(low: float, high: float) -> str | None:
-    """The unit in which integers are times between 1973 and 2200; None where in no unit they are."""
-    return next((unit for unit, each in UNITS.items() if low >= 10**8 * each and high < LATEST_S * each), None)
+    """The unit in which the integers are times between 1973 and 2200; None if there is none."""
+    return next(
+        (unit for unit, per_second in UNITS.items() if low >= 10**8 * per_second and high < LATEST_S * per_second), None
+    )
 
 
 def _distinct(leaf: pa.Array, share: float) -> tuple[int, int]:
-    """Different ids here, and how many to expect in all (Chao 1984, from those seen once and twice)."""
+    """Distinct ids in the sample, and the estimate for all rows (Chao 1984, from the ids seen once and twice)."""
     counts = leaf.drop_null().value_counts().field("counts") if len(leaf) else pa.array([], pa.int64())
     seen = len(counts)
     if share >= 1 or not seen:

@@ -1,4 +1,4 @@
-"""Looks at a data set that has no schema yet and proposes one, with table sizes that fit its ids."""
+"""Inspects a data set without a schema: the facts about its columns, and the label."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import Version, open_parquet
 
 SAMPLE_ROWS = 500_000
-_TELLING = 0.995  # a column that predicts the label so well was derived from it
-_ROWS_TO_TELL = 100
+# A column that predicts the label this well is likely derived from it (leakage).
+_LEAKAGE = 0.995
+_MIN_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What was found: files, rows, inspected rows, the columns, and what is predicted."""
+    """The result of `inspect`: number of files, rows and inspected rows, the columns, and the label."""
 
     files: int
     rows: int
-    looked_at: int
+    inspected_rows: int
     columns: tuple[ColumnFacts, ...]
     label: LabelChoice | None
 
     def proposal(self, dim: int = 16, vocabularies: Path | None = None) -> dict[str, Any]:
-        """`schema` and `tables` as a train config has them; raises as `proposal.propose`."""
+        """The proposed sections `schema` and `tables` of a train config. Raises as `proposal.propose`."""
         return propose(self.columns, None if self.label is None else self.label.schema, dim, vocabularies)
 
 
@@ -50,73 +51,73 @@ def inspect(
     filters: Iterable[Any] = (),
     label: str | None = None,
 ) -> Inspection:
-    """Reads about `sample_rows` rows, spread over the files, and says what every column looks like.
+    """Reads about `sample_rows` rows, spread over the files, and computes the facts about every column.
 
     Args:
-        filters: conditions that rows must meet to be judged, as in a train config.
-        label: what is predicted: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER; None: the column that looks like it.
+        filters: conditions that rows must meet, as in a train config.
+        label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER; None: the column that looks like a label.
 
     Raises:
         DataError: missing paths, unreadable files, a filter or a label that does not fit.
-        ValueError: a filter that is none.
+        ValueError: an invalid filter.
     """
     conditions = parse_all(filters)
-    everything = Partitioned.of(find_parquet(paths))
-    found = everything.that_pass(conditions)
+    all_files = Partitioned.of(find_parquet(paths))
+    remaining_files = all_files.that_pass(conditions)
     tables: list[pa.Table] = []
     spans: dict[str, tuple[int, int] | None] = {}
-    rows = looked_at = 0
-    for one in found.files:
-        with open_parquet(one.file.uri, Version(one.file.size_bytes)) as parquet:
+    rows = inspected_rows = 0
+    for file in remaining_files.files:
+        with open_parquet(file.file.uri, Version(file.file.size_bytes)) as parquet:
             rows += parquet.metadata.num_rows
             _widen(spans, parquet.metadata)
-        wanted = -(-sample_rows // len(found.files))
-        for table in tables_of(one, found.types, at_once=wanted):
-            tables.append(only_passing(table, conditions, one.file.uri))
-            looked_at += len(table)
-            wanted -= len(table)
-            if wanted <= 0:
+        remaining = -(-sample_rows // len(remaining_files.files))
+        for table in tables_of(file, remaining_files.types, at_once=remaining):
+            tables.append(only_passing(table, conditions, file.file.uri))
+            inspected_rows += len(table)
+            remaining -= len(table)
+            if remaining <= 0:
                 break
     if not any(len(table) for table in tables):
-        raise nothing_left(everything.files[0].file.uri, conditions)
+        raise nothing_left(all_files.files[0].file.uri, conditions)
     try:
         table = pa.concat_tables(tables).combine_chunks()
     except pa.ArrowInvalid as error:
-        raise DataError(f"the files' columns differ: {error}", fix="inspect one file at a time") from error
-    share = looked_at / rows
+        raise DataError(f"the files have different columns: {error}", fix="inspect one file at a time") from error
+    share = inspected_rows / rows
     columns = [column_facts(name, table.column(name), share, spans.get(name)) for name in table.column_names]
     for role in ("timestamp", "sample_weight", "group"):
         columns = _only_one(columns, role)
     columns = in_sequences(columns)
     chosen = choose_label(table, [c.name for c in columns if c.role == "label"], label)
     if chosen is not None:
-        columns = _that_do_not_tell(_one_label(columns, chosen), table, chosen)
-    return Inspection(len(found.files), rows, table.num_rows, tuple(columns), chosen)
+        columns = _without_leaks(_one_label(columns, chosen), table, chosen)
+    return Inspection(len(remaining_files.files), rows, table.num_rows, tuple(columns), chosen)
 
 
 def _widen(spans: dict[str, tuple[int, int] | None], footer: pq.FileMetaData) -> None:
-    """Smallest and largest value of every plain integer column, if all row groups have statistics."""
+    """Updates minimum and maximum of flat integer columns; None if a row group lacks statistics."""
     for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
         for chunk in (group.column(number) for number in range(group.num_columns)):
-            name, found = chunk.path_in_schema, chunk.statistics
-            if found is None or not found.has_min_max or type(found.min) is not int:
+            name, statistics = chunk.path_in_schema, chunk.statistics
+            if statistics is None or not statistics.has_min_max or type(statistics.min) is not int:
                 spans[name] = None
                 continue
-            low, high = spans.get(name, (found.min, found.max)) or (None, None)
-            spans[name] = None if low is None or high is None else (min(low, found.min), max(high, found.max))
+            low, high = spans.get(name, (statistics.min, statistics.max)) or (None, None)
+            spans[name] = None if low is None or high is None else (min(low, statistics.min), max(high, statistics.max))
 
 
 def _only_one(columns: list[ColumnFacts], role: str) -> list[ColumnFacts]:
-    """The first column keeps a role that there is only once."""
-    first = next((c.name for c in columns if c.role == role), None)
-    note = f"a schema has one {role}, which is {first!r} here"
-    return [c if c.role != role or c.name == first else replace(c, role="unused", note=note) for c in columns]
+    """Keeps a role that a schema has only once for the first column."""
+    first_column = next((c.name for c in columns if c.role == role), None)
+    note = f"a schema has one {role}: {first_column!r}"
+    return [c if c.role != role or c.name == first_column else replace(c, role="unused", note=note) for c in columns]
 
 
 def _one_label(columns: list[ColumnFacts], label: LabelChoice) -> list[ColumnFacts]:
-    """With the role of the label where it belongs; other columns of 0 and 1 are categories."""
-    chosen = (replace(c, role="label", note=label.why) if c.name == label.column else c for c in columns)
-    return [_category(c) if c.role == "label" and c.name != label.column else c for c in chosen]
+    """Gives the label column its role. Other columns of 0 and 1 become categories."""
+    with_label = (replace(c, role="label", note=label.why) if c.name == label.column else c for c in columns)
+    return [_category(c) if c.role == "label" and c.name != label.column else c for c in with_label]
 
 
 def _category(facts: ColumnFacts) -> ColumnFacts:
@@ -125,17 +126,15 @@ def _category(facts: ColumnFacts) -> ColumnFacts:
     return replace(facts, role="id", distinct=2, ids_estimate=2, values_seen=pa.array([0, 1]))
 
 
-def _that_do_not_tell(columns: list[ColumnFacts], table: pa.Table, label: LabelChoice) -> list[ColumnFacts]:
-    """Without the columns that predict the label alone."""
+def _without_leaks(columns: list[ColumnFacts], table: pa.Table, label: LabelChoice) -> list[ColumnFacts]:
+    """Marks columns that predict the label alone as unused."""
     labels = label.positives
-    if table.num_rows < _ROWS_TO_TELL or not 0.02 < labels.mean() < 0.98:
+    if table.num_rows < _MIN_ROWS or not 0.02 < labels.mean() < 0.98:
         return columns
-    return [_unless_it_tells(column, table.column(column.name), labels, label.column) for column in columns]
+    return [_unless_leak(column, table.column(column.name), labels, label.column) for column in columns]
 
 
-def _unless_it_tells(
-    facts: ColumnFacts, column: pa.ChunkedArray, labels: npt.NDArray[np.bool_], label: str
-) -> ColumnFacts:
+def _unless_leak(facts: ColumnFacts, column: pa.ChunkedArray, labels: npt.NDArray[np.bool_], label: str) -> ColumnFacts:
     if facts.role not in ("dense", "id") or facts.width > 1 or pat.is_nested(column.type):
         return facts
     if facts.role == "id" and facts.distinct > len(labels) // 50:
@@ -148,15 +147,16 @@ def _unless_it_tells(
     else:
         numbers = encoded.dictionary.cast(pa.float64(), safe=False).fill_null(-np.inf).to_numpy(zero_copy_only=False)
         separation = _auc(counts[:, np.argsort(numbers)])
-    if separation < _TELLING:
+    if separation < _LEAKAGE:
         return facts
-    note = f"tells {label!r} by itself ({separation:.3f}): made of it? list it if it is known before the label"
+    note = f"predicts {label!r} almost perfectly ({separation:.3f}): possible leakage; "
+    note += "add it by hand if it is known at prediction time"
     return replace(facts, role="unused", note=note)
 
 
 def _auc(counts: npt.NDArray[np.int64]) -> float:
-    """Of ordered values, with how many zeros and ones each comes; of the better one of both directions."""
+    """AUC of ordered values, given the counts of label 0 and 1 for each; the better of both directions."""
     zeros, ones = counts
-    below = np.cumsum(zeros) - zeros
-    auc = float((ones * (below + zeros / 2)).sum() / (zeros.sum() * ones.sum()))
+    zeros_below = np.cumsum(zeros) - zeros
+    auc = float((ones * (zeros_below + zeros / 2)).sum() / (zeros.sum() * ones.sum()))
     return max(auc, 1 - auc)

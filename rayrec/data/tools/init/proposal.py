@@ -1,4 +1,4 @@
-"""From what columns look like to the schema and the tables of a train config; writes vocabularies on request."""
+"""Proposes the schema and the tables of a train config from facts about columns; can write vocabularies."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from rayrec.data.tools.init.sequences import VALUES
 from rayrec.storage.errors import DataError
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
-_SPARE_BUCKETS = BUCKETS  # statistics of other rows may give more boundaries
-_ROWS_TO_DERIVE = 1000
-FARTHEST = 5.0  # standard deviations; of a column that is nearly all one value, others may lie a hundred away
+# Spare table rows for buckets: fitting to other rows may give more boundaries.
+_SPARE_BUCKETS = BUCKETS
+_MIN_ROWS_TO_DERIVE = 1000
+# Clips standardized numbers, in standard deviations; in a nearly constant column outliers may be a hundred away.
+CLIP_DEVIATIONS = 5.0
 _LISTED = ("id", "id_list", "weighted_id_list")
 
 
 def propose(
     columns: Sequence[ColumnFacts], label: Mapping[str, Any] | None, dim: int, vocabularies: Path | None = None
 ) -> dict[str, Any]:
-    """`schema` and `tables` as a train config has them.
+    """The sections `schema` and `tables` of a train config.
 
     Args:
-        label: `schema.label`; None: nothing looks like one.
-        dim: of every table.
-        vocabularies: folder that takes a vocabulary for each column of few ids; without it, ids that cannot be rows
-            themselves are hashed, so that some share a row.
+        label: `schema.label`; None if no column looks like a label.
+        dim: dimension of every table.
+        vocabularies: folder for a vocabulary of each column with few ids. Without it, ids that cannot be table rows
+            themselves are hashed, so that some collide.
 
     Raises:
         DataError: there is no label, no column looks like a feature, or the folder cannot be written.
     """
     if label is None:
-        raise DataError("no column looks like a label: none holds 0 and 1 only", fix=suggested_labels(columns))
+        raise DataError("no column looks like a label: none contains only 0 and 1", fix=suggested_labels(columns))
     sparse = [c for c in columns if c.role in _LISTED]
     dense = [c for c in columns if c.role == "dense"]
     if not sparse and not dense:
-        raise DataError("no column looks like a feature", fix="name some in the schema")
+        raise DataError("no column looks like a feature", fix="list features in the schema")
     paths = _write([c for c in sparse if _worth_a_vocabulary(c)], vocabularies) if vocabularies is not None else {}
     schema: dict[str, Any] = {"label": dict(label)}
     for column in columns:
@@ -70,12 +72,12 @@ def propose(
 
 
 def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
-    """Numbers as ids of buckets, which of them are missing, and parts of times; of few rows nothing is derived.
+    """Proposes derived columns: buckets of numbers, indicators of nulls, and parts of times. None for few rows.
 
     Yields:
-        a derived column, the feature that reads it, and the rows of its table (0: it is a number).
+        a derived column, the feature that reads it, and the rows of its table (0 for a dense feature).
     """
-    columns = [c for c in columns if c.values >= _ROWS_TO_DERIVE and c.width == 1]
+    columns = [c for c in columns if c.values >= _MIN_ROWS_TO_DERIVE and c.width == 1]
     for facts in (c for c in columns if c.role == "dense" and len(c.edges) > 1):
         name = f"{facts.name}_bucket"
         spec = {"name": name, "kind": "buckets", "column": facts.name, "quantiles": BUCKETS}
@@ -85,39 +87,39 @@ def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], d
         name = f"{facts.name}_missing"
         yield {"name": name, "kind": "missing", "column": facts.name}, {"name": name}, 0
     for facts in (c for c in columns if c.role == "timestamp"):
-        parts = {"weekday": 7} if facts.kind.startswith("date") else {"hour": 24, "weekday": 7}
-        for part, rows in parts.items():
-            name = f"{facts.name}_{part}"
-            spec = {"name": name, "kind": "time_part", "column": facts.name, "part": part}
+        components = {"weekday": 7} if facts.kind.startswith("date") else {"hour": 24, "weekday": 7}
+        for component, rows in components.items():
+            name = f"{facts.name}_{component}"
+            spec = {"name": name, "kind": "time_part", "column": facts.name, "part": component}
             yield spec | _unit(facts), {"name": name, "kind": "id"}, rows
 
 
 def _sequences(columns: Sequence[ColumnFacts]) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
+    sequences: list[dict[str, Any]] = []
     for name, group in groupby((c for c in columns if c.sequence), key=lambda c: c.sequence):
         members = list(group)
-        made.append({"name": name, "ids": [c.name for c in members if c.role == "id_list"]})
+        sequences.append({"name": name, "ids": [c.name for c in members if c.role == "id_list"]})
         values = [(c, {"name": c.name, "kind": VALUES[c.role]}) for c in members if c.role in VALUES]
         if values:
-            made[-1]["values"] = [of | (_unit(c) if c.role == "time_list" else {}) for c, of in values]
-    return made
+            sequences[-1]["values"] = [value | (_unit(c) if c.role == "time_list" else {}) for c, value in values]
+    return sequences
 
 
 def _group(columns: Sequence[ColumnFacts]) -> str | None:
-    """A request or a session, else a user."""
+    """The group column: a request or session, else a user."""
     named = [c.name for c in columns if c.role == "group"]
     users = [c for c in columns if c.name.lower() in USER_NAMES and c.role == "id" and not c.nulls]
     return (named + [c.name for c in users] + [None])[0]
 
 
 def _worth_a_vocabulary(facts: ColumnFacts) -> bool:
-    """Whether few ids were seen, and all of them: where only the files' statistics have the largest one, not."""
+    """True if there are few ids and the sample has all of them, the largest by the files' statistics included."""
     seen = facts.values_seen
     return seen is not None and len(seen) > 0 and not (facts.dense_range and seen[-1].as_py() != facts.high)
 
 
 def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
-    """The vocabularies' files, by column."""
+    """Writes vocabularies; returns the files by column."""
     paths: dict[str, Path] = {}
     for number, facts in enumerate(columns):
         stem = re.sub(r"[^\w.-]+", "_", facts.name).strip("._") or "column"
@@ -131,12 +133,12 @@ def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
                 pa.table({"id": values if is_text(values.type) else values.cast(pa.int64(), safe=False)}), path
             )
         except OSError as error:
-            raise DataError(f"the vocabulary cannot be written: {error.strerror}", file=str(path)) from error
+            raise DataError(f"cannot write the vocabulary: {error.strerror}", file=str(path)) from error
     return paths
 
 
 def _unit(facts: ColumnFacts) -> dict[str, str]:
-    """Of a time in integers; others have their own."""
+    """The unit of integer times, if it is not the default."""
     unit = None if facts.low is None or facts.high is None else time_unit(facts.low, facts.high)
     return {} if unit in (None, "s") else {"unit": str(unit)}
 
@@ -152,7 +154,7 @@ def _dense(facts: ColumnFacts) -> dict[str, Any]:
         steps += [{"kind": "clip", "lowest": 0.0}, {"kind": "log1p"}]
     if facts.mean is not None:
         steps.append({"kind": "standardize", "mean": facts.mean, "std": facts.deviation})
-        steps.append({"kind": "clip", "lowest": -FARTHEST, "highest": FARTHEST})
+        steps.append({"kind": "clip", "lowest": -CLIP_DEVIATIONS, "highest": CLIP_DEVIATIONS})
     return feature | ({"transforms": steps} if steps else {})
 
 
