@@ -54,7 +54,7 @@ def export(
     from rayrec._runtime.imports import quick_imports
 
     with quick_imports():
-        from rayrec.inference import Wanted
+        from rayrec.inference import ExportOptions
         from rayrec.train.after.export import export_run
         from rayrec.train.driver.terminal import notice
         from rayrec.train.run.mirror import run_here
@@ -62,7 +62,9 @@ def export(
     if parity != "all" and not parity.isdecimal():
         raise typer.BadParameter(f"{parity!r} is not a number of rows, nor all", param_hint="--parity")
     rows = None if parity == "all" else int(parity)
-    settings = Wanted(tables=tables, dense=dense, target=target, march=march, budget=budget, parity=rows, force=force)
+    settings = ExportOptions(
+        tables=tables, dense=dense, target=target, march=march, budget=budget, parity=rows, force=force
+    )
     with run_here(source, notice) as run:
         exported = export_run(run, out, settings, data, allow_code=allow_code, checkpoint=checkpoint)
     typer.echo(f"read the checkpoint of step {exported.index.origin['step']}: {exported.index.origin['checkpoint']}")
@@ -146,7 +148,7 @@ def index(
 ) -> None:
     """Build an index from a run or from item vectors. Other columns of the items become attributes to filter by."""
     from rayrec.checkpoint.manifest import MANIFEST
-    from rayrec.inference.index import Index, Search, write_index
+    from rayrec.inference.index import ItemIndex, Search, write_index
     from rayrec.inference.retrieve import read_vectors
     from rayrec.train.after.index import index_run
     from rayrec.train.driver.terminal import notice
@@ -165,7 +167,7 @@ def index(
             _refuse({"--queries": queries, "--search": search != "exact"}, f"the index has the search of {extend}")
         vectors, table = read_vectors(source, vector, id_column)
         if extend is not None:
-            report = Index(extend).extended(out, vectors, table)
+            report = ItemIndex(extend).extended(out, vectors, table)
         else:
             tuning = None if queries is None else read_vectors(queries, vector, None)[0]
             report = write_index(out, vectors, table, search=settings, queries=tuning)
@@ -203,12 +205,14 @@ def retrieve(
 
     Without --history or --vector, the data must have the columns that the run was trained with.
     """
-    from rayrec.inference.index import Index
-    from rayrec.inference.retrieve import Wanted
+    from rayrec.inference.index import ItemIndex
+    from rayrec.inference.retrieve import RetrieveOptions
     from rayrec.inference.retrieve import retrieve as run
 
-    settings = Wanted(k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors)
-    done = run(Index(folder), data, out, settings)
+    settings = RetrieveOptions(
+        k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors
+    )
+    done = run(ItemIndex(folder), data, out, settings)
     typer.echo(f"{out}: {done.rows:,} rows in {done.files} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
 
 

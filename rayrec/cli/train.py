@@ -240,10 +240,10 @@ def compare(
 @checkpoints.command()
 def verify(source: Source) -> None:
     """Read every byte of a checkpoint, or of all checkpoints of a run, and name damaged parts."""
-    from rayrec.checkpoint.tools import verify_place
+    from rayrec.checkpoint.tools import verify as verify_checkpoints
 
     damaged = False
-    for checked, damages in verify_place(source):
+    for checked, damages in verify_checkpoints(source):
         typer.echo(f"{checked}: {'whole' if not damages else 'DAMAGED'}")
         for damage in damages:
             typer.echo(f"  {damage}")
@@ -267,8 +267,8 @@ def convert(
     optimizer: Annotated[bool, typer.Option("--optimizer", help="Also write optimizer state.")] = False,
 ) -> None:
     """Write a checkpoint's weights to a safetensors file, by the names of the unsharded model."""
-    from rayrec.checkpoint.tools import convert_place
+    from rayrec.checkpoint.tools import convert as convert_checkpoint
 
-    checkpoint, count, size = convert_place(source, out, optimizer)
+    checkpoint, count, size = convert_checkpoint(source, out, optimizer)
     typer.echo(f"read the checkpoint of step {checkpoint.step}: {checkpoint.path}")
     typer.echo(f"{out}: {count} tensors, {size / 1e6:,.1f} MB")

@@ -1,4 +1,4 @@
-"""Built-in models: each takes a `Batch` and returns (loss, logits `[B]`)."""
+"""Built-in models; each takes a `Batch` and returns the loss and logits `[B]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rayrec.models.ranker import Ranker
 from rayrec.models.retriever import Retriever
 from rayrec.models.two_tower import TwoTower
 
-# factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded
+# factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dlrm": DLRM,
     "dcn": DCN,
@@ -31,7 +31,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "ple": PLE,
     "esmm": ESMM,
 }
-# of the same arguments, as functions or classes; they find items, and make a `Retriever`
+# The same arguments; these return a `Retriever`.
 RETRIEVERS: dict[str, Callable[..., Retriever]] = {"sasrec": sasrec, "hstu": hstu, "two_tower": TwoTower}
 BUILT_IN: dict[str, Callable[..., nn.Module]] = {**MODELS, **RETRIEVERS}
 

@@ -1,4 +1,4 @@
-"""`Batch`: the input of a model, and `Sequence`, lists of it that belong together."""
+"""`Batch`, the input of a model, and `Sequence`, a group of its lists with equal lengths."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Lists of B rows that belong together, oldest first; T positions of all rows together.
+    """Lists of B rows with equal lengths, oldest first; T positions in total.
 
     Args:
-        ids: of each id feature a JaggedTensor: values int64 [T], the table rows, and offsets [B + 1], all the same.
-        values: of each list of times int64 [T], seconds since 1970; of numbers float32 [T].
+        ids: JaggedTensor of each id feature: table rows int64 [T], and offsets [B + 1], the same for all.
+        values: times int64 [T], seconds since 1970, or numbers float32 [T], by name.
     """
 
     ids: Mapping[str, JaggedTensor]
@@ -25,7 +25,7 @@ class Sequence:
 
     @property
     def offsets(self) -> torch.Tensor:
-        """`[B + 1]`, where each row begins, and the end."""
+        """`[B + 1]`: the start of each row, and the end of the last."""
         return next(iter(self.ids.values())).offsets()
 
     @property
@@ -40,13 +40,13 @@ class Batch:
 
     Args:
         dense: float32 [B, N]; N may be 0.
-        sparse: ids of every sparse feature, those of sequences among them, stride B.
-        label: float32 [B]; with T labels [B, T], NaN where a label was not observed.
+        sparse: ids of every sparse feature, including sequences; stride B.
+        label: float32 [B]; with T labels [B, T], NaN for a label that was not observed.
         weight: float32 [B], sample weights; None: all 1.
-        group: int64 [B], the group of each example; only in evaluation, and if the schema has one.
-        time: int64 [B], seconds since 1970 (UTC); as `group`.
-        layout: the sequences' names, and the features of `sparse` that each is made of.
-        lists: the sequences' times and numbers, by `sequence.name`; read them from `sequences`.
+        group: int64 [B], the group of each example; only in evaluation, if the schema has one.
+        time: int64 [B], seconds since 1970 (UTC); only in evaluation, if the schema has one.
+        layout: names of the sequences, with the features of `sparse` in each.
+        lists: times and numbers of the sequences, by `sequence.name`; read them from `sequences`.
     """
 
     dense: torch.Tensor
@@ -81,21 +81,21 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
         """The same batch on `device`."""
-        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
         """The same batch in pinned host memory."""
-        return self._each(lambda part: part.pin_memory())
+        return self._map(lambda tensor: tensor.pin_memory())
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory of the tensors on a GPU from reuse until the work queued on `stream` is done."""
         self.sparse.record_stream(stream)
-        for part in (self.dense, self.label, self.weight, self.group, self.time, *self.lists.values()):
-            if part is not None and part.is_cuda:
-                part.record_stream(stream)
+        for tensor in (self.dense, self.label, self.weight, self.group, self.time, *self.lists.values()):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(stream)
 
-    def _each(self, act: Callable[[Any], Any]) -> Batch:
-        parts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("layout", "lists")}
-        acted = {name: None if part is None else act(part) for name, part in parts.items()}
-        lists = {name: act(part) for name, part in self.lists.items()}
-        return Batch(**acted, layout=self.layout, lists=lists)  # type: ignore[arg-type]
+    def _map(self, function: Callable[[Any], Any]) -> Batch:
+        tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("layout", "lists")}
+        mapped = {name: None if tensor is None else function(tensor) for name, tensor in tensors.items()}
+        lists = {name: function(tensor) for name, tensor in self.lists.items()}
+        return Batch(**mapped, layout=self.layout, lists=lists)  # type: ignore[arg-type]

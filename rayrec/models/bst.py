@@ -1,4 +1,4 @@
-"""BST: a history and its candidate through a transformer (Chen et al. 2019, arXiv:1905.06874)."""
+"""BST: a transformer over each history and its candidate (Chen et al. 2019, arXiv:1905.06874)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ def bst(
     hidden: int | None = None,
     **inputs: Annotated[Any, HistoryInputs],
 ) -> DIN:
-    """DIN with a transformer in place of its attention.
+    """DIN with a transformer instead of its attention.
 
     Args:
-        tables, num_dense, inputs: as of `DIN`.
-        over_arch: layer widths of the MLP, the last of them 1, or the number of labels.
-        max_length: items of a history at most; the `length` of its sequence.
-        blocks: of the transformer.
-        heads: of each attention.
-        hidden: width between the two layers of each position's network; null: that of the history's vectors.
+        tables, num_dense, inputs: see `DIN`.
+        over_arch: layer widths of the MLP; the last is the number of labels.
+        max_length: most items in a history; the `length` of its sequence.
+        blocks: number of transformer layers.
+        heads: attention heads.
+        hidden: hidden width of the feed-forward network; null: the width of the history's vectors.
     """
-    given = HistoryInputs(**inputs)
+    settings = HistoryInputs(**inputs)
 
     def attend(dim: int) -> TargetTransformer:
-        config = EncoderConfig(dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=given.dropout, causal=False)
-        return TargetTransformer(config, max_length, given.device)
+        config = EncoderConfig(
+            dim=dim, blocks=blocks, heads=heads, hidden=hidden, dropout=settings.dropout, causal=False
+        )
+        return TargetTransformer(config, max_length, settings.device)
 
     return DIN(tables, num_dense, over_arch, attend, **inputs)

@@ -19,18 +19,18 @@ class DeepFM(Ranker):
     """Click probability: logit = bias + Σ w_i + Σ_{i<j} <v_i, v_j> + MLP(v_1 … v_n) over all fields.
 
     A field is a sparse feature, with the pooled vector of its ids, or a dense feature, with its value times a learned
-    vector. A field's weight w_i is a learned projection of its vector, so that a table holds all that belongs to an id.
-    Of several labels, each has a bias, projections and an output of the MLP; the pairwise sum is theirs together.
+    vector. The weight w_i of a field is a learned projection of its vector, so an id needs no second table. With
+    several labels, each has its own bias, projections and MLP output, and all share the pairwise sum.
 
     Args:
-        tables: embedding tables, all of one `embedding_dim` D.
-        num_dense: N, the number of dense features; 0 is allowed.
-        deep_arch: layer widths of the MLP, the last of them 1, or the number of labels.
-        dropout: in the MLP.
+        tables: embedding tables, all with the same `embedding_dim` D.
+        num_dense: N, the number of dense features; may be 0.
+        deep_arch: layer widths of the MLP; the last is the number of labels.
+        dropout: dropout of the MLP.
         inputs: fields of `ModelInputs`.
 
     Raises:
-        ValueError: widths that do not fit together, with the setting to change.
+        ValueError: the widths do not match; names the setting to change.
     """
 
     def __init__(
@@ -41,22 +41,22 @@ class DeepFM(Ranker):
         dropout: float = 0.0,
         **inputs: Annotated[Any, ModelInputs],
     ) -> None:
-        given = ModelInputs(**inputs)
-        super().__init__(given)
-        check_logits("deepfm", "deep_arch", deep_arch, given.task_weights)
-        self.dim, device = common_dim("deepfm", tables), given.device
+        settings = ModelInputs(**inputs)
+        super().__init__(settings)
+        check_logits("deepfm", "deep_arch", deep_arch, settings.task_weights)
+        self.dim, device = common_dim("deepfm", tables), settings.device
         self.num_sparse = sum(len(table.feature_names) for table in tables)
         num_fields = self.num_sparse + num_dense
-        self.embedding_bags = given.bags(tables)
+        self.embedding_bags = settings.bags(tables)
         self.dense_vectors_ND = nn.Parameter(torch.empty(num_dense, self.dim, device=device))
-        labels = () if given.task_weights is None else (given.num_labels,)
+        labels = () if settings.task_weights is None else (settings.num_labels,)
         self.projection_FD = nn.Parameter(torch.empty(num_fields, self.dim, *labels, device=device))
         self.bias = nn.Parameter(torch.empty(labels, device=device))
         self.deep = MLP(num_fields * self.dim, deep_arch, dropout=dropout, activation_on_last=False, device=device)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Small normal vectors and projections, zero bias."""
+        """Initializes vectors and projections from a narrow normal distribution, and the bias with zeros."""
         for parameter in (self.dense_vectors_ND, self.projection_FD):
             nn.init.normal_(parameter, std=1 / math.sqrt(self.dim))
         nn.init.zeros_(self.bias)
@@ -72,7 +72,7 @@ class DeepFM(Ranker):
 
 
 def pairwise_sum(vectors_BFD: torch.Tensor) -> torch.Tensor:
-    """Σ_{i<j} <v_i, v_j> for every example, `[B]`, in time linear in F (Rendle 2010, equation 5)."""
+    """Returns Σ_{i<j} <v_i, v_j> of each example, `[B]`, in time linear in F (Rendle 2010, equation 5)."""
     square_of_sum_BD = vectors_BFD.sum(1).square()
     sum_of_squares_BD = vectors_BFD.square().sum(1)
     return (square_of_sum_BD - sum_of_squares_BD).sum(1) / 2

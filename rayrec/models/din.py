@@ -1,4 +1,4 @@
-"""DIN: a history is weighed by its likeness to the candidate (Zhou et al. 2018, arXiv:1706.06978)."""
+"""DIN: attention of the candidate over the histories (Zhou et al. 2018, arXiv:1706.06978)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class DIN(Ranker):
     """Target attention over histories, then an MLP over all features.
 
     Args:
-        tables: embedding tables, of any widths.
-        num_dense: N, the number of dense features; 0 is allowed.
-        over_arch: layer widths of the MLP, the last of them 1, or the number of labels.
-        attend: makes what weighs a history of a width; None: `TargetAttention`.
+        tables: embedding tables of any widths.
+        num_dense: N, the number of dense features; may be 0.
+        over_arch: layer widths of the MLP; the last is the number of labels.
+        attend: creates the attention module from the width of a history; None: `TargetAttention`.
         inputs: fields of `HistoryInputs`.
 
     Raises:
-        ValueError: settings that do not fit together, with the one to change.
+        ValueError: the settings do not match; names the one to change.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class DIN(Ranker):
         attend: Callable[[int], nn.Module] | None = None,
         **inputs: Annotated[Any, HistoryInputs],
     ) -> None:
-        given = HistoryInputs(**inputs)
-        super().__init__(given)
-        check_logits("din", "over_arch", over_arch, given.task_weights)
-        self.input = RankerInput(tables, num_dense, given, attend)
+        settings = HistoryInputs(**inputs)
+        super().__init__(settings)
+        check_logits("din", "over_arch", over_arch, settings.task_weights)
+        self.input = RankerInput(tables, num_dense, settings, attend)
         self.over_arch = MLP(
-            self.input.width, over_arch, dropout=given.dropout, activation_on_last=False, device=given.device
+            self.input.width, over_arch, dropout=settings.dropout, activation_on_last=False, device=settings.device
         )
 
     def outputs(self, batch: Batch) -> torch.Tensor:

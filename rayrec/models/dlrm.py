@@ -1,4 +1,4 @@
-"""DLRM: dense features and embeddings interact by pairwise dot products (Naumov et al. 2019, arXiv:1906.00091)."""
+"""DLRM: pairwise dot products of dense features and embeddings (Naumov et al. 2019, arXiv:1906.00091)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class DLRM(Ranker):
     """Click probability from dense features and embedding bags.
 
     Args:
-        tables: embedding tables, all of one `embedding_dim` D.
-        num_dense: N, the number of dense features; 0 is allowed.
-        dense_arch: layer widths of the bottom MLP, the last of them D.
-        over_arch: layer widths of the top MLP, the last of them 1, or the number of labels.
-        dropout: in both MLPs.
+        tables: embedding tables, all with the same `embedding_dim` D.
+        num_dense: N, the number of dense features; may be 0.
+        dense_arch: layer widths of the bottom MLP; the last is D.
+        over_arch: layer widths of the top MLP; the last is the number of labels.
+        dropout: dropout of both MLPs.
         inputs: fields of `ModelInputs`.
 
     Raises:
-        ValueError: widths that do not fit together, with the setting to change.
+        ValueError: the widths do not match; names the setting to change.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class DLRM(Ranker):
         dropout: float = 0.0,
         **inputs: Annotated[Any, ModelInputs],
     ) -> None:
-        given = ModelInputs(**inputs)
-        super().__init__(given)
+        settings = ModelInputs(**inputs)
+        super().__init__(settings)
         dim = common_dim("dlrm", tables)
         if num_dense and (not dense_arch or dense_arch[-1] != dim):
             raise ValueError(f"dlrm: dense_arch={list(dense_arch)} must end with the embedding_dim {dim}")
-        check_logits("dlrm", "over_arch", over_arch, given.task_weights)
+        check_logits("dlrm", "over_arch", over_arch, settings.task_weights)
         num_features = sum(len(table.feature_names) for table in tables)
         self.num_features, self.dim = num_features, dim
-        self.embedding_bags = given.bags(tables)
-        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=given.device) if num_dense else None
+        self.embedding_bags = settings.bags(tables)
+        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=settings.device) if num_dense else None
         self.interaction = InteractionArch(num_features)
         width = dim + num_features * (num_features + 1) // 2
-        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=given.device)
+        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=settings.device)
 
     def outputs(self, batch: Batch) -> torch.Tensor:
         pooled = self.embedding_bags(batch.sparse)

@@ -1,4 +1,4 @@
-"""ESMM: conversion trained on all rows, as click times conversion given click (Ma et al. 2018, arXiv:1804.07931)."""
+"""ESMM: conversion as click × conversion after click, trained on all rows (Ma et al. 2018, arXiv:1804.07931)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rayrec.modules.experts import ParallelMLPs
 
 
 class ESMM(Ranker):
-    """Two labels: whether a row was clicked, and whether it was clicked and converted, 0 where it was not clicked.
+    """Two labels: clicked, and clicked and converted (0 for a row without a click).
 
-    One tower gives p(click), the other p(conversion given click), their product p(click and conversion). Both losses
-    are over all rows, so that nothing is learned from clicked rows alone.
+    One tower predicts p(click), the other p(conversion | click); the product is p(click and conversion). Both losses
+    use all rows, so the model has no bias from training on clicked rows only.
 
     Args:
-        tables: embedding tables, of any widths.
-        num_dense: N, the number of dense features; 0 is allowed.
-        tower: layer widths of each of the two networks, without the last one of 1.
+        tables: embedding tables of any widths.
+        num_dense: N, the number of dense features; may be 0.
+        tower: layer widths of both towers, without the last layer of width 1.
         inputs: fields of `HistoryInputs`.
 
     Raises:
-        ValueError: settings that do not fit together, with the one to change.
+        ValueError: the settings do not match; names the one to change.
     """
 
     def __init__(
@@ -36,20 +36,20 @@ class ESMM(Ranker):
         tower: Sequence[int] = (64, 32),
         **inputs: Annotated[Any, HistoryInputs],
     ) -> None:
-        given = HistoryInputs(**inputs)
-        super().__init__(given)
-        if given.task_weights is None or given.num_labels != 2 or "number" in (given.label_kinds or ()):
-            raise ValueError("esmm: it needs two binary `labels`: click, and click and conversion, in this order")
-        self.input = RankerInput(tables, num_dense, given)
+        settings = HistoryInputs(**inputs)
+        super().__init__(settings)
+        if settings.task_weights is None or settings.num_labels != 2 or "number" in (settings.label_kinds or ()):
+            raise ValueError("esmm: two binary `labels` are needed, in this order: click, click and conversion")
+        self.input = RankerInput(tables, num_dense, settings)
         self.towers = ParallelMLPs(
-            2, self.input.width, [*tower, 1], logits=True, dropout=given.dropout, device=given.device
+            2, self.input.width, [*tower, 1], logits=True, dropout=settings.dropout, device=settings.device
         )
 
     def outputs(self, batch: Batch) -> torch.Tensor:
-        click, given_click = self.towers([self.input(batch)] * 2).squeeze(2).unbind(1)
-        return torch.stack([click, logit_of_both(click, given_click)], dim=1)
+        click, conversion = self.towers([self.input(batch)] * 2).squeeze(2).unbind(1)
+        return torch.stack([click, logit_of_both(click, conversion)], dim=1)
 
 
-def logit_of_both(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The logit of σ(one) σ(other): 1/p - 1 = (1 + e^-one) (1 + e^-other) - 1, whose log keeps its digits."""
-    return -torch.logsumexp(torch.stack([-one, -other, -one - other]), dim=0)
+def logit_of_both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns the logit of p = σ(x) σ(y), numerically stable: 1/p - 1 = (1 + e^-x) (1 + e^-y) - 1."""
+    return -torch.logsumexp(torch.stack([-x, -y, -x - y]), dim=0)

@@ -10,7 +10,7 @@ from torch import nn
 
 
 class InteractionArch(nn.Module):
-    """The dense vector, then the dot products of all pairs among F + 1 vectors, of which the dense one is the first.
+    """Concatenates the dense vector and the dot products of all pairs of the F + 1 vectors, the dense one first.
 
     Args:
         num_sparse_features: F; with 0 the output is the dense vector.
@@ -24,13 +24,13 @@ class InteractionArch(nn.Module):
         self.F = num_sparse_features
         vectors = self.F + 1
         rows, cols = torch.triu_indices(vectors, vectors, offset=1)
-        pair_of = torch.full((vectors, vectors), rows.numel())  # a vector with itself is no pair
+        pair_of = torch.full((vectors, vectors), rows.numel())  # the diagonal has no pair
         pair_of[rows, cols] = pair_of[cols, rows] = torch.arange(rows.numel())
         self.register_buffer("_pairs", rows * vectors + cols, persistent=False)
         self.register_buffer("_pair_of", pair_of.view(-1), persistent=False)
 
     def forward(self, dense_features: torch.Tensor, sparse_features: torch.Tensor) -> torch.Tensor:
-        """`[B, D]` and `[B, F, D]` to `[B, D + F (F + 1) / 2]`."""
+        """Maps `[B, D]` and `[B, F, D]` to `[B, D + F (F + 1) / 2]`."""
         if self.F <= 0:
             return dense_features
         vectors = torch.cat([dense_features[:, None, :], sparse_features], dim=1)
@@ -39,12 +39,13 @@ class InteractionArch(nn.Module):
 
 
 class _PairProducts(torch.autograd.Function):
-    """Dot products of pairs of vectors, `[B, N, D]` to `[B, P]`. The backward is one matrix product; autograd's own
-    takes two, and adds up gradients element by element.
+    """Dot products of pairs of vectors, `[B, N, D]` to `[B, P]`.
+
+    The backward is one matrix product; autograd would use two, and a scatter of gradients.
 
     Args:
-        pairs: the places of the pairs in a matrix `[N, N]`.
-        pair_of: for each place in that matrix, on both sides of the diagonal, its pair; P for none.
+        pairs: flat indices of the pairs in a matrix `[N, N]`.
+        pair_of: pair of each flat index, on both sides of the diagonal; P for none.
     """
 
     @staticmethod
@@ -55,5 +56,6 @@ class _PairProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         vectors, pair_of = ctx.saved_tensors
-        both_sides = F.pad(grads[0].to(vectors.dtype), (0, 1)).index_select(1, pair_of)  # of a lower one under autocast
-        return torch.bmm(both_sides.view(-1, *[vectors.shape[1]] * 2), vectors), None, None
+        # Under autocast the vectors have a lower precision than the gradient.
+        grad_matrix = F.pad(grads[0].to(vectors.dtype), (0, 1)).index_select(1, pair_of)
+        return torch.bmm(grad_matrix.view(-1, *[vectors.shape[1]] * 2), vectors), None, None

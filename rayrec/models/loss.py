@@ -1,4 +1,4 @@
-"""Shared by the models: checks of settings, and the loss."""
+"""Losses of rankers, and checks of settings that the models share."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from rayrec.modules import EmbeddingBagConfig
 
 
 def common_dim(model: str, tables: Sequence[EmbeddingBagConfig]) -> int:
-    """The tables' one `embedding_dim`.
+    """Returns the `embedding_dim` that all tables have.
 
     Raises:
-        ValueError: no tables, or tables of different widths, named.
+        ValueError: no tables, or tables of different widths; names them.
     """
     dims = {table.name: table.embedding_dim for table in tables}
     if len(set(dims.values())) != 1:
-        raise ValueError(f"{model}: all tables need one embedding_dim; there are {dims}")
+        raise ValueError(f"{model}: all tables need the same embedding_dim; they have {dims}")
     return next(iter(dims.values()))
 
 
 def check_logits(model: str, setting: str, sizes: Sequence[int], task_weights: Sequence[float] | None) -> None:
-    """Raises ValueError where layer widths do not end with the logit, or with the logits of several labels."""
-    wanted = 1 if task_weights is None else len(task_weights)
-    if not sizes or sizes[-1] != wanted:
-        what = "the logit" if task_weights is None else "one logit a label"
-        raise ValueError(f"{model}: {setting}={list(sizes)} must end with {wanted}, {what}")
+    """Raises ValueError if the last layer width is not the number of labels."""
+    num_logits = 1 if task_weights is None else len(task_weights)
+    if not sizes or sizes[-1] != num_logits:
+        meaning = "the logit" if task_weights is None else "one logit per label"
+        raise ValueError(f"{model}: {setting}={list(sizes)} must end with {num_logits}, {meaning}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The loss of a binary label. One that is a number has squared error.
+    """The loss of a binary label. A label that is a number has the squared error.
 
     Args:
-        kind: "bce" is binary cross-entropy; "focal" is that times `(1 - p)^gamma`, p the probability of the label that
-            is there (Lin et al., "Focal loss for dense object detection", 2017); "mse" is the squared error of the
-            probability; "pairwise" is `pairwise_loss`, of a head with one label.
-        label_smoothing: labels are moved by half of it towards the other one.
-        gamma: of "focal".
-        alpha: of "focal": weight of the positives, 1 - alpha that of the negatives; None: 1 for both.
+        kind: "bce" is binary cross-entropy; "focal" multiplies it by `(1 - p)^gamma`, with p the predicted probability
+            of the observed label (Lin et al., "Focal loss for dense object detection", 2017); "mse" is the squared
+            error of the probability; "pairwise" is `pairwise_loss`, for a single label.
+        label_smoothing: moves each label by half of this value towards the other one.
+        gamma: exponent of "focal".
+        alpha: weight of positives in "focal"; negatives have 1 - alpha. None: 1 for both.
     """
 
     kind: Literal["bce", "focal", "mse", "pairwise"] = "bce"
@@ -54,7 +54,7 @@ class Loss:
     alpha: float | None = None
 
     def __call__(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        """The loss of each logit, of the shape of both."""
+        """Returns the loss of each logit; `logits` and `label` have the same shape."""
         target = label * (1 - self.label_smoothing) + self.label_smoothing / 2 if self.label_smoothing else label
         if self.kind == "mse":
             return (logits.sigmoid() - target).square()
@@ -69,10 +69,10 @@ BCE = Loss()
 
 
 class Head(nn.Module):
-    """After a model's last layer: reshapes the logits and computes the loss.
+    """Reshapes the outputs of the last layer to logits and computes the loss.
 
     Args:
-        task_weights: of several labels' losses; None for one label.
+        task_weights: loss weight of each label; None for a single label.
         label_kinds: "binary" or "number" for each label; None: all binary.
     """
 
@@ -91,19 +91,21 @@ class Head(nn.Module):
         numbers = [kind == "number" for kind in label_kinds or ()]
         mask = torch.tensor(numbers, device=device) if any(numbers) else None
         self.register_buffer("_numbers", mask, persistent=False)
-        self.loss = BCE  # `model.loss` of a config sets another one
+        self.loss = BCE  # `model.loss` of a config replaces it
         self._group: comm.Group = None
 
     def on_sharded(self, group: comm.Group) -> None:
-        """Called when the tables are sharded over `group`."""
+        """Sets the ranks that the pairwise loss gathers; called when the tables are sharded over `group`."""
         self._group = group
 
     def forward(self, outputs_BT: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean loss, logits `[B]`, or `[B, T]` of several labels); the logit of a number is its prediction."""
+        """Returns the mean loss, and logits `[B]`, or `[B, T]` with several labels. The logit of a number is its
+        prediction."""
         logits = outputs_BT.squeeze(1) if self._task_weights is None else outputs_BT
         if self.loss.kind == "pairwise":
-            part = pairwise_loss(logits, batch, self._group)
-            return own_mean(part, batch, self._group), logits + part * 0  # an empty batch's backward exchanges, too
+            share = pairwise_loss(logits, batch, self._group)
+            # `share * 0` keeps the collectives in the backward of a rank with an empty batch.
+            return rank_mean(share, batch, self._group), logits + share * 0
         return mean_loss(logits, batch, self._task_weights, self._numbers, self.loss), logits
 
 
@@ -114,20 +116,20 @@ def mean_loss(
     numbers_T: torch.Tensor | None = None,
     loss: Loss = BCE,
 ) -> torch.Tensor:
-    """The loss, or squared error for numbers, averaged over the batch with its weights: Σ w loss / Σ w.
+    """Weighted mean of the loss over the batch: Σ w loss / Σ w; the loss of a number is its squared error.
 
-    With several labels, a row's loss is the sum over its labels, weighted by `task_weights_T`. An unobserved label
-    (NaN) adds nothing, but its row still counts in Σ w: so a rare label weighs as much as the rows that have it, and
-    the mean over batches or ranks is the mean over all their rows.
+    With several labels, the loss of a row is the sum over its labels, weighted by `task_weights_T`. An unobserved label
+    (NaN) adds 0, but its row still counts in Σ w. So the influence of a rare label is proportional to the rows that
+    have it, and the mean over batches or ranks is the mean over all rows.
 
     Args:
-        logits: `[B]`, or `[B, T]` as the batch's labels.
-        task_weights_T: None: all 1.
-        numbers_T: which labels are numbers; None: none of them.
-        loss: of the other ones.
+        logits: `[B]` or `[B, T]`, the shape of the labels.
+        task_weights_T: weight of each label; None: all 1.
+        numbers_T: mask of the labels that are numbers; None: all are binary.
+        loss: loss of the binary labels.
 
     Returns:
-        a scalar; 0, with zero gradients, for an empty batch or weights that are all 0.
+        A scalar; 0 with zero gradients if the batch is empty or all weights are 0.
     """
     if batch.rows == 0:
         return logits.sum()
@@ -145,11 +147,11 @@ def mean_loss(
 
 
 def pairwise_loss(logits: torch.Tensor, batch: Batch, group: comm.Group = None) -> torch.Tensor:
-    """This rank's part of the pairwise loss of all ranks' rows: `softplus(s_negative - s_positive)`, averaged over all
-    pairs of a positive and a negative of the step, by the product of their weights (RankNet, Burges et al. 2005).
+    """Returns this rank's share of the pairwise loss (RankNet, Burges et al. 2005); the sum over ranks is the loss.
 
-    The sum over ranks is the loss; every rank calls it, and its backward. It holds a number for each pair of an own
-    positive and a negative of any rank.
+    The loss is the mean of `softplus(s_negative - s_positive)` over all pairs of a positive and a negative in the
+    global batch, weighted by the product of their weights. Forward and backward are collective. Memory: one number for
+    each pair of a positive of this rank and a negative of any rank.
 
     Args:
         logits: `[B]`.
@@ -164,16 +166,18 @@ def pairwise_loss(logits: torch.Tensor, batch: Batch, group: comm.Group = None) 
     return (losses.sum(1) * weight_B[positive_B]).sum() / torch.where(total > 0, total, 1.0)
 
 
-def own_mean(part: torch.Tensor, batch: Batch, group: comm.Group) -> torch.Tensor:
-    """A rank's part of a loss of all ranks, as a mean of its own rows: such means, weighed by the ranks' shares of all
-    rows' weights, add up to the loss. Collective."""
-    own = torch.tensor(batch.total_weight, device=part.device)
-    everywhere = comm.all_reduce(own.clone(), group)
-    return part * everywhere / own if own > 0 else part
+def rank_mean(share: torch.Tensor, batch: Batch, group: comm.Group) -> torch.Tensor:
+    """Converts a rank's share of a global loss to a mean over the rank's rows. Collective.
+
+    The mean of these means, weighted by the ranks' row weights, is the global loss.
+    """
+    rank_weight = torch.tensor(batch.total_weight, device=share.device)
+    global_weight = comm.all_reduce(rank_weight.clone(), group)
+    return share * global_weight / rank_weight if rank_weight > 0 else share
 
 
 def _losses(logits: torch.Tensor, label: torch.Tensor, numbers_T: torch.Tensor | None, loss: Loss) -> torch.Tensor:
-    """The loss of each label of each row."""
+    """Returns the loss of each label of each row."""
     if numbers_T is None:
         return loss(logits, label)
     squares = (logits - label).square()

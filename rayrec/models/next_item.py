@@ -1,4 +1,4 @@
-"""`NextItem`: any encoder over a history, trained at each position to find the item that follows; SASRec and HSTU."""
+"""`NextItem`: an encoder of histories, trained at each position to retrieve the next item; SASRec and HSTU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from torch import nn
 
 from rayrec.models.batch import Batch
 from rayrec.models.retrieval_loss import Pairs
-from rayrec.models.retriever import History, HistoryOf, ItemVectors, Question, Reads, Retriever, before_next, normalized
+from rayrec.models.retriever import (
+    EvalQueries,
+    History,
+    HistoryOf,
+    ItemVectors,
+    QueryInputs,
+    Retriever,
+    before_next,
+    normalized,
+)
 from rayrec.modules.attention import Layout
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
@@ -21,17 +30,17 @@ from rayrec.modules.positions import Positions
 
 
 class NextItem(Retriever):
-    """What comes after a history; all its positions are trained in one pass.
+    """Retrieves the next item of a history; training uses all positions in one pass.
 
     Args:
         item_vectors: the item table.
-        encoder: `(values [T, D], Layout)` to `[T, D]`; causal.
-        history: a batch's histories, oldest first.
-        max_length: items that the encoder reads at most, the newest.
-        positions: vectors added to the items'; None: the encoder knows positions by itself.
-        dropout: of the encoder's input.
-        normalize: queries and items have length 1.
-        loss: `RetrievalLoss`'s arguments.
+        encoder: causal; maps `(values [T, D], Layout)` to `[T, D]`.
+        history: returns the histories of a batch, oldest first.
+        max_length: the encoder reads at most this many items, the newest.
+        positions: position embeddings added to the item vectors; None: the encoder has its own.
+        dropout: dropout of the encoder's input.
+        normalize: scale queries and items to length 1.
+        loss: arguments of `RetrievalLoss`.
     """
 
     def __init__(
@@ -47,21 +56,21 @@ class NextItem(Retriever):
         loss: dict[str, Any] | None = None,
     ) -> None:
         item, times = item_vectors.feature, history.times if isinstance(history, HistoryOf) else None
-        reads = Reads((item,), () if times is None else (times,), seen=item)
+        reads = QueryInputs((item,), () if times is None else (times,), seen=item)
         super().__init__(item_vectors.num_items, item, reads, loss)
         self.item_vectors, self.encoder, self.positions = item_vectors, encoder, positions
         self.history, self.max_length, self.normalize = history, max_length, normalize
         self.dropout = nn.Dropout(dropout)
 
     def encode(self, vectors_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """`[T, D]`: at each position a query for what follows it."""
+        """Returns `[T, D]`: at each position the query for the next item."""
         x_TD = vectors_TD * vectors_TD.shape[1] ** 0.5
         if self.positions is not None:
             x_TD = x_TD + self.positions(layout)
         return normalized(self.encoder(self.dropout(x_TD), layout), self.normalize)
 
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
-        """A pair for each position but the last of a row."""
+        """Returns a pair for each position except the last of each row."""
         history = self.history(batch).last(self.max_length + 1)
         vectors_TD, drawn_CD = self.item_vectors(history.ids, drawn)
         inputs, following = before_next(history.offsets, len(history.ids))
@@ -81,47 +90,48 @@ class NextItem(Retriever):
         )
 
     def query(self, batch: Batch) -> torch.Tensor:
-        """`[B, D]`: what follows each row's newest item; zeros for a row without history."""
+        """Returns `[B, D]`, the query after the newest item of each row; zeros for a row without history."""
         return self._query(self.history(batch))
 
     def _query(self, history: History) -> torch.Tensor:
         history = history.last(self.max_length)
         layout = Layout(history.offsets, history.times)
         encoded_TD = self.encode(self.item_vectors(history.ids)[0], layout)
-        known = layout.lengths > 0
-        out = encoded_TD.new_zeros(len(known), encoded_TD.shape[1])
-        return out.index_put((known,), encoded_TD[layout.offsets[1:][known] - 1])
+        nonempty = layout.lengths > 0
+        out = encoded_TD.new_zeros(len(nonempty), encoded_TD.shape[1])
+        return out.index_put((nonempty,), encoded_TD[layout.offsets[1:][nonempty] - 1])
 
     def items(self, ids: torch.Tensor) -> torch.Tensor:
-        """`[C, D]`."""
+        """Returns `[C, D]`."""
         return normalized(self.item_vectors(ids)[0], self.normalize)
 
-    def question(self, batch: Batch) -> Question:
-        """Of each row its newest item, asked for with those before it, which are left out of the answer."""
+    def question(self, batch: Batch) -> EvalQueries:
+        """Returns a query per row: the target is the newest item; the ranking leaves out the items before it."""
         history = self.history(batch)
-        asks = history.offsets.diff() > 0
-        ends = history.offsets[1:][asks] - 1
-        kept = torch.ones(len(history.ids), dtype=torch.bool, device=history.ids.device)
-        kept[ends] = False
-        offsets = F.pad((history.offsets.diff() - asks.long()).cumsum(0), (1, 0))
-        before = History(history.ids[kept], offsets, None if history.times is None else history.times[kept])
-        asked = torch.cat([offsets[:1], offsets[1:][asks]])
-        return Question(self._query(before)[asks], history.ids[ends], (before.ids, asked))
+        has_target = history.offsets.diff() > 0
+        ends = history.offsets[1:][has_target] - 1
+        is_prefix = torch.ones(len(history.ids), dtype=torch.bool, device=history.ids.device)
+        is_prefix[ends] = False
+        offsets = F.pad((history.offsets.diff() - has_target.long()).cumsum(0), (1, 0))
+        prefix = History(history.ids[is_prefix], offsets, None if history.times is None else history.times[is_prefix])
+        seen_offsets = torch.cat([offsets[:1], offsets[1:][has_target]])
+        return EvalQueries(self._query(prefix)[has_target], history.ids[ends], (prefix.ids, seen_offsets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextItemInputs:
-    """What `sasrec` and `hstu` share, as their keywords.
+    """Keyword arguments that `sasrec` and `hstu` share.
 
     Args:
         history: the feature, a list of items, oldest first.
-        max_length: items that the encoder reads at most, the newest.
+        max_length: the encoder reads at most this many items, the newest.
         blocks: layers of the encoder.
-        heads: of each attention.
-        dropout: of the encoder and its input.
-        loss: `RetrievalLoss`'s arguments.
-        device, tables_device: as of the other models.
-        seed: of the item table's first weights.
+        heads: attention heads.
+        dropout: dropout of the encoder and its input.
+        loss: arguments of `RetrievalLoss`.
+        device: device of the dense part.
+        tables_device: device of the item table; it stays on "meta" until it is sharded.
+        seed: seed of the initial weights of the item table.
     """
 
     history: str
@@ -138,7 +148,7 @@ class NextItemInputs:
         return ItemVectors(tables, self.history, self.tables_device, self.seed)
 
     def sizes(self, dim: int) -> dict[str, Any]:
-        """What both encoders are made of."""
+        """Returns the settings of either encoder."""
         return {"dim": dim, "blocks": self.blocks, "heads": self.heads, "dropout": self.dropout}
 
 
@@ -154,26 +164,26 @@ def sasrec(
     """SASRec: a causal transformer over a history (Kang and McAuley 2018, arXiv:1808.09781).
 
     Args:
-        tables: one of them reads `history`; its rows are the items, its width is the encoder's.
-        num_dense: not read.
-        hidden: width between the two layers of each position's network; null: that of the items.
-        norm_first: normalize the input of each part; false: its sum with the input.
-        normalize: queries and items have length 1.
+        tables: one of them reads `history`; its rows are the items, its width is the width of the encoder.
+        num_dense: ignored.
+        hidden: hidden width of the feed-forward networks; null: the width of the items.
+        norm_first: normalize before each sublayer (pre-norm); false: after it.
+        normalize: scale queries and items to length 1.
         inputs: fields of `NextItemInputs`.
     """
-    given = NextItemInputs(**inputs)
-    items, history = given.items(tables), HistoryOf(given.history)
-    with torch.device(given.device or "cpu"):
-        encoder = TransformerEncoder(EncoderConfig(**given.sizes(items.dim), hidden=hidden, norm_first=norm_first))
+    settings = NextItemInputs(**inputs)
+    items, history = settings.items(tables), HistoryOf(settings.history)
+    with torch.device(settings.device or "cpu"):
+        encoder = TransformerEncoder(EncoderConfig(**settings.sizes(items.dim), hidden=hidden, norm_first=norm_first))
         return NextItem(
             items,
             encoder,
             history,
-            given.max_length,
-            positions=Positions(given.max_length, items.dim),
-            dropout=given.dropout,
+            settings.max_length,
+            positions=Positions(settings.max_length, items.dim),
+            dropout=settings.dropout,
             normalize=normalize,
-            loss=given.loss,
+            loss=settings.loss,
         )
 
 
@@ -190,24 +200,24 @@ def hstu(
     """HSTU as a next-item model (Zhai et al. 2024, arXiv:2402.17152).
 
     Args:
-        tables, num_dense: as of `sasrec`.
-        times: of the history's items, as `sequence.name` of the schema; with them attention has a bias by time.
-        qk_dim: width of each head's queries and keys; null: that of the items, divided by `heads`.
-        v_dim: width of each head's values; as `qk_dim`.
-        normalize: queries and items have length 1; scores are then cosines over a temperature of 0.05.
+        tables, num_dense: see `sasrec`.
+        times: times of the history's items, as `sequence.name` of the schema; adds a time bias to the attention.
+        qk_dim: width of queries and keys per head; null: the width of the items divided by `heads`.
+        v_dim: width of values per head; null: the width of the items divided by `heads`.
+        normalize: scale queries and items to length 1; the temperature is then 0.05 by default.
         inputs: fields of `NextItemInputs`.
     """
-    given = NextItemInputs(**inputs)
-    items, history = given.items(tables), HistoryOf(given.history, times)
-    sizes = {**given.sizes(items.dim), "max_length": given.max_length, "qk_dim": qk_dim, "v_dim": v_dim}
-    with torch.device(given.device or "cpu"):
+    settings = NextItemInputs(**inputs)
+    items, history = settings.items(tables), HistoryOf(settings.history, times)
+    sizes = {**settings.sizes(items.dim), "max_length": settings.max_length, "qk_dim": qk_dim, "v_dim": v_dim}
+    with torch.device(settings.device or "cpu"):
         return NextItem(
             items,
             HSTUEncoder(HSTUConfig(**sizes, use_times=times is not None)),
             history,
-            given.max_length,
-            positions=Positions(given.max_length, items.dim, count_from="oldest"),
-            dropout=given.dropout,
+            settings.max_length,
+            positions=Positions(settings.max_length, items.dim, count_from="oldest"),
+            dropout=settings.dropout,
             normalize=normalize,
-            loss={"temperature": 0.05 if normalize else 1.0, **(given.loss or {})},
+            loss={"temperature": 0.05 if normalize else 1.0, **(settings.loss or {})},
         )

@@ -1,4 +1,4 @@
-"""Several labels from gated experts: PLE, a task's own beside shared ones in levels, and MMoE, shared ones alone."""
+"""Models of several labels with gated experts: PLE (task-specific and shared experts) and MMoE (shared experts)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rayrec.modules.experts import ExpertSizes, MultiTask
 
 
 class PLE(Ranker):
-    """A level's mixes are the next one's inputs (Tang et al. 2020, RecSys).
+    """Progressive layered extraction (Tang et al. 2020, RecSys): each level mixes the outputs of the level below.
 
     Args:
-        tables: embedding tables, of any widths.
-        num_dense: N, the number of dense features; 0 is allowed.
-        levels: how many; 1 is CGC.
-        own: experts of each task at each level.
-        shared: experts of all tasks at each level.
-        expert: layer widths of each.
-        tower: layer widths of each task's network, without the last one of 1.
+        tables: embedding tables of any widths.
+        num_dense: N, the number of dense features; may be 0.
+        levels: number of levels; 1 is CGC.
+        own: task-specific experts per task and level.
+        shared: shared experts per level.
+        expert: layer widths of an expert.
+        tower: layer widths of the tower of a task, without the last layer of width 1.
         inputs: fields of `HistoryInputs`.
 
     Raises:
-        ValueError: settings that do not fit together, with the one to change.
+        ValueError: the settings do not match; names the one to change.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class PLE(Ranker):
     ) -> None:
         if levels < 1:
             raise ValueError(f"ple: levels={levels} must be at least 1")
-        given = HistoryInputs(**inputs)
-        super().__init__(given)
-        self.input = RankerInput(tables, num_dense, given)
-        level = ExpertSizes(tasks=given.num_labels, own=own, shared=shared, layers=tuple(expert))
-        self.tasks = MultiTask(self.input.width, [level] * levels, tower, given.dropout, given.device)
+        settings = HistoryInputs(**inputs)
+        super().__init__(settings)
+        self.input = RankerInput(tables, num_dense, settings)
+        level = ExpertSizes(tasks=settings.num_labels, own=own, shared=shared, layers=tuple(expert))
+        self.tasks = MultiTask(self.input.width, [level] * levels, tower, settings.dropout, settings.device)
 
     def outputs(self, batch: Batch) -> torch.Tensor:
         outputs_BT: torch.Tensor = self.tasks(self.input(batch))
@@ -62,12 +62,12 @@ def mmoe(
     tower: Sequence[int] = (32,),
     **inputs: Annotated[Any, HistoryInputs],
 ) -> PLE:
-    """Experts that all tasks share, mixed by a gate a task (Ma et al. 2018, KDD): PLE of one level, without own ones.
+    """Shared experts, mixed by one gate per task (Ma et al. 2018, KDD): PLE with one level and shared experts only.
 
     Args:
-        tables, num_dense, inputs: as of `PLE`.
-        experts: how many; one is a shared bottom.
-        expert: layer widths of each.
-        tower: layer widths of each task's network, without the last one of 1.
+        tables, num_dense, inputs: see `PLE`.
+        experts: number of experts; 1 is a shared bottom.
+        expert: layer widths of an expert.
+        tower: layer widths of the tower of a task, without the last layer of width 1.
     """
     return PLE(tables, num_dense, levels=1, own=0, shared=experts, expert=expert, tower=tower, **inputs)

@@ -1,4 +1,4 @@
-"""`Ranker`: the contract of models that score rows, and what those with histories share."""
+"""`Ranker`, the base class of models that score rows, with their settings and their input layer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rayrec.modules.target_attention import TargetAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInputs:
-    """What the trainer gives every ranker, as keywords of its constructor.
+    """Keyword arguments that the trainer passes to every ranker.
 
     Args:
-        is_weighted: ids carry weights.
-        task_weights: of several labels' losses; None for one label.
+        is_weighted: ids have weights.
+        task_weights: loss weight of each label; None for a single label.
         label_kinds: "binary" or "number" for each label; None: all binary.
-        device: of the dense part.
-        tables_device: the tables lie on "meta" until they are sharded.
-        seed: of the tables' first weights.
+        device: device of the dense part.
+        tables_device: device of the tables; they stay on "meta" until they are sharded.
+        seed: seed of the initial weights of the tables.
     """
 
     is_weighted: bool = False
@@ -42,21 +42,20 @@ class ModelInputs:
         return 1 if self.task_weights is None else len(self.task_weights)
 
     def bags(self, tables: Sequence[EmbeddingBagConfig]) -> EmbeddingBagCollection:
-        """The tables as one collection."""
+        """Creates one collection of all tables."""
         return EmbeddingBagCollection(list(tables), self.is_weighted, device=self.tables_device, seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryInputs(ModelInputs):
-    """The same, and which lists a ranker weighs by the candidate.
+    """`ModelInputs`, and the settings of attention over histories.
 
     Args:
-        attention: histories that are weighed by their likeness to the candidate, each `{history: [features], target:
-            [features]}`; a target is null where the candidate has no such feature, as the stars that an item got. Other
-            lists are pooled.
-        attention_hidden: layer widths of each attention's network, without the last one of 1.
-        softmax: the weights of a history add up to 1; DIN leaves them as they are.
-        dropout: in all layers but those of the attention.
+        attention: histories with target attention, each `{history: [features], target: [features]}`. Use null as the
+            target where the candidate has no matching feature (for example its rating). Other lists are pooled.
+        attention_hidden: layer widths of the attention network, without the last layer of width 1.
+        softmax: normalize the attention weights of a history to a sum of 1; DIN does not.
+        dropout: dropout of all layers except the attention.
     """
 
     attention: Sequence[dict[str, list[Any]]] = ()
@@ -65,15 +64,15 @@ class HistoryInputs(ModelInputs):
     dropout: float = 0.0
 
     def target_attention(self, dim: int) -> TargetAttention:
-        """DIN's, over vectors of a width."""
+        """Creates DIN's attention over vectors of width `dim`."""
         return TargetAttention(dim, self.attention_hidden, self.softmax, device=self.device)
 
 
 class Ranker(nn.Module, ABC):
-    """A model that gives each row one output a label; the head makes them logits and the loss.
+    """Base class of models with one output per row and label; the head computes the loss from them.
 
     Args:
-        inputs: of the trainer.
+        inputs: settings from the trainer.
     """
 
     def __init__(self, inputs: ModelInputs) -> None:
@@ -82,25 +81,26 @@ class Ranker(nn.Module, ABC):
 
     @abstractmethod
     def outputs(self, batch: Batch) -> torch.Tensor:
-        """`[B, T]`, T the number of labels."""
+        """Returns `[B, T]`, T the number of labels."""
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(mean loss, logits `[B]`, or `[B, T]` of several labels)."""
+        """Returns the mean loss, and logits `[B]`, or `[B, T]` with several labels."""
         loss_and_logits: tuple[torch.Tensor, torch.Tensor] = self.head(self.outputs(batch), batch)
         return loss_and_logits
 
 
 class RankerInput(nn.Module):
-    """Dense features, pooled vectors and attended histories next to each other.
+    """Concatenates dense features, pooled vectors and attended histories.
 
     Args:
-        tables: embedding tables, of any widths.
-        num_dense: N.
-        attend: makes the module that turns queries `[B, D]`, keys `[T, D]` and lengths `[B]` into `[B, D]`, of D; by
-            default `TargetAttention`.
+        tables: embedding tables of any widths.
+        num_dense: N, the number of dense features.
+        inputs: settings from the trainer.
+        attend: creates, for a width D, the module that maps queries `[B, D]`, keys `[T, D]` and lengths `[B]` to
+            `[B, D]`; by default `TargetAttention`.
 
     Raises:
-        ValueError: histories and targets that do not fit together.
+        ValueError: histories and targets do not match.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RankerInput(nn.Module):
         attend: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.attended = [(list(one["history"]), list(one["target"])) for one in inputs.attention]
+        self.attended = [(list(pair["history"]), list(pair["target"])) for pair in inputs.attention]
         by_id = [feature for history, _ in self.attended for feature in history]
         self.lookup = Lookup(tables, by_id, inputs.is_weighted, inputs.tables_device, inputs.seed)
         widths = self.lookup.widths
@@ -123,9 +123,9 @@ class RankerInput(nn.Module):
         self.width = num_dense + sum(widths[name] for name in (*self.lookup.pooled_names, *by_id))
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """`[B, width]`."""
+        """Returns `[B, width]`."""
         vectors, widths = self.lookup(batch.sparse), self.lookup.widths
-        parts = [batch.dense, *vectors.pooled.values()]
+        columns = [batch.dense, *vectors.pooled.values()]
         for (history, target), attention in zip(self.attended, self.attention, strict=True):
             jagged = [vectors.by_id[feature] for feature in history]
             query = [
@@ -134,20 +134,22 @@ class RankerInput(nn.Module):
             ]
             query_BD = torch.cat(query, dim=1)
             keys_TD = torch.cat([feature.values() for feature in jagged], dim=1)
-            parts.append(attention(query_BD, keys_TD, jagged[0].lengths()))
-        return torch.cat(parts, dim=1)
+            columns.append(attention(query_BD, keys_TD, jagged[0].lengths()))
+        return torch.cat(columns, dim=1)
 
 
 def _check(histories: list[str], targets: list[str | None], lookup: Lookup) -> None:
     if len(histories) != len(targets) or not any(targets):
-        raise ValueError(f"attention: history={histories} and target={targets} must be of one length, with a target")
+        raise ValueError(
+            f"attention: history={histories} and target={targets} must have equal lengths and at least one target"
+        )
     for history, target in zip(histories, targets, strict=True):
         if target is None:
             continue
         if target not in lookup.pooled_names or history not in lookup.widths:
-            raise ValueError(f"attention: target {target!r} must be a feature that is read as a bag, not a history")
+            raise ValueError(f"attention: target {target!r} must be a pooled feature, not a history")
         if lookup.widths[history] != lookup.widths[target]:
             raise ValueError(
-                f"attention: {history!r} has vectors of {lookup.widths[history]} numbers and its target {target!r} of "
+                f"attention: {history!r} has embedding_dim {lookup.widths[history]}, but its target {target!r} has "
                 f"{lookup.widths[target]}; let one table read both"
             )

@@ -1,7 +1,7 @@
-"""`Retriever`: the contract of models that find items, and what sequence models share.
+"""`Retriever`, the base class of models that find items, and the parts that sequence models share.
 
-A model of your own gives `query`, `items` and `pairs`; training, full-corpus evaluation, the index and the service need
-no more.
+A model of your own defines `query`, `items`, `pairs` and `question`; training, full-corpus evaluation, the index and
+the service use only these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from rayrec.distributed import comm
 from rayrec.models.batch import Batch
-from rayrec.models.loss import own_mean
+from rayrec.models.loss import rank_mean
 from rayrec.models.retrieval_loss import Pairs, RetrievalLoss
 from rayrec.modules import EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
@@ -26,9 +26,15 @@ from rayrec.sparse import KeyedJaggedTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
-    """What a query is made of, and so what a request must bring: sparse features, lists as `sequence.name`, whether the
-    dense numbers, and the feature of items that were seen, which answers leave out."""
+class QueryInputs:
+    """The inputs of a query, which a request must contain.
+
+    Args:
+        features: sparse features.
+        lists: times and numbers of sequences, as `sequence.name`.
+        dense: the query reads the dense features.
+        seen: the feature with the items that the answer leaves out; None: no item is left out.
+    """
 
     features: tuple[str, ...]
     lists: tuple[str, ...] = ()
@@ -37,16 +43,16 @@ class Reads:
 
 
 class Retriever(nn.Module, ABC):
-    """Vectors of queries and of items, whose dot product is the score.
+    """Base class of models that map queries and items to vectors; the score is the dot product.
 
     Args:
-        loss: `RetrievalLoss`'s arguments but `num_items`.
         num_items: I; items are rows [0, I) of the item table.
-        item: the feature whose ids are items.
-        reads: what `query` reads of a batch.
+        item: the feature that holds item ids.
+        reads: the inputs of `query`.
+        loss: arguments of `RetrievalLoss` except `num_items`.
     """
 
-    def __init__(self, num_items: int, item: str, reads: Reads, loss: dict[str, Any] | None = None) -> None:
+    def __init__(self, num_items: int, item: str, reads: QueryInputs, loss: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.num_items, self.item, self.reads = num_items, item, reads
         self.loss = RetrievalLoss(num_items, **(loss or {}))
@@ -54,48 +60,53 @@ class Retriever(nn.Module, ABC):
 
     @abstractmethod
     def query(self, batch: Batch) -> torch.Tensor:
-        """`[B, D]`, one vector for each row."""
+        """Returns `[B, D]`, one vector per row."""
 
     @abstractmethod
     def items(self, ids: torch.Tensor) -> torch.Tensor:
-        """`[C, D]` of the items `[C]`. Collective where the table is sharded."""
+        """Returns vectors `[C, D]` of the items `[C]`. Collective if the table is sharded."""
 
     @abstractmethod
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
-        """Queries and what followed them, and vectors of the items `drawn [C]`: one lookup for all."""
+        """Returns the positive pairs of the batch, and vectors of the items `drawn [C]`, with a single lookup."""
 
     @abstractmethod
-    def question(self, batch: Batch) -> Question:
-        """For evaluation over the whole corpus; rows without a target ask nothing."""
+    def question(self, batch: Batch) -> EvalQueries:
+        """Returns the queries of full-corpus evaluation; rows without a target have none."""
 
     def positives(self, batch: Batch) -> torch.Tensor:
-        """Ids of the items that the batch's rows chose."""
+        """Returns the ids of the positive items in the batch."""
         return batch.sparse[self.item].values()
 
     def on_sharded(self, group: comm.Group) -> None:
-        """Called when the tables are sharded over `group`."""
+        """Sets the ranks of the loss; called when the tables are sharded over `group`."""
         self.group = group
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, zeros `[B]`). Ranks' losses, weighed by their share of all rows' weights, add up to the loss of all
-        positions. Collective, also for an empty batch."""
+        """Returns the loss, and zeros `[B]` as logits. Collective, also for an empty batch.
+
+        Each rank returns its share; the weighted sum over ranks is the global mean loss.
+        """
         drawn = self.loss.draw()
-        part = self.loss(self.pairs(batch, drawn.ids), drawn, self.group)
-        loss = own_mean(part, batch, self.group)
-        return loss, part * 0 + part.new_zeros(batch.rows)  # an empty batch's backward goes through the same exchanges
+        share = self.loss(self.pairs(batch, drawn.ids), drawn, self.group)
+        loss = rank_mean(share, batch, self.group)
+        # `share * 0` keeps the collectives in the backward of a rank with an empty batch.
+        return loss, share * 0 + share.new_zeros(batch.rows)
 
 
 def small_normal(rows: torch.Tensor) -> None:
-    """First weights of an item table."""
+    """Initializes an item table in place."""
     rows.normal_(std=0.02)
 
 
 class ItemVectors(nn.Module):
-    """The item table, looked up id by id: as the vectors of a history, of positives and of candidates.
+    """The item table, which serves histories, positives and candidates.
 
     Args:
         tables: exactly one reads `feature`.
-        device, seed: of the table.
+        feature: the feature that holds item ids.
+        device: device of the table.
+        seed: seed of its initial weights.
     """
 
     def __init__(
@@ -106,25 +117,40 @@ class ItemVectors(nn.Module):
         seed: int | None,
     ) -> None:
         super().__init__()
-        own = [table for table in tables if feature in table.feature_names]
-        if len(own) != 1:
-            raise ValueError(f"feature {feature!r} is read by {len(own)} tables; exactly one must read it")
-        self.feature, self.num_items, self.dim = feature, own[0].num_embeddings, own[0].embedding_dim
-        table = as_collection_table(own[0], [feature], small_normal)
+        item_table = only_table_of(feature, tables)
+        self.feature, self.num_items, self.dim = feature, item_table.num_embeddings, item_table.embedding_dim
+        table = as_collection_table(item_table, [feature], small_normal)
         self.embeddings = EmbeddingCollection([table], device=device, seed=seed)
 
     def forward(self, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`[n, D]` of each `[n]`, in one lookup."""
-        together = torch.cat(ids)
-        lengths = torch.tensor([len(together)], device=together.device)
-        found = self.embeddings(KeyedJaggedTensor([self.feature], together, lengths=lengths))
-        return found[self.feature].values().split([len(part) for part in ids])
+        """Returns vectors `[n, D]` for each tensor of ids `[n]`, with a single lookup."""
+        all_ids = torch.cat(ids)
+        lengths = torch.tensor([len(all_ids)], device=all_ids.device)
+        vectors = self.embeddings(KeyedJaggedTensor([self.feature], all_ids, lengths=lengths))
+        return vectors[self.feature].values().split([len(tensor) for tensor in ids])
+
+
+def only_table_of(feature: str, tables: Sequence[BaseEmbeddingConfig]) -> BaseEmbeddingConfig:
+    """Returns the table that reads a feature.
+
+    Raises:
+        ValueError: no table or several tables read it.
+    """
+    readers = [table for table in tables if feature in table.feature_names]
+    if len(readers) != 1:
+        raise ValueError(f"feature {feature!r} is read by {len(readers)} tables; exactly one must read it")
+    return readers[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What evaluation asks: `query [Q, D]`, the items `target [Q]` that should come first, and ids that each query has
-    seen, `[N]` with offsets `[Q + 1]`; None: no item is left out."""
+class EvalQueries:
+    """Queries of full-corpus evaluation.
+
+    Args:
+        query: `[Q, D]`.
+        target: `[Q]`, the item that should rank first.
+        seen: ids `[N]` with offsets `[Q + 1]` that the ranking leaves out; None: no item is left out.
+    """
 
     query: torch.Tensor
     target: torch.Tensor
@@ -133,26 +159,26 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Items of rows, oldest first: ids `[T]`, offsets `[B + 1]`, times `[T]` in seconds or None."""
+    """Item histories of B rows, oldest first: ids `[T]`, offsets `[B + 1]`, times `[T]` in seconds or None."""
 
     ids: torch.Tensor
     offsets: torch.Tensor
     times: torch.Tensor | None = None
 
-    def last(self, most: int) -> History:
-        """Of each row the newest items, at most so many."""
+    def last(self, max_length: int) -> History:
+        """Returns the newest items of each row, at most `max_length`."""
         lengths = self.offsets.diff()
-        if not len(self.ids) or int(lengths.max()) <= most:
+        if not len(self.ids) or int(lengths.max()) <= max_length:
             return self
         ends = self.offsets[1:].repeat_interleave(lengths)
-        keep = ends - torch.arange(len(self.ids), device=self.ids.device) <= most
-        offsets = F.pad(lengths.clamp(max=most).cumsum(0), (1, 0))
+        keep = ends - torch.arange(len(self.ids), device=self.ids.device) <= max_length
+        offsets = F.pad(lengths.clamp(max=max_length).cumsum(0), (1, 0))
         return History(self.ids[keep], offsets, None if self.times is None else self.times[keep])
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryOf:
-    """Reads a batch's histories: the list feature, and perhaps its times as `sequence.name`."""
+    """Reads the histories of a batch: a list feature, and optionally its times as `sequence.name`."""
 
     feature: str
     times: str | None = None
@@ -160,31 +186,33 @@ class HistoryOf:
     def __call__(self, batch: Batch) -> History:
         """
         Raises:
-            ValueError: the batch has no such times.
+            ValueError: the times are missing in the batch.
         """
         items = batch.sparse[self.feature]
         if self.times is not None and self.times not in batch.lists:
-            raise ValueError(f"the batch has no list {self.times!r}, but {sorted(batch.lists)}; see schema.sequences")
+            raise ValueError(
+                f"the batch lacks the list {self.times!r}; it has {sorted(batch.lists)}. See schema.sequences"
+            )
         return History(items.values(), items.offsets().long(), None if self.times is None else batch.lists[self.times])
 
 
 def batch_of(feature: str, histories: Sequence[Sequence[int]]) -> Batch:
-    """A batch of histories alone."""
-    lengths = torch.tensor([len(one) for one in histories], dtype=torch.int64)
-    ids = torch.tensor([item for one in histories for item in one], dtype=torch.int64)
+    """Returns a batch that contains only histories."""
+    lengths = torch.tensor([len(history) for history in histories], dtype=torch.int64)
+    ids = torch.tensor([item for history in histories for item in history], dtype=torch.int64)
     kjt = KeyedJaggedTensor([feature], ids, lengths=lengths)
     return Batch(torch.empty(len(histories), 0), kjt, torch.ones(len(histories)))
 
 
 def before_next(offsets: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(places `[P]` of the items that another follows in their row, places of those that follow them)."""
+    """Returns the positions `[P]` of all items except the last of each row, and the positions of their successors."""
     is_last = torch.zeros(total, dtype=torch.bool, device=offsets.device)
     ends = offsets[1:][offsets.diff() > 0] - 1
     is_last[ends] = True
-    places = (~is_last).nonzero().flatten()
-    return places, places + 1
+    positions = (~is_last).nonzero().flatten()
+    return positions, positions + 1
 
 
-def normalized(vectors: torch.Tensor, whether: bool) -> torch.Tensor:
-    """Vectors of length 1, or as they are."""
-    return F.normalize(vectors, dim=1) if whether else vectors
+def normalized(vectors: torch.Tensor, normalize: bool) -> torch.Tensor:
+    """Scales vectors to length 1 if `normalize`."""
+    return F.normalize(vectors, dim=1) if normalize else vectors

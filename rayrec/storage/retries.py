@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +30,19 @@ class Patience:
     outage_s: float = 60.0
 
 
+def waits_s(first_s: float | None = None, longest_s: float | None = None) -> Iterator[float]:
+    """Seconds to wait between attempts: each wait is twice as long as the one before, up to a limit.
+
+    Args:
+        first_s: default 0.25 s.
+        longest_s: default 4 s.
+    """
+    wait_s, limit_s = first_s or FIRST_WAIT_S, longest_s or LONGEST_WAIT_S
+    while True:
+        yield wait_s
+        wait_s = min(2 * wait_s, limit_s)
+
+
 def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
     """The result of `work`, retried with exponential back-off after transient failures.
 
@@ -42,7 +55,7 @@ def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
         DataUnavailable: the storage did not respond for `patience.outage_s`, and `work` raises `DataError`.
         DataError, OSError: the error of the last try.
     """
-    failures, wait_s = 0, FIRST_WAIT_S
+    failures, waits = 0, waits_s()
     outage_start: float | None = None
     while True:
         try:
@@ -62,8 +75,7 @@ def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
                         raise
                     raise _unavailable(error, uri, patience) from error
         # Random, so that ranks that failed together do not retry together.
-        time.sleep(wait_s * random.uniform(0.5, 1.0))
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        time.sleep(next(waits) * random.uniform(0.5, 1.0))
 
 
 def _answers(uri: str) -> bool:

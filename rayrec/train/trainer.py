@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec.checkpoint.launch import Launch, Lease
+from rayrec.checkpoint.ownership import Launch, Lease
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.formats.find_parquet import converting_into
 from rayrec.data.mapping.column_types import fill_id_types

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import Model, Wanted
+from rayrec.inference import ExportOptions, Model
 from rayrec.models import MODELS, Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
@@ -99,7 +99,7 @@ def test_fp32_is_the_trainers_evaluation_and_odd_batches_are_finite(run: Path, t
 
 
 def test_few_bits_stay_near_and_a_table_of_an_odd_width_becomes_int8(run: Path, tmp_path: Path) -> None:
-    made = export_run(run, tmp_path / "model", Wanted(tables="int4", force=True))
+    made = export_run(run, tmp_path / "model", ExportOptions(tables="int4", force=True))
     for place in made.index.places:
         assert place.format is (TableFormat.INT8 if place.dim % 2 else TableFormat.INT4), place.table
     assert abs(made.parity.exported["auc"] - made.parity.trained["auc"]) < 0.01, "301 rows tell no more"

@@ -18,12 +18,10 @@ from rich.console import Console
 
 from rayrec import Batch
 from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataSet, Manifest, ReadOptions
-from rayrec.inference import Model
+from rayrec.inference import Model, Scorer
 from rayrec.inference.predict import predict
-from rayrec.inference.scorer import Scorer
-from rayrec.serve.errors import RequestError
-from rayrec.serve.limits import Limits
-from rayrec.serve.requests import ARROW, JSON, Reader
+from rayrec.serve import ARROW, JSON, Limits, RequestError
+from rayrec.serve.requests import Reader
 from rayrec.train import Trainer, load_config
 from rayrec.train.after.export import export_run
 from rayrec.train.config.file import parse_config

@@ -15,12 +15,11 @@ from rich.console import Console
 
 from rayrec.data import DataError, Manifest, Mapping, Schema
 from rayrec.inference.predict import predict
-from rayrec.train import Trainer
+from rayrec.train import Trainer, TrainError
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.after.export import export_run, find_checkpoint
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
-from rayrec.train.errors import TrainError
 from tests.inference.runs import train
 from tests.train import small
 

@@ -203,7 +203,7 @@ def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width(
         ("dcn", {"cross_rank": -1}, "dcn: cross_rank=-1 must be positive, or 0"),
         ("dcn", {"cross_layers": 0}, "num_layers=0 must be at least 1"),
         ("deepfm", {"deep_arch": [2]}, r"deepfm: deep_arch=\[2\] must end with 1, the logit"),
-        ("dcn", {"task_weights": [1.0, 1.0]}, r"dcn: over_arch=\[5, 1\] must end with 2, one logit a label"),
+        ("dcn", {"task_weights": [1.0, 1.0]}, r"dcn: over_arch=\[5, 1\] must end with 2, one logit per label"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(name: str, settings: dict[str, Any], message: str) -> None:
@@ -214,7 +214,7 @@ def test_settings_that_do_not_fit_are_named(name: str, settings: dict[str, Any],
 @pytest.mark.parametrize("name", ["dlrm", "deepfm"])
 def test_tables_of_several_widths_are_named(name: str) -> None:
     unlike = [*tables(), EmbeddingBagConfig(name="c", num_embeddings=4, embedding_dim=4, feature_names=["c"])]
-    with pytest.raises(ValueError, match=f"{name}: all tables need one embedding_dim; there are .*'c': 4"):
+    with pytest.raises(ValueError, match=f"{name}: all tables need the same embedding_dim; they have .*'c': 4"):
         MODELS[name](unlike, 3, **ARGS[name])
 
 

@@ -170,11 +170,11 @@ def test_the_logit_of_both_keeps_its_digits() -> None:
 
 def test_histories_and_targets_that_do_not_fit_are_refused() -> None:
     for history, target, words in (
-        (["seen"], ["item", "genre"], "of one length"),
-        (["seen"], ["seen"], "must be a feature that is read as a bag"),
+        (["seen"], ["item", "genre"], "must have equal lengths"),
+        (["seen"], ["seen"], "must be a pooled feature"),
         (["seen"], ["genre"], "let one table read both"),
         (["sen"], ["item"], "no table reads 'sen'"),
-        (["seen"], [None], "with a target"),
+        (["seen"], [None], "at least one target"),
     ):
         with pytest.raises(ValueError, match=words):
             RankerInput(tables(), 2, HistoryInputs(attention=[{"history": history, "target": target}]))

@@ -236,8 +236,8 @@ def test_a_run_that_goes_on_draws_what_it_would_have_drawn() -> None:
 
 def test_wrong_settings_are_named() -> None:
     for settings, text in [
-        ({"kind": "softmx"}, "no kind 'softmx'; there are softmax, sampled_softmax"),
-        ({"sampler": "all"}, "no sampler 'all'; there are uniform, popularity"),
+        ({"kind": "softmx"}, "unknown kind 'softmx'; choose one of softmax, sampled_softmax"),
+        ({"sampler": "all"}, "unknown sampler 'all'; choose one of uniform, popularity"),
         ({"sampler": "popularity"}, "needs counts"),
         ({"temperature": 0}, "temperature=0 must be above 0"),
     ]:
@@ -296,7 +296,7 @@ def test_towers_pool_by_mean_and_score_items_alike() -> None:
         mean = genres[ids[start:stop]].mean(0) if stop > start else torch.zeros(DIM)
         want = model.query_tower(torch.cat([batch_of_users.dense[row], mean])[None])
         torch.testing.assert_close(model.query(batch_of_users)[row], torch.nn.functional.normalize(want)[0])
-    with pytest.raises(ValueError, match="item='film' is read by 0 tables"):
+    with pytest.raises(ValueError, match="feature 'film' is read by 0 tables"):
         TwoTower(tables(), 0, item="film")
 
 

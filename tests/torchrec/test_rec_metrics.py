@@ -240,11 +240,11 @@ def test_without_a_metric_no_output_is_needed() -> None:
 
 def test_outputs_are_taken_by_task_and_must_agree() -> None:
     metrics, three = module(1, 0, RecMetricEnum.CTR), torch.ones(3)
-    with pytest.raises(ValueError, match=r"task 'DefaultTask': the model's outputs have no weight 'weight'"):
+    with pytest.raises(ValueError, match=r"task 'DefaultTask': the weight 'weight' is not among the model's outputs"):
         metrics.update({"label": three, "prediction": three})
-    with pytest.raises(ValueError, match="prediction has 2 numbers and label 3"):
+    with pytest.raises(ValueError, match="prediction has 2 values, but label has 3"):
         metrics.update({"label": three, "prediction": torch.ones(2), "weight": three})
-    with pytest.raises(ValueError, match="weight has 6 numbers and label 3"):
+    with pytest.raises(ValueError, match="weight has 6 values, but label has 3"):
         metrics.update({"label": three, "prediction": three, "weight": torch.ones(3, 2)})
     empty = torch.empty(0)
     metrics.update({"label": empty, "prediction": empty, "weight": empty})
@@ -265,7 +265,7 @@ def test_a_config_names_its_tasks_once() -> None:
     with pytest.raises(ValueError, match=r"rec_task_indices \[2\], but rec_tasks has 2 tasks"):
         made(rec_task_indices=[0, 2])
     for wrong in ({}, {"rec_tasks": tasks, "rec_task_indices": [0]}):
-        with pytest.raises(ValueError, match="needs rec_tasks or rec_task_indices, and not both"):
+        with pytest.raises(ValueError, match="needs either rec_tasks or rec_task_indices"):
             made(**wrong)
     stages = [BatchSizeStage(4, None), BatchSizeStage(8, 2)]
     with pytest.raises(ValueError, match="the last stage ends at 2"):
@@ -394,7 +394,7 @@ def test_a_config_measures_only_its_own_tasks() -> None:
     """Nothing would ever be added to another one's figures."""
     own, strange = RecTaskInfo(name="click"), RecTaskInfo(name="buy")
     MetricsConfig(rec_tasks=[strange, own], rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_tasks=[own])})
-    with pytest.raises(ValueError, match=r"auc: tasks \['buy'\] are not among the model's, \['click'\]"):
+    with pytest.raises(ValueError, match=r"auc: tasks \['buy'\] are not among the model's \['click'\]"):
         MetricsConfig(rec_tasks=[own], rec_metrics={RecMetricEnum.AUC: RecMetricDef(rec_tasks=[own, strange])})
 
 

@@ -132,7 +132,7 @@ def ask_for_what_is_not_there(group: Any, kind: str) -> str:
 def test_an_id_outside_its_table_is_an_error_on_every_rank_and_the_next_batch_is_scored(kind: str) -> None:
     said = on_ranks(RANKS, ask_for_what_is_not_there, kind)
     assert "feature 'y', example 0: id 30 is outside the rows [0, 30) of table 'a'" in said[1]
-    assert said[0] == said[2] == "rank 1 of 3 cannot use its batch; its error says why"
+    assert said[0] == said[2] == "rank 1 of 3 has an invalid batch; see the error of this rank"
 
 
 class Bags(nn.Module):
@@ -188,10 +188,10 @@ def test_a_plan_that_does_not_hold_each_table_once_is_named() -> None:
     def part(rows: tuple[int, int], cols: tuple[int, int], rank: int = 0) -> Shard:
         return Shard(table="b", rows=Span(*rows), cols=Span(*cols), rank=rank)
 
-    refused("table 'b'.*do not hold all")
-    refused("table 'b'.*do not hold all", part((0, 8), (0, 12)))
-    refused("table 'b': ranks 0 and 0 both hold rows", shard, shard)
-    refused("table 'b': a shard is on rank 1; there are ranks 0 to 0", part((0, 9), (0, 12), rank=1))
+    refused("table 'b'.*do not cover")
+    refused("table 'b'.*do not cover", part((0, 8), (0, 12)))
+    refused("table 'b': ranks 0 and 0 both have rows", shard, shard)
+    refused("table 'b': a shard is on rank 1, outside the world of 1 ranks", part((0, 9), (0, 12), rank=1))
     refused(r"table 'b' is 9 x 12, but a shard has rows \[0, 10\)", part((0, 10), (0, 12)))
     refused("cut it at even columns", part((0, 9), (0, 3)), part((0, 9), (3, 12)))
     with pytest.raises(ValueError, match="no quantized"):

@@ -346,7 +346,7 @@ def test_a_session_may_be_ranked_by_its_labels_and_a_negative_task_by_what_is_le
         assert float(scaled.compute()["ndcg-other|lifetime_ndcg"]) == pytest.approx(by_weight)
     for wrong in (None, SessionMetricDef("key")):
         unset = metric("RECALL_SESSION_LEVEL", {}, tasks=[RecTaskInfo(name="one", session_metric_def=wrong)])
-        with pytest.raises(ValueError, match="task 'one': give it SessionMetricDef"):
+        with pytest.raises(ValueError, match="task 'one': session_metric_def must be SessionMetricDef"):
             give(unset, [one[0]], ["one"])
 
 
@@ -362,7 +362,7 @@ def test_pairs_are_the_same_however_many_are_compared_at_once(monkeypatch: pytes
 
 
 def test_a_window_holds_no_more_batches_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "MOST_BATCHES", 2)
+    monkeypatch.setattr(sums, "MAX_BATCHES", 2)
     one = metric("CTR", {}, tasks=TASKS[:1], window_size=1000)
     for label in (1.0, 0.0, 1.0):
         give(one, [[Row(0.5, label, 1)]], ["one"])
@@ -454,10 +454,10 @@ def test_examples_with_a_weight_are_counted(kind: str) -> None:
 
 
 def test_what_a_metric_is_given_wrong_is_said() -> None:
-    with pytest.raises(ValueError, match="choose one"):
+    with pytest.raises(ValueError, match="exclude each other"):
         metric("NE", {}, fused=True, fused_update_limit=1)
     metric("NE", {}, fused_update_limit=1)
-    with pytest.raises(ValueError, match="a rank's window of 8 examples is smaller than a batch of 9"):
+    with pytest.raises(ValueError, match="window of 8 examples per rank is smaller than a batch of 9"):
         REC_METRICS_MAPPING[RecMetricEnum.NE](2, 0, 9, TASKS, window_size=16)
     REC_METRICS_MAPPING[RecMetricEnum.NE](2, 0, 9, TASKS, window_size=17, enable_pt2_compile=True)
     with pytest.raises(TypeError, match=r"SegmentedNEMetric needs \['num_groups'\]"):
@@ -480,7 +480,7 @@ def test_outputs_may_be_one_tensor_and_batches_may_wait(fused: bool) -> None:
     for number, batch in enumerate(zip(*drawn, strict=True)):
         give(apart, batch)
         give(waiting, batch)
-        assert len(waiting._waiting) == (number + 1) % 2
+        assert len(waiting._pending) == (number + 1) % 2
         parts = {part: torch.tensor([[getattr(r, part) for r in rows] for rows in batch]) for part in ("p", "y", "w")}
         together.update(predictions=parts["p"], labels=parts["y"], weights=parts["w"])
     found = {key: float(value) for key, value in apart.compute().items()}
@@ -652,16 +652,16 @@ def test_examples_per_second_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown[3] == pytest.approx({"lifetime_qps": 19 / 9, "window_qps": 13 / 6, "total_examples": 23})
     (here,) = one._computations()
     kept, other = (
-        here.kept(),
+        here.gathered_state(),
         (torch.tensor([7]), torch.tensor([2]), torch.tensor([10.0], dtype=torch.float64), [(5, 10.0)]),
     )
-    here.take(here.flat(), [kept, other])
-    of_both = {name: float(value) for prefix, name, value in here.figures() if prefix != "window_"}
+    here.load_state(here.summed_state(), [kept, other])
+    of_both = {name: float(value) for prefix, name, value in here.results() if prefix != "window_"}
     assert of_both == pytest.approx({"qps": (19 + 5) / 10, "total_examples": 30})
-    window = next(float(value) for prefix, _, value in here.figures() if prefix == "window_")
+    window = next(float(value) for prefix, _, value in here.results() if prefix == "window_")
     assert window == pytest.approx((13 + 5) / 10)
-    here.take(here.flat(), [kept])
-    again = {f"{prefix}{name}": float(value) for prefix, name, value in here.figures()}
+    here.load_state(here.summed_state(), [kept])
+    again = {f"{prefix}{name}": float(value) for prefix, name, value in here.results()}
     assert again == pytest.approx(shown[3])
     one.reset()
     assert {float(value) for value in one.compute().values()} == {0.0}

@@ -187,7 +187,7 @@ def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Pat
             return "room for more"
 
     job = job_of(data, tmp_path)
-    with pytest.raises(RankError, match="stopped at step 2 to start again: room for more") as caught:
+    with pytest.raises(RankError, match="stopped at step 2 to restart: room for more") as caught:
         asked = iter([False, True])
         fit(job, session_alone(Growing(), lambda: next(asked)))
     assert caught.value.retry and saved(job) == [2]

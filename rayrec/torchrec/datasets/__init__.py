@@ -1,7 +1,6 @@
-"""Data sets under TorchRec's names, for scripts that come from there: drawn batches, and readers of Criteo's and
-MovieLens's files.
+"""`torchrec.datasets`: random batches, and readers of the files of Criteo and MovieLens, for existing scripts.
 
-rayrec's own way to data is `rayrec.data`: Parquet in, batches out, on Ray.
+For new code, use `rayrec.data`, which reads Parquet on Ray.
 """
 
 from rayrec.torchrec.not_offered import names_left_out

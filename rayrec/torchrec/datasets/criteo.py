@@ -1,6 +1,6 @@
-"""The Criteo click logs: columns, tab-separated files row by row, and binary files of numpy arrays batch by batch.
+"""The Criteo click logs: columns, rows of tab-separated files, and batches of binary numpy files.
 
-rayrec's own way: `data/criteo/prepare.py` makes Parquet of the files once, and `rayrec.data` reads it.
+For new code, convert the files to Parquet with `data/criteo/prepare.py` and read them with `rayrec.data`.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ Mapper = Callable[[list[str]], Any]
 
 
 def as_columns(row: list[str]) -> dict[str, int | str]:
-    """A row's values by column name; a row without a label has 39 of the 40."""
+    """Returns the values of a row by column name. A row without a label has 39 values instead of 40."""
     names, casts = DEFAULT_COLUMN_NAMES[-len(row) :], COLUMN_TYPE_CASTERS[-len(row) :]
     return {name: cast(text) for name, cast, text in zip(names, casts, row, strict=True)}
 
 
 class CriteoIterDataPipe(IterDataPipe[Any]):
-    """The rows of tab-separated files; with a DataLoader's workers, of the files that are this worker's.
+    """The rows of tab-separated files. Each worker of a DataLoader reads some of the files.
 
     Args:
         paths: the files.
-        row_mapper: makes an item of a row's texts; None: the item is the list of texts.
-        open_kw: keywords of `open`.
+        row_mapper: maps the cells of a row to an item; None: the item is the list of cells.
+        open_kw: keyword arguments of `open`.
     """
 
     def __init__(self, paths: Iterable[str], *, row_mapper: Mapper | None = as_columns, **open_kw: Any) -> None:
@@ -75,10 +75,10 @@ class CriteoIterDataPipe(IterDataPipe[Any]):
 def criteo_terabyte(
     paths: Iterable[str], *, row_mapper: Mapper | None = as_columns, **open_kw: Any
 ) -> CriteoIterDataPipe:
-    """The rows of the terabyte log's days; see `CriteoIterDataPipe`."""
+    """Returns the rows of the terabyte log; see `CriteoIterDataPipe`."""
     return CriteoIterDataPipe(paths, row_mapper=row_mapper, **open_kw)
 
 
 def criteo_kaggle(path: str, *, row_mapper: Mapper | None = as_columns, **open_kw: Any) -> CriteoIterDataPipe:
-    """The rows of a file of the Kaggle challenge, with labels or without; see `CriteoIterDataPipe`."""
+    """Returns the rows of a file of the Kaggle challenge, with or without labels; see `CriteoIterDataPipe`."""
     return CriteoIterDataPipe((path,), row_mapper=row_mapper, **open_kw)

@@ -1,4 +1,4 @@
-"""Criteo's logs as numpy files: dense `[rows, 13]` float32, sparse `[rows, 26]` and labels `[rows, 1]` integers."""
+"""The Criteo logs as numpy files: dense `[rows, 13]` float32, sparse `[rows, 26]` and labels `[rows, 1]` integers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -30,16 +30,16 @@ STAGES = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class _Files:
-    """Arrays of several files one below the other, left on disk.
+    """The memory-mapped arrays of several files, concatenated.
 
     Args:
-        arrays: of each file, `[rows, columns]`.
+        arrays: array of each file, `[rows, columns]`.
     """
 
     arrays: tuple[Rows, ...]
 
     @classmethod
-    def of(cls, paths: Sequence[str]) -> _Files:
+    def open(cls, paths: Sequence[str]) -> _Files:
         return cls(tuple(np.load(path, mmap_mode="r") for path in paths))
 
     @property
@@ -47,52 +47,53 @@ class _Files:
         return [len(array) for array in self.arrays]
 
     def take(self, rows: Rows) -> Rows:
-        """The numbered rows, read into memory."""
-        first = self.arrays[0]
-        out = np.empty((len(rows), *first.shape[1:]), first.dtype)
+        """Reads the rows with these indices into memory."""
+        out = np.empty((len(rows), *self.arrays[0].shape[1:]), self.arrays[0].dtype)
         for end, array in zip(accumulate(self.lengths), self.arrays, strict=True):
-            here = (rows >= end - len(array)) & (rows < end)
-            out[here] = array[rows[here] - (end - len(array))]
+            in_file = (rows >= end - len(array)) & (rows < end)
+            out[in_file] = array[rows[in_file] - (end - len(array))]
         return out
 
 
 def batch_sizes(num_rows: int, batch_size: int, world_size: int, drop_last: bool) -> list[int]:
-    """Rows of each batch over all ranks. The last one is smaller, or larger by fewer rows than there are ranks, so that
-    every rank has a part of it."""
-    of_all = batch_size * world_size
-    full, rest = divmod(num_rows, of_all)
-    sizes = [of_all] * full
+    """Returns the number of rows of each global batch.
+
+    If fewer rows than ranks remain, they extend the last batch, so that every rank has rows of every batch.
+    """
+    global_size = batch_size * world_size
+    full, rest = divmod(num_rows, global_size)
+    sizes = [global_size] * full
     if drop_last or not rest:
         return sizes
     if rest >= world_size:
         return [*sizes, rest]
-    return [*sizes[:-1], of_all + rest] if sizes else []
+    return [*sizes[:-1], global_size + rest] if sizes else []
 
 
 def share(size: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First row and number of rows of a rank; the first ranks have one more where they do not divide."""
-    each, more = divmod(size, world_size)
-    return rank * each + min(rank, more), each + (rank < more)
+    """Returns the first row and the number of rows of a rank; the first ranks get the remainder."""
+    base, remainder = divmod(size, world_size)
+    return rank * base + min(rank, remainder), base + (rank < remainder)
 
 
 class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
-    """Batches of a rank from numpy files. All ranks have equally many.
+    """The batches of a rank from numpy files. All ranks have the same number of batches.
 
     Args:
-        stage: "train": all rows. "val", "test": the first or second half of the one file's rows.
-        dense_paths, sparse_paths, labels_paths: the files, in one order.
-        batch_size: of a rank.
-        rank, world_size: the rank's part of every batch; with fewer rows than ranks there is none.
-        drop_last: leaves a smaller last batch out.
-        shuffle_batches: the rows of a batch are in drawn order.
-        shuffle_training_set: rows are in drawn order, if the stage is "train".
-        shuffle_training_set_random_seed: of both orders.
-        mmap_mode: rows are read when they are due; else the rank's rows are held in memory.
-        hashes: ids of the column are taken modulo it.
-        path_manager_key: `PATH_MANAGER_KEY`.
+        stage: "train": all rows. "val", "test": the first or second half of the rows of a single file.
+        dense_paths, sparse_paths, labels_paths: the files, in the same order.
+        batch_size: examples per rank and batch.
+        rank, world_size: this rank, and the number of ranks. There are no batches if there are fewer rows than ranks.
+        drop_last: drop a smaller last batch.
+        shuffle_batches: shuffle the rows of each batch.
+        shuffle_training_set: shuffle all rows, in stage "train".
+        shuffle_training_set_random_seed: seed of both.
+        mmap_mode: read rows when they are needed; otherwise, keep the rows of this rank in memory.
+        hashes: number of ids of each column; ids are taken modulo this number.
+        path_manager_key: must be `PATH_MANAGER_KEY`.
 
     Raises:
-        ValueError: an unknown stage, lists of different lengths, "val" or "test" of several files, another path
+        ValueError: an unknown stage, lists of different lengths, "val" or "test" with several files, or another path
             manager.
     """
 
@@ -119,38 +120,39 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             raise ValueError(f"stage={stage!r} must be one of {STAGES}")
         if not len(dense_paths) == len(sparse_paths) == len(labels_paths):
             counts = (len(dense_paths), len(sparse_paths), len(labels_paths))
-            raise ValueError(f"dense_paths, sparse_paths, labels_paths: {counts} files, which must be equally many")
+            raise ValueError(f"dense_paths, sparse_paths and labels_paths must have equal lengths, not {counts}")
         if stage != "train" and len(dense_paths) != 1:
-            raise ValueError(f"stage={stage!r} takes half the rows of one file; there are {len(dense_paths)} files")
+            raise ValueError(f"stage={stage!r} reads half the rows of one file; pass one file, not {len(dense_paths)}")
         self.stage, self.batch_size, self.rank, self.world_size = stage, batch_size, rank, world_size
         self.shuffle_batches, self.hashes = shuffle_batches, hashes
-        self._draws = np.random.RandomState(shuffle_training_set_random_seed)
-        parts = tuple(_Files.of(paths) for paths in (dense_paths, sparse_paths, labels_paths))
-        num_rows = sum(parts[0].lengths)
+        self._random = np.random.RandomState(shuffle_training_set_random_seed)
+        arrays = tuple(_Files.open(paths) for paths in (dense_paths, sparse_paths, labels_paths))
+        num_rows = sum(arrays[0].lengths)
         half = -(-num_rows // 2)
-        begin, end = {"train": (0, num_rows), "val": (0, half), "test": (half, num_rows)}[stage]
-        sizes = batch_sizes(end - begin, batch_size, world_size, bool(drop_last))
+        start, stop = {"train": (0, num_rows), "val": (0, half), "test": (half, num_rows)}[stage]
+        sizes = batch_sizes(stop - start, batch_size, world_size, bool(drop_last))
+        shares = [share(size, rank, world_size) for size in sizes]
         if shuffle_training_set and stage == "train":
-            order = np.argsort(self._draws.permutation(num_rows))[share(num_rows, rank, world_size)[0] :]
-            ends = [0, *accumulate(share(size, rank, world_size)[1] for size in sizes)]
-            rows = [order[first:last] for first, last in zip(ends[:-1], ends[1:], strict=True)]
+            order = np.argsort(self._random.permutation(num_rows))[share(num_rows, rank, world_size)[0] :]
+            rows = [order[begin:end] for begin, end in pairwise([0, *accumulate(count for _, count in shares)])]
         else:
-            starts = accumulate(sizes, initial=begin)
-            mine = [share(size, rank, world_size) for size in sizes]
-            rows = [np.arange(at + first, at + first + count) for at, (first, count) in zip(starts, mine, strict=False)]
-        self._rows, self._parts = rows, parts
+            batch_starts = accumulate(sizes, initial=start)
+            rows = [
+                np.arange(batch_start + first, batch_start + first + count)
+                for batch_start, (first, count) in zip(batch_starts, shares, strict=False)
+            ]
+        self._rows, self._arrays = rows, arrays
         if not mmap_mode and rows:
-            self._parts = tuple(_Files((part.take(np.concatenate(rows)),)) for part in parts)
-            ends = [0, *accumulate(map(len, rows))]
-            self._rows = [np.arange(first, last) for first, last in zip(ends[:-1], ends[1:], strict=True)]
+            self._arrays = tuple(_Files((array.take(np.concatenate(rows)),)) for array in arrays)
+            self._rows = [np.arange(begin, end) for begin, end in pairwise([0, *accumulate(map(len, rows))])]
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Batch]:
         for rows in self._rows:
-            order = self._draws.permutation(len(rows)) if self.shuffle_batches else slice(None)
-            yield self._batch(*(part.take(rows[order]) for part in self._parts))
+            order = self._random.permutation(len(rows)) if self.shuffle_batches else slice(None)
+            yield self._batch(*(array.take(rows[order]) for array in self._arrays))
 
     def _batch(self, dense_BN: Rows, ids_BF: Rows, labels_B1: Rows) -> Batch:
         count = len(dense_BN)
@@ -163,13 +165,13 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             offsets=torch.arange(count * CAT_FEATURE_COUNT + 1, dtype=torch.int32),
             stride=count,
             length_per_key=[count] * CAT_FEATURE_COUNT,
-            offset_per_key=[count * place for place in range(CAT_FEATURE_COUNT + 1)],
+            offset_per_key=[count * column for column in range(CAT_FEATURE_COUNT + 1)],
         )
         return Batch(torch.from_numpy(dense_BN), sparse, torch.from_numpy(labels_B1.reshape(-1)))
 
 
 class BinaryCriteoUtils:
-    """Makes and reads the numpy files."""
+    """Writes and reads the numpy files."""
 
     @staticmethod
     def tsv_to_npys(
@@ -180,28 +182,28 @@ class BinaryCriteoUtils:
         dataset_name: str = "criteo_1tb",
         path_manager_key: str = PATH_MANAGER_KEY,
     ) -> None:
-        """Writes a tab-separated file's columns as three numpy files.
+        """Converts a tab-separated file to three numpy files.
 
-        Dense numbers x become log(x - least number of the file + 2); empty cells are 0. Hexadecimal ids become int64.
+        Dense values x become log(x - minimum of the file + 2); empty cells are 0. Hexadecimal ids become int64.
 
         Args:
-            in_file: with labels.
-            out_dense_file, out_sparse_file, out_labels_file: paths.
-            dataset_name: the format, which is the same for "criteo_1tb" and "criteo_kaggle".
-            path_manager_key: `PATH_MANAGER_KEY`.
+            in_file: a file with labels.
+            out_dense_file, out_sparse_file, out_labels_file: paths of the numpy files.
+            dataset_name: ignored; "criteo_1tb" and "criteo_kaggle" have the same format.
+            path_manager_key: must be `PATH_MANAGER_KEY`.
         """
         check_path_manager(path_manager_key)
         with open(in_file, encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file, delimiter="\t"))
-        cut = 1 + INT_FEATURE_COUNT
-        numbers = np.array([[float(cell or 0) for cell in row[1:cut]] for row in rows], np.float32)
+        split = 1 + INT_FEATURE_COUNT
+        numbers = np.array([[float(cell or 0) for cell in row[1:split]] for row in rows], np.float32)
         np.save(out_dense_file, np.log(numbers - (numbers.min() - 2)))
-        np.save(out_sparse_file, np.array([[int(cell or "0", 16) for cell in row[cut:]] for row in rows], np.int64))
+        np.save(out_sparse_file, np.array([[int(cell or "0", 16) for cell in row[split:]] for row in rows], np.int64))
         np.save(out_labels_file, np.array([[int(row[0])] for row in rows], np.int32))
 
     @staticmethod
     def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:
-        """The shape of a file's array."""
+        """Returns the shape of the array in a file."""
         check_path_manager(path_manager_key)
         return tuple(np.load(path, mmap_mode="r").shape)
 
@@ -209,23 +211,26 @@ class BinaryCriteoUtils:
     def get_file_row_ranges_and_remainder(
         lengths: list[int], rank: int, world_size: int, start_row: int = 0, last_row: int | None = None
     ) -> tuple[dict[int, tuple[int, int]], int]:
-        """A rank's rows of files that lie one after another, as first and last row by file; and how many rows are left
-        over after an equal division, which the first ranks have.
+        """Divides the rows of concatenated files among ranks.
 
         Args:
-            lengths: rows of each file.
-            rank, world_size: which part.
-            start_row, last_row: of the rows that are divided, both of them included; by default all.
+            lengths: number of rows of each file.
+            rank, world_size: this rank, and the number of ranks.
+            start_row, last_row: the range to divide, inclusive; default: all rows.
+
+        Returns:
+            (first, last) row of this rank by file index, inclusive; and the remainder of the division, which the first
+            ranks get.
         """
         last_row = sum(lengths) - 1 if last_row is None else last_row
-        first, count = share(last_row - start_row + 1, rank, world_size)
-        begin, end = start_row + first, start_row + first + count
-        found: dict[int, tuple[int, int]] = {}
-        for place, (at, length) in enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False)):
-            low, high = max(begin, at), min(end, at + length)
+        offset, count = share(last_row - start_row + 1, rank, world_size)
+        start, stop = start_row + offset, start_row + offset + count
+        ranges: dict[int, tuple[int, int]] = {}
+        for index, (file_start, length) in enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False)):
+            low, high = max(start, file_start), min(stop, file_start + length)
             if low < high:
-                found[place] = (low - at, high - at - 1)
-        return found, (last_row - start_row + 1) % world_size
+                ranges[index] = (low - file_start, high - file_start - 1)
+        return ranges, (last_row - start_row + 1) % world_size
 
     @staticmethod
     def load_npy_range(
@@ -235,19 +240,19 @@ class BinaryCriteoUtils:
         path_manager_key: str = PATH_MANAGER_KEY,
         mmap_mode: bool = False,
     ) -> Rows:
-        """Rows of a file's array.
+        """Reads a range of rows of the array in a file.
 
         Raises:
-            ValueError: rows that there are not.
+            ValueError: the range exceeds the array.
         """
         check_path_manager(path_manager_key)
         array = np.load(fname, mmap_mode="r")
         if not 0 <= start_row < len(array) or start_row + num_rows > len(array):
             raise ValueError(
-                f"{fname}: rows [{start_row}, {start_row + num_rows}) are not all in the file, which has {len(array)}"
+                f"{fname}: rows [{start_row}, {start_row + num_rows}) exceed the {len(array)} rows of the file"
             )
-        part: Rows = array[start_row : start_row + num_rows]
-        return part if mmap_mode else np.array(part)
+        rows: Rows = array[start_row : start_row + num_rows]
+        return rows if mmap_mode else np.array(rows)
 
     @staticmethod
     def sparse_to_contiguous(
@@ -258,8 +263,8 @@ class BinaryCriteoUtils:
         path_manager_key: str = PATH_MANAGER_KEY,
         output_file_suffix: str = "_contig_freq.npy",
     ) -> None:
-        """Writes files in which a column's ids are numbered from 2 in the order in which they first come; those that
-        come fewer than `frequency_threshold` times in all files are 1.
+        """Renumbers the ids of each column from 2, in order of first occurrence, and writes the files to `output_dir`.
+        Ids that occur fewer than `frequency_threshold` times in all files become 1.
 
         Raises:
             ValueError: another path manager.
@@ -270,8 +275,8 @@ class BinaryCriteoUtils:
             counts: Counter[int] = Counter()
             for array in arrays:
                 counts.update(array[:, column].tolist())
-            kept = [value for value, count in counts.items() if count >= frequency_threshold]
-            numbers = {value: place for place, value in enumerate(kept, start=2)}
+            frequent = [value for value, count in counts.items() if count >= frequency_threshold]
+            numbers = {value: number for number, value in enumerate(frequent, start=2)}
             for array in arrays:
                 array[:, column] = [numbers.get(value, 1) for value in array[:, column].tolist()]
         for path, array in zip(in_files, arrays, strict=True):
@@ -280,7 +285,7 @@ class BinaryCriteoUtils:
 
     @staticmethod
     def shuffle(*args: Any, **kwargs: Any) -> None:
-        """Raises NotOffered: files of days are not shuffled on disk."""
+        """Not supported; raises NotOffered."""
         raise NotOffered(
             "BinaryCriteoUtils.shuffle: use InMemoryBinaryCriteoIterDataPipe(shuffle_training_set=True), or prepare "
             "Parquet files with data/criteo/prepare.py and read them shuffled with rayrec.data"

@@ -1,4 +1,4 @@
-"""MovieLens's files row by row. rayrec's own way: `data/movielens/prepare.py` makes Parquet of them once."""
+"""Rows of the MovieLens files. For new code, convert them to Parquet with `data/movielens/prepare.py`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DEFAULT_COLUMN_NAMES = [*DEFAULT_RATINGS_COLUMN_NAMES, *DEFAULT_MOVIES_COLUMN_NA
 Mapper = Callable[[list[str]], Any]
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     return safe_cast(text, int, 0)
 
 
-def _number(text: str) -> float:
+def _float(text: str) -> float:
     return safe_cast(text, float, 0.0)
 
 
-COLUMN_TYPE_CASTERS: list[Callable[[str], int | float | str]] = [_whole, _whole, _number, _whole, str, str]
+COLUMN_TYPE_CASTERS: list[Callable[[str], int | float | str]] = [_integer, _integer, _float, _integer, str, str]
 
 
 def as_columns(row: list[str]) -> dict[str, int | float | str]:
-    """A row's values by column name; an empty cell is 0."""
+    """Returns the values of a row by column name; an empty cell is 0."""
     return {name: cast(text) for name, cast, text in zip(DEFAULT_COLUMN_NAMES, COLUMN_TYPE_CASTERS, row, strict=False)}
 
 
@@ -54,7 +54,7 @@ class MovieLensIterDataPipe(IterDataPipe[Any]):
         for row in self._lines(RATINGS_FILENAME):
             if self.include_movies_data:
                 if row[1] not in movies:
-                    raise KeyError(f"movie {row[1]!r} has a rating but is not in {MOVIES_FILENAME} of {self.root}")
+                    raise KeyError(f"movie {row[1]!r} has a rating but is missing in {MOVIES_FILENAME} of {self.root}")
                 row = [*row, *movies[row[1]]]
             yield row if self.row_mapper is None else self.row_mapper(row)
 
@@ -62,16 +62,16 @@ class MovieLensIterDataPipe(IterDataPipe[Any]):
 def movielens_20m(
     root: str, *, include_movies_data: bool = False, row_mapper: Mapper | None = as_columns, **open_kw: Any
 ) -> MovieLensIterDataPipe:
-    """The ratings of MovieLens 20M.
+    """Returns the ratings of MovieLens 20M.
 
     Args:
         root: the folder of `ratings.csv` and `movies.csv`.
-        include_movies_data: with the movie's title and genres.
-        row_mapper: makes an item of a row's texts; None: the item is the list of texts.
-        open_kw: keywords of `open`.
+        include_movies_data: add the title and genres of the movie.
+        row_mapper: maps the cells of a row to an item; None: the item is the list of cells.
+        open_kw: keyword arguments of `open`.
 
     Raises:
-        KeyError: a rating of a movie that there is not.
+        KeyError: iterating finds a rating of an unknown movie.
     """
     return MovieLensIterDataPipe(root, include_movies_data, row_mapper, open_kw)
 
@@ -79,5 +79,5 @@ def movielens_20m(
 def movielens_25m(
     root: str, *, include_movies_data: bool = False, row_mapper: Mapper | None = as_columns, **open_kw: Any
 ) -> MovieLensIterDataPipe:
-    """The ratings of MovieLens 25M; arguments as of `movielens_20m`."""
+    """Returns the ratings of MovieLens 25M; has the arguments of `movielens_20m`."""
     return MovieLensIterDataPipe(root, include_movies_data, row_mapper, open_kw)

@@ -1,4 +1,4 @@
-"""The batch of these data sets, and iterators that cut or split others."""
+"""`Batch`, the batch of these data sets, and data pipes that read, limit and split."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -21,16 +22,16 @@ PATH_MANAGER_KEY = "torchrec"
 
 
 def check_path_manager(key: str) -> None:
-    """Raises ValueError for handlers of paths that a program has registered with iopath; paths are opened as files."""
+    """Raises ValueError for a path manager of iopath, which is not supported."""
     if key != PATH_MANAGER_KEY:
         raise ValueError(
-            f"path_manager_key={key!r}: paths are opened as files, without iopath; copy them to a local disk, or "
-            "read them from storage with rayrec.data"
+            f"path_manager_key={key!r} is not supported; copy the files to a local disk, or read them from storage "
+            "with rayrec.data"
         )
 
 
 def safe_cast(val: T, dest_type: Callable[[T], D], default: D) -> D:
-    """`dest_type(val)`; the default where that is a ValueError."""
+    """Returns `dest_type(val)`, or the default if this raises ValueError."""
     try:
         return dest_type(val)
     except ValueError:
@@ -53,9 +54,9 @@ class Batch(Pipelineable):
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        for part in (self.dense_features, self.labels):
-            if part.is_cuda:
-                part.record_stream(stream)
+        for tensor in (self.dense_features, self.labels):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
         self.sparse_features.record_stream(stream)
 
     def pin_memory(self) -> Batch:
@@ -70,21 +71,18 @@ class Limit(IterDataPipe[T]):
         self.datapipe, self.limit = datapipe, limit
 
     def __iter__(self) -> Iterator[T]:
-        for place, item in enumerate(self.datapipe):
-            if place >= self.limit:
-                return
-            yield item
+        yield from islice(self.datapipe, self.limit)
 
 
 class LoadFiles(IterDataPipe[tuple[str, Any]]):
-    """(path, open file) of every path, closed when the next one is requested.
+    """(path, open file) of every path; closes the file when you request the next one.
 
     Args:
         datapipe: the paths.
         mode: "b", "t", or a mode of `open`.
-        length: what `len` gives; below 0, `len` raises TypeError.
-        path_manager_key: `PATH_MANAGER_KEY`.
-        open_kw: keywords of `open`.
+        length: the result of `len`; if negative, `len` raises TypeError.
+        path_manager_key: must be `PATH_MANAGER_KEY`.
+        open_kw: keyword arguments of `open`.
 
     Raises:
         ValueError: another path manager.
@@ -104,7 +102,7 @@ class LoadFiles(IterDataPipe[tuple[str, Any]]):
 
     def __len__(self) -> int:
         if self.length < 0:
-            raise TypeError(f"{type(self).__name__} was given no length")
+            raise TypeError(f"{type(self).__name__} has no length; pass length")
         return self.length
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -115,7 +113,7 @@ class LoadFiles(IterDataPipe[tuple[str, Any]]):
 
 
 class ReadLinesFromCSV(IterDataPipe[list[str]]):
-    """The rows of every (path, open text file); keywords as of `csv.reader`."""
+    """The rows of every (path, open text file); has the keyword arguments of `csv.reader`."""
 
     def __init__(self, datapipe: Iterable[tuple[str, Any]], skip_first_line: bool = False, **kw: Any) -> None:
         super().__init__()
@@ -129,26 +127,31 @@ class ReadLinesFromCSV(IterDataPipe[list[str]]):
             yield from rows
 
 
-class _Part(IterDataPipe[T]):
-    """The items that `keep` says, which gets each item's number and is made anew for every pass."""
+class _Filter(IterDataPipe[T]):
+    """Filters items by their index.
 
-    def __init__(self, datapipe: Iterable[T], keep: Callable[[], Callable[[int], bool]]) -> None:
+    Args:
+        datapipe: the items.
+        make_predicate: creates, for each pass, the function that decides by the index of an item.
+    """
+
+    def __init__(self, datapipe: Iterable[T], make_predicate: Callable[[], Callable[[int], bool]]) -> None:
         super().__init__()
-        self.datapipe, self.keep = datapipe, keep
+        self.datapipe, self.make_predicate = datapipe, make_predicate
 
     def __iter__(self) -> Iterator[T]:
-        keep = self.keep()
-        for place, item in enumerate(self.datapipe):
-            if keep(place):
+        predicate = self.make_predicate()
+        for index, item in enumerate(self.datapipe):
+            if predicate(index):
                 yield item
 
 
 class ParallelReadConcat(IterDataPipe[T]):
-    """Items of several pipes one after another; with a DataLoader's workers, of the pipes that are this worker's.
+    """Concatenates several pipes. Each worker of a DataLoader reads some of the pipes.
 
     Args:
         datapipes: the pipes.
-        dp_selector: the pipes of this process, of all; by default they are dealt out to workers in turn.
+        dp_selector: selects the pipes of this process; default: round-robin over workers.
     """
 
     def __init__(
@@ -165,56 +168,57 @@ class ParallelReadConcat(IterDataPipe[T]):
 
 
 def _of_worker(pipes: Sequence[Iterable[T]]) -> Sequence[Iterable[T]]:
-    """Raises ValueError for more workers than pipes, some of which would read nothing."""
+    """Selects pipes round-robin. Raises ValueError for more workers than pipes, as some would be idle."""
     worker = torch.utils.data.get_worker_info()
     if worker is None:
         return pipes
     if worker.num_workers > len(pipes):
-        raise ValueError(f"{worker.num_workers} workers for {len(pipes)} files: use a worker a file at most")
+        raise ValueError(f"{worker.num_workers} workers for {len(pipes)} files; use at most one worker per file")
     return pipes[worker.id :: worker.num_workers]
 
 
 def train_filter(key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int) -> bool:
-    """Whether `idx_split_train_val` puts the item of this number among the first."""
+    """Whether the item with index `idx` is in the training split of `idx_split_train_val`."""
     period = 10**decimal_places
     return key_fn(idx) % period < round(train_perc * period)
 
 
 def val_filter(key_fn: Callable[[int], int], train_perc: float, decimal_places: int, idx: int) -> bool:
-    """The opposite of `train_filter`."""
+    """The negation of `train_filter`."""
     return not train_filter(key_fn, train_perc, decimal_places, idx)
 
 
 def rand_split_train_val(
     datapipe: Iterable[T], train_perc: float, random_seed: int = 0
 ) -> tuple[IterDataPipe[T], IterDataPipe[T]]:
-    """Items dealt out at random: a share of `train_perc`, and the rest.
+    """Splits items at random: a fraction `train_perc`, and the rest.
 
     Raises:
-        ValueError: a share that is not between 0 and 1.
+        ValueError: a fraction outside (0, 1).
     """
     if not 0 < train_perc < 1:
         raise ValueError(f"train_perc={train_perc} must be between 0 and 1")
 
-    def side(train: bool) -> Callable[[], Callable[[int], bool]]:
-        def begin() -> Callable[[int], bool]:
-            numbers = random.Random(random_seed)
-            return lambda place: (numbers.random() < train_perc) == train
+    def split(train: bool) -> Callable[[], Callable[[int], bool]]:
+        def make_predicate() -> Callable[[int], bool]:
+            generator = random.Random(random_seed)
+            return lambda index: (generator.random() < train_perc) == train
 
-        return begin
+        return make_predicate
 
-    return _Part(datapipe, side(True)), _Part(datapipe, side(False))
+    return _Filter(datapipe, split(True)), _Filter(datapipe, split(False))
 
 
 def idx_split_train_val(
     datapipe: Iterable[T], train_perc: float, decimal_places: int = 2, key_fn: Callable[[int], int] = lambda i: i
 ) -> tuple[IterDataPipe[T], IterDataPipe[T]]:
-    """Items dealt out by their number: of every `10 ** decimal_places`, the first share of `train_perc`, and the rest.
+    """Splits items by index: of every `10 ** decimal_places` items, the first fraction `train_perc`, and the rest.
 
     Raises:
-        ValueError: a share that is not between 0 and 1.
+        ValueError: a fraction outside (0, 1).
     """
     if not 0 < train_perc < 1:
         raise ValueError(f"train_perc={train_perc} must be between 0 and 1")
-    of = (key_fn, train_perc, decimal_places)
-    return _Part(datapipe, lambda: partial(train_filter, *of)), _Part(datapipe, lambda: partial(val_filter, *of))
+    args = (key_fn, train_perc, decimal_places)
+    train, val = partial(train_filter, *args), partial(val_filter, *args)
+    return _Filter(datapipe, lambda: train), _Filter(datapipe, lambda: val)

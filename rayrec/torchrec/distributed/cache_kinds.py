@@ -14,18 +14,18 @@ __all__ = ["BoundsCheckMode", "CacheAlgorithm", "CacheStatistics", "MultiPassPre
 
 
 class CacheStatistics(ABC):
-    """Statistics of a table's ids, known before training."""
+    """Statistics of the ids of a table, collected before training."""
 
     @property
     @abstractmethod
     def expected_lookups(self) -> float:
-        """Different ids of a step."""
+        """Unique ids per step."""
 
     @abstractmethod
     def expected_miss_rate(self, clf: float) -> float:
-        """Share of the lookups that miss a cache of `clf` of the rows."""
+        """Fraction of lookups that miss a cache that holds the fraction `clf` of the rows."""
 
     @property
     @abstractmethod
     def cacheability(self) -> float:
-        """Area under the curve of miss rates: 0 if a small cache is enough, 1 if none helps."""
+        """Area under the miss rate curve: 0 if a small cache suffices, 1 if no cache helps."""

@@ -1,4 +1,4 @@
-"""Functions that one rank calls for all ranks."""
+"""Functions that run on one rank and broadcast their result."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 def is_leader(pg: dist.ProcessGroup | None, leader_rank: int = 0) -> bool:
-    """Whether this process is rank `leader_rank` of the group; without a group it is rank 0."""
+    """Whether this process is rank `leader_rank` of the group. Without a group, this process is rank 0."""
     return leader_rank == (0 if pg is None else pg.rank())
 
 
 def run_on_leader(pg: dist.ProcessGroup, rank: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Decorates a function: rank `rank` calls it, every rank gets the result."""
+    """Decorator: rank `rank` calls the function, and every rank gets its result."""
 
     def decorate(func: Callable[..., T]) -> Callable[..., T]:
         @wraps(func)

@@ -1,4 +1,4 @@
-"""`torchrec.distributed.comm`: ranks of a host, from the environment that launchers set, and groups of hosts."""
+"""`torchrec.distributed.comm`: local ranks from the launcher's environment variables, and process groups of hosts."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def _from_environment(names: tuple[str, ...]) -> int | None:
 
 
 def get_local_size(world_size: int | None = None) -> int:
-    """The number of ranks of a host: from the environment if it divides the world size, else 8 or the world size.
+    """Returns the number of ranks per host.
+
+    It is read from the environment, or else is 8. If it does not divide the world size, returns the world size.
 
     Args:
-        world_size: that of the default process group if not given.
+        world_size: default: the size of the default process group.
     """
     world = dist.get_world_size() if world_size is None else world_size
     size = _from_environment(SIZES) or DEFAULT_LOCAL_SIZE
@@ -42,57 +44,56 @@ def get_local_size(world_size: int | None = None) -> int:
 
 
 def get_node_group_size(world_size: int | None = None) -> int:
-    """The same as `get_local_size`."""
+    """Alias of `get_local_size`."""
     return get_local_size(world_size)
 
 
 def get_num_groups(world_size: int | None = None) -> int:
-    """The number of hosts.
+    """Returns the number of hosts.
 
     Args:
-        world_size: that of the default process group if not given.
+        world_size: default: the size of the default process group.
     """
     world = dist.get_world_size() if world_size is None else world_size
     return world // get_local_size(world)
 
 
 def get_group_rank(world_size: int | None = None, rank: int | None = None) -> int:
-    """The number of this process's host.
+    """Returns the index of this process's host.
 
     Args:
-        world_size, rank: those of the default process group if not given.
+        world_size, rank: default: from the default process group.
     """
     return (dist.get_rank() if rank is None else rank) // get_local_size(world_size)
 
 
 def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
-    """This process's rank on its host: from the environment, else its rank modulo `get_local_size`.
+    """Returns the rank of this process on its host: from the environment, or else its rank modulo `get_local_size`.
 
     Args:
-        world_size, rank: those of the default process group if not given.
+        world_size, rank: default: from the default process group.
     """
-    found = _from_environment(RANKS)
-    if found is not None:
-        return found
+    local_rank = _from_environment(RANKS)
+    if local_rank is not None:
+        return local_rank
     return (dist.get_rank() if rank is None else rank) % get_local_size(world_size)
 
 
 def intra_and_cross_node_pg(
     device: torch.device | None = None, backend: str | None = None
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Two groups of the default process group's ranks: those of this host, and those with this local rank on any host.
-
-    Collective.
+    """Creates two process groups: the ranks of this host, and the ranks with this local rank on all hosts. Collective.
 
     Args:
-        device: for "meta", there are no groups.
-        backend: ignored; groups have the default group's.
+        device: on "meta", returns (None, None).
+        backend: ignored; the groups use the backend of the default group.
     """
     if device is not None and device.type == "meta":
         return None, None
     world = dist.group.WORLD
     assert world is not None, "no process group is initialized"
     size, rank, local = world.size(), world.rank(), get_local_size(world.size())
-    on = device or torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu")
-    first = rank // local * local
-    return subgroup(world, range(first, first + local), on), subgroup(world, range(rank % local, size, local), on)
+    device = device or torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu")
+    start = rank // local * local
+    intra_node, cross_node = range(start, start + local), range(rank % local, size, local)
+    return subgroup(world, intra_node, device), subgroup(world, cross_node, device)

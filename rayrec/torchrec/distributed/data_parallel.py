@@ -17,26 +17,26 @@ _HOOKS = {None: None, "fp16": default_hooks.fp16_compress_hook, "bf16": default_
 
 
 class DataParallelWrapper(ABC):
-    """Wraps a model whose collections are sharded, so that gradients of its other parameters are averaged."""
+    """Interface of wrappers that average the gradients of the parameters that are not sharded."""
 
     @abstractmethod
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Replaces `dmp._dmp_wrapped_module` by its wrapper, unless there is nothing to exchange."""
+        """Wraps `dmp._dmp_wrapped_module` in place, unless it has no gradients to average."""
 
 
 class DefaultDataParallelWrapper(DataParallelWrapper):
-    """DistributedDataParallel, for all parameters but the tables.
+    """Wraps the model in DistributedDataParallel for all parameters except the tables.
 
     Args:
         bucket_cap_mb: size of a gradient bucket in MiB.
-        static_graph: the same parameters are used in every step.
-        find_unused_parameters: finds in every step those that are not used.
+        static_graph: every step uses the same parameters.
+        find_unused_parameters: search for unused parameters in every step.
         allreduce_comm_precision: "fp16" or "bf16" sends gradients in this format; "bf16" needs NCCL.
-        params_to_ignore: names of parameters whose gradients are not averaged.
-        ddp_kwargs: further arguments of DistributedDataParallel.
+        params_to_ignore: names of parameters with gradients that are not averaged.
+        ddp_kwargs: other arguments of DistributedDataParallel.
 
     Raises:
-        ValueError: another precision; "bf16" on several CPU ranks, when the model is wrapped.
+        ValueError: an unknown precision; `wrap` raises it for "bf16" on several CPU ranks.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         if self._precision == "bf16" and device.type == "cpu" and env.world_size > 1:
-            raise ValueError("allreduce_comm_precision='bf16' needs GPUs: between CPUs fp16 is sent, or None: fp32")
+            raise ValueError("allreduce_comm_precision='bf16' needs GPUs; on CPUs use 'fp16', or None for float32")
         dmp._dmp_wrapped_module = data_parallel(
             dmp._dmp_wrapped_module, env, device, self._ignored, _HOOKS[self._precision], **self._settings
         )

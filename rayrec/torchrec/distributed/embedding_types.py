@@ -35,7 +35,7 @@ __all__ = [
 
 
 class OptimType(Enum):
-    """Names of optimizers for tables; which of them there are, `fused_params` says."""
+    """Names of optimizers for tables. See `fused_params` for the supported ones."""
 
     SGD = "SGD"
     LARS_SGD = "LARS_SGD"
@@ -80,7 +80,7 @@ class KJTList(Multistreamable):
 
 @dataclass
 class ShardedEmbeddingTable(EmbeddingTableConfig):
-    """A table with its shard on this rank, for code that describes one; the executors read `types.Shard`."""
+    """A table and its shard on this rank. Only for code of your own; rayrec uses `types.Shard`."""
 
     compute_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.DENSE
     local_rows: int = 0
@@ -93,7 +93,7 @@ class ShardedEmbeddingTable(EmbeddingTableConfig):
 
 @dataclass(frozen=True)
 class GroupedEmbeddingConfig:
-    """Tables that one kernel could hold, for code that describes them."""
+    """Tables that one kernel could hold. Only for code of your own."""
 
     data_type: DataType
     pooling: PoolingType
@@ -105,14 +105,14 @@ class GroupedEmbeddingConfig:
     enable_embedding_update: bool = False
 
     def feature_hash_sizes(self) -> list[int]:
-        """Rows, for each feature of each table."""
+        """Number of rows, for each feature of each table."""
         return [table.num_embeddings for table in self.embedding_tables for _ in table.feature_names]
 
     def num_features(self) -> int:
         return sum(table.num_features() for table in self.embedding_tables)
 
     def dim_sum(self) -> int:
-        """Columns of this rank's part of the output."""
+        """Columns of the output on this rank."""
         return sum(table.num_features() * table.local_cols for table in self.embedding_tables)
 
     def table_names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Number formats of exchanged vectors by TorchRec's names: makes the registry for a sharder."""
+"""Number formats of exchanged vectors under TorchRec's names; creates the registry for a sharder."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ class QCommsConfig:
     """The formats of vectors (forward) and of their gradients (backward).
 
     Args:
-        forward_precision, backward_precision: INT8 scales every 32 numbers by their least and greatest. FP8 without
-            `fp8_quantize_dim` cuts what is beyond ±0.9375 (backward ±0.875), as TorchRec's does.
-        forward_loss_scale, backward_loss_scale: numbers are multiplied by it while they travel as FP16 or BF16; the
-            other formats need none and ignore it.
-        fp8_quantize_dim, fp8_quantize_dim_bwd: so many numbers of FP8 share a scale, so that nothing is cut; backward
-            the same as forward by default.
-        fp8_bwd_uses_143: gradients travel with 4 exponent bits, as vectors do, not with 5.
-        fp8_output_dtype, output_dtype: taken where they say float32, which vectors arrive in.
-        mx4_quantize_dim, mx4_quantize_dim_bwd, mx4_rounding_mode: of MX4, which is refused.
+        forward_precision, backward_precision: number formats. INT8 scales every 32 numbers by their minimum and
+            maximum. FP8 without `fp8_quantize_dim` clips at ±0.9375 (backward ±0.875), like TorchRec.
+        forward_loss_scale, backward_loss_scale: factor applied while numbers are FP16 or BF16; other formats ignore it.
+        fp8_quantize_dim, fp8_quantize_dim_bwd: how many FP8 numbers share a scale, which avoids clipping; by default
+            backward uses the value of forward.
+        fp8_bwd_uses_143: FP8 gradients have 4 exponent bits, like vectors, instead of 5.
+        fp8_output_dtype, output_dtype: must be float32, the dtype of received vectors, or None.
+        mx4_quantize_dim, mx4_quantize_dim_bwd, mx4_rounding_mode: ignored; MX4 is not supported.
     """
 
     forward_precision: CommType = CommType.FP32
@@ -84,30 +83,31 @@ _SCALED = (CommType.FP16, CommType.BF16)
 def get_qcomm_codecs_registry(
     qcomms_config: QCommsConfig, comm_ops: Iterable[Any] | None = None, device: torch.device | None = None
 ) -> dict[str, Codec] | None:
-    """What a sharder takes as `qcomm_codecs_registry`: the same formats for every exchange; None for float32.
+    """Returns the `qcomm_codecs_registry` of a sharder, with the same formats for every exchange; None for float32.
 
     Args:
+        qcomms_config: the formats.
         comm_ops: names of exchanges; all by default.
-        device: taken and not needed.
+        device: ignored.
 
     Raises:
-        ValueError: MX4, or an output in another format than float32.
+        ValueError: MX4, or another output dtype than float32.
     """
-    of = qcomms_config
-    for kind in (of.forward_precision, of.backward_precision):
-        if kind not in _FORMATS:
+    config = qcomms_config
+    for precision in (config.forward_precision, config.backward_precision):
+        if precision not in _FORMATS:
             raise ValueError(
-                f"vectors do not travel as {kind.name}, which has no operator for CPUs; use CommType.INT8, "
-                "or CommType.FP8 with fp8_quantize_dim"
+                f"{precision.name} is not supported: it has no CPU operator. Use CommType.INT8, or CommType.FP8 with "
+                "fp8_quantize_dim"
             )
-    if str(getattr(of.output_dtype or of.fp8_output_dtype, "name", "FP32")) != "FP32":
-        raise ValueError("vectors arrive as float32: leave output_dtype out")
-    if of.forward_precision is CommType.FP32 and of.backward_precision is CommType.FP32:
+    if str(getattr(config.output_dtype or config.fp8_output_dtype, "name", "FP32")) != "FP32":
+        raise ValueError("output_dtype must be float32, the dtype of received vectors: leave it out")
+    if config.forward_precision is CommType.FP32 and config.backward_precision is CommType.FP32:
         return None
     codec = Codec(
-        forward=_FORMATS[of.forward_precision](of.fp8_quantize_dim, False),
-        backward=_FORMATS[of.backward_precision](of.fp8_quantize_dim_bwd, not of.fp8_bwd_uses_143),
-        forward_scale=(of.forward_loss_scale or 1.0) if of.forward_precision in _SCALED else 1.0,
-        backward_scale=(of.backward_loss_scale or 1.0) if of.backward_precision in _SCALED else 1.0,
+        forward=_FORMATS[config.forward_precision](config.fp8_quantize_dim, False),
+        backward=_FORMATS[config.backward_precision](config.fp8_quantize_dim_bwd, not config.fp8_bwd_uses_143),
+        forward_scale=(config.forward_loss_scale or 1.0) if config.forward_precision in _SCALED else 1.0,
+        backward_scale=(config.backward_loss_scale or 1.0) if config.backward_precision in _SCALED else 1.0,
     )
     return dict.fromkeys((str(getattr(op, "name", op)) for op in comm_ops or COMM_OPS), codec)

@@ -10,6 +10,6 @@ __getattr__ = names_left_out(__name__)
 
 
 class FusedEmbeddingCollectionSharder(EmbeddingCollectionSharder):
-    """Shards a `FusedEmbeddingCollection` with its optimizer; arguments as of `EmbeddingCollectionSharder`."""
+    """Shards a `FusedEmbeddingCollection` with its optimizer; has the arguments of `EmbeddingCollectionSharder`."""
 
     module_type = FusedEmbeddingCollection  # type: ignore[assignment]

@@ -10,6 +10,6 @@ __getattr__ = names_left_out(__name__)
 
 
 class FusedEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """Shards a `FusedEmbeddingBagCollection` with its optimizer; arguments as of `EmbeddingBagCollectionSharder`."""
+    """Shards a `FusedEmbeddingBagCollection` with its optimizer; see `EmbeddingBagCollectionSharder` for arguments."""
 
     module_type = FusedEmbeddingBagCollection  # type: ignore[assignment]

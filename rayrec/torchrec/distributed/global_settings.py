@@ -1,4 +1,4 @@
-"""A process-wide flag, kept for programs that read it back: vectors are on the model's device in any case."""
+"""A process-wide flag without effect, for programs that read it back: vectors are always on the model's device."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def set_propogate_device(val: bool) -> None:
 
 
 def get_propogate_device() -> bool:
-    """The flag; False at first."""
+    """Returns the flag; False by default."""
     return _propagate_device

@@ -37,12 +37,12 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
     """`rayrec.distributed.DistributedModelParallel` with TorchRec's arguments.
 
     Args:
-        module, env, device, plan, sharders, init_data_parallel, init_parameters: as of rayrec's.
+        module, env, device, plan, sharders, init_data_parallel, init_parameters: see rayrec's class.
         data_parallel_wrapper: DistributedDataParallel by default.
-        model_tracker_configs: must be None.
+        model_tracker_configs: not supported; must be None.
 
     Raises:
-        ValueError: as of rayrec's; trackers, which are not offered.
+        ValueError: see rayrec's class; or `model_tracker_configs`.
     """
 
     def __init__(
@@ -58,25 +58,25 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
         model_tracker_configs: None = None,
     ) -> None:
         if model_tracker_configs is not None:
-            raise ValueError("model_tracker_configs: trackers are not offered; a checkpoint holds every row")
+            raise ValueError("model_tracker_configs is not supported: a checkpoint holds every row; leave it out")
         super().__init__(module, env, device, plan, sharders, False, init_parameters)
         self._wrapper = data_parallel_wrapper
         if init_data_parallel:
             self.init_data_parallel()
 
     def init_data_parallel(self) -> None:
-        """Wraps the module for data-parallel training, unless it is wrapped already."""
+        """Wraps the module for data-parallel training; does nothing if it is wrapped already."""
         if self._wrapper is None:
             super().init_data_parallel()
         elif not isinstance(self._dmp_wrapped_module, DistributedDataParallel):
             self._wrapper.wrap(self, self._env.whole, self.device)
 
     def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """`named_parameters`: names are the unsharded model's in both."""
+        """Returns `named_parameters`; both have the names of the unsharded model."""
         return self.named_parameters(prefix, recurse)
 
     def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
-        """Names of unsharded embeddings with sparse gradients; appended to `destination` if given."""
+        """Returns the names of unsharded embeddings with sparse gradients, appended to `destination` if not None."""
         names = [] if destination is None else destination
         for path, module in self.module.named_modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
@@ -85,7 +85,7 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
 
 
 class ShardingStrategy(Enum):
-    """How much of a table each group holds."""
+    """Number of ranks over which a table is sharded."""
 
     DEFAULT = "default"
     PER_MODULE = "per_module"
@@ -96,15 +96,15 @@ class DMPCollection(dmp_collection.DMPCollection, DistributedModelParallel):
     """`rayrec.distributed.dmp_collection.DMPCollection` with TorchRec's arguments.
 
     Args:
-        module, device, plan, world_size, sharding_group_size, global_pg, node_group_size, sharders: as of rayrec's.
-        sharding_strategy: DEFAULT, or PER_MODULE, which is the same here.
-        init_data_parallel, init_parameters, data_parallel_wrapper: as of `DistributedModelParallel`.
-        use_inter_host_allreduce, sync_every: as of rayrec's.
-        custom_all_reduce: averages tensors over replicas in place, instead of an all-reduce.
-        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: not offered; leave them out.
+        module, device, plan, world_size, sharding_group_size, global_pg, node_group_size, sharders: see rayrec's class.
+        sharding_strategy: DEFAULT, or its alias PER_MODULE.
+        init_data_parallel, init_parameters, data_parallel_wrapper: see `DistributedModelParallel`.
+        use_inter_host_allreduce, sync_every: see rayrec's class.
+        custom_all_reduce: function that averages tensors over replicas in place, instead of an all-reduce.
+        submodule_configs, rs_awaitable_hook_module, use_sharded_relay: not supported; leave them out.
 
     Raises:
-        ValueError: as of rayrec's; an option that is not offered.
+        ValueError: see rayrec's class; or an option that is not supported.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class DMPCollection(dmp_collection.DMPCollection, DistributedModelParallel):
             self.init_data_parallel()
 
     def set_all_reduce_hook(self, reduce_hook: Callable[[list[torch.Tensor]], None]) -> None:
-        """Sets the function that averages tensors over replicas in place, instead of an all-reduce in `sync`."""
+        """Sets the function that averages tensors over replicas in place; `sync` uses it instead of an all-reduce."""
         self._all_reduce = reduce_hook
 
 
@@ -158,24 +158,30 @@ def _refuse(
 ) -> None:
     if strategy is ShardingStrategy.FULLY_SHARDED:
         raise ValueError(
-            "sharding_strategy=FULLY_SHARDED is not offered: for tables that R copies of do not fit, raise "
-            "sharding_group_size, which shards them over more ranks"
+            "sharding_strategy=FULLY_SHARDED is not supported: if the replicas of a table do not fit, raise "
+            "sharding_group_size, which shards it over more ranks"
         )
-    given = {"submodule_configs": submodule_configs, "rs_awaitable_hook_module": hook_module}
-    for name, value in {**given, "use_sharded_relay": relay or None}.items():
+    options = {
+        "submodule_configs": submodule_configs,
+        "rs_awaitable_hook_module": hook_module,
+        "use_sharded_relay": relay or None,
+    }
+    for name, value in options.items():
         if value is not None:
-            raise ValueError(f"DMPCollection: {name} is not offered; leave it out: all collections have one group size")
+            raise ValueError(
+                f"DMPCollection: {name} is not supported, as all collections have the same group size; leave it out"
+            )
 
 
 def get_module(module: nn.Module) -> nn.Module:
-    """The module inside DistributedModelParallel, with its data-parallel wrapper."""
+    """Returns the module inside DistributedModelParallel, with its data-parallel wrapper."""
     while isinstance(module, model_parallel.DistributedModelParallel):
         module = module.data_parallel
     return module
 
 
 def get_unwrapped_module(module: nn.Module) -> nn.Module:
-    """The module inside DistributedModelParallel, DistributedDataParallel and FullyShardedDataParallel."""
+    """Returns the module inside DistributedModelParallel, DistributedDataParallel and FullyShardedDataParallel."""
     while True:
         inner = get_module(module)
         if isinstance(inner, DistributedDataParallel):

@@ -33,10 +33,10 @@ class ModuleSharder(module_sharder.ModuleSharder[M]):
         self.qcomm_codecs_registry = None if qcomm_codecs_registry is None else dict(qcomm_codecs_registry)
 
     def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Return the bytes of a table by memory: "hbm", or "ddr" for CPUs and kernels with tables in host memory.
+        """Returns the bytes of a table by memory: "hbm", or "ddr" on CPUs and for kernels with tables in host memory.
 
         Raises:
-            ValueError: another device than "cuda" or "cpu".
+            ValueError: the device type is not "cuda" or "cpu".
         """
         if compute_device_type not in ("cuda", "cpu"):
             raise ValueError(f"compute_device_type={compute_device_type!r} must be 'cuda' or 'cpu'")
@@ -45,11 +45,12 @@ class ModuleSharder(module_sharder.ModuleSharder[M]):
 
 
 class BaseEmbeddingSharder(ModuleSharder[M]):
-    """A base for sharders of one's own: settings of the tables' optimizer, and what can run.
+    """Base class of custom sharders, which defines the possible sharding types and kernels.
 
     Args:
-        fused_params, qcomm_codecs_registry: as of `EmbeddingBagCollectionSharder`.
-        sharded_module_order_overwrite: accepted, not used: collections share no exchange.
+        fused_params: settings of the optimizer of the tables.
+        qcomm_codecs_registry: number formats of communication, from `fbgemm_qcomm_codec`.
+        sharded_module_order_overwrite: ignored; collections do not share exchanges.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class ShardingPlanner(ABC):
 
     @abstractmethod
     def plan(self, module: nn.Module, sharders: list[module_sharder.ModuleSharder[Any]]) -> ShardingPlan:
-        """Return the plan for `module`."""
+        """Returns the plan for `module`."""
 
     @abstractmethod
     def collective_plan(self, module: nn.Module, sharders: list[module_sharder.ModuleSharder[Any]]) -> ShardingPlan:
-        """Plan on one rank and return the plan on every rank."""
+        """Plans on one rank and returns the plan on every rank."""
 
 
 def _first(registry: Mapping[str, Codec] | None) -> Codec | None:
-    """A registry's codec, which is the same for every exchange."""
+    """Returns the codec of a registry, which is the same for every exchange."""
     return next(iter((registry or {}).values()), None)
 
 
@@ -89,9 +90,9 @@ class EmbeddingBagCollectionSharder(embedding_bag.EmbeddingBagCollectionSharder,
     """`rayrec.distributed.EmbeddingBagCollectionSharder` with TorchRec's arguments.
 
     Args:
-        fused_params, codec, dedup: as of rayrec's; `use_index_dedup` is another name of `dedup`.
-        qcomm_codecs_registry: number formats of vectors on the wire, from `fbgemm_qcomm_codec`, in place of `codec`.
-        sharded_module_order_overwrite: accepted, not used: collections share no exchange.
+        fused_params, codec, dedup: see rayrec's class; `use_index_dedup` is an alias of `dedup`.
+        qcomm_codecs_registry: number formats of communication, from `fbgemm_qcomm_codec`, instead of `codec`.
+        sharded_module_order_overwrite: ignored; collections do not share exchanges.
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class EmbeddingCollectionSharder(embedding.EmbeddingCollectionSharder, ModuleSha
     """`rayrec.distributed.EmbeddingCollectionSharder` with TorchRec's arguments.
 
     Args:
-        fused_params, codec, dedup: as of rayrec's; `use_index_dedup` is another name of `dedup`.
-        qcomm_codecs_registry: number formats of vectors on the wire, from `fbgemm_qcomm_codec`, in place of `codec`.
+        fused_params, codec, dedup: see rayrec's class; `use_index_dedup` is an alias of `dedup`.
+        qcomm_codecs_registry: number formats of communication, from `fbgemm_qcomm_codec`, instead of `codec`.
     """
 
     def __init__(
@@ -130,5 +131,5 @@ class EmbeddingCollectionSharder(embedding.EmbeddingCollectionSharder, ModuleSha
 
 
 def get_default_sharders() -> list[module_sharder.ModuleSharder[Any]]:
-    """One sharder per kind of collection, with its default optimizer."""
+    """Returns one sharder per type of collection, with its default optimizer."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]

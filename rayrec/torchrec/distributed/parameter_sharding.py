@@ -15,13 +15,13 @@ from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.modules import DataType
 
 _NOT_SUPPORTED = {
-    "output_dtype": "vectors are float32; cast what the collection returns",
-    "key_value_params": "there are no tables on disk; take fused_uvm_caching",
+    "output_dtype": "vectors are float32; cast the output of the collection",
+    "key_value_params": "tables on disk are not supported; use fused_uvm_caching",
 }
 
 
 def check_output(where: str, output_dtype: object, key_value_params: object) -> None:
-    """Raises ValueError for vectors in another format than float32, and for tables on disk."""
+    """Raises ValueError for vectors of another dtype than float32, and for tables on disk."""
     for name, value in (("output_dtype", output_dtype), ("key_value_params", key_value_params)):
         if value is not None and value not in (DataType.FP32, torch.float32):
             raise ValueError(f"{where}: {name}={value} is not supported: {_NOT_SUPPORTED[name]}")
@@ -32,11 +32,11 @@ class CacheParams:
     """The device cache of a table with kernel `fused_uvm_caching`.
 
     Args:
-        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: accepted, not used.
-        load_factor: cached share of the rows; default: fbgemm's.
+        algorithm, reserved_memory, precision, prefetch_pipeline, stats, multipass_prefetch_config: ignored.
+        load_factor: cached fraction of the rows; default: fbgemm's.
 
     Raises:
-        ValueError: a load factor not above 0 or above 1.
+        ValueError: a load factor outside (0, 1].
     """
 
     algorithm: object = None
@@ -52,12 +52,12 @@ class CacheParams:
 
 
 def used_of(params: CacheParams | plan.CacheParams | None) -> plan.CacheParams | None:
-    """The part of the settings that is used."""
+    """Returns the settings that rayrec uses."""
     return None if params is None else plan.CacheParams(load_factor=params.load_factor)
 
 
 class EmbeddingModuleShardingPlan(ModuleSharding):
-    """Shardings of one collection's tables by name; prints as two text tables."""
+    """Shardings of the tables of one collection, by name; prints as two text tables."""
 
     def __str__(self) -> str:
         return module_text("", self).removeprefix("module: \n")
@@ -69,17 +69,18 @@ class _AnyParameterSharding(type):
 
 
 class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding):
-    """Makes a `rayrec.distributed.ParameterSharding` from TorchRec's arguments; each of those is an instance.
+    """Creates a `rayrec.distributed.ParameterSharding` from TorchRec's arguments.
 
-    If rectangles are given as a `sharding_spec` or as `ranks`, sharding adds the table's name and size.
+    Every `rayrec.distributed.ParameterSharding` is an instance of this class. If you pass `sharding_spec` or `ranks`,
+    sharding the module adds the name and size of the table.
 
     Args:
-        sharding_type, compute_kernel, cache_params, shards, device, local_ranks: as of rayrec's.
-        ranks: ranks of a data-parallel table; other tables give `sharding_spec`.
+        sharding_type, compute_kernel, cache_params, shards, device, local_ranks: see rayrec's class.
+        ranks: ranks of a data-parallel table; for other tables pass `sharding_spec`.
         sharding_spec: one `ShardMetadata` per rectangle: offsets, sizes, and a placement such as `rank:1/cuda:1`.
-        enforce_hbm, bounds_check_mode: accepted, not used; the kernel defines the memory, and ids are checked on input.
-        stochastic_rounding: of a table with 16-bit weights, in place of its optimizer's setting.
-        output_dtype: FP32, which vectors are in.
+        enforce_hbm, bounds_check_mode: ignored; the kernel defines the memory, and ids are checked on input.
+        stochastic_rounding: rounding of 16-bit weights; overrides the setting of the optimizer.
+        output_dtype: must be FP32 or None.
         key_value_params: not supported; must be None.
 
     Raises:
@@ -121,15 +122,15 @@ class ParameterSharding(plan.ParameterSharding, metaclass=_AnyParameterSharding)
 
 
 def _read_spec(shards: Iterable[ShardMetadata]) -> tuple[list[Shard], str, dict[int, int]]:
-    """Return rectangles without table name, device type, and device index by rank if it differs."""
-    found: list[Shard] = []
-    device, local = "cpu", {}
-    for each in shards:
-        placement: Any = each.placement
-        (row, col), (rows, cols) = each.shard_offsets, each.shard_sizes
-        rank, on = placement.rank(), placement.device()
-        device = on.type
-        if on.index is not None and on.index != rank:
-            local[rank] = on.index
-        found.append(Shard(table="", rows=Span(row, row + rows), cols=Span(col, col + cols), rank=rank))
-    return found, device, local
+    """Returns rectangles without table name, the device type, and device indices by rank where they differ."""
+    rectangles: list[Shard] = []
+    device_type, local_ranks = "cpu", {}
+    for shard in shards:
+        placement: Any = shard.placement
+        (row, col), (rows, cols) = shard.shard_offsets, shard.shard_sizes
+        rank, device = placement.rank(), placement.device()
+        device_type = device.type
+        if device.index is not None and device.index != rank:
+            local_ranks[rank] = device.index
+        rectangles.append(Shard(table="", rows=Span(row, row + rows), cols=Span(col, col + cols), rank=rank))
+    return rectangles, device_type, local_ranks

@@ -1,4 +1,4 @@
-"""Shards single collections, or those of a model, without DistributedDataParallel for the other parameters."""
+"""Shards a single collection, or all collections of a model, without wrapping it in DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def shard(
     device: torch.device | None = None,
     sharder: ModuleSharder[Any] | None = None,
 ) -> nn.Module:
-    """The sharded version of one collection.
+    """Returns the sharded version of one collection.
 
     Args:
         module: the collection.
-        plan: of the collection; or a generator of `sharding_plan` for each table by name, or one for all.
-        env: the ranks; the default process group if not given.
-        device: of this rank; its GPU or the CPU if not given.
-        sharder: of the collection; its default one if not given.
+        plan: its plan; or a generator from `sharding_plan` per table, or one generator for all tables.
+        env: the ranks; default: the default process group.
+        device: device of this rank; default: its GPU, or the CPU.
+        sharder: sharder of the collection; default: the one of `get_default_sharders`.
 
     Raises:
-        ValueError: a plan for other tables, or no sharder.
+        ValueError: the plan has other tables, or no default sharder exists.
     """
     env, device = env or default_env(), device or default_device()
     sharder = sharder or get_module_to_default_sharders().get(type(module))
     if sharder is None:
-        raise ValueError(f"there is no sharder of {type(module).__name__}; give one")
+        raise ValueError(f"no default sharder for {type(module).__name__}; pass a sharder")
     tables: dict[str, Any] = apply_to_all(module, plan, sharder) if callable(plan) else dict(plan)
     if not all(isinstance(sharding, ParameterSharding) for sharding in tables.values()):
         world, local = env.world_size, env.local_world_size
@@ -60,14 +60,14 @@ def shard_modules(
     sharders: Sequence[ModuleSharder[Any]] | None = None,
     init_params: bool = False,
 ) -> nn.Module:
-    """Shards the collections inside a model in place; the rest is left as it is.
+    """Shards the collections of a model in place and leaves other modules unchanged.
 
     Args:
         module: the model, or a collection.
-        env, device: as of `shard`.
-        plan: by default the planner decides for this world.
-        sharders: one for each kind of collection.
-        init_params: allocates and fills what is on meta.
+        env, device: see `shard`.
+        plan: the plan; by default the planner creates one.
+        sharders: one per type of collection.
+        init_params: materialize and initialize parameters on meta.
 
     Returns:
         The model, or the sharded collection.
@@ -75,16 +75,16 @@ def shard_modules(
     from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 
     env, device = env or default_env(), device or default_device()
-    chosen = list(sharders) if sharders is not None else default_sharders()
+    sharders = list(sharders) if sharders is not None else default_sharders()
     if plan is None:
         planner = EmbeddingShardingPlanner(topology=Topology(env.world_size, device.type))
         group = env.process_group
-        plan = planner.plan(module, chosen) if group is None else planner.collective_plan(module, chosen, group)
-    for path, collection, sharder in modules_to_shard(module, chosen):
-        twin = sharder.shard(collection, plan.plan[path], env, device)
+        plan = planner.plan(module, sharders) if group is None else planner.collective_plan(module, sharders, group)
+    for path, collection, sharder in modules_to_shard(module, sharders):
+        sharded = sharder.shard(collection, plan.plan[path], env, device)
         if not path:
-            return twin
-        replace_module(module, collection, twin)
+            return sharded
+        replace_module(module, collection, sharded)
     if init_params:
         materialize(module, device)
     return module

@@ -1,4 +1,4 @@
-"""Base class of custom sharded modules: input_dist, compute, output_dist."""
+"""Base class of custom sharded modules, with the stages input_dist, compute and output_dist."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ Context = TypeVar("Context", bound=Multistreamable)
 
 
 class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
-    """A module with parameters on several ranks. rayrec's sharded collections are registered as subclasses; they store
-    a step's state with its ids instead of in a context.
+    """A module with parameters on several ranks.
+
+    rayrec's sharded collections are registered as subclasses; they keep the state of a step with its ids instead of in
+    a context.
 
     Args:
-        qcomm_codecs_registry: number formats on the wire, by exchange.
+        qcomm_codecs_registry: number formats of communication, by exchange.
     """
 
     def __init__(self, qcomm_codecs_registry: dict[str, Any] | None = None) -> None:
@@ -39,7 +41,7 @@ class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
 
     @abstractmethod
     def create_context(self) -> Context:
-        """The state of one step, passed to its stages."""
+        """Creates the state of one step, which is passed to its stages."""
 
     @abstractmethod
     def input_dist(self, ctx: Context, *inputs: Any, **kwargs: Any) -> Awaitable[Awaitable[Ids]]:
@@ -47,7 +49,7 @@ class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
 
     @abstractmethod
     def compute(self, ctx: Context, dist_input: Ids) -> Vectors:
-        """Looks up."""
+        """Looks up the vectors."""
 
     @abstractmethod
     def output_dist(self, ctx: Context, output: Vectors) -> LazyAwaitable[Out]:
@@ -57,17 +59,17 @@ class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
         return self.output_dist(ctx, self.compute(ctx, input))
 
     def forward(self, *inputs: Any, **kwargs: Any) -> LazyAwaitable[Out]:
-        """All stages, one after the other."""
+        """Runs all stages in order."""
         ctx = self.create_context()
         return self.compute_and_output_dist(ctx, self.input_dist(ctx, *inputs, **kwargs).wait().wait())
 
     def prefetch(
         self, dist_input: Ids, forward_stream: torch.cuda.Stream | None = None, ctx: Context | None = None
     ) -> None:
-        """Rows behind a device cache are fetched when they are looked up."""
+        """Does nothing by default; the lookup fetches rows into a device cache."""
 
     def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
-        """Names of the parameters that are not to be exchanged by DistributedDataParallel."""
+        """Yields the names of the parameters that DistributedDataParallel must ignore."""
         for name, _ in self.named_parameters():
             yield f"{prefix}.{name}" if prefix else name
 
@@ -78,7 +80,7 @@ class ShardedModule(nn.Module, ABC, Generic[Ids, Vectors, Out, Context]):
 
 
 class ShardedEmbeddingModule(ShardedModule[Ids, Vectors, Out, Context], FusedOptimizerModule):
-    """A sharded module of embeddings, which has an optimizer inside backward."""
+    """A sharded module of embeddings, with an optimizer in the backward pass."""
 
 
 ShardedEmbeddingModule.register(ShardedCollection)  # type: ignore[type-abstract]

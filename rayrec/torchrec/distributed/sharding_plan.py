@@ -1,9 +1,10 @@
-"""Plans by hand: `construct_module_sharding_plan` makes a plan from a generator for each table."""
+"""Manual plans: `construct_module_sharding_plan` creates the plan of a collection from one generator per table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Table:
-    """A generator's argument: a table and the ranks."""
+    """A table and the ranks: the argument of a generator."""
 
     name: str
     weight: torch.Tensor
@@ -61,48 +62,54 @@ class Table:
         return range(index * self.local_size, (index + 1) * self.local_size)
 
     def shard(self, rank: int, rows: Span | None = None, cols: Span | None = None) -> Shard:
-        """A rectangle on a rank; all rows or columns unless said otherwise.
+        """Returns a rectangle on a rank; by default all rows and columns.
 
         Raises:
-            ValueError: there is no such rank.
+            ValueError: the rank is outside the world.
         """
         if not 0 <= rank < self.world_size:
-            raise ValueError(f"table {self.name!r}: there is no rank {rank} among {self.world_size}")
+            raise ValueError(f"table {self.name!r}: rank {rank} is outside the world of {self.world_size} ranks")
         return Shard(table=self.name, rows=rows or self.rows, cols=cols or self.cols, rank=rank)
 
     def by_rows(self, ranks: Sequence[int], cols: Span | None = None) -> list[Shard]:
-        """Blocks of rows, one a rank, the last ones shorter or absent."""
+        """Returns equal blocks of rows, one per rank; the last blocks may be shorter or missing."""
         spans = blocks(self.rows.size, len(ranks))
         return [self.shard(rank, rows, cols) for rank, rows in zip(ranks, spans, strict=False)]
 
-    def columns(self, parts: int) -> list[Span]:
-        """Equal parts of the columns.
+    def columns(self, num_spans: int) -> list[Span]:
+        """Divides the columns into spans of equal width.
 
         Raises:
-            ValueError: the columns are no multiple of the parts.
+            ValueError: the embedding dim is not a multiple of `num_spans`.
         """
-        if self.cols.size % parts:
+        if self.cols.size % num_spans:
             raise ValueError(
-                f"table {self.name!r}: embedding_dim={self.cols.size} cannot be cut into {parts} equal parts"
+                f"table {self.name!r}: embedding_dim={self.cols.size} must be a multiple of {num_spans}, the number of "
+                "column shards"
             )
-        width = self.cols.size // parts
-        return [Span(place * width, (place + 1) * width) for place in range(parts)]
+        width = self.cols.size // num_spans
+        return [Span(index * width, (index + 1) * width) for index in range(num_spans)]
 
     def sharding(
         self, kind: ShardingType, shards: Iterable[Shard], kernel: str | None, device: str | None = None
     ) -> ParameterSharding:
-        """The table's part of a plan; its kernel is fused where the table has an optimizer inside backward, else dense,
-        unless one is named."""
+        """Returns the sharding of the table.
+
+        Args:
+            kind: sharding type.
+            shards: the rectangles.
+            kernel: None: fused if the table has an optimizer in the backward pass, else dense.
+            device: device type; default: the one of the table.
+        """
         fused = hasattr(self.weight, "_in_backward_optimizers") or hasattr(self.weight, "_optimizer_classes")
-        chosen = kernel or (EmbeddingComputeKernel.FUSED if fused else EmbeddingComputeKernel.DENSE).value
         shards, device = tuple(shards), device or self.device
-        beyond = [] if device == "cpu" else [s.rank for s in shards if s.rank >= self.local_size]
+        remote_ranks = [] if device == "cpu" else [s.rank for s in shards if s.rank >= self.local_size]
         return ParameterSharding(
             sharding_type=kind.value,
-            compute_kernel=chosen,
+            compute_kernel=kernel or (EmbeddingComputeKernel.FUSED if fused else EmbeddingComputeKernel.DENSE).value,
             shards=shards,
             device=device,
-            local_ranks={rank: rank % self.local_size for rank in beyond},
+            local_ranks={rank: rank % self.local_size for rank in remote_ranks},
         )
 
 
@@ -132,20 +139,21 @@ def row_wise(
     """Blocks of rows over all ranks.
 
     Args:
-        sizes_placement: rows of ranks 0, 1, …, and the device; default: equal blocks.
-        num_buckets: accepted for compatibility, ignored.
+        sizes_placement: number of rows of each rank, and the device type; default: equal blocks.
+        compute_kernel: see `Table.sharding`.
+        num_buckets: ignored.
     """
 
     def cut(table: Table) -> ParameterSharding:
         if sizes_placement is None:
             return table.sharding(ShardingType.ROW_WISE, table.by_rows(range(table.world_size)), compute_kernel)
         sizes, device = sizes_placement
-        edges = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
+        edges = [sum(sizes[:rank]) for rank in range(len(sizes) + 1)]
         if edges[-1] != table.rows.size:
             raise ValueError(f"table {table.name!r}: sizes {list(sizes)} do not add up to {table.rows.size} rows")
         shards = [table.shard(rank, Span(edges[rank], edges[rank + 1])) for rank in range(len(sizes))]
-        named = device if isinstance(device, str) else device[0]
-        return table.sharding(ShardingType.ROW_WISE, shards, compute_kernel, named)
+        device_type = device if isinstance(device, str) else device[0]
+        return table.sharding(ShardingType.ROW_WISE, shards, compute_kernel, device_type)
 
     return cut
 
@@ -156,31 +164,33 @@ def column_wise(
     compute_kernel: str | None = None,
     device_types: Sequence[str] | None = None,
 ) -> ParameterShardingGenerator:
-    """Columns over ranks.
+    """Blocks of columns over ranks.
 
     Args:
-        ranks: one a cut, equally wide; a rank may come twice.
-        size_per_rank: widths on ranks 0, 1, …, instead.
-        device_types: the first of them is the table's.
+        ranks: the rank of each block, of equal width; a rank may occur twice.
+        size_per_rank: number of columns of each rank, instead of `ranks`.
+        compute_kernel: see `Table.sharding`.
+        device_types: the first one is the device type of the table.
 
     Raises:
         ValueError: neither ranks nor sizes.
     """
     if ranks is None and size_per_rank is None:
-        raise ValueError("column_wise: give ranks, or size_per_rank")
+        raise ValueError("column_wise: pass ranks or size_per_rank")
 
     def cut(table: Table) -> ParameterSharding:
         if size_per_rank is not None:
-            edges = [sum(size_per_rank[:place]) for place in range(len(size_per_rank) + 1)]
+            edges = [sum(size_per_rank[:rank]) for rank in range(len(size_per_rank) + 1)]
             if edges[-1] != table.cols.size:
                 raise ValueError(
                     f"table {table.name!r}: sizes {list(size_per_rank)} do not add up to {table.cols.size} columns"
                 )
-            spans, on = [Span(a, b) for a, b in zip(edges, edges[1:], strict=False)], range(len(size_per_rank))
+            spans = [Span(start, stop) for start, stop in pairwise(edges)]
+            block_ranks: Sequence[int] = range(len(size_per_rank))
         else:
             assert ranks is not None
-            spans, on = table.columns(len(ranks)), ranks  # type: ignore[assignment]
-        shards = [table.shard(rank, cols=cols) for rank, cols in zip(on, spans, strict=True)]
+            spans, block_ranks = table.columns(len(ranks)), ranks
+        shards = [table.shard(rank, cols=cols) for rank, cols in zip(block_ranks, spans, strict=True)]
         return table.sharding(
             ShardingType.COLUMN_WISE, shards, compute_kernel, device_types[0] if device_types else None
         )
@@ -198,21 +208,21 @@ def table_row_wise(host_index: int, compute_kernel: str | None = None) -> Parame
 
 
 def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -> ParameterShardingGenerator:
-    """Columns over hosts, blocks of rows over the ranks of each."""
+    """Blocks of columns over hosts, and blocks of rows over the ranks of each host."""
 
     def cut(table: Table) -> ParameterSharding:
-        cols = table.columns(len(host_indexes))
-        parts = [table.by_rows(table.host(host), span) for host, span in zip(host_indexes, cols, strict=True)]
-        return table.sharding(ShardingType.GRID_SHARD, [shard for part in parts for shard in part], compute_kernel)
+        columns = table.columns(len(host_indexes))
+        host_shards = [table.by_rows(table.host(host), span) for host, span in zip(host_indexes, columns, strict=True)]
+        return table.sharding(ShardingType.GRID_SHARD, chain.from_iterable(host_shards), compute_kernel)
 
     return cut
 
 
 def _sharder_of(module: nn.Module, sharder: ModuleSharder[Any] | None) -> ModuleSharder[Any]:
-    found = sharder or get_module_to_default_sharders().get(type(module))
-    if found is None:
-        raise ValueError(f"there is no sharder of {type(module).__name__}; give one")
-    return found
+    sharder = sharder or get_module_to_default_sharders().get(type(module))
+    if sharder is None:
+        raise ValueError(f"no default sharder for {type(module).__name__}; pass a sharder")
+    return sharder
 
 
 def construct_module_sharding_plan(
@@ -223,23 +233,24 @@ def construct_module_sharding_plan(
     world_size: int | None = None,
     device_type: str | None = None,
 ) -> EmbeddingModuleShardingPlan:
-    """The plan of one collection.
+    """Creates the plan of one collection.
 
     Args:
         module: the collection.
-        per_param_sharding: a generator for each of its tables.
-        sharder: of the collection; its default one if not given.
-        local_size: ranks of a host; default: as of this process.
-        world_size: default: of the default process group.
-        device_type: "cpu" or "cuda"; default: what there is.
+        per_param_sharding: the generator of each table.
+        sharder: sharder of the collection; default: the one of `get_default_sharders`.
+        local_size: ranks per host; default: from the environment.
+        world_size: default: the size of the default process group.
+        device_type: "cpu" or "cuda"; default: "cuda" if a GPU is available.
 
     Raises:
-        ValueError: a table without a generator, or a generator without a table; a cut that does not fit.
+        ValueError: a table without a generator, a generator without a table, or shards that do not cover the table.
     """
     weights = _sharder_of(module, sharder).shardable_parameters(module)
-    unlike = sorted(set(weights) ^ set(per_param_sharding))
-    if unlike:
-        raise ValueError(f"table {unlike[0]!r} is only in {'the module' if unlike[0] in weights else 'the sharding'}")
+    mismatch = sorted(set(weights) ^ set(per_param_sharding))
+    if mismatch:
+        where = "the module" if mismatch[0] in weights else "the sharding"
+        raise ValueError(f"table {mismatch[0]!r} is only in {where}")
     ranks = world_size or dist.get_world_size()
     device = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
     local = local_size or get_local_size(ranks)
@@ -253,17 +264,17 @@ def apply_to_all(
     parameter_sharding_generator: ParameterShardingGenerator,
     sharder: ModuleSharder[Any] | None = None,
 ) -> dict[str, ParameterShardingGenerator]:
-    """The same generator for every table of a collection."""
+    """Returns the same generator for every table of a collection."""
     return dict.fromkeys(_sharder_of(module, sharder).shardable_parameters(module), parameter_sharding_generator)
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]]:
-    """The default sharder of each type of collection."""
+    """Returns the default sharder of each type of collection."""
     return {sharder.module_type: sharder for sharder in get_default_sharders()}
 
 
 def placement(compute_device: str, rank: int, local_size: int) -> str:
-    """A rank's device as plans write it: `rank:1/cuda:1`, `rank:1/cpu`."""
+    """Returns the device of a rank in the notation of plans: `rank:1/cuda:1`, `rank:1/cpu`."""
     return f"rank:{rank}/{compute_device if compute_device == 'cpu' else f'{compute_device}:{rank % local_size}'}"
 
 
@@ -274,7 +285,7 @@ def calculate_shard_sizes_and_offsets(
     sharding_type: str,
     col_wise_shard_dim: int | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Sizes and offsets of a table's shards; column-wise ones are `col_wise_shard_dim` wide.
+    """Returns sizes and offsets of the shards of a table. Column-wise shards have `col_wise_shard_dim` columns.
 
     Raises:
         ValueError: an unknown sharding type.
@@ -288,10 +299,10 @@ def calculate_shard_sizes_and_offsets(
         case ShardingType.ROW_WISE | ShardingType.TABLE_ROW_WISE as kind:
             ranks = world_size if kind is ShardingType.ROW_WISE else local_world_size
             step = -(-rows // ranks)
-            starts = [min(place * step, rows) for place in range(ranks + 1)]
-            return [[b - a, dim] for a, b in zip(starts, starts[1:], strict=False)], [[a, 0] for a in starts[:-1]]
+            edges = [min(rank * step, rows) for rank in range(ranks + 1)]
+            return [[stop - start, dim] for start, stop in pairwise(edges)], [[start, 0] for start in edges[:-1]]
         case ShardingType.COLUMN_WISE | ShardingType.TABLE_COLUMN_WISE:
             width = min(dim, col_wise_shard_dim or dim)
             edges = [*range(0, dim, width), dim]
-            return [[rows, b - a] for a, b in zip(edges, edges[1:], strict=False)], [[0, a] for a in edges[:-1]]
-    raise ValueError(f"calculate_shard_sizes_and_offsets: not for {sharding_type}")
+            return [[rows, stop - start] for start, stop in pairwise(edges)], [[0, start] for start in edges[:-1]]
+    raise ValueError(f"calculate_shard_sizes_and_offsets does not support {sharding_type}")

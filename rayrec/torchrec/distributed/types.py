@@ -1,4 +1,4 @@
-"""TorchRec's `distributed.types`: the engine's plan, environment and awaitables under its names, and its enums."""
+"""`torchrec.distributed.types`: rayrec's plan, environment and awaitables under TorchRec's names, and its enums."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 class NoWait(Awaitable[T]):
-    """A result that is known already, as an awaitable."""
+    """Wraps a result as an awaitable."""
 
     def __init__(self, obj: T) -> None:
         self._obj = obj
@@ -99,11 +99,11 @@ class ShardingEnv2D(env.ShardingEnv2D):
     """Process groups of 2D parallelism, with TorchRec's arguments.
 
     Args:
-        sharding_pg: this rank's group.
-        replica_pg: the ranks with the same shards, one per group.
+        sharding_pg: the sharding group of this rank.
+        replica_pg: the ranks with the same shards, one per sharding group.
         global_pg: all ranks.
         device_mesh: ignored.
-        node_group_size: ranks per host in the group; by default found from hostnames.
+        node_group_size: ranks per host in the sharding group; default: derived from hostnames.
     """
 
     def __init__(
@@ -118,18 +118,18 @@ class ShardingEnv2D(env.ShardingEnv2D):
         super().__init__(size, rank, sharding_pg, node_group_size, replica_pg=replica_pg, global_pg=global_pg)
 
     def num_sharding_groups(self) -> int:
-        """Number of groups, and so of replicas of each table."""
+        """Number of sharding groups, which is the number of replicas of each table."""
         return self.replica_pg.size()
 
     @property
     def sharding_pg(self) -> dist.ProcessGroup:
-        """This rank's group."""
+        """The sharding group of this rank."""
         assert self.process_group is not None
         return self.process_group
 
 
 class PipelineType(Enum):
-    """Which pipeline drives a model."""
+    """The training pipeline of a model."""
 
     NONE = "none"
     TRAIN_BASE = "train_base"
@@ -138,13 +138,13 @@ class PipelineType(Enum):
 
 
 class ComputeKernel(Enum):
-    """The kernel of a module that has no choice of them."""
+    """The kernel of a module with a single kernel."""
 
     DEFAULT = "default"
 
 
 class EmbeddingEvent(Enum):
-    """A stage of a step, as profiles name it."""
+    """Names of the stages of a step in profiles."""
 
     KJT_SPLITS_DIST = "splits_dist"
     KJT_TENSORS_DIST = "tensors_dist"
@@ -154,14 +154,14 @@ class EmbeddingEvent(Enum):
 
 
 class ParameterStorage(Enum):
-    """Device memory, or the host's."""
+    """Device memory or host memory."""
 
     HBM = "hbm"
     DDR = "ddr"
 
 
 class CommOp(Enum):
-    """An exchange that a codec is for."""
+    """Exchanges that can have a codec."""
 
     POOLED_EMBEDDINGS_ALL_TO_ALL = "pooled_embeddings_all_to_all"
     POOLED_EMBEDDINGS_REDUCE_SCATTER = "pooled_embeddings_reduce_scatter"
@@ -169,7 +169,7 @@ class CommOp(Enum):
 
 
 class StorageUsageType(Enum):
-    """Whose way of counting bytes."""
+    """The sharder that computes the storage usage."""
 
     BASE_QUANT = "BaseQuantEmbeddingSharder"
     BASE = "BaseEmbeddingSharder"
@@ -178,7 +178,7 @@ class StorageUsageType(Enum):
 
 @dataclass(frozen=True)
 class KeyValueParams:
-    """Settings of tables on disk or on parameter servers, which there are not: kept, and refused in a plan."""
+    """Settings of tables on disk or on parameter servers, which are not supported: a plan with them is refused."""
 
     ssd_storage_directory: str | None = None
     ssd_rocksdb_write_buffer_size: int | None = None
@@ -202,24 +202,24 @@ class KeyValueParams:
 
 
 class NullShardedModuleContext(Multistreamable):
-    """The context of a sharded module that needs none."""
+    """The context of a sharded module without state."""
 
     def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
-        """There is nothing to record."""
+        """Does nothing."""
 
     def __setattr__(self, key: str, value: object) -> None:
-        raise NotImplementedError("a context that holds nothing takes no attribute; derive one of your own")
+        raise NotImplementedError("NullShardedModuleContext has no attributes; derive a context of your own")
 
 
 class NullShardingContext(Multistreamable):
-    """The context of a sharding that needs none."""
+    """The context of a sharding without state."""
 
     def record_stream(self, stream: torch.cuda.streams.Stream) -> None:
-        """There is nothing to record."""
+        """Does nothing."""
 
 
 class LazyNoWait(LazyAwaitable[T]):
-    """A result that is there already."""
+    """Wraps a result as a lazy awaitable."""
 
     def __init__(self, obj: T) -> None:
         self._obj = obj
@@ -229,10 +229,10 @@ class LazyNoWait(LazyAwaitable[T]):
 
 
 class DeviceToHostTensorAwaitable(LazyAwaitable[torch.Tensor]):
-    """A tensor on its way from a device to the host.
+    """An asynchronous copy of a tensor from a device to the host.
 
     Args:
-        tensor_on_device: of any device; its copy begins at once.
+        tensor_on_device: the tensor; the constructor starts the copy.
     """
 
     def __init__(self, tensor_on_device: torch.Tensor) -> None:
@@ -246,14 +246,14 @@ class DeviceToHostTensorAwaitable(LazyAwaitable[torch.Tensor]):
 
 
 class LazyGetItemMixin(Generic[K, T]):
-    """Put before `LazyAwaitable` among the bases: an item of the result is itself waited for when it is used."""
+    """Makes the items of a `LazyAwaitable` lazy too. Place it before `LazyAwaitable` in the list of bases."""
 
     def __getitem__(self, key: K) -> LazyAwaitable[T]:
         return GetItemLazyAwaitable(self, key)  # type: ignore[arg-type]
 
 
 class GetItemLazyAwaitable(LazyAwaitable[T]):
-    """An item of a result that is not there yet."""
+    """An item of the result of another awaitable."""
 
     def __init__(self, parent: Awaitable[Any], key: Any) -> None:
         self._parent, self._key = parent, key

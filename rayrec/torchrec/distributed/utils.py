@@ -1,4 +1,4 @@
-"""Helpers of TorchRec's `distributed.utils`."""
+"""Helpers of `torchrec.distributed.utils`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def none_throws(value: T | None, message: str = "unexpected None") -> T:
-    """The value.
+    """Returns the value.
 
     Raises:
-        AssertionError: it is None.
+        AssertionError: the value is None.
     """
     if value is None:
         raise AssertionError(message)
@@ -30,62 +30,61 @@ def none_throws(value: T | None, message: str = "unexpected None") -> T:
 
 
 def append_prefix(prefix: str, name: str) -> str:
-    """`prefix.name`; the one that is not empty alone."""
+    """Returns `prefix.name`, without the dot if either is empty."""
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 def filter_state_dict(state_dict: Mapping[str, T], name: str) -> dict[str, T]:
-    """The entries under `name.`, without it."""
+    """Returns the entries with keys that start with `name.`, without this prefix."""
     return {key.removeprefix(f"{name}."): value for key, value in state_dict.items() if key.startswith(f"{name}.")}
 
 
 def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
-    """Puts `prefix` before every key, in place."""
+    """Adds a prefix to every key, in place."""
     for key in list(state_dict):
         state_dict[prefix + key] = state_dict.pop(key)
 
 
 def get_unsharded_module_names(model: nn.Module) -> list[str]:
-    """Paths of the largest submodules without sharded tables, of a model that has been through
-    DistributedModelParallel."""
+    """Returns the paths of the largest submodules without sharded tables, after DistributedModelParallel."""
     from rayrec.distributed.collections.sharded_table import ShardedTable
 
-    found: list[str] = []
+    unsharded: list[str] = []
 
     def walk(module: nn.Module, path: str) -> bool:
-        """Whether tables lie below; names the children that have none, where others have."""
+        """Whether the module contains sharded tables. If so, appends its children without tables to `unsharded`."""
         if isinstance(module, ShardedTable):
             return True
-        below = {name: walk(child, append_prefix(path, name)) for name, child in module.named_children()}
-        if any(below.values()):
-            found.extend(append_prefix(path, name) for name, sharded in below.items() if not sharded)
-        return any(below.values())
+        is_sharded = {name: walk(child, append_prefix(path, name)) for name, child in module.named_children()}
+        if any(is_sharded.values()):
+            unsharded.extend(append_prefix(path, name) for name, sharded in is_sharded.items() if not sharded)
+        return any(is_sharded.values())
 
     if not walk(model, ""):
         return [""]
-    return found
+    return unsharded
 
 
 def get_device_type() -> str:
-    """ "cuda" where there is a GPU, else "cpu"."""
+    """Returns "cuda" if a GPU is available, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def merge_fused_params(
     fused_params: Mapping[str, Any] | None = None, param_fused_params: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A sharder's settings with a table's own over them; `lr` is called `learning_rate`."""
-    own = dict(param_fused_params or {})
-    if "lr" in own:
-        own["learning_rate"] = own.pop("lr")
-    return {**(fused_params or {}), **own}
+    """Merges the settings of a sharder with those of a table, which take precedence; `lr` becomes `learning_rate`."""
+    table_params = dict(param_fused_params or {})
+    if "lr" in table_params:
+        table_params["learning_rate"] = table_params.pop("lr")
+    return {**(fused_params or {}), **table_params}
 
 
 def optimizer_type_to_emb_opt_type(optimizer_class: type[torch.optim.Optimizer]) -> Any:
-    """fbgemm's name of the fused update that an optimizer stands for.
+    """Returns fbgemm's name of the fused version of an optimizer.
 
     Raises:
-        ValueError: it stands for none.
+        ValueError: the optimizer has no fused version.
     """
     from rayrec.distributed.kernel.optimizer_spec import twin
 
@@ -94,8 +93,14 @@ def optimizer_type_to_emb_opt_type(optimizer_class: type[torch.optim.Optimizer])
 
 @contextmanager
 def sharded_model_copy(device: str | int | torch.device | None) -> Iterator[None]:
-    """Inside, `copy.deepcopy` of a module puts parameters and tensors on a device; of None, it keeps the originals'
-    memory. Process groups are not copied. Sharded tables refuse: their kernels' memory is not theirs alone."""
+    """Context in which `copy.deepcopy` of a module copies its parameters and tensors to a device.
+
+    With None, the copy shares the memory of the original. Process groups are not copied. Copying a sharded table raises
+    ValueError, because kernels share the memory of tables.
+
+    Args:
+        device: the device of the copies, or None.
+    """
     from rayrec.distributed.collections.sharded_table import ShardedTable
 
     def tensor(value: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
@@ -106,7 +111,7 @@ def sharded_model_copy(device: str | int | torch.device | None) -> Iterator[None
 
     def refuse(table: nn.Module, memo: dict[int, Any]) -> nn.Module:
         raise ValueError(
-            "sharded tables are not copied; shard the model again with the same plan, and load this one's state_dict"
+            "sharded tables cannot be copied; shard the model again with the same plan, and load this state_dict"
         )
 
     copied: dict[Any, Any] = {torch.Tensor: tensor, nn.Parameter: parameter, ShardedTable: refuse}
@@ -125,20 +130,20 @@ def sharded_model_copy(device: str | int | torch.device | None) -> Iterator[None
 
 
 class CopyableMixin(nn.Module):
-    """A module with `copy`."""
+    """Adds `copy` to a module."""
 
     def copy(self, device: torch.device) -> nn.Module:
-        """A deep copy on a device, of a module on the CPU."""
+        """Returns a deep copy on `device` of a module on the CPU."""
         return copy_to_device(self, torch.device("cpu"), device)
 
 
 def copy_to_device(module: nn.Module, current_device: torch.device, to_device: torch.device) -> nn.Module:
-    """A deep copy with the parameters and buffers of one device moved to another."""
+    """Returns a deep copy with the parameters and buffers of one device moved to another."""
     return copy.deepcopy(module)._apply(lambda t: t.to(to_device) if t.device == current_device else t)
 
 
 def init_parameters(module: nn.Module, device: torch.device) -> None:
-    """Allocates what is on meta, and has each such module fill its own by `reset_parameters`."""
+    """Materializes parameters on meta, and calls `reset_parameters` of their modules."""
     from rayrec.distributed.model_parallel import materialize
 
     materialize(module, device)

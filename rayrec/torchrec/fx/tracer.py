@@ -1,4 +1,4 @@
-"""A tracer that leaves embedding collections whole, unsharded and sharded ones."""
+"""An FX tracer that keeps unsharded and sharded embedding collections as single nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayrec.torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddi
 from rayrec.torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 from rayrec.torchrec.modules.mc_modules import ManagedCollisionCollection
 
-WHOLE = (
+LEAF_MODULES = (
     EmbeddingBagCollectionInterface,
     EmbeddingCollectionInterface,
     FeatureProcessedEmbeddingBagCollection,
@@ -28,7 +28,7 @@ WHOLE = (
     quant.EmbeddingCollection,
 )
 
-_depth = 0  # traces under way
+_depth = 0  # number of active traces
 
 
 def is_fx_tracing() -> bool:
@@ -40,7 +40,7 @@ class Tracer(fx.Tracer):
     """`torch.fx.Tracer` for models with embedding collections: each is one call_module node.
 
     Args:
-        leaf_modules: names of further classes whose modules are one node.
+        leaf_modules: names of other module classes that become one node.
     """
 
     def __init__(self, leaf_modules: Sequence[str] | None = None) -> None:
@@ -48,17 +48,17 @@ class Tracer(fx.Tracer):
         self._leaf_modules = frozenset(leaf_modules or ())
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        whole = isinstance(m, WHOLE) or type(m).__name__ in self._leaf_modules
-        return whole or super().is_leaf_module(m, module_qualified_name)
+        is_leaf = isinstance(m, LEAF_MODULES) or type(m).__name__ in self._leaf_modules
+        return is_leaf or super().is_leaf_module(m, module_qualified_name)
 
     def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """The graph of a module or function.
+        """Returns the graph of a module or function.
 
         Raises:
-            ValueError: a DistributedModelParallel, whose exchange of gradients is no part of a graph.
+            ValueError: `root` is a DistributedModelParallel; a graph cannot contain its gradient exchange.
         """
         if isinstance(root, DistributedModelParallel):
-            raise ValueError("trace model.module: a graph does not exchange gradients as DistributedModelParallel does")
+            raise ValueError("trace model.module: a graph cannot contain DistributedModelParallel's gradient exchange")
         global _depth
         _depth += 1
         try:
@@ -72,15 +72,15 @@ def symbolic_trace(
     concrete_args: dict[str, Any] | None = None,
     leaf_modules: Sequence[str] | None = None,
 ) -> fx.GraphModule:
-    """A module that computes what `root` does, in which embedding collections are whole.
+    """Returns the traced graph module of `root`, with embedding collections as single nodes.
 
     Args:
         root: a module or function.
         concrete_args: arguments that are constants of the graph.
-        leaf_modules: as of `Tracer`.
+        leaf_modules: see `Tracer`.
 
     Raises:
-        ValueError: as of `Tracer.trace`.
+        ValueError: see `Tracer.trace`.
     """
     tracer = Tracer(leaf_modules)
     graph = tracer.trace(root, concrete_args)

@@ -1,4 +1,4 @@
-"""Quantizes the collections of a model, for scoring in this process. A service's way is `rayrec export`."""
+"""Quantizes the collections of a model, to score in this process. For a service, use `rayrec export`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ALL: Mapped = {**BAGS, EmbeddingCollection: quant.EmbeddingCollection}
 
 
 def _replaced(module: nn.Module, mapping: Mapped, config: QuantConfig, within_fp: QuantConfig) -> nn.Module:
-    made = mapping.get(type(module))
-    if made is not None:
+    quantized_type = mapping.get(type(module))
+    if quantized_type is not None:
         module.qconfig = config  # type: ignore[assignment]
-        found: nn.Module = made.from_float(module)
-        return found
+        quantized: nn.Module = quantized_type.from_float(module)
+        return quantized
     for name, child in module.named_children():
-        inside = within_fp if isinstance(module, FeatureProcessedEmbeddingBagCollection) else config
-        setattr(module, name, _replaced(child, mapping, inside, within_fp))
+        child_config = within_fp if isinstance(module, FeatureProcessedEmbeddingBagCollection) else config
+        setattr(module, name, _replaced(child, mapping, child_config, within_fp))
     return module
 
 
@@ -50,24 +50,24 @@ def quantize_embeddings(
     output_dtype: torch.dtype = torch.float32,
     per_table_weight_dtype: dict[str, torch.dtype] | None = None,
 ) -> nn.Module:
-    """Quantizes the EmbeddingBagCollections of a model, and further types that `additional_mapping` names.
+    """Quantizes the EmbeddingBagCollections of a model, and the other types in `additional_mapping`.
 
     Args:
-        module: unsharded, its tables materialized.
-        dtype: of the tables: qint8, int8, quint4x2, float16 or float32.
-        inplace: changes the model instead of a copy.
-        additional_qconfig_spec_keys: further types; each has an entry in `additional_mapping`.
-        additional_mapping: by type, the class whose `from_float` quantizes it.
-        output_dtype: of the vectors.
-        per_table_weight_dtype: format of single tables, by name.
+        module: unsharded, with materialized tables.
+        dtype: format of the tables: qint8, int8, quint4x2, float16 or float32.
+        inplace: modify the model instead of a copy.
+        additional_qconfig_spec_keys: other types; `additional_mapping` needs an entry for each.
+        additional_mapping: by type, the class with a `from_float` that quantizes it.
+        output_dtype: dtype of the vectors.
+        per_table_weight_dtype: formats of single tables, by name.
 
     Raises:
-        ValueError: a type without an entry, a format that there is not, or numbers that do not fit it.
+        ValueError: a type without entry, an unknown format, or weights outside the range of the format.
     """
     mapping = {**BAGS, **(additional_mapping or {})}
-    lacking = [kind.__name__ for kind in additional_qconfig_spec_keys or () if kind not in mapping]
-    if lacking:
-        raise ValueError(f"additional_mapping has no entry for {lacking[0]}, which additional_qconfig_spec_keys names")
+    missing = [kind.__name__ for kind in additional_qconfig_spec_keys or () if kind not in mapping]
+    if missing:
+        raise ValueError(f"additional_mapping has no entry for {missing[0]}, which additional_qconfig_spec_keys names")
     config = _config(dtype, output_dtype, per_table_weight_dtype)
     return _replaced(module if inplace else copy.deepcopy(module), mapping, config, config)
 
@@ -80,19 +80,19 @@ def quantize_inference_model(
     quantization_dtype: torch.dtype = torch.int8,
     output_dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """Quantizes all embedding collections of a model; the model is changed and returned.
+    """Quantizes all embedding collections of a model in place; returns the model.
 
     Args:
-        model: unsharded, its tables materialized.
-        quantization_mapping: must be None.
-        per_table_weight_dtype: format of single tables, by name.
-        fp_weight_dtype: of tables behind a feature processor.
-        quantization_dtype: of all others.
-        output_dtype: of the vectors.
+        model: unsharded, with materialized tables.
+        quantization_mapping: not supported; must be None.
+        per_table_weight_dtype: formats of single tables, by name.
+        fp_weight_dtype: format of tables behind a feature processor.
+        quantization_dtype: format of all other tables.
+        output_dtype: dtype of the vectors.
 
     Raises:
-        NotOffered: a mapping by names of classes.
-        ValueError: a format that there is not, or numbers that do not fit it.
+        NotOffered: `quantization_mapping`.
+        ValueError: an unknown format, or weights outside the range of the format.
     """
     if quantization_mapping is not None:
         raise NotOffered("quantization_mapping: leave it out, or call quantize_embeddings with additional_mapping")
@@ -102,8 +102,8 @@ def quantize_inference_model(
 
 
 def shard_quant_model(*args: Any, **kwargs: Any) -> None:
-    """Raises NotOffered: a process drives one device here."""
+    """Not supported; raises NotOffered. In rayrec, a process uses a single device."""
     raise NotOffered(
-        "shard_quant_model: use rayrec.torchrec.inference.shard_quant_model(model, group), a process for each device; "
+        "shard_quant_model: use rayrec.torchrec.inference.shard_quant_model(model, group) with one process per device; "
         "`rayrec serve` starts them"
     )

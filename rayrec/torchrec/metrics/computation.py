@@ -1,4 +1,4 @@
-"""`RecMetricComputation`: the base of a metric's sums and figures, to derive from for a metric of your own."""
+"""`RecMetricComputation`, the base class of the state and the values of a metric, for metrics of your own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from rayrec.torchrec.metrics.metrics_config import RecComputeMode
 from rayrec.torchrec.metrics.metrics_namespace import MetricPrefix
 from rayrec.torchrec.metrics.streaming.measure import Examples, Measure
-from rayrec.torchrec.metrics.streaming.sums import Figure
+from rayrec.torchrec.metrics.streaming.sums import Result
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-MAX_BUFFER_COUNT = 1000  # batches of a window
-_OVER_RANKS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+MAX_BUFFER_COUNT = 1000  # batches in a window
+_RANK_REDUCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": lambda values: values.mean(0),
     "max": lambda values: values.amax(0),
     "min": lambda values: values.amin(0),
@@ -28,13 +28,13 @@ _OVER_RANKS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class MetricComputationReport:
-    """A figure.
+    """The value of a metric.
 
     Args:
-        name: of the metric.
-        metric_prefix: over which examples.
+        name: name of the metric.
+        metric_prefix: the examples that it covers.
         value: [T].
-        description: follows the name.
+        description: suffix of the name.
     """
 
     name: object
@@ -44,45 +44,48 @@ class MetricComputationReport:
 
 
 class WindowBuffer:
-    """The values that make up a window's sum.
+    """The addends of the sum over a window.
 
     Args:
-        max_size: examples in the window.
-        max_buffer_count: values in it.
+        max_size: most examples in the window.
+        max_buffer_count: most addends in the window.
     """
 
     def __init__(self, max_size: int, max_buffer_count: int) -> None:
         self._max_size, self._max_count = max_size, max_buffer_count
-        self._held: deque[tuple[int, torch.Tensor]] = deque()
+        self._addends: deque[tuple[int, torch.Tensor]] = deque()
 
     def aggregate_state(self, window_state: torch.Tensor, curr_state: torch.Tensor, size: int) -> None:
-        """Adds a value of so many examples to `window_state`, and takes the oldest out until the window is full."""
-        self._held.append((size, curr_state))
+        """Adds the value of `size` examples to `window_state`, and subtracts the oldest values beyond the window."""
+        self._addends.append((size, curr_state))
         window_state += curr_state
-        while self._held and (len(self._held) > self._max_count or sum(n for n, _ in self._held) > self._max_size):
-            window_state -= self._held.popleft()[1]
+        while self._addends and (len(self._addends) > self._max_count or self._num_examples() > self._max_size):
+            window_state -= self._addends.popleft()[1]
+
+    def _num_examples(self) -> int:
+        return sum(size for size, _ in self._addends)
 
     @property
     def buffers(self) -> deque[torch.Tensor] | None:
-        """The values; None if there are none."""
-        return deque(value for _, value in self._held) or None
+        """The addends; None if the window is empty."""
+        return deque(value for _, value in self._addends) or None
 
 
 class RecMetricComputation(torch.nn.Module, ABC):
-    """Sums over examples of T tasks, and figures of them.
+    """The state of a metric for T tasks, and its values.
 
-    A metric of your own derives from it: `__init__` calls `_add_state` for each sum, `update` adds a batch to the
-    attributes of these names and to their windows (`_aggregate_window_state`), `_compute` gives the figures. The class
-    with `_computation_class` and `_namespace` is a `RecMetric`.
+    For a metric of your own, derive from this class: call `_add_state` in `__init__` for each sum, add a batch to these
+    attributes and their windows (`_aggregate_window_state`) in `update`, and return the values from `_compute`. Then
+    set `_computation_class` and `_namespace` in a subclass of `RecMetric`.
 
     Args:
         my_rank: this rank.
-        batch_size: of a rank.
+        batch_size: examples per rank and batch.
         n_tasks: T.
         window_size: examples of this rank in a window.
-        compute_on_all_ranks, should_validate_update, compute_mode, process_group, fused_update_limit: those of the
-            metric, which acts on them; for `_compute` to read.
-        allow_missing_label_with_zero_weight: for `_compute` to read.
+        compute_on_all_ranks, should_validate_update, compute_mode, process_group, fused_update_limit: settings of the
+            metric, which `_compute` may read.
+        allow_missing_label_with_zero_weight: a setting that `_compute` may read.
     """
 
     def __init__(
@@ -116,9 +119,9 @@ class RecMetricComputation(torch.nn.Module, ABC):
         return f"window_{state_name}"
 
     def get_window_state(self, state_name: str) -> torch.Tensor:
-        """The window's sum of a state."""
-        found: torch.Tensor = getattr(self, self.get_window_state_name(state_name))
-        return found
+        """Returns the sum of a state over the window."""
+        state: torch.Tensor = getattr(self, self.get_window_state_name(state_name))
+        return state
 
     def _add_state(
         self,
@@ -128,21 +131,21 @@ class RecMetricComputation(torch.nn.Module, ABC):
         dist_reduce_fx: str = "sum",
         persistent: bool = False,
     ) -> None:
-        """Makes an attribute of this name.
+        """Creates the attribute of a state.
 
         Args:
-            name: of the state.
+            name: name of the state.
             default: its value before the first batch.
-            add_window_state: there is a second one, of the window.
-            dist_reduce_fx: how it is joined over ranks: "sum", "mean", "max" or "min".
-            persistent: a `state_dict` holds it.
+            add_window_state: also create a state of the window.
+            dist_reduce_fx: reduction over ranks: "sum", "mean", "max" or "min".
+            persistent: save it in the `state_dict`.
 
         Raises:
-            ValueError: a state that is no tensor, or another way of joining.
+            ValueError: the default is not a tensor, or an unknown reduction.
         """
         if not isinstance(default, torch.Tensor):
-            raise ValueError(f"state {name!r}: default is {default!r}; lists are not joined over ranks, use a tensor")
-        if dist_reduce_fx != "sum" and dist_reduce_fx not in _OVER_RANKS:
+            raise ValueError(f"state {name!r}: default={default!r} must be a tensor; ranks cannot reduce lists")
+        if dist_reduce_fx != "sum" and dist_reduce_fx not in _RANK_REDUCTIONS:
             raise ValueError(f"state {name!r}: dist_reduce_fx={dist_reduce_fx!r} must be sum, mean, max or min")
         self._state(name, default, dist_reduce_fx, persistent)
         if add_window_state:
@@ -157,7 +160,7 @@ class RecMetricComputation(torch.nn.Module, ABC):
         return WindowBuffer(self._window_size, MAX_BUFFER_COUNT)
 
     def _aggregate_window_state(self, state_name: str, state: torch.Tensor, num_samples: int) -> None:
-        """Adds a batch's part of a state to its window."""
+        """Adds the value of a batch to the window of a state."""
         buffer = self._batch_window_buffers[self.get_window_state_name(state_name)]
         buffer.aggregate_state(self.get_window_state(state_name), state, num_samples)
 
@@ -174,72 +177,73 @@ class RecMetricComputation(torch.nn.Module, ABC):
 
         Args:
             predictions, labels, weights: [T, B].
-            kwargs: `required_inputs` by name, each [T, B], where the metric has some; and what is passed to the
+            kwargs: `required_inputs` by name, each [T, B], if the metric has some; and the other arguments of the
                 metric's `update`.
         """
 
     @abstractmethod
     def _compute(self) -> list[MetricComputationReport]:
-        """The figures."""
+        """Returns the values."""
 
     def pre_compute(self) -> None:
-        """Called before the figures are computed."""
+        """Called before `_compute`."""
 
     def compute(self) -> list[MetricComputationReport]:
-        """The figures of what the states hold."""
+        """Returns the values of the current state."""
         self.pre_compute()
         return self._compute()
 
     local_compute = compute
 
     def add(self, examples: Examples, **kwargs: Any) -> None:
-        """Adds a batch, as a metric has it."""
+        """Passes a batch to `update`."""
         if examples.inputs:
             kwargs["required_inputs"] = dict(examples.inputs)
         self.update(predictions=examples.predictions, labels=examples.labels_TB, weights=examples.weights_TB, **kwargs)
 
-    def figures(self) -> list[Figure]:
+    def results(self) -> list[Result]:
         return [
             (str(report.metric_prefix), f"{report.name}{report.description or ''}", report.value)
             for report in self.compute()
         ]
 
     def reset(self) -> None:
-        """Forgets every batch."""
+        """Resets all states to their defaults."""
         for name, default in self._defaults.items():
             getattr(self, name).copy_(default)
         self._batch_window_buffers = {name: self._window() for name in self._batch_window_buffers}
 
-    def _of(self, summed: bool) -> list[str]:
-        return [name for name, how in self._reductions.items() if (how == "sum") is summed]
+    def _state_names(self, summed: bool) -> list[str]:
+        return [name for name, reduction in self._reductions.items() if (reduction == "sum") is summed]
 
-    def flat(self) -> torch.Tensor:
-        """State that is summed over ranks."""
-        empty = torch.zeros(0, dtype=torch.float64)
-        return torch.cat([empty, *(getattr(self, name).double().flatten().cpu() for name in self._of(summed=True))])
+    def summed_state(self) -> torch.Tensor:
+        """Returns the states that are summed over ranks, flat."""
+        states = [getattr(self, name).double().flatten().cpu() for name in self._state_names(summed=True)]
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *states])
 
-    def kept(self) -> Any:
-        """State that is joined over ranks in other ways; None if there is none."""
-        return {name: getattr(self, name).clone() for name in self._of(summed=False)} or None
+    def gathered_state(self) -> Any:
+        """Returns the states with other reductions; None without any."""
+        return {name: getattr(self, name).clone() for name in self._state_names(summed=False)} or None
 
-    def take(self, flat: torch.Tensor, kept: Sequence[Any]) -> None:
-        """Makes the states those of `flat` and of several `kept`."""
-        names = self._of(summed=True)
-        for name, part in zip(names, flat.split([getattr(self, name).numel() for name in names]), strict=True):
-            getattr(self, name).copy_(part.view_as(getattr(self, name)))
-        for name in self._of(summed=False):
-            of_ranks = torch.stack([of_rank[name] for of_rank in kept])
-            getattr(self, name).copy_(_OVER_RANKS[self._reductions[name]](of_ranks))
+    def load_state(self, summed: torch.Tensor, gathered: Sequence[Any]) -> None:
+        """Sets the states from the sum of `summed_state`, and the `gathered_state` of all ranks."""
+        names = self._state_names(summed=True)
+        sizes = [getattr(self, name).numel() for name in names]
+        for name, values in zip(names, summed.split(sizes), strict=True):
+            getattr(self, name).copy_(values.view_as(getattr(self, name)))
+        for name in self._state_names(summed=False):
+            by_rank = torch.stack([states[name] for states in gathered])
+            getattr(self, name).copy_(_RANK_REDUCTIONS[self._reductions[name]](by_rank))
 
 
 class MeasuredComputation(RecMetricComputation):
-    """A computation of one of the package's own metrics, to derive from; states have the names of its sums.
+    """The computation of a built-in metric, to derive from. Its states have the names of the sums.
 
     Args:
-        args, kwargs: as of `RecMetricComputation`, and the metric's own options.
+        args, kwargs: see `RecMetricComputation`; and the options of the metric.
 
     Raises:
-        TypeError: an option that the metric does not have.
+        TypeError: an unknown option.
     """
 
     measure: ClassVar[Measure]
@@ -271,17 +275,17 @@ class MeasuredComputation(RecMetricComputation):
             inputs=required_inputs or {},
         )
         for name, value in self.measure.of_batch(examples, self._options).items():
-            own: torch.Tensor = getattr(self, name)
-            own.copy_(value) if self.measure.last_only else own.add_(value)
+            state: torch.Tensor = getattr(self, name)
+            state.copy_(value) if self.measure.last_only else state.add_(value)
             self._aggregate_window_state(name, value, examples.count)
 
     def _compute(self) -> list[MetricComputationReport]:
-        of_run = {name: getattr(self, name) for name in self.measure.sums}
-        of_window = {name: self.get_window_state(name) for name in self.measure.sums}
+        lifetime_sums = {name: getattr(self, name) for name in self.measure.sums}
+        window_sums = {name: self.get_window_state(name) for name in self.measure.sums}
         reports = [
             MetricComputationReport(name, prefix, value)
-            for prefix, sums in ((MetricPrefix.LIFETIME, of_run), (MetricPrefix.WINDOW, of_window))
-            for name, value in self.measure.figures(sums, self._options).items()
+            for prefix, sums in ((MetricPrefix.LIFETIME, lifetime_sums), (MetricPrefix.WINDOW, window_sums))
+            for name, value in self.measure.results(sums, self._options).items()
         ]
-        totals = self.measure.totals(of_run) if self.measure.totals else {}
+        totals = self.measure.totals(lifetime_sums) if self.measure.totals else {}
         return reports + [MetricComputationReport(name, MetricPrefix.DEFAULT, value) for name, value in totals.items()]

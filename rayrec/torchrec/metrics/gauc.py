@@ -1,4 +1,4 @@
-"""Mean area under the ROC curve over sessions, exact. Sessions are consecutive examples of a batch."""
+"""Exact mean area under the ROC curve over sessions, which are consecutive examples of a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __getattr__ = names_left_out(__name__)
 
 
 class GAUCMetricComputation(RecMetricComputation):
-    """Sums of sessions' areas, and how many sessions have both labels at weights above 0."""
+    """Sum of the areas of sessions, and the number of sessions that have both labels with nonzero weight."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -25,7 +25,7 @@ class GAUCMetricComputation(RecMetricComputation):
             self._add_state(name, zeros, add_window_state=True, persistent=True)
 
     @torch.no_grad()
-    def update(  # type: ignore[override]  # it needs one output more
+    def update(  # type: ignore[override]  # it needs one more input
         self,
         *,
         predictions: torch.Tensor | None,
@@ -38,23 +38,23 @@ class GAUCMetricComputation(RecMetricComputation):
 
         Args:
             predictions, labels, weights: [T, B].
-            num_candidates: examples of each session, in the order of the batch.
+            num_candidates: number of examples of each session, in the order of the batch.
 
         Raises:
-            ValueError: sessions that are not as long as the batch.
+            ValueError: the sessions do not add up to the batch.
         """
         sizes = num_candidates.flatten().tolist()
         if predictions is None or sum(sizes) != labels.shape[-1]:
-            raise ValueError(f"num_candidates add up to {sum(sizes)}, but the batch has {labels.shape[-1]} examples")
+            raise ValueError(f"num_candidates sums to {sum(sizes)}, but the batch has {labels.shape[-1]} examples")
         weights = torch.ones_like(labels) if weights is None else weights
         areas_TS, counted_TS = [], []
         for scores_TB, labels_TB, weights_TB in zip(
             predictions.split(sizes, 1), labels.split(sizes, 1), weights.split(sizes, 1), strict=True
         ):
-            both_T = ((weights_TB * labels_TB).sum(-1) > 0) & ((weights_TB * (1 - labels_TB)).sum(-1) > 0)
-            areas = [auc(*of_task) for of_task in zip(scores_TB, labels_TB, weights_TB, strict=True)]
-            areas_TS.append(torch.stack(areas) * both_T)
-            counted_TS.append(both_T)
+            has_both_labels_T = ((weights_TB * labels_TB).sum(-1) > 0) & ((weights_TB * (1 - labels_TB)).sum(-1) > 0)
+            areas = [auc(*task) for task in zip(scores_TB, labels_TB, weights_TB, strict=True)]
+            areas_TS.append(torch.stack(areas) * has_both_labels_T)
+            counted_TS.append(has_both_labels_T)
         for name, values in (("auc_sum", areas_TS), ("num_samples", counted_TS)):
             value = torch.stack(values, dim=1).double().sum(1).to(self.auc_sum.device)
             getattr(self, name).add_(value)
@@ -64,10 +64,10 @@ class GAUCMetricComputation(RecMetricComputation):
     num_samples: torch.Tensor
 
     def _compute(self) -> list[MetricComputationReport]:
-        of_run = (MetricPrefix.LIFETIME, self.auc_sum, self.num_samples)
-        of_window = (MetricPrefix.WINDOW, self.get_window_state("auc_sum"), self.get_window_state("num_samples"))
+        lifetime = (MetricPrefix.LIFETIME, self.auc_sum, self.num_samples)
+        window = (MetricPrefix.WINDOW, self.get_window_state("auc_sum"), self.get_window_state("num_samples"))
         reports = []
-        for prefix, total, count in (of_run, of_window):
+        for prefix, total, count in (lifetime, window):
             mean = torch.where(count > 0, total / count.clamp(min=1), 0.5)
             reports.append(MetricComputationReport(MetricName.GAUC, prefix, mean))
             reports.append(MetricComputationReport(MetricName.GAUC_NUM_SAMPLES, prefix, count))
@@ -75,7 +75,7 @@ class GAUCMetricComputation(RecMetricComputation):
 
 
 class GAUCMetric(RecMetric):
-    """The metric `gauc`; `update` takes `num_candidates`, the examples of each session of the batch."""
+    """Mean AUC over sessions; `update` also takes `num_candidates`, the number of examples of each session."""
 
     _namespace = MetricNamespace.GAUC
     _computation_class = GAUCMetricComputation

@@ -1,4 +1,4 @@
-"""`RecMetricModule`: all metrics of a training job, under TorchRec's names; created by `generate_metric_module`."""
+"""`RecMetricModule`, all metrics of a training job under TorchRec's names, and `generate_metric_module`."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class StateMetric(ABC):
 
     @abstractmethod
     def get_metrics(self) -> dict[str, Any]:
-        """By name."""
+        """Returns the metrics by name."""
 
 
 class MetricsResult(dict[str, Any]):
-    """Figures by key, already computed; the methods are for code that waits for a result."""
+    """Metrics by key. The methods are for code that expects an asynchronous result."""
 
     def resolve(self) -> dict[str, Any]:
         return self
@@ -64,18 +64,18 @@ class MetricsResult(dict[str, Any]):
 
 
 class RecMetricModule(torch.nn.Module):
-    """All metrics of a training.
+    """All metrics of a training job.
 
     Args:
-        batch_size: of a rank.
-        world_size: ranks.
-        rec_tasks: the model's tasks.
+        batch_size: examples per rank and batch.
+        world_size: number of ranks.
+        rec_tasks: tasks of the model.
         rec_metrics: the metrics.
-        throughput_metric: examples per second.
-        state_metrics: other parts' figures, by namespace.
-        compute_interval_steps: `should_compute` says yes once in so many batches.
-        min_compute_interval, max_compute_interval: seconds; the steps are set so that the time between the first two
-            computations falls between them.
+        throughput_metric: measures examples per second.
+        state_metrics: components that report their own metrics, by namespace.
+        compute_interval_steps: number of batches between two computations.
+        min_compute_interval, max_compute_interval: bounds of the time between two computations, in seconds; the second
+            computation adjusts `compute_interval_steps` to them.
 
     Raises:
         ValueError: an interval below 0.
@@ -109,11 +109,11 @@ class RecMetricModule(torch.nn.Module):
         """Adds a batch.
 
         Args:
-            model_out: the model's outputs by name; of each task the label and the weight [B], and the prediction, a
-                probability, [B].
+            model_out: outputs of the model by name: label, weight and prediction (a probability) of each task, each
+                [B].
 
         Raises:
-            ValueError: an output of a task is missing, or of another size than its label.
+            ValueError: an output of a task is missing, or its size differs from that of the label.
         """
         if len(self.rec_metrics) and self.rec_tasks:
             needed = self.get_required_inputs()
@@ -126,25 +126,25 @@ class RecMetricModule(torch.nn.Module):
         self.trained_batches += 1
 
     def should_compute(self) -> bool:
-        """Whether it is time for `compute`."""
+        """Whether to call `compute` after this batch."""
         return self.trained_batches % self.compute_interval_steps == 0
 
     def compute(self) -> MetricsResult:
-        """All figures over all ranks. Collective. Task figures are on rank 0 only, unless configured otherwise."""
+        """Returns all metrics over all ranks. Collective. By default, only rank 0 gets the metrics of tasks."""
         self.compute_count += 1
-        found = MetricsResult()
+        result = MetricsResult()
         if len(self.rec_metrics):
             self._adjust_interval()
-            found.update(self.rec_metrics.compute())
+            result.update(self.rec_metrics.compute())
         if self.throughput_metric is not None:
-            found.update(self.throughput_metric.compute())
-        for namespace, part in self.state_metrics.items():
-            figures = part.get_metrics().items()
-            found.update({compose_customized_metric_key(namespace, name): value for name, value in figures})
-        return found
+            result.update(self.throughput_metric.compute())
+        for namespace, component in self.state_metrics.items():
+            metrics = component.get_metrics().items()
+            result.update({compose_customized_metric_key(namespace, name): value for name, value in metrics})
+        return result
 
     def local_compute(self) -> MetricsResult:
-        """The tasks' figures of this rank alone, `local_` before their names."""
+        """Returns the metrics of tasks on this rank only, with the prefix `local_`."""
         return MetricsResult(self.rec_metrics.local_compute())
 
     def sync(self) -> None:
@@ -152,42 +152,42 @@ class RecMetricModule(torch.nn.Module):
         self.rec_metrics.sync()
 
     def unsync(self) -> None:
-        """Restores this rank's own state."""
+        """Restores the state of this rank."""
         self.rec_metrics.unsync()
 
     def reset(self) -> None:
-        """Forgets every batch of the tasks."""
+        """Resets the metrics of tasks."""
         self.rec_metrics.reset()
 
     def get_required_inputs(self) -> list[str] | None:
-        """Outputs of the model that metrics need in addition to labels, predictions and weights; None if none."""
+        """Returns the other model outputs that metrics need besides labels, predictions and weights; None if none."""
         return self.rec_metrics.get_required_inputs()
 
     def shutdown(self) -> None:
-        """Does nothing: no thread runs."""
+        """Does nothing; metrics use no threads."""
 
     def async_compute(self) -> MetricsResult:
-        """Not supported: use `compute`."""
+        """Not supported; use `compute`."""
         raise RecMetricException("asynchronous computation is not supported: use compute()")
 
     def _adjust_interval(self) -> None:
-        """Once, at the second computation."""
-        now, before = time.monotonic(), self._computed_at
+        """Adjusts the interval to its bounds, once, at the second computation."""
+        now, previous = time.monotonic(), self._computed_at
         self._computed_at = now
-        shortest, longest = self._bounds_s
-        if before is None or self._bounds_s == (0.0, float("inf")):
+        lower, upper = self._bounds_s
+        if previous is None or self._bounds_s == (0.0, float("inf")):
             return
-        lapse = now - before
+        interval = now - previous
         self._bounds_s = (0.0, float("inf"))
         steps = self.compute_interval_steps
-        if not shortest <= lapse <= longest and lapse > 0:
-            if longest == float("inf"):
-                aim = shortest + 1.0
-            elif shortest == 0.0:
-                aim = longest - (1.0 if longest > 1.0 else 0.0)
+        if not lower <= interval <= upper and interval > 0:
+            if upper == float("inf"):
+                target = lower + 1.0
+            elif lower == 0.0:
+                target = upper - (1.0 if upper > 1.0 else 0.0)
             else:
-                aim = (shortest + longest) / 2
-            steps = max(1, int(aim * steps / lapse))
+                target = (lower + upper) / 2
+            steps = max(1, int(target * steps / interval))
         group = group_of(self.rec_metrics[0]._group)
         self.compute_interval_steps = max(all_gather_object(steps, group)) if group else steps
 
@@ -204,22 +204,22 @@ def generate_metric_module(
     batch_size_stages: Sequence[BatchSizeStage] | None = None,
     module_kwargs: dict[str, Any] | None = None,
 ) -> RecMetricModule:
-    """Builds the module that a config describes.
+    """Creates the metric module of a config.
 
     Args:
-        metric_class: `RecMetricModule`, or one's own below it.
-        metrics_config: what to measure.
-        batch_size: of a rank.
-        world_size, my_rank: ranks, and this one.
-        state_metrics_mapping: the parts that the config's `state_metrics` name.
-        device: where sums are kept; that of the model's outputs avoids copies.
-        process_group: the ranks; by default all.
+        metric_class: `RecMetricModule` or a subclass.
+        metrics_config: the config.
+        batch_size: examples per rank and batch.
+        world_size, my_rank: number of ranks, and this rank.
+        state_metrics_mapping: the components that the config names in `state_metrics`.
+        device: device of the state; use the device of the model's outputs to avoid copies.
+        process_group: the ranks; default: all.
         batch_size_stages: batch sizes by iteration.
-        module_kwargs: further arguments of `metric_class`.
+        module_kwargs: other arguments of `metric_class`.
 
     Raises:
-        ValueError: a metric without tasks, or with tasks and indices both; a stage without an end that is not the last.
-        RecMetricException: a metric that is not offered; the message says what to use.
+        ValueError: a metric has neither tasks nor indices, or both; or the last stage has an end.
+        RecMetricException: a metric that is not supported; the message names an alternative.
     """
     validate_batch_size_stages(batch_size_stages)
     config = metrics_config
@@ -228,16 +228,16 @@ def generate_metric_module(
             world_size=world_size,
             my_rank=my_rank,
             batch_size=batch_size,
-            tasks=_tasks_of(metric, of, config),
+            tasks=_tasks_of(metric, definition, config),
             compute_mode=config.rec_compute_mode,
-            window_size=of.window_size,
+            window_size=definition.window_size,
             fused_update_limit=config.fused_update_limit,
             compute_on_all_ranks=config.compute_on_all_ranks,
             should_validate_update=config.should_validate_update,
             process_group=process_group,
-            **(of.arguments or {}),
+            **(definition.arguments or {}),
         )
-        for metric, of in config.rec_metrics.items()
+        for metric, definition in config.rec_metrics.items()
     ]
     throughput = None
     if config.throughput_metric is not None:
@@ -268,11 +268,11 @@ def generate_metric_module(
 def _class_of(metric: RecMetricEnum) -> type[RecMetric]:
     if metric not in REC_METRICS_MAPPING:
         instead = NOT_OFFERED.get(metric, f"one of {sorted(str(kind) for kind in REC_METRICS_MAPPING)}")
-        raise RecMetricException(f"the metric {metric} is not offered: use {instead}")
+        raise RecMetricException(f"the metric {metric} is not supported; use {instead}")
     return REC_METRICS_MAPPING[metric]
 
 
-def _tasks_of(metric: RecMetricEnum, of: RecMetricDef, config: MetricsConfig) -> list[RecTaskInfo]:
-    if bool(of.rec_tasks) == bool(of.rec_task_indices):
-        raise ValueError(f"the metric {metric} needs rec_tasks or rec_task_indices, and not both")
-    return of.rec_tasks or [config.rec_tasks[place] for place in of.rec_task_indices]
+def _tasks_of(metric: RecMetricEnum, definition: RecMetricDef, config: MetricsConfig) -> list[RecTaskInfo]:
+    if bool(definition.rec_tasks) == bool(definition.rec_task_indices):
+        raise ValueError(f"the metric {metric} needs either rec_tasks or rec_task_indices")
+    return definition.rec_tasks or [config.rec_tasks[index] for index in definition.rec_task_indices]

@@ -1,4 +1,4 @@
-"""What `generate_metric_module` builds, under TorchRec's names."""
+"""The config of `generate_metric_module`, with TorchRec's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __getattr__ = names_left_out(__name__)
 
 
 class RecMetricEnum(Enum):
-    """The metrics, by the namespace that they report under."""
+    """The metrics, by their namespaces in the report."""
 
     NE = "ne"
     NE_POSITIVE = "ne_positive"
@@ -71,12 +71,12 @@ class StateMetricEnum(Enum):
 
 @dataclass(unsafe_hash=True)
 class SessionMetricDef:
-    """How examples form sessions.
+    """Sessions of examples.
 
     Args:
-        session_var_name: the model's output with each example's session.
-        top_threshold: the first so many of a session are called positive.
-        run_ranking_of_labels: call the labels' first so many positive too, in place of the labels.
+        session_var_name: the model output that holds the session of each example.
+        top_threshold: number of examples per session with the highest scores that are predicted positive.
+        run_ranking_of_labels: also treat this number of highest labels as positive, instead of the labels.
     """
 
     session_var_name: str
@@ -86,14 +86,14 @@ class SessionMetricDef:
 
 @dataclass(unsafe_hash=True)
 class RecTaskInfo:
-    """A task, by the names of the model's outputs.
+    """A task, described by names of model outputs.
 
     Args:
-        name: under which its figures are reported.
+        name: name of the task in the report.
         label_name, prediction_name, weight_name: the outputs; predictions are probabilities, not logits.
-        session_metric_def: for session metrics.
-        is_negative_task: NDCG takes label and prediction from 1.
-        tensor_name, weighted: for `TENSOR_WEIGHTED_AVG`, what is averaged, and whether with weights.
+        session_metric_def: sessions, for session metrics.
+        is_negative_task: NDCG uses 1 - label and 1 - prediction.
+        tensor_name, weighted: the output that `TENSOR_WEIGHTED_AVG` averages, and whether it uses weights.
     """
 
     name: str = "DefaultTask"
@@ -107,7 +107,7 @@ class RecTaskInfo:
 
 
 class RecComputeMode(Enum):
-    """Whether a metric keeps one tensor of sums for each task or one for all; the figures are the same."""
+    """Whether a metric keeps its sums in one tensor per task or in one for all tasks; results are equal."""
 
     FUSED_TASKS_COMPUTATION = 1
     UNFUSED_TASKS_COMPUTATION = 2
@@ -116,12 +116,12 @@ class RecComputeMode(Enum):
 
 @dataclass
 class RecMetricDef:
-    """A metric of some tasks.
+    """The tasks and options of a metric.
 
     Args:
-        rec_tasks, rec_task_indices: the tasks, or their places in the config's list: one of the two.
+        rec_tasks, rec_task_indices: either the tasks, or their indices in the config.
         window_size: examples in a window, over all ranks.
-        arguments: the metric's own options.
+        arguments: options of the metric.
     """
 
     rec_tasks: list[RecTaskInfo] = field(default_factory=list)
@@ -132,11 +132,11 @@ class RecMetricDef:
 
 @dataclass
 class ThroughputDef:
-    """Examples per second.
+    """Measurement of examples per second.
 
     Args:
-        window_size: seconds in a window.
-        warmup_steps: batches before the clock starts.
+        window_size: window in seconds.
+        warmup_steps: batches before the measurement.
     """
 
     window_size: int = 100
@@ -148,24 +148,21 @@ class MetricsConfig:
     """The metrics of a `RecMetricModule`.
 
     Args:
-        rec_tasks: the model's tasks.
+        rec_tasks: tasks of the model.
         rec_metrics: the metrics.
         throughput_metric: measure examples per second.
-        rec_compute_mode: for all metrics.
-        fused_update_limit: add so many batches at a time; 0: each by itself.
-        state_metrics: metrics of other parts, given to `generate_metric_module`.
-        compute_interval_steps: `should_compute` says yes once in so many batches.
-        min_compute_interval, max_compute_interval: seconds; the steps are set so that the time between the first two
-            computations falls between them.
-        compute_on_all_ranks: give figures on all ranks, not on rank 0 alone.
-        should_validate_update: skip batches whose weights are all 0.
-        enable_pt2_compile: taken; figures are not compiled.
-        should_clone_update_inputs: taken; outputs of the model are never written to.
-        use_cpu_offloaded_rec_metric_module: taken; there is one kind.
+        rec_compute_mode: mode of all metrics.
+        fused_update_limit: process this number of batches at a time; 0: each batch.
+        state_metrics: components that report their own metrics; pass them to `generate_metric_module`.
+        compute_interval_steps: number of batches between two computations.
+        min_compute_interval, max_compute_interval: bounds of the time between two computations, in seconds; the second
+            computation adjusts `compute_interval_steps` to them.
+        compute_on_all_ranks: return metrics on all ranks instead of rank 0 only.
+        should_validate_update: skip batches with zero total weight.
+        enable_pt2_compile, should_clone_update_inputs, use_cpu_offloaded_rec_metric_module: ignored.
 
     Raises:
-        ValueError: a task's place beyond the list, or a metric of a task that is not the model's, which nothing would
-            ever be added to.
+        ValueError: a task index out of range, or a metric of a task that is not in `rec_tasks`.
     """
 
     rec_tasks: list[RecTaskInfo] = field(default_factory=list)
@@ -184,14 +181,14 @@ class MetricsConfig:
     use_cpu_offloaded_rec_metric_module: bool | None = None
 
     def __post_init__(self) -> None:
-        for metric, of in self.rec_metrics.items():
-            beyond = [place for place in of.rec_task_indices if place >= len(self.rec_tasks)]
-            if beyond:
-                raise ValueError(f"{metric}: rec_task_indices {beyond}, but rec_tasks has {len(self.rec_tasks)} tasks")
-            own = [task.name for task in self.rec_tasks]
-            strange = [task.name for task in of.rec_tasks if task.name not in own]
-            if strange:
-                raise ValueError(f"{metric}: tasks {strange} are not among the model's, {own}: add them to rec_tasks")
+        names = [task.name for task in self.rec_tasks]
+        for metric, definition in self.rec_metrics.items():
+            out_of_range = [index for index in definition.rec_task_indices if index >= len(names)]
+            if out_of_range:
+                raise ValueError(f"{metric}: rec_task_indices {out_of_range}, but rec_tasks has {len(names)} tasks")
+            unknown = [task.name for task in definition.rec_tasks if task.name not in names]
+            if unknown:
+                raise ValueError(f"{metric}: tasks {unknown} are not among the model's {names}; add them to rec_tasks")
 
 
 DefaultTaskInfo = RecTaskInfo()
@@ -205,11 +202,11 @@ EmptyMetricsConfig = MetricsConfig()
 
 @dataclass
 class BatchSizeStage:
-    """A batch size up to an iteration.
+    """The batch size up to an iteration.
 
     Args:
-        batch_size: of a rank.
-        max_iters: the last iteration; None: for ever.
+        batch_size: examples per rank and batch.
+        max_iters: the last iteration; None: no end.
     """
 
     batch_size: int = 0

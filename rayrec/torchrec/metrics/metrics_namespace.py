@@ -1,4 +1,4 @@
-"""The names under which `RecMetricModule` reports: `<namespace>-<task>|<prefix><metric>`, as in TorchRec."""
+"""TorchRec's names of metrics in the report of `RecMetricModule`: `<namespace>-<task>|<prefix><metric>`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __getattr__ = names_left_out(__name__)
 
 
 class StrValueMixin:
-    """An enumeration whose members print as their values."""
+    """Makes enum members print as their values."""
 
     def __str__(self) -> str:
         return str(self.value)  # type: ignore[attr-defined]
 
 
 class MetricNameBase(StrValueMixin, Enum):
-    """A base for names of metrics of your own."""
+    """Base class for names of custom metrics."""
 
 
 class MetricName(MetricNameBase):
-    """Names of figures."""
+    """Names of metrics."""
 
     DEFAULT = ""
     NE = "ne"
@@ -83,11 +83,11 @@ class MetricName(MetricNameBase):
 
 
 class MetricNamespaceBase(StrValueMixin, Enum):
-    """A base for namespaces of metrics of your own."""
+    """Base class for namespaces of custom metrics."""
 
 
 class MetricNamespace(MetricNamespaceBase):
-    """The first part of a figure's key."""
+    """The first component of a metric's key."""
 
     DEFAULT = ""
     NE = "ne"
@@ -136,7 +136,7 @@ class MetricNamespace(MetricNamespaceBase):
 
 
 class MetricPrefix(StrValueMixin, Enum):
-    """Over which examples a figure is computed."""
+    """The examples that a metric covers."""
 
     DEFAULT = ""
     LIFETIME = "lifetime_"
@@ -145,12 +145,12 @@ class MetricPrefix(StrValueMixin, Enum):
 
 
 def compose_metric_namespace(namespace: object, task_name: str) -> str:
-    """`<namespace>-<task>`."""
+    """Returns `<namespace>-<task>`."""
     return f"{namespace}-{task_name}"
 
 
 def compose_customized_metric_key(namespace: str, metric_name: str, description: str | None = None) -> str:
-    """`<namespace>|<metric>`."""
+    """Returns `<namespace>|<metric>`."""
     return f"{namespace}|{metric_name}{description or ''}"
 
 
@@ -161,6 +161,6 @@ def compose_metric_key(
     metric_prefix: MetricPrefix = MetricPrefix.DEFAULT,
     description: str | None = None,
 ) -> str:
-    """`<namespace>-<task>|<prefix><metric>`."""
+    """Returns `<namespace>-<task>|<prefix><metric>`."""
     head = compose_metric_namespace(namespace, task_name)
     return compose_customized_metric_key(head, f"{metric_prefix}{metric_name}", description)

@@ -11,30 +11,32 @@ import torch
 
 from rayrec.torchrec.metrics.metrics_config import BatchSizeStage
 from rayrec.torchrec.metrics.streaming.measure import Examples, Options
-from rayrec.torchrec.metrics.streaming.sums import MOST_BATCHES, Figure
+from rayrec.torchrec.metrics.streaming.sums import MAX_BATCHES, Result
 
 LONGEST_WINDOW_S = 2 * 60 * 60
 RATE_OPTIONS: Mapping[str, Options] = {"tower_qps": {"warmup_steps": 100}}
 
 
 class ThroughputMetric(torch.nn.Module):
-    """Examples per second over all ranks, assuming that every rank steps as fast as this one.
+    """Examples per second over all ranks, assuming that every rank is as fast as this one.
 
     Args:
-        batch_size: of a rank.
-        world_size: ranks.
-        window_seconds: of the window, at most two hours.
-        warmup_steps: steps before the clock starts.
-        batch_size_stages: batch sizes by iteration, in place of `batch_size`.
+        batch_size: examples per rank and batch.
+        world_size: number of ranks.
+        window_seconds: window in seconds, at most two hours.
+        warmup_steps: steps before the measurement.
+        batch_size_stages: batch sizes by iteration, instead of `batch_size`.
 
     Raises:
         ValueError: a window below a second, or no warm-up step.
     """
 
-    total_examples: torch.Tensor  # the run's, over restarts, which a state_dict holds, as the next two
+    # Of the run, over restarts; in the state_dict.
+    total_examples: torch.Tensor
     warmup_examples: torch.Tensor
     time_lapse_after_warmup: torch.Tensor
-    attempt_examples: torch.Tensor  # since the process started, as the next two
+    # Since the process started.
+    attempt_examples: torch.Tensor
     attempt_warmup_examples: torch.Tensor
     attempt_time_lapse_after_warmup: torch.Tensor
 
@@ -53,7 +55,7 @@ class ThroughputMetric(torch.nn.Module):
         self._batch_size, self._world_size, self._stages = batch_size, world_size, list(batch_size_stages or [])
         self._window_s, self._warmup_steps = min(window_seconds, LONGEST_WINDOW_S), warmup_steps
         self._lapses: deque[float] = deque(maxlen=LONGEST_WINDOW_S)
-        self._steps, self._before = 0, 0.0
+        self._steps, self._last_step_s = 0, 0.0
         for name in ("total_examples", "warmup_examples"):
             self.register_buffer(name, torch.tensor(0))
         self.register_buffer("time_lapse_after_warmup", torch.tensor(0.0, dtype=torch.float64))
@@ -74,43 +76,43 @@ class ThroughputMetric(torch.nn.Module):
             self.warmup_examples += examples
             self.attempt_warmup_examples += examples
         else:
-            lapse = now - self._before
+            lapse = now - self._last_step_s
             self.time_lapse_after_warmup += lapse
             self.attempt_time_lapse_after_warmup += lapse
             self._lapses.append(lapse)
             while sum(self._lapses) > self._window_s:
                 self._lapses.popleft()
-        self._before = now
+        self._last_step_s = now
 
     def _examples(self) -> int:
-        """Of a step, over all ranks."""
-        ends = (stage for stage in self._stages if stage.max_iters is None or self._steps <= stage.max_iters)
-        stage = next(ends, None)
+        """Examples per step, over all ranks."""
+        stages = (stage for stage in self._stages if stage.max_iters is None or self._steps <= stage.max_iters)
+        stage = next(stages, None)
         return (stage.batch_size if stage else self._batch_size) * self._world_size
 
     def compute(self) -> dict[str, torch.Tensor]:
-        """`total_examples`, `attempt_examples`, and, after the warm-up, examples per second of the run, of the window
-        and since the process started."""
+        """Returns `total_examples`, `attempt_examples`, and, after the warm-up, examples per second of the run, of the
+        window and since the process started."""
         key = "throughput-throughput|"
-        found = {f"{key}total_examples": self.total_examples, f"{key}attempt_examples": self.attempt_examples}
+        result = {f"{key}total_examples": self.total_examples, f"{key}attempt_examples": self.attempt_examples}
         if self._stages:
-            found[f"{key}batch_size"] = torch.tensor(self._examples() // self._world_size, dtype=torch.int32)
+            result[f"{key}batch_size"] = torch.tensor(self._examples() // self._world_size, dtype=torch.int32)
         if self.time_lapse_after_warmup > 0 and self._steps > self._warmup_steps:
             run = (self.total_examples - self.warmup_examples) / self.time_lapse_after_warmup
             attempt = (self.attempt_examples - self.attempt_warmup_examples) / self.attempt_time_lapse_after_warmup
             lapse = sum(self._lapses)
             window = len(self._lapses) * self._examples() / lapse if lapse else 0.0
-            found[f"{key}lifetime_throughput"] = run
-            found[f"{key}window_throughput"] = torch.tensor(window, dtype=torch.float64)
-            found[f"{key}attempt_throughput"] = attempt
-        return found
+            result[f"{key}lifetime_throughput"] = run
+            result[f"{key}window_throughput"] = torch.tensor(window, dtype=torch.float64)
+            result[f"{key}attempt_throughput"] = attempt
+        return result
 
 
 class TaskRate(torch.nn.Module):
-    """Examples per second of T tasks, over ranks: the sum of examples by the longest time.
+    """Examples per second of T tasks. Over ranks: the sum of examples divided by the longest time.
 
     Args:
-        options: `warmup_steps`, batches before the clock starts.
+        options: `warmup_steps`, batches before the measurement.
         num_tasks: T.
         window: examples of this rank in a window.
     """
@@ -125,25 +127,25 @@ class TaskRate(torch.nn.Module):
         self.register_buffer("num_examples", torch.zeros(num_tasks, dtype=torch.int64))
         self.register_buffer("warmup_examples", torch.zeros(num_tasks, dtype=torch.int64))
         self.register_buffer("time_lapse", torch.zeros(num_tasks, dtype=torch.float64))
-        self._recent: deque[tuple[int, float]] = deque(maxlen=MOST_BATCHES)
-        self._steps, self._before = 0, 0.0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=MAX_BATCHES)
+        self._steps, self._last_step_s = 0, 0.0
 
     def add(self, examples: Examples) -> None:
-        """A batch was made."""
+        """Counts the examples of a batch and the time since the previous one."""
         now = time.monotonic()
         self._steps += 1
         self.num_examples += examples.count
         if self._steps <= self._warmup_steps:
             self.warmup_examples += examples.count
         else:
-            self.time_lapse += now - self._before
-            self._recent.append((examples.count, now - self._before))
+            self.time_lapse += now - self._last_step_s
+            self._recent.append((examples.count, now - self._last_step_s))
             while len(self._recent) > 1 and sum(count for count, _ in self._recent) > self._window:
                 self._recent.popleft()
-        self._before = now
+        self._last_step_s = now
 
-    def figures(self) -> list[Figure]:
-        """Of the run and of the window, and how many examples there were."""
+    def results(self) -> list[Result]:
+        """Returns the rates of the run and of the window, and the number of examples."""
         run_T = (self.num_examples - self.warmup_examples) / self.time_lapse
         count, lapse = (sum(column) for column in zip((0, 0.0), *self._recent, strict=True))
         window_T = torch.full_like(self.time_lapse, count / lapse if lapse else 0.0)
@@ -155,19 +157,19 @@ class TaskRate(torch.nn.Module):
             values.zero_()
         self._recent.clear()
 
-    def flat(self) -> torch.Tensor:
-        """What adds up over ranks: nothing."""
+    def summed_state(self) -> torch.Tensor:
+        """Returns no state; nothing is summed over ranks."""
         return torch.zeros(0, dtype=torch.float64)
 
-    def kept(self) -> Any:
+    def gathered_state(self) -> Any:
         return (self.num_examples.clone(), self.warmup_examples.clone(), self.time_lapse.clone(), list(self._recent))
 
-    def take(self, flat: torch.Tensor, kept: Sequence[Any]) -> None:
-        """Makes its counts those of several `kept`."""
-        examples, warmup, lapses, _ = zip(*kept, strict=True)
+    def load_state(self, summed: torch.Tensor, gathered: Sequence[Any]) -> None:
+        """Sets the counts from the `gathered_state` of all ranks."""
+        examples, warmup, lapses, _ = zip(*gathered, strict=True)
         self.num_examples, self.warmup_examples = torch.stack(examples).sum(0), torch.stack(warmup).sum(0)
         self.time_lapse = torch.stack(lapses).amax(0)
-        windows = [window for *_, window in kept]
+        windows = [window for *_, window in gathered]
         total = sum(count for window in windows for count, _ in window)
         longest = max(sum(lapse for _, lapse in window) for window in windows)
-        self._recent = deque(windows[0] if len(windows) == 1 else [(total, longest)], maxlen=MOST_BATCHES)
+        self._recent = deque(windows[0] if len(windows) == 1 else [(total, longest)], maxlen=MAX_BATCHES)

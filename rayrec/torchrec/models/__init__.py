@@ -1,4 +1,4 @@
-"""TorchRec's `models`: DLRM and DeepFM in parts, dense and sparse features in, logits or probabilities out."""
+"""`torchrec.models`: DLRM and DeepFM, built from TorchRec's submodules."""
 
 from rayrec.torchrec.not_offered import names_left_out
 

@@ -1,5 +1,6 @@
-"""DeepFM cut into parts as in TorchRec, with its arguments and state names: dense and sparse features in, probabilities
-out. `rayrec.models.DeepFM` is the complete model that a config names (Guo et al. 2017, arXiv:1703.04247).
+"""DeepFM with TorchRec's submodules, arguments and state names (Guo et al. 2017, arXiv:1703.04247).
+
+It returns probabilities. Configs use `rayrec.models.DeepFM`.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from rayrec.torchrec.sparse import KeyedJaggedTensor, KeyedTensor
 
 
 class SparseArch(nn.Module):
-    """Pooled vectors of all features, by name."""
+    """Looks up the pooled vectors of all features."""
 
     def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
         super().__init__()
         self.embedding_bag_collection: nn.Module = embedding_bag_collection
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """The collection's output."""
+        """Returns the output of the collection."""
         pooled: KeyedTensor = self.embedding_bag_collection(features)
         return pooled
 
 
 class DenseArch(nn.Module):
-    """Dense features to one vector of the tables' width, with relu after both layers."""
+    """Maps dense features to a vector of the tables' width, with two linear layers and ReLUs."""
 
     def __init__(self, in_features: int, hidden_layer_size: int, embedding_dim: int) -> None:
         super().__init__()
@@ -45,12 +46,12 @@ class DenseArch(nn.Module):
 
 
 class FMInteractionArch(nn.Module):
-    """The dense vector, a dense net over all vectors, and a factorization machine over all numbers, side by side.
+    """Concatenates the dense vector, a dense network over all vectors, and a factorization machine over all values.
 
     Args:
-        fm_in_features: numbers of all vectors of an example.
-        sparse_feature_names: of the vectors, in order.
-        deep_fm_dimension: width of the dense net's output.
+        fm_in_features: total width of all vectors of an example.
+        sparse_feature_names: names of the vectors, in order.
+        deep_fm_dimension: output width of the dense network.
     """
 
     def __init__(self, fm_in_features: int, sparse_feature_names: Sequence[str], deep_fm_dimension: int) -> None:
@@ -60,7 +61,7 @@ class FMInteractionArch(nn.Module):
         self.fm = FactorizationMachine()
 
     def forward(self, dense_features: torch.Tensor, sparse_features: KeyedTensor) -> torch.Tensor:
-        """`[B, D + deep_fm_dimension + 1]`."""
+        """Returns `[B, D + deep_fm_dimension + 1]`."""
         if not self.sparse_feature_names:
             return dense_features
         vectors = [dense_features, *(sparse_features[name] for name in self.sparse_feature_names)]
@@ -68,7 +69,7 @@ class FMInteractionArch(nn.Module):
 
 
 class OverArch(nn.Module):
-    """One probability from the outputs of all parts."""
+    """Maps the concatenated outputs to a probability."""
 
     def __init__(self, in_features: int) -> None:
         super().__init__()
@@ -85,9 +86,9 @@ class SimpleDeepFMNN(nn.Module):
 
     Args:
         num_dense_features: number of dense features.
-        embedding_bag_collection: tables of one width D.
-        hidden_layer_size: of the net over dense features.
-        deep_fm_dimension: width of the deep part's output.
+        embedding_bag_collection: tables with the same embedding_dim D.
+        hidden_layer_size: hidden width of the network over dense features.
+        deep_fm_dimension: output width of the deep network.
 
     Raises:
         ValueError: no tables, or tables of different widths.
@@ -104,7 +105,7 @@ class SimpleDeepFMNN(nn.Module):
         configs = embedding_bag_collection.embedding_bag_configs()
         dims = {config.name: config.embedding_dim for config in configs}
         if len(set(dims.values())) != 1:
-            raise ValueError(f"all tables need one embedding_dim; there are {dims}")
+            raise ValueError(f"all tables need the same embedding_dim; they have {dims}")
         dim = configs[0].embedding_dim
         names = [name for config in configs for name in config.feature_names]
         self.sparse_arch = SparseArch(embedding_bag_collection)
@@ -113,16 +114,16 @@ class SimpleDeepFMNN(nn.Module):
         self.over_arch = OverArch(dim + deep_fm_dimension + 1)
 
     def forward(self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
-        """Probabilities `[B, 1]`."""
+        """Returns probabilities `[B, 1]`."""
         vectors = self.inter_arch(self.dense_arch(dense_features), self.sparse_arch(sparse_features))
         probability: torch.Tensor = self.over_arch(vectors)
         return probability
 
 
 class SimpleDeepFMNNWrapper(SimpleDeepFMNN):
-    """The model with its loss, called with one object that has `float_features`, `idlist_features` and `label`."""
+    """The model with its loss; takes an object with `float_features`, `idlist_features` and `label`."""
 
     def forward(self, model_input: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """(binary cross-entropy, probabilities `[B, 1]`)."""
+        """Returns the binary cross-entropy, and probabilities `[B, 1]`."""
         probability = super().forward(model_input.float_features, model_input.idlist_features)
         return F.binary_cross_entropy(probability.squeeze(), model_input.label), probability

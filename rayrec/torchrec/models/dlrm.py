@@ -1,7 +1,6 @@
-"""DLRM cut into parts as in TorchRec, with its arguments and state names: dense and sparse features in, logits out.
+"""DLRM with TorchRec's submodules, arguments and state names (Naumov et al. 2019, arXiv:1906.00091).
 
-`rayrec.models.DLRM` is the complete model that a config names. Naumov et al. 2019 (arXiv:1906.00091); the crossed kind
-is MLPerf's (Wang et al. 2021, arXiv:2008.13535).
+`DLRM_DCN` is the model of MLPerf (Wang et al. 2021, arXiv:2008.13535). Configs use `rayrec.models.DLRM` and `DCN`.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ __all__ = [
 
 
 def choose(n: int, k: int) -> int:
-    """How many sets of k there are among n; 0 outside the range."""
+    """Returns the binomial coefficient; 0 outside its range."""
     return math.comb(n, k) if 0 <= k <= n else 0
 
 
 class SparseArch(nn.Module):
-    """Pooled vectors of all features, `[B, F, D]`.
+    """Looks up the pooled vectors of all features, `[B, F, D]`.
 
     Args:
-        embedding_bag_collection: tables of one width.
+        embedding_bag_collection: tables with the same embedding_dim D.
 
     Raises:
         ValueError: no tables, or tables of different widths.
@@ -56,13 +55,13 @@ class SparseArch(nn.Module):
         configs = embedding_bag_collection.embedding_bag_configs()
         dims = {config.name: config.embedding_dim for config in configs}
         if len(set(dims.values())) != 1:
-            raise ValueError(f"all tables need one embedding_dim; there are {dims}")
+            raise ValueError(f"all tables need the same embedding_dim; they have {dims}")
         self.D = configs[0].embedding_dim
         self._sparse_feature_names = [name for config in configs for name in config.feature_names]
         self.F = len(self._sparse_feature_names)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """`[B, F, D]`, features in the order of `sparse_feature_names`."""
+        """Returns `[B, F, D]`, with features in the order of `sparse_feature_names`."""
         pooled: KeyedTensor = self.embedding_bag_collection(features)
         return pooled.values().reshape(-1, self.F, self.D)
 
@@ -76,8 +75,8 @@ class DenseArch(nn.Module):
 
     Args:
         in_features: number of dense features.
-        layer_sizes: widths, the last one D.
-        device: of the parameters.
+        layer_sizes: layer widths; the last is D.
+        device: device of the parameters.
     """
 
     def __init__(self, in_features: int, layer_sizes: Sequence[int], device: torch.device | str | None = None) -> None:
@@ -91,12 +90,12 @@ class DenseArch(nn.Module):
 
 
 class OverArch(nn.Module):
-    """The top MLP, whose last layer is linear.
+    """The top MLP, with a linear last layer.
 
     Args:
         in_features: width of the interaction.
-        layer_sizes: widths, two at least; the last one is the number of logits.
-        device: of the parameters.
+        layer_sizes: layer widths, at least two; the last is the number of logits.
+        device: device of the parameters.
 
     Raises:
         ValueError: fewer than two layers.
@@ -105,7 +104,7 @@ class OverArch(nn.Module):
     def __init__(self, in_features: int, layer_sizes: Sequence[int], device: torch.device | str | None = None) -> None:
         super().__init__()
         if len(layer_sizes) < 2:
-            raise ValueError(f"over_arch_layer_sizes={list(layer_sizes)} must have two layers at least")
+            raise ValueError(f"over_arch_layer_sizes={list(layer_sizes)} must have at least two layers")
         self.model: nn.Module = nn.Sequential(
             MLP(in_features, layer_sizes[:-1], device=device),
             nn.Linear(layer_sizes[-2], layer_sizes[-1], device=device),
@@ -118,17 +117,17 @@ class OverArch(nn.Module):
 
 
 class DLRM(nn.Module):
-    """Logits from dense features and embedding bags, which interact by pairwise dot products.
+    """Logits from dense features and embedding bags with pairwise dot products.
 
     Args:
-        embedding_bag_collection: tables of one width D.
+        embedding_bag_collection: tables with the same embedding_dim D.
         dense_in_features: number of dense features.
-        dense_arch_layer_sizes: widths of the bottom MLP, the last one D.
-        over_arch_layer_sizes: widths of the top MLP, two at least.
-        dense_device: of all but the tables.
+        dense_arch_layer_sizes: layer widths of the bottom MLP; the last is D.
+        over_arch_layer_sizes: layer widths of the top MLP, at least two.
+        dense_device: device of all modules except the tables.
 
     Raises:
-        ValueError: no tables, unequal widths, or a bottom MLP that does not end with D.
+        ValueError: no tables, different widths, or a bottom MLP that does not end with D.
     """
 
     def __init__(
@@ -163,29 +162,29 @@ class DLRM(nn.Module):
         self.over_arch = OverArch(width, over_arch_layer_sizes, dense_device)
 
     def _interaction(self, num: int, dim: int, device: torch.device | str | None) -> tuple[nn.Module, int]:
-        """The interaction layer and the width of its output."""
+        """Returns the interaction layer and its output width."""
         return InteractionArch(num).to(device), dim + choose(num, 2) + num
 
     def forward(self, dense_features: torch.Tensor, sparse_features: KeyedJaggedTensor) -> torch.Tensor:
-        """Logits `[B, 1]`."""
+        """Returns logits `[B, 1]`."""
         embedded_dense = self.dense_arch(dense_features)
         embedded_sparse = self.sparse_arch(sparse_features)
         logits: torch.Tensor = self.over_arch(self.inter_arch(embedded_dense, embedded_sparse))
         return logits
 
     def compile_dense_path(self, mode: str | None = None) -> None:
-        """Compiles the dense parts by `torch.compile`."""
+        """Compiles the dense modules with `torch.compile`."""
         self.dense_arch.compile(mode=mode)
         self.inter_arch.compile(mode=mode)
         self.over_arch.compile(mode=mode)
 
 
 class DLRM_DCN(DLRM):
-    """DLRM whose interaction is a low-rank cross network.
+    """DLRM with a low-rank cross network as interaction.
 
     Args:
-        dcn_num_layers: how often features are crossed.
-        dcn_low_rank_dim: rank of the cross matrices. The others: as of `DLRM`.
+        dcn_num_layers: number of cross layers.
+        dcn_low_rank_dim: rank of the cross matrices. See `DLRM` for the other arguments.
     """
 
     def __init__(
@@ -211,11 +210,11 @@ class DLRM_DCN(DLRM):
 
 
 class DLRM_Projection(DLRM):
-    """DLRM whose interaction is the product of two projections.
+    """DLRM with the product of two projections as interaction.
 
     Args:
-        interaction_branch1_layer_sizes, interaction_branch2_layer_sizes: widths of the two nets, the last one of each a
-            multiple of D. The others: as of `DLRM`.
+        interaction_branch1_layer_sizes, interaction_branch2_layer_sizes: layer widths of the two projections; the last
+            width of each is a multiple of D. See `DLRM` for the other arguments.
 
     Raises:
         ValueError: a last width that is not a multiple of D.
@@ -238,20 +237,20 @@ class DLRM_Projection(DLRM):
         )
 
     def _interaction(self, num: int, dim: int, device: torch.device | str | None) -> tuple[nn.Module, int]:
-        first, second = self._branches
-        for place, sizes in enumerate(self._branches, start=1):
+        for number, sizes in enumerate(self._branches, start=1):
             if sizes[-1] % dim:
                 raise ValueError(
-                    f"interaction_branch{place}_layer_sizes={list(sizes)} must end with a multiple of the "
+                    f"interaction_branch{number}_layer_sizes={list(sizes)} must end with a multiple of the "
                     f"embedding_dim {dim}"
                 )
         width = (num + 1) * dim
-        nets = [DenseArch(width, sizes, device) for sizes in self._branches]
-        return InteractionProjectionArch(num, *nets), dim + (first[-1] // dim) * (second[-1] // dim)
+        branches = [DenseArch(width, sizes, device) for sizes in self._branches]
+        out_width = dim + math.prod(sizes[-1] // dim for sizes in self._branches)
+        return InteractionProjectionArch(num, *branches), out_width
 
 
 class DLRMTrain(nn.Module):
-    """A model of logits with binary cross-entropy, for pipelines.
+    """Adds binary cross-entropy to a model that returns logits, for training pipelines.
 
     Args:
         dlrm_module: called with `batch.dense_features` and `batch.sparse_features`.
@@ -262,16 +261,16 @@ class DLRMTrain(nn.Module):
         self.model = dlrm_module
 
     def forward(self, batch: Any) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """(loss, (loss, logits `[B]`, labels `[B]`), the latter three detached)."""
+        """Returns (loss, (loss, logits `[B]`, labels `[B]`)); the inner tensors are detached."""
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
         loss = F.binary_cross_entropy_with_logits(logits, batch.labels.float())
         return loss, (loss.detach(), logits.detach(), batch.labels.detach())
 
 
 class DLRMWrapper(DLRM):
-    """DLRM with its loss, called with one object that has `float_features`, `idlist_features` and `label`."""
+    """DLRM with its loss; takes an object with `float_features`, `idlist_features` and `label`."""
 
     def forward(self, model_input: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """(binary cross-entropy, logits `[B, 1]`)."""
+        """Returns the binary cross-entropy, and logits `[B, 1]`."""
         logits = super().forward(model_input.float_features, model_input.idlist_features)
         return F.binary_cross_entropy_with_logits(logits.squeeze(), model_input.label), logits

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class InteractionDCNArch(nn.Module):
-    """A cross network over all vectors of an example, side by side.
+    """A cross network over the concatenated vectors of an example.
 
     Args:
         num_sparse_features: F.
@@ -30,12 +30,12 @@ class InteractionDCNArch(nn.Module):
 
 
 class InteractionProjectionArch(nn.Module):
-    """Two nets over all vectors of an example, whose outputs are multiplied as matrices, after the dense vector.
+    """The dense vector, and the matrix product of two networks over the concatenated vectors of an example.
 
     Args:
         num_sparse_features: F.
-        interaction_branch1: `[B, (F + 1) D]` to `[B, F1 D]`.
-        interaction_branch2: `[B, (F + 1) D]` to `[B, F2 D]`.
+        interaction_branch1: maps `[B, (F + 1) D]` to `[B, F1 D]`.
+        interaction_branch2: maps `[B, (F + 1) D]` to `[B, F2 D]`.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ class Ranking:
         found = {}
         for name, sums in self._sums.items():
             total = sums.over(self._group)
-            figures = total.figures()
+            figures = total.metrics()
             short = {key.removesuffix("/unseen").replace("hr@", "recall@"): value for key, value in figures.items()}
             found[name] = {**figures, **short, "samples": int(total.sums[-1])}
         return {**found.pop("", {}), **found}

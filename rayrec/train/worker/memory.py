@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from rayrec._runtime.cgroup_limits import memory_bytes
-from rayrec.checkpoint.memory import available_bytes
+from rayrec._runtime.cgroup_limits import available_bytes, memory_bytes
 from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.learner import Learner

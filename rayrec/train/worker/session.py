@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec.checkpoint.launch import Launch
+from rayrec.checkpoint.ownership import Launch
 from rayrec.data import Cursor, Manifest, Mix
 from rayrec.data.order.periods import Periods, Value
 from rayrec.data.stream.shared_manifest import SharedManifest

@@ -53,7 +53,7 @@ def test_a_host_without_room_is_passed_over() -> None:
     full = way("full", "table_wise", [(7, 0.0)])
     assert placed([full, way("t", "table_row_wise", [(2, 1.0)] * 2)])[1] == [2, 3]
     assert placed([full, way("t", "table_row_wise", [(1, 1.0)] * 2)])[1] == [0, 1]
-    with pytest.raises(PlannerError, match=r"ebc\.t: no host has room for it"):
+    with pytest.raises(PlannerError, match=r"ebc\.t: no host has enough free memory"):
         placed([way("t", "table_row_wise", [(9, 1.0)] * 2)])
 
 
@@ -63,9 +63,9 @@ def test_columns_over_hosts_begin_where_they_fit() -> None:
     assert placed([full, way("t", "grid_shard", [(1, 1.0)] * 4)])[1] == [0, 1, 2, 3]
     assert placed([way("t", "grid_shard", [(1, 1.0)] * 6)])[0] == [0, 1, 2, 3, 4, 5]
     assert placed([way("t", "grid_shard", [(1, 1.0)] * 8)], hosts=2)[0] == [0, 1, 2, 3, 0, 1, 2, 3]
-    with pytest.raises(PlannerError, match=r"ebc\.t: no 2 hosts have room for it"):
+    with pytest.raises(PlannerError, match=r"ebc\.t: no 2 hosts have enough free memory"):
         placed([full, way("t", "grid_shard", [(1.5, 1.0)] * 4)], hosts=2)
-    with pytest.raises(PlannerError, match="3 shards are no multiple of a host's 2 ranks"):
+    with pytest.raises(PlannerError, match="3 shards must be a multiple of the 2 ranks of a host"):
         placed([way("t", "grid_shard", [(1, 1.0)] * 3)])
 
 

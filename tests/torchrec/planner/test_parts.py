@@ -139,7 +139,7 @@ def test_figures_of_an_option_are_those_of_its_shards() -> None:
     option.shards += bare  # of which nothing is known yet
     assert option.total_storage == Storage(0, 3 << 30) and option.total_perf == 10.0
     for ask, what in [(bytes_of, "storage"), (cost_of, "perf")]:
-        with pytest.raises(PlannerError, match=rf"a shard \[1, 1\] has no {what}; set it with an estimator"):
+        with pytest.raises(PlannerError, match=rf"shard of size \[1, 1\] has no {what}; set it with an estimator"):
             ask(bare[0])
     some = Perf(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     assert some.total == 47.0 and (some + Perf(1, 1, 1, 1, 1, 1)) == Perf(2, 3, 5, 9, 17, 33)

@@ -19,9 +19,9 @@ from tests.ranks import Ranks
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("output_dtype", "=True is not supported: vectors are float32; cast what the collection returns"),
-        ("key_value_params", "=True is not supported: there are no tables on disk; take fused_uvm_caching"),
-        ("use_virtual_table", " is not supported; map ids with a dynamic table"),
+        ("output_dtype", "=True is not supported: vectors are float32; cast the output of the collection"),
+        ("key_value_params", "=True is not supported: tables on disk are not supported; use fused_uvm_caching"),
+        ("use_virtual_table", " is not supported; use a dynamic table"),
     ],
 )
 def test_constraints_that_are_not_offered_are_refused_by_name(name: str, instead: str):

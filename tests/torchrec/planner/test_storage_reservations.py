@@ -31,6 +31,6 @@ def test_what_cannot_stay_free_is_refused() -> None:
     topology = Topology(2, "cpu", ddr_cap=1000)
     assert FixedAbsoluteStorageReservation(0).reserve(topology).hosts[0].memory_bytes == 1000
     assert FixedAbsoluteStorageReservation(999).reserve(topology).hosts[0].memory_bytes == 1
-    with pytest.raises(PlannerError, match="hbm_reserved_bytes=1000 must be below the 1000 bytes of a rank"):
+    with pytest.raises(PlannerError, match="hbm_reserved_bytes=1000 must be less than the 1000 bytes of a rank"):
         FixedAbsoluteStorageReservation(1000).reserve(topology)
     assert FixedAbsoluteStorageReservation.from_gb(0.5)._bytes == 1 << 29

@@ -1,4 +1,4 @@
-"""TorchRec's planner: its arguments and parts, over rayrec's planner."""
+"""`torchrec.distributed.planner`: TorchRec's planner arguments and components, over rayrec's planner."""
 
 from rayrec.torchrec.distributed.planner.constraints import ParameterConstraints
 from rayrec.torchrec.distributed.planner.planners import EmbeddingPlannerBase, EmbeddingShardingPlanner

@@ -1,4 +1,4 @@
-"""Base classes of planner parts."""
+"""Base classes of the planner's components."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class StorageReservation(ABC):
         sharders: Sequence[Any] = (),
         constraints: Mapping[str, Any] | None = None,
     ) -> Topology:
-        """Return the topology less the reserved memory.
+        """Return the topology minus the reserved memory.
 
         Args:
             topology: the cluster.

@@ -15,15 +15,15 @@ DATA_PARALLEL, DENSE = ShardingType.DATA_PARALLEL.value, EmbeddingComputeKernel.
 
 @dataclass(frozen=True, init=False)
 class ParameterConstraints(constraints.ParameterConstraints):
-    """rayrec's `ParameterConstraints` with TorchRec's further arguments.
+    """rayrec's `ParameterConstraints` with the other arguments of TorchRec.
 
     Args:
-        sharding_types, compute_kernels: if only data_parallel is given the kernel is dense, and if only the dense
-            kernel is given the table is data-parallel.
-        stochastic_rounding: of a table with 16-bit weights, in place of its optimizer's setting.
-        output_dtype: FP32, which vectors are in.
-        enforce_hbm, bounds_check_mode, feature_names: accepted, not used: the kernel decides where weights lie, ids are
-            checked on every input, and a table's features have one constraint.
+        sharding_types, compute_kernels: data_parallel alone implies the dense kernel; the dense kernel alone implies
+            data_parallel.
+        stochastic_rounding: rounding of 16-bit weights; overrides the setting of the optimizer.
+        output_dtype: must be FP32 or None.
+        enforce_hbm, bounds_check_mode, feature_names: ignored; the kernel defines the memory, ids are checked on input,
+            and all features of a table have the same constraints.
         key_value_params, use_virtual_table: not supported; leave them out.
 
     Raises:
@@ -59,7 +59,7 @@ class ParameterConstraints(constraints.ParameterConstraints):
     ) -> None:
         check_output("ParameterConstraints", output_dtype, key_value_params)
         if use_virtual_table:
-            raise ValueError("ParameterConstraints: use_virtual_table is not supported; map ids with a dynamic table")
+            raise ValueError("ParameterConstraints: use_virtual_table is not supported; use a dynamic table")
         only = (_values(sharding_types), _values(compute_kernels))
         if only == ([DATA_PARALLEL], None):
             compute_kernels = [DENSE]
@@ -88,13 +88,13 @@ class ParameterConstraints(constraints.ParameterConstraints):
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
 
-def _values(given: Sequence[object] | None) -> list[str] | None:
-    """Names of sharding types or kernels, of which either the members or their values are given."""
-    return None if given is None else [str(getattr(one, "value", one)) for one in given]
+def _values(members: Sequence[object] | None) -> list[str] | None:
+    """Returns the names of sharding types or kernels, from enum members or names."""
+    return None if members is None else [str(getattr(member, "value", member)) for member in members]
 
 
 def with_rounding(plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints] | None) -> ShardingPlan:
-    """The plan with each table's way of rounding, where its constraints have one."""
+    """Sets `stochastic_rounding` in the plan for each table with such a constraint; returns the plan."""
     for tables in plan.plan.values():
         for name, sharding in tables.items():
             rounds = getattr((constraints or {}).get(name), "stochastic_rounding", None)

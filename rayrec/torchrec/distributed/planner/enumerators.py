@@ -33,9 +33,9 @@ class EmbeddingEnumerator(Enumerator):
     Args:
         topology: the cluster.
         batch_size: examples per rank and step.
-        constraints: by table name.
-        estimator: replaces costs.
-        use_exact_enumerate_order: accepted, not used.
+        constraints: constraints by table name.
+        estimator: overwrites the costs.
+        use_exact_enumerate_order: ignored.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class EmbeddingEnumerator(Enumerator):
         Raises:
             ValueError: an invalid constraint.
         """
-        found = find_tables(module, sharders, self.topology.compute_device)
-        tables = planner_tables(found, self.topology, self.constraints, self.batch_size)
+        model_tables = find_tables(module, sharders, self.topology.compute_device)
+        tables = planner_tables(model_tables, self.topology, self.constraints, self.batch_size)
         space = []
-        for number, (table, each) in enumerate(zip(tables, found, strict=True)):
-            collection = module.get_submodule(each.path)
+        for number, (table, model_table) in enumerate(zip(tables, model_tables, strict=True)):
+            collection = module.get_submodule(model_table.path)
             names = {id(weight): name for name, weight in collection.named_parameters()}
             weight = next(w for w in collection.parameters() if f"{table.name}.weight" in names[id(w)])
             for option in options(number, table, self.topology, off_device=True):
@@ -74,8 +74,8 @@ class EmbeddingEnumerator(Enumerator):
             estimator.estimate(sharding_options, {})
 
     def _option(self, option: Option, table: Table, collection: nn.Module, weight: Any) -> ShardingOption:
-        given = self.constraints.get(table.name)
-        factors = list(given.pooling_factors) if given is not None and given.pooling_factors else [1.0]
+        constraint = self.constraints.get(table.name)
+        factors = list(constraint.pooling_factors) if constraint and constraint.pooling_factors else [1.0]
         cached = option.kernel == "fused_uvm_caching"
         return ShardingOption(
             name=table.name,
@@ -92,24 +92,24 @@ class EmbeddingEnumerator(Enumerator):
         )
 
     def _shards(self, option: Option, unit: Unit, table: Table) -> Iterator[Shard]:
-        """Yield a unit's rectangles, in rank order."""
+        """Yield the rectangles of a unit, in rank order."""
         kind, topology = ShardingType(option.sharding_type), self.topology
         size = len(host_sizes(topology)) - 1  # the largest hosts
         milliseconds, lookup = unit.seconds[size] * 1000, unit.lookup[size] * 1000
         count = topology.local_world_size if kind in OVER_ROWS[1:] else topology.world_size
         step = -(-table.rows // count)
-        edges = [min(place * step, table.rows) for place in range(count + 1)]
+        edges = [min(index * step, table.rows) for index in range(count + 1)]
         if kind is ShardingType.DATA_PARALLEL:
             spans = [(0, table.rows)] * count
         else:
             spans = list(pairwise(edges)) if kind in OVER_ROWS else [(0, table.rows)]
-        for first, last in spans:
-            share = (last - first) / max(spans[0][1] - spans[0][0], 1)
-            device, host = (int(held[size] * share) for held in (unit.device_bytes, unit.host_bytes))
+        for start, stop in spans:
+            share = (stop - start) / max(spans[0][1] - spans[0][0], 1)
+            device, host = int(unit.device_bytes[size] * share), int(unit.host_bytes[size] * share)
             on_cpu = topology.compute_device == "cpu"
             yield Shard(
-                size=[last - first, unit.cols.size],
-                offset=[first, unit.cols.start],
+                size=[stop - start, unit.cols.size],
+                offset=[start, unit.cols.start],
                 storage=Storage(0, device + host) if on_cpu else Storage(device, host),
                 perf=Perf(lookup * share, 0.0, (milliseconds - lookup) * share, 0.0),
             )

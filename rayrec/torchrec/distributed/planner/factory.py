@@ -1,4 +1,4 @@
-"""A topology from three configs: trainer, hardware, kernels."""
+"""Creates a topology from three configs: trainer, hardware and kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayrec.torchrec.distributed.planner.topology import Topology
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """Ranks, and memory that a job may use."""
+    """The ranks of a job and the memory it may use."""
 
     world_size: int | None = None
     local_world_size: int | None = None
@@ -27,7 +27,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """Bytes per rank, and bytes per millisecond."""
+    """Memory per rank in bytes, and bandwidths in bytes per millisecond."""
 
     hbm_cap_bytes: int | None = None
     ddr_cap_bytes: int | None = None
@@ -43,7 +43,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """The device, and whether to use the bandwidths between ranks; the multipliers are not used."""
+    """The device type, and whether to use the bandwidths between ranks. The multipliers are ignored."""
 
     compute_device: str = "cuda"
     bwd_compute_multiplier: float = 2

@@ -28,7 +28,7 @@ __getattr__ = names_left_out(__name__)
 
 __all__ = ["GreedyPerfPartitioner", "MemoryBalancedPartitioner", "Partitioner", "SortBy"]
 
-ENOUGH_BYTES = 10 << 20  # step at which the bisection of the memory limit ends
+PRECISION_BYTES = 10 << 20  # the bisection of the memory limit stops at this distance
 Devices = list[DeviceHardware]
 
 
@@ -40,7 +40,8 @@ class SortBy(Enum):
 
 
 class GreedyPerfPartitioner(Partitioner):
-    """Places tables on all ranks first; then each table, largest first, on the least loaded rank or host with room.
+    """Places tables that use all ranks first, then the other tables, largest first, on the least loaded rank or host
+    with enough free memory.
 
     Args:
         sort_by: measure of size.
@@ -65,10 +66,10 @@ class GreedyPerfPartitioner(Partitioner):
         for device in devices if hbm_per_device else ():
             device.storage = replace(device.storage, hbm=hbm_per_device or 0)
         local = storage_constraint.local_world_size
-        hosts = [devices[first : first + local] for first in range(0, len(devices), local)]
+        hosts = [devices[start : start + local] for start in range(0, len(devices), local)]
         for option in proposal:
             if option.partition_by == PartitionByType.UNIFORM.value:
-                _one_each(option, devices)
+                _one_per_device(option, devices)
         for group in self._groups(proposal):
             match PartitionByType(group[0].partition_by):
                 case PartitionByType.DEVICE:
@@ -88,21 +89,21 @@ class GreedyPerfPartitioner(Partitioner):
         paths = [option.path for option in proposal]
 
         def key(group: Proposal) -> tuple[object, ...]:
-            few = -paths.count(group[0].path) if self._balance_modules else 0
+            module_rank = -paths.count(group[0].path) if self._balance_modules else 0
             if self._sort_by is SortBy.PERF:
-                return few, sum(option.total_perf for option in group)
-            return few, sum((option.total_storage for option in group), Storage(0, 0, 0))
+                return module_rank, sum(option.total_perf for option in group)
+            return module_rank, sum((option.total_storage for option in group), Storage(0, 0, 0))
 
         return sorted(groups.values(), key=key, reverse=True)
 
 
 class MemoryBalancedPartitioner(Partitioner):
-    """Finds by bisection the least device memory per rank at which `GreedyPerfPartitioner` is about as fast.
+    """Minimizes the device memory per rank by bisection, as long as the plan of `GreedyPerfPartitioner` stays as fast.
 
     Args:
         max_search_count: number of bisection steps.
-        tolerance: share by which a plan may be slower.
-        balance_modules: as for `GreedyPerfPartitioner`.
+        tolerance: fraction by which a plan may be slower.
+        balance_modules: see `GreedyPerfPartitioner`.
     """
 
     def __init__(self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False) -> None:
@@ -113,25 +114,25 @@ class MemoryBalancedPartitioner(Partitioner):
         rating = NoopPerfModel(storage_constraint)
         slowest = rating.rate(self._greedy.partition(proposal, storage_constraint)) * (1 + self._tolerance)
         best = _ranks(proposal)
-        held = [0] * storage_constraint.world_size
+        rank_bytes = [0] * storage_constraint.world_size
         shards = [shard for option in proposal for shard in option.shards]
         for shard in shards:
             assert shard.rank is not None
-            held[shard.rank] += bytes_of(shard).hbm
-        most = max(held)
-        least = max(sum(held) // len(held), max(bytes_of(shard).hbm for shard in shards))
+            rank_bytes[shard.rank] += bytes_of(shard).hbm
+        upper = max(rank_bytes)
+        lower = max(sum(rank_bytes) // len(rank_bytes), max(bytes_of(shard).hbm for shard in shards))
         for _ in range(self._tries):
-            if least + ENOUGH_BYTES >= most:
+            if lower + PRECISION_BYTES >= upper:
                 break
-            limit = (most + least) // 2
+            limit = (upper + lower) // 2
             try:
                 fits = rating.rate(self._greedy.partition(proposal, storage_constraint, limit)) <= slowest
             except PlannerError:
                 fits = False
             if fits:
-                best, most = _ranks(proposal), limit
+                best, upper = _ranks(proposal), limit
             else:
-                least = limit
+                lower = limit
         for shard, rank in zip(shards, best, strict=True):
             shard.rank = rank
         return proposal
@@ -147,40 +148,40 @@ def _place(shard: Shard, device: DeviceHardware) -> None:
     device.perf += cost_of(shard)
 
 
-def _one_each(option: ShardingOption, devices: Devices) -> None:
+def _one_per_device(option: ShardingOption, devices: Devices) -> None:
     """Place one shard on each device, in order."""
     if option.num_shards != len(devices):
-        raise _error(f"{option.fqn} has {option.num_shards} shards for {len(devices)} ranks")
+        raise _error(f"{option.fqn} has {option.num_shards} shards for {len(devices)} ranks; one per rank is needed")
     for shard, device in zip(option.shards, devices, strict=True):
         if not bytes_of(shard).fits_in(device.storage):
-            raise _error(f"{option.fqn}: {bytes_of(shard)} is more than {device.storage} on rank {device.rank}")
+            raise _error(f"{option.fqn}: {bytes_of(shard)} exceeds {device.storage} on rank {device.rank}")
         _place(shard, device)
 
 
 def _least_busy(option: ShardingOption, devices: Devices, local: int) -> None:
-    """Place each shard on the least loaded device with room; ties go to the lowest local rank."""
+    """Place each shard on the least loaded device with enough memory; ties go to the lowest local rank."""
     for shard in option.shards:
         fitting = [device for device in devices if bytes_of(shard).fits_in(device.storage)]
         if not fitting:
-            raise _error(f"{option.fqn}: no rank has room for {bytes_of(shard)}")
+            raise _error(f"{option.fqn}: no rank has {bytes_of(shard)} free")
         _place(shard, min(fitting, key=lambda device: (device.perf.total, device.rank % local, device.rank)))
 
 
 def _on_a_host(group: Proposal, hosts: list[Devices]) -> None:
-    """Place all options of a group on the least loaded host with room."""
+    """Place all options of a group on the least loaded host with enough memory."""
     for host in sorted(hosts, key=_load):
         trial = copy.deepcopy(host)
         try:
             for option in group:
                 if option.sharding_type == ShardingType.TABLE_ROW_WISE.value:
-                    _one_each(option, trial)
+                    _one_per_device(option, trial)
                 else:
                     _least_busy(option, trial, len(trial))
         except PlannerError:
             continue
-        _take_over(host, trial)
+        _commit(host, trial)
         return
-    raise _error(f"{group[0].fqn}: no host has room for it")
+    raise _error(f"{group[0].fqn}: no host has enough free memory")
 
 
 def _on_hosts(option: ShardingOption, hosts: list[Devices]) -> None:
@@ -188,27 +189,28 @@ def _on_hosts(option: ShardingOption, hosts: list[Devices]) -> None:
     local = len(hosts[0])
     count, rest = divmod(option.num_shards, local)
     if rest:
-        raise _error(f"{option.fqn}: {option.num_shards} shards are no multiple of a host's {local} ranks")
-    ranked = sorted(hosts, key=_load)
-    firsts = range(len(ranked) - count + 1) if count < len(ranked) else [0]
-    for first in firsts:
-        chosen = [ranked[(first + place) % len(ranked)] for place in range(count)]
-        trial = copy.deepcopy(chosen)  # a repeated host stays one object
+        raise _error(f"{option.fqn}: {option.num_shards} shards must be a multiple of the {local} ranks of a host")
+    by_load = sorted(hosts, key=_load)
+    starts = range(len(by_load) - count + 1) if count < len(by_load) else [0]
+    for start in starts:
+        candidates = [by_load[(start + offset) % len(by_load)] for offset in range(count)]
+        trial = copy.deepcopy(candidates)  # a repeated host stays one object
         try:
-            _one_each(option, [device for host in trial for device in host])
+            _one_per_device(option, [device for host in trial for device in host])
         except PlannerError:
             continue
-        for host, tried in zip(chosen, trial, strict=True):
-            _take_over(host, tried)
+        for host, tried in zip(candidates, trial, strict=True):
+            _commit(host, tried)
         return
-    raise _error(f"{option.fqn}: no {count} hosts have room for it")
+    raise _error(f"{option.fqn}: no {count} hosts have enough free memory")
 
 
 def _load(host: Devices) -> float:
     return sum(device.perf.total for device in host)
 
 
-def _take_over(host: Devices, trial: Devices) -> None:
+def _commit(host: Devices, trial: Devices) -> None:
+    """Copy the state of a successful trial to the host."""
     for device, tried in zip(host, trial, strict=True):
         device.storage, device.perf = tried.storage, tried.perf
 

@@ -1,4 +1,4 @@
-"""Sharding options, their shards and costs, as passed between planner parts."""
+"""Sharding options, their shards and costs, which the planner's components exchange."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlannerErrorType(Enum):
 
 
 class PlannerError(ValueError):
-    """No plan; `error_type` gives the reason."""
+    """The planner found no plan; `error_type` is the reason."""
 
     def __init__(self, message: str, error_type: PlannerErrorType = PlannerErrorType.OTHER) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class Perf:
 
     @property
     def total(self) -> float:
-        """All terms but `input_dist_comms`, which overlaps with the previous step."""
+        """Sum of all terms except `input_dist_comms`, which overlaps with the previous step."""
         return self.fwd_compute + self.bwd_compute + self.fwd_comms + self.bwd_comms + self.prefetch_compute
 
     def __add__(self, other: Perf) -> Perf:
@@ -109,7 +109,7 @@ class Shard:
 
 
 class PartitionByType(Enum):
-    """The unit that a table's shards are placed on: a rank each, one host, all ranks, or several hosts."""
+    """Placement of the shards of a table: each on any rank, all on one host, on all ranks, or on several hosts."""
 
     DEVICE = "device"
     HOST = "host"
@@ -132,7 +132,7 @@ class ShardingOption:
     """One sharding option of a table.
 
     Args:
-        name: of the table.
+        name: name of the table.
         tensor: the weight, on any device.
         module: path and collection of the table.
         input_lengths: mean ids per bag, for each feature.
@@ -141,11 +141,11 @@ class ShardingOption:
         partition_by: a `PartitionByType`'s value.
         compute_kernel: an `EmbeddingComputeKernel`'s value.
         shards: the rectangles.
-        cache_params: for tables with a device cache.
+        cache_params: settings of the device cache.
         dependency: options with the same value are placed on the same host.
-        is_pooled: default: as the collection.
+        is_pooled: default: derived from the type of the collection.
         enforce_hbm, stochastic_rounding, bounds_check_mode, feature_names, output_dtype, key_value_params,
-            num_poolings: stored, not used.
+            num_poolings: ignored attributes.
     """
 
     def __init__(
@@ -232,30 +232,30 @@ Proposal = list[ShardingOption]
 
 
 def bytes_of(shard: Shard) -> Storage:
-    """Return a shard's bytes.
+    """Return the bytes of a shard.
 
     Raises:
-        PlannerError: they are not set.
+        PlannerError: the bytes are not set.
     """
     if shard.storage is None:
-        raise PlannerError(f"a shard {shard.size} has no storage; set it with an estimator")
+        raise PlannerError(f"shard of size {shard.size} has no storage; set it with an estimator")
     return shard.storage
 
 
 def cost_of(shard: Shard) -> Perf:
-    """Return a shard's milliseconds.
+    """Return the milliseconds of a shard.
 
     Raises:
-        PlannerError: they are not set.
+        PlannerError: the milliseconds are not set.
     """
     if shard.perf is None:
-        raise PlannerError(f"a shard {shard.size} has no perf; set it with an estimator")
+        raise PlannerError(f"shard of size {shard.size} has no perf; set it with an estimator")
     return shard.perf
 
 
 def by_table(options: Sequence[ShardingOption]) -> dict[str, Proposal]:
     """Group options by table, in order."""
-    found: dict[str, Proposal] = {}
+    groups: dict[str, Proposal] = {}
     for option in options:
-        found.setdefault(option.fqn, []).append(option)
-    return found
+        groups.setdefault(option.fqn, []).append(option)
+    return groups

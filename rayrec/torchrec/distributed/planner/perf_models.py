@@ -32,6 +32,6 @@ class NoopStorageModel(PerfModel):
 def _fullest(world_size: int, loads: list[tuple[int | None, float]]) -> float:
     totals = [0.0] * world_size
     for rank, load in loads:
-        assert rank is not None, "a shard has no rank; partition first"
+        assert rank is not None, "a shard has no rank; call the partitioner first"
         totals[rank] += load
     return max(totals)

@@ -1,4 +1,4 @@
-"""TorchRec's planners. Without parts they call rayrec's planner; with parts they search with those parts."""
+"""TorchRec's planners. They call rayrec's planner, or search with the components that you pass."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class EmbeddingPlannerBase(ShardingPlanner):
     """Base class for planners: settings and `collective_plan`.
 
     Args:
-        topology, batch_size, enumerator, constraints, stats, callbacks: as for `EmbeddingShardingPlanner`.
-        debug, timeout_seconds: accepted, not used.
-        plan_loader: must be None.
+        topology, batch_size, enumerator, constraints, stats, callbacks: see `EmbeddingShardingPlanner`.
+        debug, timeout_seconds: ignored.
+        plan_loader: not supported; must be None.
 
     Raises:
         ValueError: a batch size below 1, or a plan loader.
@@ -81,39 +81,39 @@ class EmbeddingPlannerBase(ShardingPlanner):
         sharders: Sequence[ModuleSharder[Any]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Plan on rank 0 of `pg` (default: all ranks) and return the plan on every rank. Raises as `plan` does."""
-        chosen = default_sharders() if sharders is None else list(sharders)
+        """Plan on rank 0 of `pg` (default: all ranks) and return the plan on every rank. Raises what `plan` raises."""
+        sharder_list = default_sharders() if sharders is None else list(sharders)
 
-        def make(world_size: int) -> ShardingPlan:
+        def plan(world_size: int) -> ShardingPlan:
             topology = self._topology or Topology.of_this_machine(world_size)
             planner.topology_for(topology, world_size)
-            return self._plan(module, chosen, topology)
+            return self._plan(module, sharder_list, topology)
 
-        return planner.plan_on_rank_0(make, pg)
+        return planner.plan_on_rank_0(plan, pg)
 
     def _plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]], topology: Topology) -> ShardingPlan:
         return self.plan(module, sharders)
 
     def hash_planner_context_inputs(self) -> int:
-        """Return a number that is equal for equal topology, batch size and constraints."""
+        """Return a hash of topology, batch size and constraints."""
         return zlib.crc32(repr((self._topology, self._batch_size, sorted(self._constraints.items()))).encode())
 
 
 class EmbeddingShardingPlanner(EmbeddingPlannerBase):
     """TorchRec's planner.
 
-    Without parts it returns the plan of `rayrec.distributed.planner`; with any of enumerator, proposer, partitioner,
-    performance_model and callbacks it returns the best proposal of these parts (`propose_and_partition.py`).
+    By default it returns the plan of `rayrec.distributed.planner`. If you pass an enumerator, proposer, partitioner,
+    performance_model or callbacks, it returns the best proposal of these components (`propose_and_partition.py`).
 
     Args:
-        topology: the cluster; default: this machine, with the process group's number of ranks (or one).
+        topology: the cluster; default: this machine, with the ranks of the process group (or one).
         batch_size: examples per rank and step.
-        enumerator, proposer, partitioner, performance_model, callbacks: parts; defaults as in TorchRec.
+        enumerator, proposer, partitioner, performance_model, callbacks: components; defaults as in TorchRec.
         storage_reservation: memory to leave free.
-        stats: called with the plan; default: none.
-        constraints: by table name.
-        debug, timeout_seconds: accepted, not used.
-        plan_loader: must be None.
+        stats: reports that receive the plan; default: none.
+        constraints: constraints by table name.
+        debug, timeout_seconds: ignored.
+        plan_loader: not supported; must be None.
 
     Raises:
         ValueError: a batch size below 1, or a plan loader.
@@ -161,10 +161,10 @@ class EmbeddingShardingPlanner(EmbeddingPlannerBase):
         facts: dict[str, Any] = {"constraints": self._constraints, "sharders": sharders}
         if self._parts:
             enumerator = self._parts.enumerator or EmbeddingEnumerator(usable, self._batch_size, self._constraints)
-            found = search(self._parts, enumerator, usable, module, sharders)
-            plan = to_sharding_plan(found.options, topology)
-            counts = {"num_proposals": found.num_proposals, "num_plans": found.num_plans}
-            facts |= {"best_plan": found.options, "enumerator": enumerator, **counts}
+            result = search(self._parts, enumerator, usable, module, sharders)
+            plan = to_sharding_plan(result.options, topology)
+            counts = {"num_proposals": result.num_proposals, "num_plans": result.num_plans}
+            facts |= {"best_plan": result.options, "enumerator": enumerator, **counts}
         else:
             try:
                 plan = planner.EmbeddingShardingPlanner(usable, self._batch_size, self._constraints).plan(

@@ -1,4 +1,4 @@
-"""TorchRec's search with given parts: enumerate, propose, partition, rate."""
+"""TorchRec's search with exchangeable components: enumerate, propose, partition, rate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Callback = Callable[[Proposal], Proposal]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Parts of a planner; None stands for TorchRec's default.
+    """Components of a planner; None: TorchRec's default.
 
     Args:
         callbacks: functions applied to the best options, in order.
@@ -60,14 +60,14 @@ def search(
         PlannerError: no proposal fits.
     """
     space = enumerator.enumerate(module, list(sharders))
-    given = parts.proposer
-    proposers: Iterable[Proposer] = (
-        (GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer())
-        if given is None
-        else [given]
-        if isinstance(given, Proposer)
-        else given
-    )
+    proposers: Iterable[Proposer]
+    match parts.proposer:
+        case None:
+            proposers = (GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer())
+        case Proposer() as proposer:
+            proposers = [proposer]
+        case several:
+            proposers = several
     partitioner = parts.partitioner or GreedyPerfPartitioner()
     rating = parts.performance_model or NoopPerfModel(topology)
     best: tuple[float, Proposal] | None = None
@@ -88,7 +88,8 @@ def search(
                 best = (rate, plan)
     if best is None:
         raise PlannerError(
-            f"none of {tried} proposals for {topology.world_size} ranks fits; plan without parts for a detailed error",
+            f"none of {tried} proposals for {topology.world_size} ranks fits; plan with rayrec's planner, without "
+            "components of your own, for a detailed error",
             PlannerErrorType.STRICT_CONSTRAINTS,
         )
     options = best[1]
@@ -98,10 +99,10 @@ def search(
 
 
 def _fresh(option: ShardingOption) -> ShardingOption:
-    """Return a copy with shards without ranks."""
-    other = copy.copy(option)
-    other.shards = [Shard(shard.size, shard.offset, shard.storage, shard.perf) for shard in option.shards]
-    return other
+    """Return a copy without ranks."""
+    fresh = copy.copy(option)
+    fresh.shards = [Shard(shard.size, shard.offset, shard.storage, shard.perf) for shard in option.shards]
+    return fresh
 
 
 def to_sharding_plan(sharding_options: Proposal, topology: Topology) -> ShardingPlan:
@@ -112,7 +113,7 @@ def to_sharding_plan(sharding_options: Proposal, topology: Topology) -> Sharding
         rectangles = []
         for shard in option.shards:
             (row, col), (rows, cols) = shard.offset, shard.size
-            assert shard.rank is not None, f"{option.fqn}: a shard has no rank; partition first"
+            assert shard.rank is not None, f"{option.fqn}: a shard has no rank; call the partitioner first"
             cut = {"rows": Span(row, row + rows), "cols": Span(col, col + cols)}
             rectangles.append(Rectangle(table=option.name, rank=shard.rank, **cut))
         on_gpu = topology.compute_device != "cpu"

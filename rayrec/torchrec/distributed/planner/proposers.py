@@ -1,4 +1,4 @@
-"""Proposers: each lists choices of one option per table in its own order."""
+"""Proposers, which list combinations of one option per table, in different orders."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ __all__ = [
 
 
 class GreedyProposer(Proposer):
-    """Starts with each table's fastest option; each step takes the next option of the table with most memory.
+    """Starts with the fastest option of each table; each step advances the table that uses most memory.
 
     Args:
         use_depth: rate an option by its slowest shard; otherwise by the sum of its shards.
-        threshold: stop after this many proposals in a row worse than the best.
+        threshold: stop after this many proposals in a row that are worse than the best.
     """
 
     def __init__(self, use_depth: bool = True, threshold: int | None = None) -> None:
         self._use_depth, self._threshold = use_depth, threshold
         self._best, self._worse = math.inf, 0
         self._options: dict[str, Proposal] = {}
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
 
     def load(self, search_space: Proposal, enumerator: Enumerator | None = None) -> None:
         self._options = {
             name: _fastest_first(options, self._use_depth) for name, options in by_table(search_space).items()
         }
-        self._places = dict.fromkeys(self._options, 0)
+        self._positions = dict.fromkeys(self._options, 0)
 
     def propose(self) -> Proposal | None:
-        return [self._options[name][place] for name, place in self._places.items()] or None
+        return [self._options[name][position] for name, position in self._positions.items()] or None
 
     def feedback(
         self,
@@ -57,28 +57,28 @@ class GreedyProposer(Proposer):
             self._worse = 0 if perf_rating < self._best else self._worse + 1
             self._best = min(self._best, perf_rating)
             if self._worse > self._threshold:
-                self._places = {}
+                self._positions = {}
                 return
-        needs = {
-            name: _memory(self._options[name][place])
-            for name, place in self._places.items()
-            if place + 1 < len(self._options[name])
+        memory = {
+            name: _memory(self._options[name][position])
+            for name, position in self._positions.items()
+            if position + 1 < len(self._options[name])
         }
-        largest = max(needs, key=lambda name: needs[name], default=None)
-        if largest is None or not any(needs[largest]):
-            self._places = {}
+        largest = max(memory, key=lambda name: memory[name], default=None)
+        if largest is None or not any(memory[largest]):
+            self._positions = {}
         else:
-            self._places[largest] += 1
+            self._positions[largest] += 1
 
 
-class _Listed(Proposer):
-    """A proposer that knows all its proposals after `load`."""
+class _ListProposer(Proposer):
+    """A proposer with a fixed sequence of proposals after `load`."""
 
     _proposals: Iterator[Proposal] = iter(())
-    _now: Proposal | None = None
+    _current: Proposal | None = None
 
     def propose(self) -> Proposal | None:
-        return self._now
+        return self._current
 
     def feedback(
         self,
@@ -87,18 +87,18 @@ class _Listed(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        self._now = next(self._proposals, None)
+        self._current = next(self._proposals, None)
 
-    def _begin(self, proposals: Iterator[Proposal]) -> None:
+    def _start(self, proposals: Iterator[Proposal]) -> None:
         self._proposals = proposals
-        self._now = next(proposals, None)
+        self._current = next(proposals, None)
 
 
-class UniformProposer(_Listed):
+class UniformProposer(_ListProposer):
     """Proposes one sharding type for all tables, for each type in turn, with the fastest option of each table.
 
     Args:
-        use_depth: as for `GreedyProposer`.
+        use_depth: see `GreedyProposer`.
     """
 
     def __init__(self, use_depth: bool = True) -> None:
@@ -110,24 +110,24 @@ class UniformProposer(_Listed):
         for kind in dict.fromkeys(option.sharding_type for option in search_space):
             options = by_table([option for option in search_space if option.sharding_type == kind])
             if set(options) == names:
-                proposals.append([_fastest_first(each, self._use_depth)[0] for each in options.values()])
-        self._begin(iter(proposals))
+                proposals.append([_fastest_first(choices, self._use_depth)[0] for choices in options.values()])
+        self._start(iter(proposals))
 
 
-class GridSearchProposer(_Listed):
+class GridSearchProposer(_ListProposer):
     """Proposes every combination, or none if there are more than `max_proposals`."""
 
     def __init__(self, max_proposals: int = 10_000) -> None:
         self._max_proposals = max_proposals
 
     def load(self, search_space: Proposal, enumerator: Enumerator | None = None) -> None:
-        options = [_fastest_first(each, True) for each in by_table(search_space).values()]
-        few = math.prod(map(len, options)) <= self._max_proposals
-        self._begin(map(list, itertools.product(*options)) if few else iter(()))
+        options = [_fastest_first(choices, True) for choices in by_table(search_space).values()]
+        feasible = math.prod(map(len, options)) <= self._max_proposals
+        self._start(map(list, itertools.product(*options)) if feasible else iter(()))
 
 
 class DynamicProgrammingProposer(Proposer):
-    """Proposes the options with least device memory; then, for each memory budget from the largest down, the fastest
+    """Proposes the options with the least device memory; then, for each memory budget in descending order, the fastest
     options (a knapsack).
 
     Args:
@@ -166,30 +166,26 @@ class DynamicProgrammingProposer(Proposer):
         width = sum(device.storage.hbm for device in topology.devices) / count
         best: dict[int, tuple[float, float, Proposal]] = {0: (0.0, 0.0, [])}  # bin: ms, bytes in bins, options
         for options in self._options:
-            longer: dict[int, tuple[float, float, Proposal]] = {}
+            extended: dict[int, tuple[float, float, Proposal]] = {}
             for option in options:
-                for _, (time, held, chosen) in sorted(best.items()):
-                    bins = held + option.total_storage.hbm / width
+                for _, (time, used, proposal) in sorted(best.items()):
+                    bins = used + option.total_storage.hbm / width
                     total = time + option.total_perf
-                    if bins < count and (int(bins) not in longer or total < longer[int(bins)][0]):
-                        longer[int(bins)] = (total, bins, [*chosen, option])
-            best = longer
-        return [chosen for _, (_, _, chosen) in sorted(best.items(), reverse=True)]
+                    if bins < count and (int(bins) not in extended or total < extended[int(bins)][0]):
+                        extended[int(bins)] = (total, bins, [*proposal, option])
+            best = extended
+        return [proposal for _, (_, _, proposal) in sorted(best.items(), reverse=True)]
 
 
 def proposers_to_proposals_list(proposers_list: list[Proposer], search_space: Proposal) -> list[Proposal]:
     """Return all distinct proposals of proposers that need no feedback."""
-    found: list[Proposal] = []
-    seen: set[tuple[int, ...]] = set()
+    distinct: dict[tuple[int, ...], Proposal] = {}
     for proposer in proposers_list:
         proposer.load(search_space)
         while (proposal := proposer.propose()) is not None:
-            key = tuple(sorted(map(hash, proposal)))
-            if key not in seen:
-                seen.add(key)
-                found.append(proposal)
+            distinct.setdefault(tuple(sorted(map(hash, proposal))), proposal)
             proposer.feedback(True)
-    return found
+    return list(distinct.values())
 
 
 def _fastest_first(options: Proposal, use_depth: bool) -> Proposal:
@@ -198,6 +194,6 @@ def _fastest_first(options: Proposal, use_depth: bool) -> Proposal:
 
 
 def _memory(option: ShardingOption) -> tuple[float, ...]:
-    """Return device memory of the largest shard and in total, then host memory likewise."""
+    """Return the device memory of the largest shard and in total, then the same for host memory."""
     hbm, ddr = ([getattr(bytes_of(shard), kind) for shard in option.shards] for kind in ("hbm", "ddr"))
     return (max(hbm), sum(hbm), max(ddr), sum(ddr))

@@ -1,4 +1,4 @@
-"""Estimators by TorchRec's names. `EmbeddingEnumerator` already sets the costs; these leave them unchanged."""
+"""TorchRec's estimators. They leave the costs unchanged, which `EmbeddingEnumerator` has set already."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["EmbeddingPerfEstimator", "EmbeddingStorageEstimator", "ShardEstimato
 
 
 class EmbeddingPerfEstimator(ShardEstimator):
-    """The planner's milliseconds.
+    """Keeps the milliseconds of the enumerator.
 
     Args:
-        topology, constraints: stored.
-        is_inference: accepted, not used.
+        topology, constraints: stored as attributes.
+        is_inference: ignored.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class EmbeddingPerfEstimator(ShardEstimator):
         self.topology, self.constraints = topology, constraints
 
     def estimate(self, sharding_options: Proposal, sharder_data_map: Mapping[str, Any] | None = None) -> None:
-        """Do nothing: the enumerator has set the costs."""
+        """Do nothing; the enumerator has set the costs."""
 
 
 class EmbeddingStorageEstimator(EmbeddingPerfEstimator):
-    """The planner's bytes.
+    """Keeps the bytes of the enumerator.
 
     Args:
-        topology, constraints, is_inference: as for `EmbeddingPerfEstimator`.
-        pipeline_type, run_embedding_at_peak_memory: accepted, not used.
+        topology, constraints, is_inference: see `EmbeddingPerfEstimator`.
+        pipeline_type, run_embedding_at_peak_memory: ignored.
     """
 
     def __init__(

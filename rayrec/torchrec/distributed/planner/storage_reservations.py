@@ -1,4 +1,4 @@
-"""Memory that a plan leaves free. The planner itself counts the model's dense part and the batch."""
+"""Memory that a plan leaves free. The planner already counts the dense part of the model and the batch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = [
 
 
 class FixedPercentageStorageReservation(StorageReservation):
-    """Reserves a share of every rank's device memory.
+    """Reserves a fraction of the device memory of every rank.
 
     Args:
-        percentage: the share, from 0 to 1.
+        percentage: the fraction, from 0 to 1.
 
     Raises:
-        ValueError: a share out of range.
+        ValueError: the fraction is out of range.
     """
 
     def __init__(self, percentage: float) -> None:
@@ -55,7 +55,7 @@ class FixedPercentageStorageReservation(StorageReservation):
 
 
 class FixedAbsoluteStorageReservation(StorageReservation):
-    """Reserves a number of bytes of every rank's device memory.
+    """Reserves a number of bytes of the device memory of every rank.
 
     Raises:
         ValueError: a negative number.
@@ -82,7 +82,7 @@ class FixedAbsoluteStorageReservation(StorageReservation):
         smallest = min(host.memory_bytes for host in topology.hosts)
         if self._bytes >= smallest:
             raise PlannerError(
-                f"hbm_reserved_bytes={self._bytes} must be below the {smallest} bytes of a rank",
+                f"hbm_reserved_bytes={self._bytes} must be less than the {smallest} bytes of a rank",
                 PlannerErrorType.INSUFFICIENT_STORAGE,
             )
         self._last = topology.less(self._bytes)
@@ -90,11 +90,11 @@ class FixedAbsoluteStorageReservation(StorageReservation):
 
 
 class HeuristicalStorageReservation(FixedPercentageStorageReservation):
-    """Reserves a share; the planner counts dense parameters and ids, which TorchRec estimates here.
+    """Reserves a fraction; the planner counts dense parameters and ids, which TorchRec estimates here.
 
     Args:
-        percentage: the share, from 0 to 1.
-        parameter_multiplier, dense_tensor_estimate: accepted, not used.
+        percentage: the fraction, from 0 to 1.
+        parameter_multiplier, dense_tensor_estimate: ignored.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class HeuristicalStorageReservation(FixedPercentageStorageReservation):
 
 
 class InferenceStorageReservation(HeuristicalStorageReservation):
-    """`HeuristicalStorageReservation` by the name used for inference."""
+    """Alias of `HeuristicalStorageReservation` for inference."""
 
     def __init__(self, percentage: float, **unused: Any) -> None:
         super().__init__(percentage)

@@ -1,4 +1,4 @@
-"""The cluster with TorchRec's signature and properties."""
+"""`Topology` with TorchRec's signature and properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MS_PER_S = 1000
 
 @dataclass(frozen=True, slots=True)
 class BasicCommsBandwidths:
-    """Bytes per millisecond between ranks of different hosts, and of one host."""
+    """Bytes per millisecond between ranks of different hosts, and between ranks of a host."""
 
     inter_host_bw: float
     intra_host_bw: float
@@ -37,9 +37,11 @@ class CustomTopologyData:
     def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
         for name, values in data.items():
             if name not in self.supported_fields:
-                raise ValueError(f"custom topology data: {name!r} is none of {', '.join(self.supported_fields)}")
+                raise ValueError(
+                    f"custom topology data: unknown field {name!r}; choose one of {', '.join(self.supported_fields)}"
+                )
             if len(values) != world_size:
-                raise ValueError(f"custom topology data: {name} has {len(values)} numbers for {world_size} ranks")
+                raise ValueError(f"custom topology data: {name} has {len(values)} values for {world_size} ranks")
         self._data = {name: list(values) for name, values in data.items()}
 
     def has_data(self, key: str) -> bool:
@@ -53,20 +55,20 @@ class CustomTopologyData:
         """Return the bytes of the smallest rank of each host; None without data."""
         if key not in self._data:
             return None
-        starts = [sum(sizes[:place]) for place in range(len(sizes))]
+        starts = [sum(sizes[:host]) for host in range(len(sizes))]
         return [min(self._data[key][start : start + size]) for start, size in zip(starts, sizes, strict=True)]
 
 
 class Topology(topology.Topology):
-    """rayrec's `Topology` with TorchRec's further arguments.
+    """rayrec's `Topology` with the other arguments of TorchRec.
 
     Args:
-        hbm_mem_bw, ddr_mem_bw, hbm_to_ddr_mem_bw, intra_host_bw, inter_host_bw: bytes per millisecond, one direction;
-            `ddr_mem_bw` of "cpu" ranks, `hbm_mem_bw` of others.
-        custom_topology_data: memory of each rank; a host gets that of its smallest rank.
+        hbm_mem_bw, ddr_mem_bw, hbm_to_ddr_mem_bw, intra_host_bw, inter_host_bw: bytes per millisecond in one direction;
+            `ddr_mem_bw` applies to "cpu" ranks, `hbm_mem_bw` to others.
+        custom_topology_data: memory of each rank; all ranks of a host get the value of its smallest rank.
         ssd_cap, pod_size, ssd_mem_bw, bwd_compute_multiplier, weighted_feature_bwd_compute_multiplier,
-            uneven_sharding_perf_multiplier, generalized_comms_bandwidths, created_by_factory: accepted, not used; the
-            planner has its own cost model.
+            uneven_sharding_perf_multiplier, generalized_comms_bandwidths, created_by_factory: ignored; the planner has
+            its own cost model.
     """
 
     def __init__(
@@ -102,14 +104,16 @@ class Topology(topology.Topology):
             world_size, compute_device, hbm_cap, ddr_cap, local_world_size=local_world_size, hosts=hosts, gpu=gpu
         )
         memory = ("ddr_mem_bw", ddr_mem_bw) if compute_device == "cpu" else ("hbm_mem_bw", hbm_mem_bw)
-        given = {  # by the fields of `Device`
+        bandwidths = {  # by field of `Device`
             "memory_bw": memory,
             "host_to_device_bw": ("hbm_to_ddr_mem_bw", hbm_to_ddr_mem_bw),
             "intra_host_bw": ("intra_host_bw", intra_host_bw),
             "inter_host_bw": ("inter_host_bw", inter_host_bw),
         }
-        rates = {field: positive(name, rate) * MS_PER_S for field, (name, rate) in given.items() if rate is not None}
-        object.__setattr__(self, "device", replace(self.device, **dict[str, Any](rates)))
+        rates: dict[str, Any] = {
+            field: positive(name, rate) * MS_PER_S for field, (name, rate) in bandwidths.items() if rate is not None
+        }
+        object.__setattr__(self, "device", replace(self.device, **rates))
 
     @property
     def intra_group_size(self) -> int:
@@ -117,7 +121,7 @@ class Topology(topology.Topology):
 
     @property
     def devices(self) -> list[DeviceHardware]:
-        """The memory of each rank, with no load."""
+        """The memory of each rank, without load."""
         on_cpu = self.compute_device == "cpu"
         return [
             DeviceHardware(
@@ -135,7 +139,7 @@ class Topology(topology.Topology):
 
     @property
     def hbm_mem_bw(self) -> float:
-        """Bytes per millisecond; so are the other bandwidths."""
+        """Bytes per millisecond, like the other bandwidths."""
         return self.device.memory_bw / MS_PER_S
 
     @property

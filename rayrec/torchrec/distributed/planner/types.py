@@ -1,4 +1,4 @@
-"""TorchRec's module `planner.types`."""
+"""`torchrec.distributed.planner.types`."""
 
 from rayrec.torchrec.distributed.parameter_sharding import CacheParams
 from rayrec.torchrec.distributed.planner.bases import (

@@ -1,4 +1,4 @@
-"""Helper functions by TorchRec's names."""
+"""Helpers of `torchrec.distributed.planner.utils`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mb_to_bytes(mb: float) -> int:
 
 
 def sharder_name(t: type) -> str:
-    """Return a type's module and name."""
+    """Return the module and name of a type."""
     return f"{t.__module__}.{t.__name__}"
 
 

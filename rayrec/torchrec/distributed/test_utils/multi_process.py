@@ -1,4 +1,4 @@
-"""Runs a function on several processes of this host, which form a process group."""
+"""Runs a function in several local processes that form a process group."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rayrec.torchrec.test_utils import get_free_port, init_distributed_single_ho
 
 
 class MultiProcessContext:
-    """A rank's process group: made on entering, destroyed on leaving.
+    """Context that creates the process group of a rank and destroys it on exit.
 
     Args:
-        rank, world_size, backend: as of torch.distributed.init_process_group.
-        local_size: LOCAL_WORLD_SIZE; the world by default.
-        use_deterministic_algorithms: asks torch for them, where they are.
-        disable_cuda_tf_32: no TF32 on a GPU.
+        rank, world_size, backend: see torch.distributed.init_process_group.
+        local_size: LOCAL_WORLD_SIZE; default: the world size.
+        use_deterministic_algorithms: use torch's deterministic algorithms where available.
+        disable_cuda_tf_32: disable TF32 on GPUs.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class MultiProcessContext:
         torch.use_deterministic_algorithms(False)
 
 
-def _answer(address: dict[str, str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_rank(address: dict[str, str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     os.environ.update(address)
     torch.set_num_threads(1)
     try:
         return func(*args, **kwargs)
-    except BaseException as error:  # its class may not be importable where it is received
+    except BaseException as error:  # the parent process may not be able to import its class
         raise RuntimeError(f"rank {kwargs.get('rank', args and args[0])}: {traceback.format_exc()}") from error
 
 
 def _on_ranks(
     method: str, func: Callable[..., Any], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 ) -> list[Any]:
-    """What each call gives in a process of its own."""
+    """Returns the result of each call, made in a separate process."""
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
     with ProcessPoolExecutor(len(calls), multiprocessing.get_context(method)) as pool:
-        return [done.result() for done in [pool.submit(_answer, address, func, *call) for call in calls]]
+        return [future.result() for future in [pool.submit(_run_rank, address, func, *call) for call in calls]]
 
 
 def run_multi_process_func(
@@ -80,26 +80,26 @@ def run_multi_process_func(
     world_size: int = 2,
     **kwargs: Any,
 ) -> list[Any]:
-    """What `func(rank, world_size, **kwargs)` gives on each of `world_size` processes.
+    """Returns the results of `func(rank, world_size, **kwargs)` in `world_size` processes, in order of rank.
 
     Args:
-        func: importable by name; it makes its process group, for example with `MultiProcessContext`.
-        multiprocessing_method: how processes start.
-        use_deterministic_algorithms: sets torch's switch in this process.
+        func: importable by name; it creates its process group, for example with `MultiProcessContext`.
+        multiprocessing_method: start method of the processes.
+        use_deterministic_algorithms: use torch's deterministic algorithms in this process.
 
     Raises:
-        RuntimeError: a rank's error, with its traceback.
+        RuntimeError: the error of a rank, with its traceback.
     """
     torch.use_deterministic_algorithms(use_deterministic_algorithms, warn_only=True)
     return _on_ranks(multiprocessing_method, func, [((rank, world_size), kwargs) for rank in range(world_size)])
 
 
 class MultiProcessTestBase(unittest.TestCase):
-    """A base of tests that run functions on several processes.
+    """Base class of tests that run functions in several processes.
 
     Args:
-        methodName: as of unittest.TestCase.
-        mp_init_mode: how processes start.
+        methodName: see unittest.TestCase.
+        mp_init_mode: start method of the processes.
     """
 
     def __init__(self, methodName: str = "runTest", mp_init_mode: str = "forkserver") -> None:
@@ -107,7 +107,7 @@ class MultiProcessTestBase(unittest.TestCase):
         self._mp_init_mode = mp_init_mode
 
     def _run_multi_process_test(self, *, callable: Callable[..., None], world_size: int = 2, **kwargs: Any) -> None:
-        """Runs `callable(rank=…, world_size=…, **kwargs)` on every rank; raises RuntimeError with a rank's error."""
+        """Runs `callable(rank=…, world_size=…, **kwargs)` on every rank; raises RuntimeError if it fails on any."""
         self._run_multi_process_test_per_rank(
             callable=callable, world_size=world_size, kwargs_per_rank=[kwargs] * world_size
         )
@@ -115,7 +115,8 @@ class MultiProcessTestBase(unittest.TestCase):
     def _run_multi_process_test_per_rank(
         self, *, callable: Callable[..., None], world_size: int, kwargs_per_rank: list[dict[str, Any]]
     ) -> None:
-        """As `_run_multi_process_test`, with keywords of each rank's own."""
-        of_ranks = enumerate(kwargs_per_rank)
-        calls = [((), {"rank": rank, "world_size": world_size, **of_rank}) for rank, of_rank in of_ranks]
+        """Like `_run_multi_process_test`, with separate keyword arguments for each rank."""
+        calls = [
+            ((), {"rank": rank, "world_size": world_size, **kwargs}) for rank, kwargs in enumerate(kwargs_per_rank)
+        ]
         _on_ranks(self._mp_init_mode, callable, calls)

@@ -1,4 +1,4 @@
-"""TorchRec's training pipelines, over `rayrec.distributed.TrainPipeline`."""
+"""`torchrec.distributed.train_pipeline`: training pipelines, over `rayrec.distributed.TrainPipeline`."""
 
 from rayrec.distributed.pipeline import sparse_features
 from rayrec.torchrec.distributed.train_pipeline.gradient_accumulation import (

@@ -1,4 +1,4 @@
-"""`TrainPipelineBase`: copies the next batch ahead, and nothing else."""
+"""`TrainPipelineBase`, which only copies the next batch in advance."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rayrec.torchrec.distributed.train_pipeline.progress import Forward, In, Out
 
 
 class TrainPipelineBase(TrainPipeline[In, Out]):
-    """Trains batch after batch, and copies the next one ahead. At the end of an iterator, call `reset` to use another.
+    """Trains one batch at a time and copies the next one in advance. After the end of an iterator, call `reset` before
+    you use another.
 
     Args:
         model: takes a batch; returns (losses, output).
-        optimizer: of what is not trained inside backward.
-        device: where batches are moved.
+        optimizer: optimizer of the parameters that are not updated in the backward pass.
+        device: device of the batches.
         custom_model_fwd: called with the batch instead of the model.
     """
 

@@ -15,11 +15,11 @@ from rayrec.torchrec.distributed.train_pipeline.progress import In, Out
 
 @dataclass(frozen=True)
 class TorchCompileConfig:
-    """How `TrainPipelinePT2` compiles.
+    """Settings of `TrainPipelinePT2`.
 
     Args:
-        fullgraph, dynamic, backend: as of torch.compile.
-        compile_on_iter: the step that is the first one compiled.
+        fullgraph, dynamic, backend: see torch.compile.
+        compile_on_iter: the first compiled step.
     """
 
     fullgraph: bool = False
@@ -32,9 +32,9 @@ class TrainPipelinePT2(TrainPipelineBase[In, Out]):
     """`TrainPipelineBase` that compiles its model with torch.compile after some steps.
 
     Args:
-        compile_configs: None compiles nothing but for the two functions; by default as `TorchCompileConfig` says.
-        pre_compile_fn, post_compile_fn: called with the model before and after.
-        input_transformer: what the model gets instead of the batch.
+        compile_configs: default: `TorchCompileConfig()`.
+        pre_compile_fn, post_compile_fn: called with the model before and after compilation.
+        input_transformer: maps the batch to the input of the model.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class TrainPipelinePT2(TrainPipelineBase[In, Out]):
     ) -> None:
         super().__init__(model, optimizer, device)
         self._configs = compile_configs or TorchCompileConfig()
-        self._before, self._after, self._transform = pre_compile_fn, post_compile_fn, input_transformer
+        self._pre_compile, self._post_compile, self._transform = pre_compile_fn, post_compile_fn, input_transformer
         self._step = 0
         self._forward = self._transformed
 
     def _transformed(self, batch: Any) -> tuple[torch.Tensor, Any]:
         settings = self._configs
         if self._step == settings.compile_on_iter:
-            if self._before is not None:
-                self._before(self._model)
+            if self._pre_compile is not None:
+                self._pre_compile(self._model)
             self._model.compile(fullgraph=settings.fullgraph, dynamic=settings.dynamic, backend=settings.backend)
-            if self._after is not None:
-                self._after(self._model)
+            if self._post_compile is not None:
+                self._post_compile(self._model)
         self._step += 1
         return self._model(batch if self._transform is None else self._transform(batch))

@@ -1,4 +1,4 @@
-"""Gradient accumulation: several batches for one optimizer step, in any pipeline with `progress`."""
+"""Gradient accumulation over several batches per optimizer step, for any pipeline with `progress`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rayrec.torchrec.distributed.train_pipeline.progress import In, Out
 
 @dataclass
 class GradientAccumulationConfig:
-    """How many batches make a step.
+    """Settings of gradient accumulation.
 
     Args:
-        is_enabled: more than one batch turns it on too.
-        num_steps: batches a step.
-        num_warmup_steps: first batches after each of which ranks exchange gradients.
+        is_enabled: implied by `num_steps` above 1.
+        num_steps: batches per optimizer step.
+        num_warmup_steps: initial batches after which ranks exchange gradients every time.
 
     Raises:
         ValueError: a number below 1.
@@ -38,7 +38,7 @@ class GradientAccumulationConfig:
 
 
 class _Accumulating:
-    """An optimizer that takes every `num_steps`th step, and clears gradients after those alone."""
+    """An optimizer that performs every `num_steps`-th step, and clears gradients only after these."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
         self._optimizer, self._num_steps = optimizer, num_steps
@@ -56,7 +56,7 @@ class _Accumulating:
             self._clear = True
 
     def finish(self) -> None:
-        """Takes the step of batches that are fewer than `num_steps`."""
+        """Performs the step for the remaining batches, fewer than `num_steps`."""
         if self.current_step % self._num_steps:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
@@ -69,14 +69,14 @@ class _Accumulating:
 
 
 class GradientAccumulationWrapper(Generic[In, Out]):
-    """A pipeline that steps its optimizer once in `config.num_steps` batches. Tables with an optimizer in backward are
-    updated by every batch.
+    """A pipeline that steps its optimizer once per `config.num_steps` batches. Tables with an optimizer in the backward
+    pass are updated by every batch.
 
     Args:
-        pipeline: any with `progress`.
-        optimizer: its optimizer.
-        model: the pipeline's; ranks exchange its gradients for the last batch of a step only.
-        config: how many batches.
+        pipeline: any pipeline with `progress`.
+        optimizer: the optimizer of the pipeline.
+        model: the model of the pipeline; ranks exchange its gradients only for the last batch of a step.
+        config: the settings.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class GradientAccumulationWrapper(Generic[In, Out]):
             pipeline._optimizer = self.optimizer_wrapper
 
     def progress(self, dataloader_iter: Iterator[Any], is_last_batch: bool | None = None) -> Any:
-        """As the pipeline's.
+        """Calls `progress` of the pipeline.
 
         Args:
-            is_last_batch: takes the optimizer's step after this batch in any case.
+            is_last_batch: step the optimizer after this batch in any case.
 
         Raises:
-            StopIteration: there is no batch left; what was accumulated has been stepped on.
+            StopIteration: no batch is left; the optimizer has stepped with the accumulated gradients.
         """
         if not self._config.is_enabled:
             return self._pipeline.progress(dataloader_iter)
@@ -119,15 +119,15 @@ class GradientAccumulationWrapper(Generic[In, Out]):
 
     @property
     def current_step(self) -> int:
-        """Batches so far."""
+        """Number of batches so far."""
         return self.optimizer_wrapper.current_step
 
     def set_step(self, step: int) -> None:
-        """Sets how many batches there were."""
+        """Sets the number of batches so far."""
         self.optimizer_wrapper.current_step = step
 
     def reset(self) -> None:
-        """Forgets batches so far, and the pipeline's iterator."""
+        """Resets the number of batches, and the pipeline."""
         self.optimizer_wrapper.reset()
         self._pipeline.reset()
 

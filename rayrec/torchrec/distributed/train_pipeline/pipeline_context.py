@@ -11,11 +11,11 @@ __getattr__ = names_left_out(__name__)
 
 @dataclass
 class TrainPipelineContext:
-    """The type that `context_type` names. Pipelines keep a batch's state inside themselves and make no contexts.
+    """The only supported `context_type`. Pipelines keep the state of a batch themselves and do not create contexts.
 
     Args:
-        index: the batch's number.
-        version: of the layout.
+        index: number of the batch.
+        version: version of the layout.
     """
 
     index: int | None = None
@@ -23,9 +23,9 @@ class TrainPipelineContext:
 
 
 def check_context(context_type: type | None) -> None:
-    """Raises ValueError for a context of the user's own, whose methods nothing would call."""
+    """Raises ValueError for a custom context type, as nothing would call its methods."""
     if context_type not in (None, TrainPipelineContext):
         raise ValueError(
-            f"context_type={getattr(context_type, '__name__', context_type)}: pipelines make no contexts of a type of "
-            "yours; leave it out, and do per-batch work in custom_model_fwd or in a subclass's progress"
+            f"context_type={getattr(context_type, '__name__', context_type)}: custom contexts are not supported; leave "
+            "it out, and do the work of each batch in custom_model_fwd or in the progress method of a subclass"
         )

@@ -1,4 +1,4 @@
-"""Batches pass through a user's stages before the model, each stage on its own stream."""
+"""Pipelines of custom stages before the model; each stage has its own stream."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class PipelineStage:
     Args:
         name: name of the stage.
         runnable: takes a batch, returns the batch for the next stage.
-        stream: the stage's CUDA stream; any object on a CPU.
-        fill_callback: called after each batch while the pipeline is filled.
-        data_exhausted_callback: called instead of `runnable` when there are no more batches.
+        stream: CUDA stream of the stage; any object on a CPU.
+        fill_callback: called after each batch while the pipeline fills.
+        data_exhausted_callback: called instead of `runnable` after the last batch.
     """
 
     name: str
@@ -42,9 +42,9 @@ class _Item:
     """A batch in the pipeline.
 
     Args:
-        batch: as the last stage returned it; None at the end of the data.
-        done: CUDA event of the end of the last stage.
-        begun: (InputDist, pending input) of the ids that stages have sent ahead.
+        batch: the output of the last stage; None at the end of the data.
+        done: CUDA event recorded at the end of the last stage.
+        begun: (InputDist, pending input) of the ids that stages have sent in advance.
     """
 
     batch: Any
@@ -52,22 +52,22 @@ class _Item:
     begun: list[tuple[Any, Any]] = field(default_factory=list)
 
     def drop(self) -> None:
-        """Forgets the ids that were sent ahead and that no collection has taken."""
+        """Drops the ids that were sent in advance but not looked up."""
         for input_dist, pending in self.begun:
             input_dist.drop(pending)
         self.begun.clear()
 
 
-_ITEM: ContextVar[_Item | None] = ContextVar("rayrec staged batch", default=None)  # the item whose stage runs
+_ITEM: ContextVar[_Item | None] = ContextVar("rayrec staged batch", default=None)  # the item in the current stage
 
 
 class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
-    """Returns batches that passed through all stages. There are as many batches in the pipeline as stages.
+    """Returns batches that have passed all stages. The pipeline holds as many batches as it has stages.
 
     Args:
         pipeline_stages: the stages in order.
-        debug_mode: accepted for compatibility, ignored.
-        compute_stream: the model's stream; the current one by default.
+        debug_mode: ignored.
+        compute_stream: stream of the model; default: the current stream.
         on_flush_end: called at the end of a flush.
     """
 
@@ -80,7 +80,7 @@ class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
     ) -> None:
         super().__init__()
         self._stages, self._compute_stream, self.on_flush_end = pipeline_stages, compute_stream, on_flush_end
-        self._items: deque[_Item] = deque()  # the first passed through all stages, the last through one
+        self._items: deque[_Item] = deque()  # the first item has passed all stages, the last one a single stage
         self._handed_out: _Item | None = None
         self._flushing = False
         self._source: Iterator[Any] | None = None
@@ -91,7 +91,7 @@ class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
         return len(self._stages)
 
     def set_flush(self, flush: bool) -> None:
-        """Takes no more batches until those in the pipeline have been returned."""
+        """Reads no more batches until all batches in the pipeline are returned."""
         self._flushing = flush
 
     def flush_end(self) -> None:
@@ -102,8 +102,10 @@ class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
             self.on_flush_end()
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """The next batch after all stages; None at the end of the data. Ids of the batch before that were sent ahead
-        and not looked up are dropped."""
+        """Returns the next batch after all stages; None at the end of the data.
+
+        Drops the ids of the previous batch that were sent in advance but not looked up.
+        """
         if self._handed_out is not None:
             self._handed_out.drop()
         if not self._items:
@@ -114,8 +116,8 @@ class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
                 self._items.append(item)
         out = self._handed_out = self._items.popleft()
         self._items.append(self._take(dataloader_iter))
-        for place, stage in enumerate(self._stages):
-            self._run(stage, self._items[self.num_stages - 1 - place])
+        for stage, item in zip(self._stages, reversed([*self._items]), strict=True):
+            self._run(stage, item)
         if out.done is not None:
             stream = self._compute_stream or torch.cuda.current_stream()
             stream.wait_event(out.done)
@@ -154,7 +156,7 @@ class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
             stage.fill_callback()
 
     def reset(self) -> None:
-        """Forgets the iterator and the batches in the pipeline."""
+        """Drops the iterator and the batches in the pipeline."""
         self._clear()
         self._source, self._exhausted = None, False
 
@@ -166,10 +168,9 @@ class StagedTrainPipeline(TrainPipeline[In, StageOut | None]):
 
 
 def record_stream(batch: Any, stream: torch.cuda.Stream) -> None:
-    """Keeps the memory of a batch's GPU tensors from reuse until the work queued on `stream` is done.
+    """Keeps the memory of the GPU tensors of a batch from reuse until the work queued on `stream` is done.
 
-    Calls the batch's own `record_stream`; for a batch without one, that of its items (mapping, list, tuple), fields
-    (dataclass) or attributes.
+    Calls `record_stream` of the batch, or else of its items (mapping, list, tuple), fields (dataclass) or attributes.
     """
     if isinstance(batch, torch.Tensor):
         if batch.is_cuda:
@@ -177,27 +178,27 @@ def record_stream(batch: Any, stream: torch.cuda.Stream) -> None:
     elif hasattr(batch, "record_stream"):
         batch.record_stream(stream)
     else:
-        for item in _parts(batch):
+        for item in _members(batch):
             record_stream(item, stream)
 
 
-def _parts(batch: Any) -> Iterable[Any]:
+def _members(batch: Any) -> Iterable[Any]:
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, list | tuple):
         return batch
     if is_dataclass(batch):
-        return [getattr(batch, each.name) for each in fields(batch)]
+        return [getattr(batch, field.name) for field in fields(batch)]
     return getattr(batch, "__dict__", {}).values()
 
 
 class SparseDataDistUtil(Generic[In]):
-    """The last stage of a `StagedTrainPipeline`: sends a batch's ids ahead.
+    """The last stage of a `StagedTrainPipeline`: sends the ids of a batch in advance.
 
     Args:
         model: DistributedModelParallel, or a module that contains one.
-        data_dist_stream, apply_jit, prefetch_stream, pipeline_postproc, embedding_lookup_stream: accepted for
-            compatibility, ignored; ids are sent on the stage's own stream.
+        data_dist_stream, apply_jit, prefetch_stream, pipeline_postproc, embedding_lookup_stream: ignored; ids are sent
+            on the stream of the stage.
     """
 
     def __init__(
@@ -224,17 +225,17 @@ class SparseDataDistUtil(Generic[In]):
         return batch
 
     def wait_sparse_data_dist(self) -> None:
-        """The lookup waits."""
+        """Does nothing; the lookup waits for the ids."""
 
     def prefetch(self, batch: Any) -> Any:
-        """Rows behind a device cache are fetched when they are looked up."""
+        """Returns the batch; the lookup fetches rows into a device cache."""
         return batch
 
     def load_prefetch(self) -> None:
-        """As `prefetch`."""
+        """Does nothing; the lookup fetches rows into a device cache."""
 
     def detach(self) -> nn.Module:
-        """The model, unchanged; ids that were sent ahead are dropped."""
+        """Drops the ids that were sent in advance; returns the model."""
         for collection in self._collections.values():
             collection.ids_ahead.clear()
         return self._model

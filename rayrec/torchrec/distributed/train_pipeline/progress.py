@@ -1,4 +1,4 @@
-"""`TrainPipeline`: rayrec's pipeline with TorchRec's `progress`, one batch a call."""
+"""`TrainPipeline`: rayrec's pipeline with TorchRec's `progress`, one batch per call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Forward = Callable[[Any], tuple[torch.Tensor, Any]]
 
 
 class _Feed(Generic[In]):
-    """The batches of an iterator, which may be replaced."""
+    """The batches of an iterator that may be replaced."""
 
     source: Iterator[In] = iter(())
 
@@ -39,10 +39,10 @@ class TrainPipeline(pipeline.TrainPipeline[In], Generic[In, Out]):
 
     Args:
         model: may contain a DistributedModelParallel; returns losses and an output.
-        optimizer: of the parameters that are not updated inside backward.
-        device, features, move: as of `rayrec.distributed.TrainPipeline`.
+        optimizer: optimizer of the parameters that are not updated in the backward pass.
+        device, features, move: see `rayrec.distributed.TrainPipeline`.
         forward: called with the batch instead of the model.
-        send_ahead: exchanges the next batch's ids ahead; else only the batch is copied ahead.
+        send_ahead: send the ids of the next batch in advance; otherwise only copy the batch in advance.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class TrainPipeline(pipeline.TrainPipeline[In], Generic[In, Out]):
         self._ready: Iterator[In] | None = None
 
     def progress(self, dataloader_iter: Iterator[In]) -> Any:
-        """Trains on the next batch, or only runs forward if the model is in evaluation; returns the model's output.
+        """Trains on the next batch, or only runs forward if the model is in eval mode; returns the model's output.
 
-        After a change of the iterator, batches already taken from the last one come first.
+        If you pass another iterator, the batches already read from the previous one come first.
 
         Raises:
             StopIteration: no batch is left.
@@ -91,15 +91,16 @@ class TrainPipeline(pipeline.TrainPipeline[In], Generic[In, Out]):
         try:
             return next(self._ready)
         except BaseException:
-            self._ready = None  # the iterator has ended or failed; another one may follow
+            self._ready = None  # the iterator has ended or failed; the caller may pass another one
             raise
 
     def reset(self) -> None:
-        """Forgets the iterator, and the batches taken from it ahead."""
+        """Drops the iterator, and the batches read in advance."""
         self._feed, self._ready = _Feed(), None
 
     def sync_embeddings(self, model: nn.Module, interval_batches: int | None, context: Any = None) -> None:
-        """Averages the groups of a DMPCollection, if `context` is none or its batch is an `interval_batches`-th one."""
+        """Averages the replicas of a DMPCollection in every `interval_batches`-th batch, or always if `context` is
+        None."""
         index = getattr(context, "index", 0)
         due = interval_batches and index is not None and index % interval_batches == 0
         if due and isinstance(model, DMPCollection):

@@ -1,9 +1,8 @@
 """TorchRec's pipelines with its arguments, subclasses of `rayrec.distributed.TrainPipeline`.
 
-The model returns (losses, output). Nothing is traced and no forward is replaced: the ids of the next batch are sent
-during the current step if the model calls its collections with the batch's own KeyedJaggedTensor. Arguments without a
-description choose how TorchRec's pipelines trace, copy and free memory; results do not depend on them, and they have no
-effect here.
+The model returns (losses, output). rayrec does not trace the model or replace its forward: it sends the ids of the next
+batch during the current step if the model calls its collections with the KeyedJaggedTensor of the batch. Arguments
+without a description control tracing, copies and memory in TorchRec and are ignored here; they do not affect results.
 """
 
 from __future__ import annotations
@@ -46,11 +45,12 @@ __all__ = [
     "TrainPipelineSparseDistLite",
 ]
 
-IN_FLIGHT = 2  # batches that TorchRec has taken when it trains on one; without execute_all_batches they stay untrained
+# TorchRec reads this many batches in advance; without execute_all_batches it does not train on them at the end.
+IN_FLIGHT = 2
 
 
 class _HeldBack:
-    """The batches of an iterator, which may be replaced; the last two wait for the next iterator."""
+    """The batches of an iterator that may be replaced; the last two wait for the next iterator."""
 
     def __init__(self) -> None:
         self.source: Iterator[Any] = iter(())
@@ -66,18 +66,18 @@ class _HeldBack:
 
 
 class TrainPipelineSparseDist(TrainPipeline[In, Out]):
-    """Sends the next batch's ids during the current step.
+    """Sends the ids of the next batch during the current step.
 
     Args:
-        model: DistributedModelParallel, or a module that holds one.
-        optimizer, device, custom_model_fwd: as of `TrainPipelineBase`.
-        execute_all_batches: False leaves the last two batches of an iterator until another one brings more.
-        context_type: `TrainPipelineContext`.
-        dmp_collection_sync_interval_batches: steps between two averagings of a DMPCollection's groups, the first one
-            after the first step; None: they are averaged when its `sync` is called.
+        model: DistributedModelParallel, or a module that contains one.
+        optimizer, device, custom_model_fwd: see `TrainPipelineBase`.
+        execute_all_batches: False keeps the last two batches of an iterator until another iterator follows.
+        context_type: must be `TrainPipelineContext`.
+        dmp_collection_sync_interval_batches: steps between two averages over the replicas of a DMPCollection, starting
+            with the first step; None: only when you call its `sync`.
 
     Raises:
-        ValueError: a context type of your own.
+        ValueError: a custom context type.
     """
 
     def __init__(
@@ -119,20 +119,20 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         self._held_back = self._held_back and _HeldBack()
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Replaces the model, if one is given."""
+        """Replaces the model, unless it is None."""
         if model is not None:
             self._model = model
 
     def detach(self) -> nn.Module:
-        """The model, unchanged."""
+        """Returns the model."""
         return self._model
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """Does nothing: the first `progress` fills the pipeline."""
+        """Does nothing; the first `progress` fills the pipeline."""
 
 
 class TrainPipelineFusedSparseDist(TrainPipelineSparseDist[In, Out]):
-    """`TrainPipelineSparseDist`. Vectors are looked up in their own step, after the last update."""
+    """`TrainPipelineSparseDist`. Lookups follow the update of the previous step."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class TrainPipelineFusedSparseDist(TrainPipelineSparseDist[In, Out]):
 
 
 class TrainPipelineSemiSync(TrainPipelineSparseDist[In, Out]):
-    """`TrainPipelineSparseDist`. Vectors always include the last step's update."""
+    """`TrainPipelineSparseDist`. Vectors always include the update of the previous step."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class TrainPipelineSemiSync(TrainPipelineSparseDist[In, Out]):
 
 
 class PrefetchTrainPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
-    """`TrainPipelineSparseDist`. Rows behind a device cache are fetched in the lookup."""
+    """`TrainPipelineSparseDist`. The lookup fetches rows into a device cache."""
 
     def __init__(
         self,
@@ -223,11 +223,11 @@ class TrainPipelineSparseDistLite(TrainPipelineSparseDist[In, Out]):
 
 
 class TrainPipelineSparseDistCompAutograd(TrainPipelineSparseDist[In, Out]):
-    """`TrainPipelineSparseDist`: compile the dense part yourself, with torch.compile."""
+    """`TrainPipelineSparseDist`. Compile the dense part yourself with torch.compile."""
 
 
 class EvalPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
-    """`TrainPipelineSparseDist` without training. At the end of an iterator, call `reset` to use another."""
+    """`TrainPipelineSparseDist` without training. After the end of an iterator, call `reset` before you use another."""
 
     _ended = False
 
@@ -245,10 +245,10 @@ class EvalPipelineSparseDist(TrainPipelineSparseDist[In, Out]):
         super().__init__(model, optimizer, device)
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """The model's output for the next batch.
+        """Returns the model's output for the next batch.
 
         Raises:
-            StopIteration: there is none left.
+            StopIteration: no batch is left.
         """
         if self._ended:
             raise StopIteration

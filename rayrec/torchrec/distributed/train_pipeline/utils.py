@@ -22,19 +22,19 @@ __getattr__ = names_left_out(__name__)
 
 __all__ = ["DataLoadingThread", "PipelineStage", "SparseDataDistUtil"]
 
-_LOOK_S = 0.1  # time between two checks whether the thread was stopped
+_POLL_S = 0.1  # time between two checks whether the thread was stopped
 _END = object()
 
 
 class DataLoadingThread(Thread, Generic[In]):
-    """Takes batches from an iterator and copies them to a device, one ahead.
+    """Reads batches from an iterator and copies them to a device, one batch in advance.
 
     Args:
         device: the device.
         dataloader_iter: the batches.
-        to_device_non_blocking: copies do not block the thread; the batches' memory must be pinned.
-        memcpy_stream_priority: priority of the stream for copies to a GPU.
-        memcpy_stream: that stream; by default a new one.
+        to_device_non_blocking: copies do not block the thread; needs batches in pinned memory.
+        memcpy_stream_priority: priority of the new stream.
+        memcpy_stream: stream for copies to a GPU; default: a new stream.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DataLoadingThread(Thread, Generic[In]):
     def _put(self, item: Any) -> None:
         while not self._stopped.is_set():
             try:
-                return self._batches.put(item, timeout=_LOOK_S)
+                return self._batches.put(item, timeout=_POLL_S)
             except Full:
                 continue
 
@@ -80,11 +80,11 @@ class DataLoadingThread(Thread, Generic[In]):
         self._stopped.set()
 
     def get_next_batch(self, none_throws: bool = False) -> Any:
-        """The next batch, ready on the current stream; None at the end of the data or after `stop`.
+        """Returns the next batch, ready on the current stream; None at the end of the data or after `stop`.
 
         Raises:
             StopIteration: instead of None, with `none_throws`.
-            Exception: the iterator's error, from then on at every call.
+            Exception: the error of the iterator, in this and all later calls.
         """
         if self._error is not None:
             raise self._error
@@ -107,7 +107,7 @@ class DataLoadingThread(Thread, Generic[In]):
     def _take(self) -> Any:
         while True:
             try:
-                return self._batches.get(timeout=_LOOK_S)
+                return self._batches.get(timeout=_POLL_S)
             except Empty:
                 if self._stopped.is_set():
                     return _END

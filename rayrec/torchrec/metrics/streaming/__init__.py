@@ -1,7 +1,8 @@
-"""Metrics of tasks (a label, a prediction and a weight by name), over a run and over its last examples.
+"""Metrics of tasks over a run and over a window of its last examples.
 
-A metric is a row of a table: which sums it adds up over batches, and which figures follow from them (`rates`, `errors`,
-`sessions`). `StreamedSums` keeps the sums; `WindowSamples` keeps examples themselves, for what no sums can give.
+A metric is a row in a table: the sums it accumulates over batches, and the results computed from them (`rates`,
+`errors`, `sessions`). `StreamedSums` keeps the sums; `WindowSamples` keeps the examples, for metrics that sums cannot
+express.
 """
 
 from rayrec.torchrec.metrics.streaming.measure import Examples, Measure

@@ -1,4 +1,4 @@
-"""Metrics of single predictions: errors, shares at a threshold, means and counts, classes."""
+"""Metrics of single predictions: errors, rates at a threshold, means, counts and class recall."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ def _squares(examples: Examples, options: Options) -> Sums:
 
 def _mse(sums: Sums, options: Options) -> Sums:
     mse = share(sums["error_sum"], sums["weighted_num_samples"])
-    found = {"mse": mse, "rmse": mse.sqrt()}
+    values = {"mse": mse, "rmse": mse.sqrt()}
     if options["include_r_squared"]:
         spread = sums["label_squared_sum"] - sums["label_sum"].square() / sums["weighted_num_samples"]
-        found["r_squared"] = torch.where(spread == 0, 1.0, 1 - sums["error_sum"] / spread)
-    return found
+        values["r_squared"] = torch.where(spread == 0, 1.0, 1 - sums["error_sum"] / spread)
+    return values
 
 
 def _nmse(sums: Sums, options: Options) -> Sums:
-    """The error over that of always predicting 1."""
-    of_one = share(sums["const_pred_error_sum"], sums["weighted_num_samples"])
+    """The error divided by that of always predicting 1."""
+    constant_mse = share(sums["const_pred_error_sum"], sums["weighted_num_samples"])
     mse = share(sums["error_sum"], sums["weighted_num_samples"])
-    return {"nmse": share(mse, of_one), "nrmse": share(mse.sqrt(), of_one.sqrt())}
+    return {"nmse": share(mse, constant_mse), "nrmse": share(mse.sqrt(), constant_mse.sqrt())}
 
 
-def _at_threshold(found: bool, positive: bool) -> Callable[[Examples, Options], torch.Tensor]:
-    """The weight of positives (or negatives) that are called so (or not). A prediction equal to the threshold counts as
-    both."""
+def _at_threshold(predicted: bool, actual: bool) -> Callable[[Examples, Options], torch.Tensor]:
+    """Computes the weight of the examples with a predicted and an actual class, where True is positive.
+
+    A prediction equal to the threshold counts as both positive and negative, as in TorchRec.
+    """
 
     def weight(examples: Examples, options: Options) -> torch.Tensor:
         predictions, threshold = examples.predictions, options["threshold"]
-        called_TB = predictions >= threshold if found else predictions <= threshold
-        return examples.weighted_sum(called_TB * (examples.labels_TB if positive else 1 - examples.labels_TB))
+        is_predicted_TB = predictions >= threshold if predicted else predictions <= threshold
+        return examples.weighted_sum(is_predicted_TB * (examples.labels_TB if actual else 1 - examples.labels_TB))
 
     return weight
 
@@ -52,7 +54,7 @@ _false_negatives = _at_threshold(False, True)
 
 
 def _classes(examples: Examples, options: Options) -> Sums:
-    """Of the first 1, 2, … C classes that the model finds most likely."""
+    """Weight of the labels among the 1, 2, … C most likely classes."""
     ranks_TBC = examples.predictions.argsort(dim=-1, descending=True)
     hit_TBC = (ranks_TBC == examples.labels_TB.unsqueeze(-1)) * examples.weights_TB.unsqueeze(-1)
     total_T = examples.weights_TB.sum(-1)
@@ -61,11 +63,11 @@ def _classes(examples: Examples, options: Options) -> Sums:
 
 
 def _sum_of(name: str, figure: str, values: Callable[[Examples], torch.Tensor]) -> Measure:
-    """A weighted sum as it is."""
+    """A metric that is a weighted sum."""
     return Measure(
         sums=(name,),
         of_batch=lambda examples, options: {name: examples.weighted_sum(values(examples))},
-        figures=lambda sums, options: {figure: sums[name]},
+        results=lambda sums, options: {figure: sums[name]},
     )
 
 
@@ -83,7 +85,7 @@ ERRORS = {
     "mse": Measure(
         sums=("error_sum", "weighted_num_samples", "label_sum", "label_squared_sum"),
         of_batch=_squares,
-        figures=_mse,
+        results=_mse,
         options={"include_r_squared": False},
     ),
     "nmse": Measure(
@@ -92,7 +94,7 @@ ERRORS = {
             **_squares(examples, options),
             "const_pred_error_sum": examples.weighted_sum((examples.labels_TB - 1).square()),
         },
-        figures=_nmse,
+        results=_nmse,
     ),
     "mae": Measure(
         sums=("error_sum", "weighted_num_samples"),
@@ -100,7 +102,7 @@ ERRORS = {
             "error_sum": examples.weighted_sum((examples.labels_TB - examples.predictions).abs()),
             "weighted_num_samples": examples.weights_TB.sum(-1),
         },
-        figures=lambda sums, options: {"mae": share(sums["error_sum"], sums["weighted_num_samples"])},
+        results=lambda sums, options: {"mae": share(sums["error_sum"], sums["weighted_num_samples"])},
     ),
     "accuracy": Measure(
         sums=("accuracy_sum", "weighted_num_samples"),
@@ -108,7 +110,7 @@ ERRORS = {
             "accuracy_sum": examples.weighted_sum((examples.predictions >= options["threshold"]) == examples.labels_TB),
             "weighted_num_samples": examples.weights_TB.sum(-1),
         },
-        figures=lambda sums, options: {"accuracy": share(sums["accuracy_sum"], sums["weighted_num_samples"])},
+        results=lambda sums, options: {"accuracy": share(sums["accuracy_sum"], sums["weighted_num_samples"])},
         options=_THRESHOLD,
     ),
     "precision": Measure(
@@ -117,7 +119,7 @@ ERRORS = {
             "true_pos_sum": _true_positives(examples, options),
             "false_pos_sum": _false_positives(examples, options),
         },
-        figures=lambda sums, options: {
+        results=lambda sums, options: {
             "precision": share(sums["true_pos_sum"], sums["true_pos_sum"] + sums["false_pos_sum"])
         },
         options=_THRESHOLD,
@@ -128,7 +130,7 @@ ERRORS = {
             "true_pos_sum": _true_positives(examples, options),
             "false_neg_sum": _false_negatives(examples, options),
         },
-        figures=lambda sums, options: {
+        results=lambda sums, options: {
             "recall": share(sums["true_pos_sum"], sums["true_pos_sum"] + sums["false_neg_sum"])
         },
         options=_THRESHOLD,
@@ -136,7 +138,7 @@ ERRORS = {
     "multiclass_recall": Measure(
         sums=("tp_at_k", "total_weights"),
         of_batch=_classes,
-        figures=lambda sums, options: {"multiclass_recall": sums["tp_at_k"] / sums["total_weights"]},
+        results=lambda sums, options: {"multiclass_recall": sums["tp_at_k"] / sums["total_weights"]},
         options={"number_of_classes": REQUIRED},
         shape=lambda options: (options["number_of_classes"],),
     ),
@@ -147,7 +149,7 @@ ERRORS = {
             "prediction_sum": examples.weighted_sum(examples.predictions),
             "weighted_num_samples": examples.weights_TB.sum(-1),
         },
-        figures=_averages,
+        results=_averages,
     ),
     "weighted_avg": Measure(
         sums=("weighted_sum", "weighted_num_samples"),
@@ -155,7 +157,7 @@ ERRORS = {
             "weighted_sum": examples.weighted_sum(examples.predictions),
             "weighted_num_samples": examples.weights_TB.sum(-1),
         },
-        figures=lambda sums, options: {"weighted_avg": sums["weighted_sum"] / sums["weighted_num_samples"]},
+        results=lambda sums, options: {"weighted_avg": sums["weighted_sum"] / sums["weighted_num_samples"]},
     ),
     "scalar": Measure(
         sums=("labels", "window_count"),
@@ -163,7 +165,7 @@ ERRORS = {
             "labels": examples.labels_TB.mean(-1),
             "window_count": torch.ones_like(examples.labels_TB[:, 0]),
         },
-        figures=lambda sums, options: {"scalar": sums["labels"] / sums["window_count"]},
+        results=lambda sums, options: {"scalar": sums["labels"] / sums["window_count"]},
         last_only=True,
     ),
     "num_positive_samples": _sum_of(

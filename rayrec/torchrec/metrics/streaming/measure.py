@@ -1,4 +1,4 @@
-"""Definition of a metric: sums over examples, and figures computed from sums."""
+"""Definition of a metric: sums over examples, and results computed from the sums."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Examples:
     """A batch of T tasks.
 
     Args:
-        predictions: float64 [T, B]; of a task with C classes [T, B, C].
+        predictions: float64 [T, B]; with C classes [T, B, C].
         labels_TB, weights_TB: float64.
-        inputs: further outputs of the model that the metric requires, by name; each [T, B].
+        inputs: other model outputs that the metric requires, by name; each [T, B].
     """
 
     predictions: torch.Tensor
@@ -33,7 +33,7 @@ class Examples:
         return self.labels_TB.shape[-1]
 
     def weighted_sum(self, values_TB: torch.Tensor) -> torch.Tensor:
-        """Weighted sum over examples: [T]."""
+        """Returns the weighted sum over examples, [T]."""
         return (self.weights_TB * values_TB).sum(-1)
 
 
@@ -42,19 +42,19 @@ class Measure:
     """A metric.
 
     Args:
-        sums: names of what it adds up.
-        of_batch: those sums of a batch.
-        figures: by name, each [T] or [T, …], from the sums of a run or of a window.
-        totals: figures that have no window.
-        options: what a user may set, with defaults; a value of `REQUIRED` must be set.
-        shape: what follows T in the shape of the sums.
-        inputs: names of the model's outputs that it needs beside label, prediction and weight.
-        last_only: a run's sums are those of the last batch alone.
+        sums: names of the sums.
+        of_batch: computes the sums of a batch.
+        results: computes the results by name, each [T] or [T, …], from the sums of a run or window.
+        totals: computes results that have no window.
+        options: options with defaults; `REQUIRED` marks an option without default.
+        shape: dimensions of the sums after T.
+        inputs: names of the other model outputs it needs besides label, prediction and weight.
+        last_only: the sums of a run are those of its last batch.
     """
 
     sums: tuple[str, ...]
     of_batch: Callable[[Examples, Options], Sums]
-    figures: Callable[[Sums, Options], Sums]
+    results: Callable[[Sums, Options], Sums]
     totals: Callable[[Sums], Sums] | None = None
     options: Options = field(default_factory=dict)
     shape: Callable[[Options], tuple[int, ...]] = lambda options: ()
@@ -65,6 +65,6 @@ class Measure:
 REQUIRED = object()
 
 
-def share(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """part / whole, and 0 where the whole is 0."""
-    return torch.where(whole == 0, 0.0, part / whole)
+def share(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
+    """Returns numerator / denominator, and 0 where the denominator is 0."""
+    return torch.where(denominator == 0, 0.0, numerator / denominator)

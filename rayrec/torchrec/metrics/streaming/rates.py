@@ -1,5 +1,5 @@
-"""Metrics of a rate: normalized entropy and its kin, calibration, CTR (He et al., "Practical lessons from predicting
-clicks on ads at Facebook", 2014)."""
+"""Metrics of predicted rates: normalized entropy and its variants, calibration, CTR (He et al., "Practical lessons from
+predicting clicks on ads at Facebook", 2014)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from rayrec.torchrec.metrics.streaming.measure import REQUIRED, Examples, Measure, Options, Sums, share
 
-TINY = 1e-12  # probabilities and weights are kept this far from 0
+TINY = 1e-12  # lower bound of probabilities and weights
 
 
 def _entropy_sums(examples: Examples, predictions_TB: torch.Tensor, weights_TB: torch.Tensor) -> dict[str, Any]:
-    """In bits."""
-    sure_TB, labels_TB = predictions_TB.clamp(TINY, 1 - TINY), examples.labels_TB
-    bits_TB = labels_TB * sure_TB.log2() + (1 - labels_TB) * (1 - sure_TB).log2()
+    """The sums of normalized entropy, in bits."""
+    clamped_TB, labels_TB = predictions_TB.clamp(TINY, 1 - TINY), examples.labels_TB
+    bits_TB = labels_TB * clamped_TB.log2() + (1 - labels_TB) * (1 - clamped_TB).log2()
     return {
         "cross_entropy_sum": -(weights_TB * bits_TB).sum(-1),
         "weighted_num_samples": weights_TB.sum(-1),
@@ -28,30 +28,30 @@ _ENTROPY_SUMS = ("cross_entropy_sum", "weighted_num_samples", "pos_labels", "neg
 
 
 def _base_entropy(sums: Sums) -> torch.Tensor:
-    """Of always predicting the mean label."""
+    """Cross entropy of always predicting the mean label."""
     mean = (sums["pos_labels"] / sums["weighted_num_samples"].clamp(min=TINY)).clamp(TINY, 1 - TINY)
     return -sums["pos_labels"] * mean.log2() - sums["neg_labels"] * (1 - mean).log2()
 
 
 def _or_missing(ne: torch.Tensor, sums: Sums, options: Options) -> torch.Tensor:
-    """`TINY` for a task whose weights are all 0, if the option is set."""
+    """Replaces NE by `TINY` for tasks with zero total weight, if the option is set."""
     missing = options.get("allow_missing_label_with_zero_weight", False)
     return torch.where(sums["weighted_num_samples"] > 0, ne, TINY) if missing else ne
 
 
 def _ne(name: str) -> Any:
-    def figures(sums: Sums, options: Options) -> Sums:
-        found = {name: _or_missing(sums["cross_entropy_sum"] / _base_entropy(sums), sums, options)}
+    def results(sums: Sums, options: Options) -> Sums:
+        values = {name: _or_missing(sums["cross_entropy_sum"] / _base_entropy(sums), sums, options)}
         if options.get("include_logloss"):
             weight = (sums["pos_labels"] + sums["neg_labels"]).clamp(min=TINY)
-            found["logloss"] = sums["cross_entropy_sum"] / weight
-        return found
+            values["logloss"] = sums["cross_entropy_sum"] / weight
+        return values
 
-    return figures
+    return results
 
 
 def _recalibrated(examples: Examples, options: Options) -> torch.Tensor:
-    """Predictions of a model that was trained on a sample of the negatives, as those of all."""
+    """Predictions corrected for training on a sample of the negatives."""
     odds = examples.predictions
     return odds / (odds + (1 - odds) / options["recalibration_coefficient"])
 
@@ -63,7 +63,7 @@ def _positive_sums(examples: Examples, options: Options) -> Sums:
 
 
 def _calibration_free(sums: Sums, options: Options) -> Sums:
-    """NE over that of always predicting the mean prediction."""
+    """NE divided by that of always predicting the mean prediction."""
     mean = sums["weighted_sum_predictions"] / sums["weighted_num_samples"]
     negatives = sums["weighted_num_samples"] - sums["pos_labels"]
     biased = -sums["pos_labels"] * mean.log2() - negatives * (1 - mean).log2()
@@ -76,29 +76,29 @@ def _weighted(examples: Examples, options: Options) -> Sums:
 
 
 def _grouped_sums(examples: Examples, options: Options) -> Sums:
-    """[T, G] each."""
+    """The sums of each group, each [T, G]."""
     name = options["grouping_keys"]
     keys = examples.inputs[name]
     if keys.is_floating_point() and not options["cast_keys_to_int"]:
         raise ValueError(f"grouping key {name!r} is {keys.dtype}: make it int64, or set cast_keys_to_int=True")
     keys_TB = keys.long().expand(examples.labels_TB.shape)
-    sure_TB = examples.predictions.clamp(TINY, 1 - TINY)
-    bits_TB = examples.labels_TB * sure_TB.log2() + (1 - examples.labels_TB) * (1 - sure_TB).log2()
-    parts = (-bits_TB, torch.ones_like(bits_TB), examples.labels_TB, 1 - examples.labels_TB)
+    clamped_TB = examples.predictions.clamp(TINY, 1 - TINY)
+    bits_TB = examples.labels_TB * clamped_TB.log2() + (1 - examples.labels_TB) * (1 - clamped_TB).log2()
+    terms = (-bits_TB, torch.ones_like(bits_TB), examples.labels_TB, 1 - examples.labels_TB)
     zeros_TG = bits_TB.new_zeros(len(bits_TB), options["num_groups"])
     return {
-        name: zeros_TG.scatter_add(1, keys_TB, examples.weights_TB * part_TB)
-        for name, part_TB in zip(_ENTROPY_SUMS, parts, strict=True)
+        name: zeros_TG.scatter_add(1, keys_TB, examples.weights_TB * term_TB)
+        for name, term_TB in zip(_ENTROPY_SUMS, terms, strict=True)
     }
 
 
 def _of_groups(sums: Sums, options: Options) -> Sums:
     ne_TG = (sums["cross_entropy_sum"] / _base_entropy(sums)).float()
-    found = {f"segmented_ne_{group}": ne_TG[:, group] for group in range(options["num_groups"])}
+    values = {f"segmented_ne_{group}": ne_TG[:, group] for group in range(options["num_groups"])}
     if options["include_logloss"]:
         loss_TG = sums["cross_entropy_sum"] / (sums["pos_labels"] + sums["neg_labels"]).clamp(min=TINY)
-        found |= {f"logloss_{group}": loss_TG[:, group] for group in range(options["num_groups"])}
-    return found
+        values |= {f"logloss_{group}": loss_TG[:, group] for group in range(options["num_groups"])}
+    return values
 
 
 def _calibration_sums(examples: Examples, predictions_TB: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -125,11 +125,11 @@ _MISSING = {"allow_missing_label_with_zero_weight": False}
 _NE = {"include_logloss": False} | _MISSING
 
 RATES = {
-    "ne": Measure(sums=_ENTROPY_SUMS, of_batch=_weighted, figures=_ne("ne"), options=_NE),
+    "ne": Measure(sums=_ENTROPY_SUMS, of_batch=_weighted, results=_ne("ne"), options=_NE),
     "ne_positive": Measure(
         sums=("cross_entropy_positive_sum", *_ENTROPY_SUMS[1:]),
         of_batch=_positive_sums,
-        figures=lambda sums, options: {
+        results=lambda sums, options: {
             "ne_positive": _or_missing(sums["cross_entropy_positive_sum"] / _base_entropy(sums), sums, options)
         },
         options=_MISSING,
@@ -139,7 +139,7 @@ RATES = {
         of_batch=lambda examples, options: _entropy_sums(
             examples, examples.predictions, torch.ones_like(examples.labels_TB)
         ),
-        figures=_ne("unweighted_ne"),
+        results=_ne("unweighted_ne"),
         options=_MISSING,
     ),
     "cali_free_ne": Measure(
@@ -148,7 +148,7 @@ RATES = {
             **_weighted(examples, options),
             "weighted_sum_predictions": examples.weighted_sum(examples.predictions),
         },
-        figures=_calibration_free,
+        results=_calibration_free,
         options=_MISSING,
     ),
     "recalibrated_ne": Measure(
@@ -156,19 +156,19 @@ RATES = {
         of_batch=lambda examples, options: _entropy_sums(
             examples, _recalibrated(examples, options), examples.weights_TB
         ),
-        figures=_ne("ne"),
+        results=_ne("ne"),
         options=_NE | {"recalibration_coefficient": 1.0},
     ),
     "serving_ne": Measure(
         sums=(*_ENTROPY_SUMS, "num_examples"),
         of_batch=lambda examples, options: {**_weighted(examples, options), **_seen(examples)},
-        figures=_ne("ne"),
+        results=_ne("ne"),
         totals=_examples,
     ),
     "segmented_ne": Measure(
         sums=_ENTROPY_SUMS,
         of_batch=_grouped_sums,
-        figures=_of_groups,
+        results=_of_groups,
         options={
             "num_groups": REQUIRED,
             "grouping_keys": "grouping_keys",
@@ -181,18 +181,18 @@ RATES = {
     "calibration": Measure(
         sums=_CALIBRATION_SUMS,
         of_batch=lambda examples, options: _calibration_sums(examples, examples.predictions),
-        figures=_calibration,
+        results=_calibration,
     ),
     "recalibrated_calibration": Measure(
         sums=_CALIBRATION_SUMS,
         of_batch=lambda examples, options: _calibration_sums(examples, _recalibrated(examples, options)),
-        figures=_calibration,
+        results=_calibration,
         options={"recalibration_coefficient": 1.0},
     ),
     "serving_calibration": Measure(
         sums=(*_CALIBRATION_SUMS, "num_examples"),
         of_batch=lambda examples, options: _calibration_sums(examples, examples.predictions) | _seen(examples),
-        figures=_calibration,
+        results=_calibration,
         totals=_examples,
     ),
     "ctr": Measure(
@@ -201,6 +201,6 @@ RATES = {
             "ctr_num": examples.weighted_sum(examples.labels_TB),
             "ctr_denom": examples.weights_TB.sum(-1),
         },
-        figures=lambda sums, options: {"ctr": share(sums["ctr_num"], sums["ctr_denom"])},
+        results=lambda sums, options: {"ctr": share(sums["ctr_num"], sums["ctr_denom"])},
     ),
 }

@@ -1,4 +1,4 @@
-"""`WindowSamples`: keeps the last examples, for metrics of their order: exact areas under curves."""
+"""`WindowSamples`, which keeps the last examples, for metrics of their order: exact areas under curves."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from rayrec.torchrec.metrics.streaming.measure import Examples, Options
-from rayrec.torchrec.metrics.streaming.sums import Figure
+from rayrec.torchrec.metrics.streaming.sums import Result
 
-Area = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of predictions, labels, weights, each [N]
+Area = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of predictions, labels and weights [N]
 
 
 class WindowSamples(torch.nn.Module):
     """The last examples of T tasks, float32 [3, T, N], and their groups.
 
     Args:
-        name: of the metric, "auc", "auprc" or "rauc".
-        options: `grouped_<name>`: also the mean over groups, whose keys the model gives as `grouping_keys`.
+        name: the metric, "auc", "auprc" or "rauc".
+        options: `grouped_<name>` adds the mean over groups; the model output `grouping_keys` holds their keys.
         num_tasks: T.
-        window: examples that this rank keeps.
+        window: number of examples that this rank keeps.
     """
 
     def __init__(self, name: str, options: Options, num_tasks: int, window: int) -> None:
@@ -29,88 +29,90 @@ class WindowSamples(torch.nn.Module):
         self._name, self._options, self._window = name, options, window
         self._empty = (torch.zeros(3, num_tasks, 0), torch.zeros(0, dtype=torch.int64))
         self.reset()
-        self._run = [0.0, 0.0]  # of "auprc": Σ area · weight and Σ weight over the calls of `figures`
+        self._lifetime = [0.0, 0.0]  # for "auprc": Σ area · weight and Σ weight over the calls of `results`
 
     def add(self, examples: Examples) -> None:
-        """Adds a batch, and drops examples that are older than the window."""
+        """Adds a batch, and drops the examples before the window."""
         batch = torch.stack((examples.predictions, examples.labels_TB, examples.weights_TB)).float()
-        self._parts.append(batch[:, :, -self._window :])
+        self._batches.append(batch[:, :, -self._window :])
         keys = examples.inputs["grouping_keys"][0] if self._grouped else examples.labels_TB.new_zeros(examples.count)
         self._keys.append(keys.long()[-self._window :])
-        self._held += len(self._keys[-1])
-        while (excess := self._held - self._window) > 0:
-            leave = min(excess, len(self._keys[0]))
-            self._parts[0], self._keys[0] = self._parts[0][:, :, leave:], self._keys[0][leave:]
-            self._held -= leave
+        self._num_examples += len(self._keys[-1])
+        while (excess := self._num_examples - self._window) > 0:
+            dropped = min(excess, len(self._keys[0]))
+            self._batches[0], self._keys[0] = self._batches[0][:, :, dropped:], self._keys[0][dropped:]
+            self._num_examples -= dropped
             if not len(self._keys[0]):
-                self._parts.popleft(), self._keys.popleft()
+                self._batches.popleft(), self._keys.popleft()
 
     @property
     def _grouped(self) -> bool:
         return bool(self._options[f"grouped_{self._name}"])
 
-    def figures(self) -> list[Figure]:
-        """Of the window; after `take`, of all ranks' windows."""
-        (samples, keys), area = self.kept(), AREAS[self._name]
+    def results(self) -> list[Result]:
+        """Returns the results of the window; after `load_state`, of the windows of all ranks."""
+        (samples, keys), area = self.gathered_state(), AREAS[self._name]
         if self._options.get("apply_bin"):
             samples = torch.stack((samples[0], (samples[1] >= 0.039).float(), samples[2]))
         by_task = samples.double().unbind(1)
-        areas_T = torch.stack([area(*of_task) for of_task in by_task]).float()
-        found: list[Figure] = [("window_", self._name, areas_T)]
+        areas_T = torch.stack([area(*task_samples) for task_samples in by_task]).float()
+        results: list[Result] = [("window_", self._name, areas_T)]
         if self._name == "auprc":
             weight = float(samples[2].sum())
-            self._run[0] += float(areas_T.sum()) * weight
-            self._run[1] += weight * len(areas_T)
-            so_far = self._run[0] / self._run[1] if self._run[1] else 0.5
-            found.append(("lifetime_", self._name, torch.full_like(areas_T, so_far, dtype=torch.float64)))
+            self._lifetime[0] += float(areas_T.sum()) * weight
+            self._lifetime[1] += weight * len(areas_T)
+            mean = self._lifetime[0] / self._lifetime[1] if self._lifetime[1] else 0.5
+            results.append(("lifetime_", self._name, torch.full_like(areas_T, mean, dtype=torch.float64)))
         if self._grouped:
-            means = [_mean_over_groups(area, of_task, keys) for of_task in by_task]
-            found.append(("window_", f"grouped_{self._name}", torch.stack(means).float()))
-        return found
+            means = [_mean_over_groups(area, task_samples, keys) for task_samples in by_task]
+            results.append(("window_", f"grouped_{self._name}", torch.stack(means).float()))
+        return results
 
     def reset(self) -> None:
-        self.take(self.flat(), [self._empty])
+        self.load_state(self.summed_state(), [self._empty])
 
-    def flat(self) -> torch.Tensor:
-        """What adds up over ranks: nothing."""
+    def summed_state(self) -> torch.Tensor:
+        """Returns no state; nothing is summed over ranks."""
         return torch.zeros(0, dtype=torch.float64)
 
-    def kept(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(float32 [3, T, N], int64 [N])."""
-        device = self._parts[-1].device
-        return torch.cat([part.to(device) for part in self._parts], -1), torch.cat([k.to(device) for k in self._keys])
+    def gathered_state(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the examples, float32 [3, T, N], and the keys of their groups, int64 [N]."""
+        device = self._batches[-1].device
+        samples = torch.cat([batch.to(device) for batch in self._batches], -1)
+        return samples, torch.cat([keys.to(device) for keys in self._keys])
 
-    def take(self, flat: torch.Tensor, kept: Sequence[Any]) -> None:
-        """Makes the examples those of several `kept`."""
-        self._parts, self._keys = deque(samples for samples, _ in kept), deque(keys for _, keys in kept)
-        self._held = sum(len(keys) for keys in self._keys)
+    def load_state(self, summed: torch.Tensor, gathered: Sequence[Any]) -> None:
+        """Sets the examples from the `gathered_state` of all ranks."""
+        self._batches, self._keys = deque(samples for samples, _ in gathered), deque(keys for _, keys in gathered)
+        self._num_examples = sum(len(keys) for keys in self._keys)
 
 
 def _mean_over_groups(area: Area, samples: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Unweighted mean over groups; 0.5 without any."""
+    """Returns the unweighted mean over groups; 0.5 without groups."""
     areas = [area(*samples[:, keys == key]) for key in keys.unique()]
     return torch.stack(areas).mean() if areas else samples.new_tensor(0.5)
 
 
 def auc(predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Area under the ROC curve; a pair of equal predictions counts half. 0.5 where a class has no weight."""
-    found, false = _cumulated(predictions, labels, weights)
-    if not len(found) or not found[-1] * false[-1]:
+    """Returns the area under the ROC curve. A pair of equal predictions counts 1/2. 0.5 if a class has no weight."""
+    positives, negatives = _cumulated(predictions, labels, weights)
+    if not len(positives) or not positives[-1] * negatives[-1]:
         return predictions.new_tensor(0.5)
-    return torch.trapezoid(_from_zero(found), _from_zero(false)) / found[-1] / false[-1]
+    return torch.trapezoid(_from_zero(positives), _from_zero(negatives)) / positives[-1] / negatives[-1]
 
 
 def auprc(predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Average precision: over thresholds, the precision times the recall gained. 0 without a positive."""
-    found, false = _cumulated(predictions, labels, weights)
-    if not len(found) or not found[-1]:
+    """Returns the average precision: Σ precision · increase of recall over thresholds. 0 without positives."""
+    positives, negatives = _cumulated(predictions, labels, weights)
+    if not len(positives) or not positives[-1]:
         return predictions.new_tensor(0.0)
-    precision = (found / (found + false)).nan_to_num()
-    return (precision * _from_zero(found).diff()).sum() / found[-1]
+    precision = (positives / (positives + negatives)).nan_to_num()
+    return (precision * _from_zero(positives).diff()).sum() / positives[-1]
 
 
 def rauc(predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """The share of pairs that predictions order as labels do; weights do not count. 0.5 of fewer than two examples."""
+    """Returns the fraction of pairs that predictions order as labels do, without weights. 0.5 for fewer than two
+    examples."""
     count = len(predictions)
     if count < 2:
         return predictions.new_tensor(0.5)
@@ -118,26 +120,27 @@ def rauc(predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor)
     order = order[predictions[order].argsort(stable=True)]
     ranks = labels[order].unique(return_inverse=True)[1]
     wrong, bit = 0.0, int(ranks.max()).bit_length()
-    while bit:  # pairs that first differ in this bit, among those alike in all higher ones
+    while bit:  # count the pairs with equal higher bits that differ in this bit
         bit -= 1
         by_head = (ranks >> (bit + 1)).argsort(stable=True)
         heads, ones = ranks[by_head] >> (bit + 1), (ranks[by_head] >> bit) & 1
         _, lengths = heads.unique_consecutive(return_counts=True)
-        before = ones.cumsum(0) - ones
-        before = before - before[lengths.cumsum(0) - lengths].repeat_interleave(lengths)
-        wrong += float((before * (1 - ones)).sum())
+        preceding_ones = ones.cumsum(0) - ones
+        preceding_ones -= preceding_ones[lengths.cumsum(0) - lengths].repeat_interleave(lengths)
+        wrong += float((preceding_ones * (1 - ones)).sum())
     return predictions.new_tensor(1 - wrong / (count * (count - 1) / 2))
 
 
 def _cumulated(
     predictions: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of positives and of negatives from each distinct prediction on, the highest first."""
+    """Returns the weights of positives and of negatives at or above each distinct prediction, in descending order."""
     order = predictions.argsort(descending=True)
     last_of_tie = torch.ones_like(order, dtype=torch.bool)
     last_of_tie[:-1] = predictions[order].diff() != 0
-    found, false = ((weights * part)[order].cumsum(0)[last_of_tie] for part in (labels, 1 - labels))
-    return found, false
+    positives = (weights * labels)[order].cumsum(0)[last_of_tie]
+    negatives = (weights * (1 - labels))[order].cumsum(0)[last_of_tie]
+    return positives, negatives
 
 
 def _from_zero(values: torch.Tensor) -> torch.Tensor:
