@@ -20,11 +20,7 @@ from rayrec.cli.app import app
 from rayrec.inference import ExportError, ItemIndex
 from rayrec.models import RETRIEVERS, Retriever
 from rayrec.serve import App, RequestError, Retrieval, Service
-from rayrec.train import Trainer, TrainError
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.after.export import export_run
-from rayrec.train.after.index import index_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, TrainError, evaluate_run, export_run, index_run, parse_config
 from tests.inference.runs import trained_batches
 from tests.serve.server import Server
 from tests.serve.test_retrieval import values
