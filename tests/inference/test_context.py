@@ -14,7 +14,7 @@ from rayrec.inference import Inputs, Model, graph
 from rayrec.inference.graph import Scoring, arguments, same_with_context
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.quant import TableFormat, place_tables
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import TwoTowers, train, trainer_scores
 
 ROWS, KEYS = 30, ("user", "item", "tags", "seen")

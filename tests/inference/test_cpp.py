@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from rayrec.inference import ExportOptions, Model, Scorer, processor
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.cpp import built, needs_cpp
 from tests.inference.runs import AllBuiltIn, train_all_built_in, trainer_scores
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rayrec.checkpoint import CheckpointStore
 from rayrec.inference import ExportOptions, Model
 from rayrec.models import Batch
-from rayrec.train.after.export import export_run, find_checkpoint, trained_of
-from rayrec.train.config.file import parse_config
+from rayrec.train import export_run, parse_config
+from rayrec.train.after.export import find_checkpoint, trained_of
 from rayrec.train.run.folder import RunFolder, write_yaml
 from rayrec.train.worker.learner import make_learner
 from tests.ranks import PerRank, on_ranks

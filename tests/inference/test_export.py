@@ -20,7 +20,7 @@ from rayrec.inference import ExportError, ExportOptions, Model
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from rayrec.train.report import write_report
 from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, train, trainer_scores
 from tests.ranks import Ranks
@@ -173,7 +173,7 @@ def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
         model={"name": "deepfm", "args": {"deep_arch": [16, 1]}},
         sharding={"constraints": {name: {"sharding_types": [kind]} for name, kind in kinds.items()}},
     )
-    from rayrec.train.config.file import parse_config
+    from rayrec.train import parse_config
     from rayrec.train.run.folder import RunFolder, write_yaml
 
     folder = RunFolder(Path(raw["storage"]["path"]) / raw["name"])

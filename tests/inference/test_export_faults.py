@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.inference import ExportError, ExportOptions, Model
-from rayrec.train import TrainError
-from rayrec.train.after.export import export_run
+from rayrec.train import TrainError, export_run
 
 
 def test_an_export_outside_its_limits_fails_unless_forced(run: Path, tmp_path: Path) -> None:

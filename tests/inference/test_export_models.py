@@ -14,9 +14,7 @@ from rayrec.inference import ExportOptions, Model
 from rayrec.models import MODELS, Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import Trainer
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, export_run, parse_config
 from tests.inference.runs import trainer_scores, write_weighted
 from tests.train import small
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from rayrec.inference import ExportError, ExportOptions
 from rayrec.inference.tables import PartialTable
-from rayrec.train.after.export import export_run, find_checkpoint, trained_of
+from rayrec.train import export_run
+from rayrec.train.after.export import find_checkpoint, trained_of
 from tests.inference.runs import WEIGHTED, Sequences, train, write_weighted
 from tests.train import small
 

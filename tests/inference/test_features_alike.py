@@ -22,9 +22,7 @@ from rayrec.inference import Model, Scorer
 from rayrec.inference.predict import predict
 from rayrec.serve import ARROW, JSON, Limits, RequestError
 from rayrec.serve.requests import Reader
-from rayrec.train import Trainer, load_config
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, export_run, load_config, parse_config
 from rayrec.train.driver.console import Display
 from tests.data.test_derived import ALL, ROWS_OF, drawn_rows, table_of
 

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.cli.main import run as cli
+from rayrec.cli import run as cli
 from rayrec.data import DataError
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import TWO_LABELS, train, trainer_scores
 from tests.s3 import s3_bucket
 from tests.train import small

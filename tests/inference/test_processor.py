@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.inference import ExportError, ExportOptions, Model, artifact, processor
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 
 SKYLAKE = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave avx512f avx512_vnni"
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 from rayrec.serve import App, Limits, ModelSpec, Service
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import train
 from tests.serve.server import Server
 from tests.train import small

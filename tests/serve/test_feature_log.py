@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rayrec.serve import ARROW, JSON, App, LogConfig, ModelSpec, Service
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import train, trainer_scores
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import stream

@@ -16,9 +16,7 @@ import torch
 from rayrec.cli import run as command
 from rayrec.inference import ExportOptions, Model
 from rayrec.serve import App, ModelSpec, Service
-from rayrec.train import Trainer
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, export_run, parse_config
 from tests.inference.runs import trainer_scores
 from tests.serve.server import Server
 from tests.train.small import raw_config

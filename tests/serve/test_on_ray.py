@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import train
 from tests.serve.test_service import another_version
 from tests.serve.test_v2 import certificate
