@@ -289,7 +289,7 @@ def test_the_jobs_entrypoint_prepares_and_trains(tmp_path: Path) -> None:
 
 
 def test_the_job_overrides_settings_that_exist() -> None:
-    from rayrec.train.config.file import load_config
+    from rayrec.train import load_config
 
     (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
     settings = re.findall(r'--set ([^\s"]+)', job["spec"]["entrypoint"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
@@ -23,6 +24,24 @@ def memory_bytes(root: Path = ROOT) -> int:
     limits = [_number(group / "memory.max") for group in _groups(root, "")]
     limits += [_number(group / "memory.limit_in_bytes") for group in _groups(root, "memory")]
     return min([machine, *(int(limit) for limit in limits if limit)])
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory of this host that is free or can be freed, and that this container may still use.
+
+    Args:
+        root: folder that contains `proc` and `sys`.
+    """
+    available = 1 << 62
+    with suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) << 10
+    with suppress(OSError, ValueError):  # "max" is not a number
+        group = root / "sys/fs/cgroup"
+        limit, used = (int((group / f"memory.{name}").read_text(encoding="utf-8")) for name in ("max", "current"))
+        available = min(available, limit - used)
+    return available
 
 
 def cpus(root: Path = ROOT) -> float:

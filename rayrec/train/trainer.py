@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec.checkpoint.launch import Launch, Lease
+from rayrec.checkpoint.ownership import Launch, Lease
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.formats.find_parquet import converting_into
 from rayrec.data.mapping.column_types import fill_id_types
@@ -45,7 +45,7 @@ from rayrec.train.run.resolved import ResolvedValues, with_versions
 from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start
-from rayrec.train.worker.own_metrics import made as made_metric
+from rayrec.train.worker.own_metrics import metric_of
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import TEST, Job
 
@@ -170,7 +170,7 @@ class Trainer:
         others = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
         sets = {name: Manifest.of(data_set, config.data_schema, reading) for name, data_set in others.items()}
         for metric in config.trainer.metrics:
-            made_metric(metric)
+            metric_of(metric)
         footers.save()
         model = build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)

@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written_is_named(
     (tmp_path / "a.csv").write_text("user,label\n1,0\n")
     below = str(tmp_path / "a.csv" / "below")
     for args, part in [
-        (["data", "fit", str(config), "--out", below], f"--out {below} cannot be written: "),
+        (["data", "fit", str(config), "--out", below], f"--out {below}: cannot write the file: "),
         (
             ["data", "convert", str(tmp_path / "a.csv"), below],
             f"cannot create the folder: Not a directory (file {below}); fix: ",
@@ -192,7 +192,7 @@ def test_what_turns_debugging_on(value: str | None, on: bool, monkeypatch: pytes
 def test_only_one_place_reads_whether_to_debug() -> None:
     """`RAYREC_DEBUG=0` must mean the same to training, to serving and to the commands."""
     places = [path.name for path in (ROOT / "rayrec").rglob("*.py") if 'get("RAYREC_DEBUG' in path.read_text()]
-    assert places == ["_debug.py"]
+    assert places == ["debug.py"]
 
 
 def descendants(pid: int) -> set[int]:

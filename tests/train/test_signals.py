@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rayrec.checkpoint.tools import verify_place
+from rayrec.checkpoint.tools import verify
 from rayrec.train.run.folder import RunFolder
 from tests.train.chaos import MARK, ROOT, marked
 from tests.train.small import raw_config, write_all
@@ -130,7 +130,7 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
     assert not left, left
     if saved:
         assert "whose checkpoint is complete" in told and "run the same command again to resume from it" in told
-        places = dict(verify_place(str(command.run.path)))
+        places = dict(verify(str(command.run.path)))
         assert places and not any(places.values())
         end = [record for record in command.run.read_metrics() if record.get("event") == "interrupted"]
         assert len(end) == 1
