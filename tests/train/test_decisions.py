@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 
 from rayrec.data import Cursor
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding, Shard, Span
 from rayrec.distributed.planner.cost.estimate import Estimate

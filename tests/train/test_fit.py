@@ -110,7 +110,7 @@ def test_a_finished_run_says_so_and_raised_epochs_go_on(tmp_path: Path) -> None:
     first = trainer(tmp_path, trainer__epochs=1).fit()
     again = trainer(tmp_path, trainer__epochs=1).fit()
     assert again == first
-    assert "is finished already" in shown(tmp_path)
+    assert "is already finished" in shown(tmp_path)
     on = trainer(tmp_path, trainer__epochs=2).fit()
     straight = trainer(tmp_path, trainer__epochs=2, name="straight").fit()
     assert (on.steps, on.train["samples"], on.eval) == (straight.steps, 600, straight.eval)
