@@ -291,7 +291,7 @@ def fit_steps(group: dist.ProcessGroup, device: torch.device, known: dict[str, f
     weights = 1 / np.array(times)
     answer = _least_squares(np.array(rows) * weights[:, None], np.array(left) * weights)
     begin_s, route_s, cut_s, partial_s, sort_s, byte_s = (float(x) for x in answer)
-    collectives = ID_COLLECTIVES[device.type] + COLLECTIVES["flat"]
+    collectives = ID_COLLECTIVES[device.type] + COLLECTIVES["sharded"]
     return {
         "begin_s": max(begin_s / collectives, 1e-9),
         "route_s": max(route_s, 1e-12),

@@ -1,6 +1,6 @@
-"""Training of recommendation models with sharded embedding tables: Parquet in, a trained model out, on Ray.
+"""Training of recommendation models with sharded embedding tables on Ray: Parquet in, a trained model out.
 
-The names here are loaded when first used, so that `import rayrec` stays cheap.
+Names are loaded on first use, so that `import rayrec` is cheap.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from rayrec._runtime.imports import lazy_names
 
 check_pair()
 
-# Read once, by Arrow's allocator, when pyarrow is loaded: it keeps the pages of what is freed. A stream gives back a
-# window's memory, with windows mixed all of a block's, to ask for as much a moment later; with pages that went back to
-# the kernel in between, an epoch takes up to a third longer.
+# Arrow's allocator reads this when pyarrow is loaded, and keeps freed pages. A stream frees a window's memory and
+# allocates as much a moment later; returning the pages to the kernel makes an epoch up to a third longer.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 __version__ = "0.1.0"
@@ -59,11 +58,11 @@ __all__ = [
 ]
 
 
-_named = lazy_names(__name__)
+_lazy_name = lazy_names(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    return importlib.import_module(f"rayrec.{name}") if name in _PACKAGES else _named(name)
+    return importlib.import_module(f"rayrec.{name}") if name in _PACKAGES else _lazy_name(name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
-"""Which fields KubeRay's RayCluster and RayJob have (ray.io/v1, of KubeRay 1.5 to 1.7, by its API reference), as a JSON
-schema; a pod template is checked by Kubernetes' own. A field that is not listed is one that the operator would ignore.
+"""Fields of KubeRay's RayCluster and RayJob (ray.io/v1, KubeRay 1.5 to 1.7, from its API reference), as a JSON schema.
+
+Pod templates are validated with Kubernetes' schema. The operator would ignore unknown fields, so they are errors here.
 """
 
 from __future__ import annotations

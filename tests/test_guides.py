@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,6 +17,7 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.train.run.folder import RunFolder
+from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
 
 GUIDES = {"histories": {"": 0.85}, "several-tasks": {"click": 0.75, "buy": 0.7}}  # the least AUC of each label
@@ -32,6 +37,39 @@ OTHERS = {
 def run(line: str) -> None:
     answer = CliRunner().invoke(app, shlex.split(line)[1:])
     assert answer.exit_code == 0, f"{line}: {answer.output}"
+
+
+def interrupt_in_training(folder: RunFolder) -> threading.Thread:
+    """Sends this process Ctrl-C when the run has logged its first steps."""
+
+    def wait() -> None:
+        while not any(record["kind"] == "train" for record in folder.read_metrics()):
+            time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_five_commands_work_as_they_stand_with_the_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ratings(tmp_path / "ratings.csv.gz", rows=6000)
+    (shell,) = blocks("bash", ROOT / "docs" / "guides" / "first-model.md")
+    init, train, same, *rest, serve = [shlex.split(line, comments=True) for line in shell.splitlines()]
+    assert train == same and serve[1] == "serve"
+    folder = RunFolder(Path("runs/ratings"))
+    run(shlex.join(init))
+    thread = interrupt_in_training(folder)
+    assert CliRunner().invoke(app, train[1:]).exit_code != 0
+    thread.join()
+    assert not folder.result.exists()
+    for line in (same, *rest):
+        run(shlex.join(line))
+    events = [record.get("event") for record in folder.read_metrics()]
+    assert "interrupted" in events and Path("exports/ratings/parity.json").exists()
 
 
 def aucs(run_name: str) -> dict[str, float]:

@@ -228,7 +228,7 @@ const Leaf& ids_of(const SparseFeature& feature, const Column& column, Leaf& con
     }
     if (!(id >= -9223372036854775808.0 && id < 9223372036854775808.0) || id != std::trunc(id))
       throw RequestError(Problem{-1, feature.column, "feature '" + feature.name + "': an id must be a whole number, not " + leaf.shown(at),
-                            "give integers or strings", {}});
+                            "send integers or strings", {}});
     converted.push(static_cast<int64_t>(id));
   }
   return converted;
@@ -403,7 +403,7 @@ void check_values(const Sequence& sequence, const Table& table, std::vector<Prob
       for (size_t at = column.first(row); at < column.last(row); ++at) {
         const auto at_row = static_cast<int64_t>(row);
         if (column.leaf.null(at))
-          null.push_back({at_row, one.column, "sequence '" + sequence.name + "' holds a null", "fill the nulls, or leave the event out of every list of the sequence", {}});
+          null.push_back({at_row, one.column, "sequence '" + sequence.name + "' contains a null", "fill the nulls, or remove the event from all lists of the sequence", {}});
         else if (!one.time && !std::isfinite(static_cast<float>(column.leaf.number(at))))
           problems.push_back({at_row, one.column, "list '" + one.name + "' contains a number that is not a finite float32", "write finite numbers", column.leaf.shown(at)});
       }
@@ -425,7 +425,7 @@ void as_trained(Column& column, const std::string& name, const std::string& plai
   const bool fits = nothing || (inner == "text" && leaf.type == Type::Text) || (inner == "boolean" && leaf.type == Type::Bool) ||
                     (inner == "integer" && is_integer(leaf.type)) || (inner == "number" && (is_real(leaf.type) || leaf.type == Type::Int));
   if (!fits || column.nested || column.weights || (list != column.list && !(nothing && !column.list)))
-    wrong_type("column '" + name + "'", plain, column, name, "give values of the type that the model was trained with (schema.column_types)");
+    wrong_type("column '" + name + "'", plain, column, name, "send values of the type that training had (schema.column_types)");
   if (nothing) leaf.set_type(inner == "text" ? Type::Text : inner == "number" ? Type::Double : inner == "boolean" ? Type::Bool : Type::Int);
   if (list && !column.list) {  // nothing but nulls
     column.list = true;
@@ -563,7 +563,7 @@ Mapped Mapping::map(Request& request) const {
     Table& found = context.has(names[0]) ? context : rows;
     for (const std::string& name : names)
       if (!found.has(name))
-        throw RequestError(Problem{-1, name, "columns '" + names[0] + "' and '" + name + "' belong together", "give all in the context, or none", {}});
+        throw RequestError(Problem{-1, name, "columns '" + names[0] + "' and '" + name + "' belong together", "send all in the context, or none", {}});
     return found;
   };
   std::vector<Problem> of_rows, of_context;

@@ -7,13 +7,16 @@ from rayrec.distributed import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     EmbeddingComputeKernel,
+    EmbOptimType,
+    ParameterSharding,
+    Shard,
     ShardedEmbeddingBagCollection,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
+    Span,
     TrainPipeline,
 )
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig
@@ -30,6 +33,8 @@ plan = planner.plan(model, sharders)
 env = ShardingEnv(world_size=1, rank=0)  # with processes: ShardingEnv.from_process_group(dist.group.WORLD)
 parallel = DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=plan, sharders=sharders)
 assert ShardingPlan.from_json(parallel.plan.to_json()) == plan
+shard = Shard(table="user", rows=Span(0, 50), cols=Span(0, 8), rank=0)  # a plan made by hand has such shards
+assert ParameterSharding("table_wise", "fused", shards=[shard]) == next(iter(plan.plan.values()))["user"]
 assert any(isinstance(module, ShardedEmbeddingBagCollection) for module in parallel.modules())
 
 

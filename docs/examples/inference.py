@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm import Group
-from rayrec.inference import Wanted
+from rayrec.inference import ExportOptions
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.inference import quantize_inference_model, shard_quant_model
 
-wanted = Wanted(tables="int8")  # what `export` is asked for, as `rayrec export --tables int8` does
+wanted = ExportOptions(tables="int8")  # what `export` is asked for, as `rayrec export --tables int8` does
 assert wanted.target == "eager"
 tables = [EmbeddingBagConfig(50, 8, name, feature_names=[name]) for name in ("user", "item")]
 ids = KeyedJaggedTensor(["user", "item"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 1, 1, 1]))

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rayrec.data import to_batch
-from rayrec.inference import Export, Model, Wanted, export
+from rayrec.inference import Export, ExportOptions, Model, export
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.serve import ModelSpec, Service
 from rayrec.torchrec.inference.quantize import read_exported_tables
@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory() as name:
 
     # The parts of `rayrec export`, for a model with tables in few bits; and its tables in a module of your own.
     trained = trained_of(*find_checkpoint(folder / "runs/clicks"))
-    small: Export = export(trained, folder / "small", Wanted(tables="int8", force=True))
+    small: Export = export(trained, folder / "small", ExportOptions(tables="int8", force=True))
     print("largest difference of a logit:", small.parity.logit_max)
     tables = [EmbeddingBagConfig(rows, 8, name, feature_names=[name]) for name, rows in rows_of.items()]
     bags = read_exported_tables(torch.nn.Sequential(EmbeddingBagCollection(tables, device="meta")), small.folder)

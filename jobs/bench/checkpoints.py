@@ -144,7 +144,7 @@ def _beside(model: DistributedModelParallel, group: dist.ProcessGroup, folder: P
         resident_before = _resident()
         with _Peak() as peak:
             start = time.perf_counter()
-            store.save_beside(number, model, None, Saving(), group)
+            store.save_in_background(number, model, None, Saving(), group)
             stalls.append(time.perf_counter() - start)
             for step in itertools.count():
                 writing = step // TURN % 2 == 0

@@ -32,7 +32,7 @@ from rayrec.checkpoint.store import folder_name
 from rayrec.checkpoint.writer import Item, write
 from rayrec.distributed.plan.cuts import by_cols, by_rows, whole
 from rayrec.distributed.plan.shards import Shard
-from rayrec.inference import Trained, Wanted, export
+from rayrec.inference import ExportOptions, Trained, export
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig
@@ -186,7 +186,7 @@ def measure(root: str, args: argparse.Namespace) -> dict[str, Any]:
     read, begin = bytes_read(), time.perf_counter()
     parity = None if args.parity == "all" else int(args.parity)
     with Memory(folder) as memory:
-        made = export(trained, folder / "export", Wanted(tables=args.format, parity=parity, force=True))
+        made = export(trained, folder / "export", ExportOptions(tables=args.format, parity=parity, force=True))
     took, size, read = time.perf_counter() - begin, on_disk(made.folder), bytes_read() - read
     shutil.rmtree(made.folder)
     rates.append(write_rate(folder, size))  # of as many bytes: the rate of a disk depends on the size

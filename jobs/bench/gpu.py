@@ -31,6 +31,7 @@ from rayrec.distributed import comm
 Row = tuple[str, str]
 KINDS = ("table_wise", "row_wise", "column_wise", "data_parallel")
 DENSE = 13
+BAG_SIZE = 20
 
 
 def main() -> None:
@@ -86,20 +87,26 @@ def run(rank: int, world: int, folder: str, options: argparse.Namespace) -> None
 
 
 def bandwidth(device: torch.device, options: argparse.Namespace) -> list[Row]:
-    """Bytes per second that a lookup reads, against those that a copy on the device reads and writes."""
+    """Bytes per second that a lookup reads, against those that a copy on the device reads and writes.
+
+    Bags have `BAG_SIZE` ids, so that the kernel takes much longer than its launch.
+    """
     source = torch.zeros(1 << 24 if device.type == "cpu" else 1 << 28, device=device)
     target = torch.empty_like(source)
     copied = 2 * source.nbytes / seconds(lambda: target.copy_(source), device, options.steps)
     shape = Tables(("table_wise",) * options.tables, options.rows, options.dim, device=device)
     tables = sharded("rayrec.torchrec", shape)
-    kjt = batches("rayrec.torchrec", shape)(make_batch(0, options)).to(device).sparse_features
+    kjt = batches("rayrec.torchrec", shape)(make_batch(0, options, BAG_SIZE)).to(device).sparse_features
     ids = tables.input_dist(kjt).wait()
     read = kjt.values().numel() * options.dim * 4
     with torch.no_grad():
         looked_up = read / seconds(lambda: tables.lookup(ids), device, options.steps)
     return [
         ("copy on the device", f"{copied / 1e9:.0f} GB/s"),
-        ("lookup, rows read", f"{looked_up / 1e9:.0f} GB/s, {looked_up / copied:.2f} of the copy rate"),
+        (
+            f"lookup of bags of {BAG_SIZE} ids, rows read",
+            f"{looked_up / 1e9:.0f} GB/s, {looked_up / copied:.2f} of the copy rate",
+        ),
     ]
 
 
@@ -171,13 +178,13 @@ def seconds(act: Callable[[], Any], device: torch.device, times: int) -> float:
     return statistics.median(times_s[3:])
 
 
-def make_batch(number: int, options: argparse.Namespace) -> Arrays:
-    """One id per feature from a power law, different on every rank."""
+def make_batch(number: int, options: argparse.Namespace, bag_size: int = 1) -> Arrays:
+    """Ids from a power law, `bag_size` per feature, different on every rank."""
     generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
-    count = options.tables * options.batch
-    ids = (options.rows ** torch.rand(count, generator=generator, dtype=torch.float64) - 1).long()
+    num_bags = options.tables * options.batch
+    ids = (options.rows ** torch.rand(bag_size * num_bags, generator=generator, dtype=torch.float64) - 1).long()
     label = (torch.rand(options.batch, generator=generator) > 0.5).float()
-    return torch.rand(options.batch, DENSE, generator=generator), ids, torch.ones(count, dtype=torch.int64), label
+    return torch.rand(options.batch, DENSE, generator=generator), ids, torch.full((num_bags,), bag_size), label
 
 
 if __name__ == "__main__":

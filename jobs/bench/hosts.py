@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank is not None:
-        tiers.FEW_BYTES = 0 if args.always else tiers.FEW_BYTES
+        tiers.MIN_SAVED_BYTES = 0 if args.always else tiers.MIN_SAVED_BYTES
         return run_rank(args.rank, args.rounds)
     require(shutil.which("ip") and os.geteuid() == 0, "needs root, and ip and tc (apt-get install iproute2)")
     ranks: list[subprocess.Popen[bytes]] = []

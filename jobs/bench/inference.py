@@ -19,7 +19,7 @@ import torch
 from harness import arguments, in_turns, machine, medians, milliseconds, print_json, require
 
 from rayrec import quant
-from rayrec.inference import Model, Trained, Wanted, export
+from rayrec.inference import ExportOptions, Model, Trained, export
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
@@ -104,7 +104,7 @@ def main() -> None:
             Path(folder) / "cache"
         )  # so that an earlier run has compiled nothing
         begin = time.perf_counter()
-        made = export(trained, Path(folder) / "int8", Wanted(tables="int8", target="aoti", force=True))
+        made = export(trained, Path(folder) / "int8", ExportOptions(tables="int8", target="aoti", force=True))
         results["export_s"] = time.perf_counter() - begin
         begin = time.perf_counter()
         fp32 = Model(made.folder)
@@ -114,7 +114,9 @@ def main() -> None:
         # once in each of the two graphs
         results["package_overhead_bytes"] = total - made.index.files["tables.bin"][0] - 2 * dense
         results |= lookups(source.embedding_bags, keys, args)
-        half = export(trained, Path(folder) / "bf16", Wanted(tables="int8", dense="bf16", target="aoti", force=True))
+        half = export(
+            trained, Path(folder) / "bf16", ExportOptions(tables="int8", dense="bf16", target="aoti", force=True)
+        )
         bf16 = Model(half.folder)
         for size in (1, 100, 1024):
             batch = batch_of(keys, args.rows, size, 1)

@@ -30,7 +30,7 @@ import torch
 from harness import arguments, machine, paired_ratio, print_json, require
 from inference import DENSE, Weights, batch_of
 
-from rayrec.inference import Model, Trained, Wanted, export
+from rayrec.inference import ExportOptions, Model, Trained, export
 from rayrec.inference.artifact import checksum
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM
@@ -70,7 +70,7 @@ def make_export(folder: Path) -> Path:
         rows_of=dict.fromkeys(keys, ROWS),
         batches=lambda rows=None: [batch_of(keys, ROWS, 500, 1, seed) for seed in range(2)],
     )
-    return export(trained, folder, Wanted(tables="int8", target="aoti", force=True)).folder
+    return export(trained, folder, ExportOptions(tables="int8", target="aoti", force=True)).folder
 
 
 def body(count: int = CANDIDATES) -> bytes:

@@ -90,14 +90,14 @@ def evaluate(model: NextItem, data: Sequences, left_out: int, size: int = 2048) 
         queries = model.query(data.batch(part, left_out))
         ranks.append(target_ranks(queries, items_ID, data.targets(part, left_out), data.seen(part, left_out)))
     model.train()
-    return RankingMetrics.of(torch.cat(ranks), (5, 10, 50)).figures()
+    return RankingMetrics.of(torch.cat(ranks), (5, 10, 50)).metrics()
 
 
 def popularity(data: Sequences) -> dict[str, float]:
     """The row that a model must be above."""
     users = np.arange(len(data.rows))
     ranks = popularity_ranks(data.counts(), data.targets(users, 1), data.seen(users, 1))
-    return RankingMetrics.of(ranks, (5, 10, 50)).figures()
+    return RankingMetrics.of(ranks, (5, 10, 50)).metrics()
 
 
 def train(data: Sequences, args: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Liked:
         targets = torch.tensor([self.lists["item_id"][row][0] for row in rows])
         items_ID = model.items(torch.arange(FEATURES["item_id"]))
         ranks = target_ranks(model.query(self.batch(rows)), items_ID, targets, seen)
-        return RankingMetrics.of(ranks, (10, 50)).figures()
+        return RankingMetrics.of(ranks, (10, 50)).metrics()
 
 
 def train_towers(data: Liked, test: Liked, args: argparse.Namespace, sign: float, seed: int) -> dict[str, float]:

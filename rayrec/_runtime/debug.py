@@ -6,5 +6,5 @@ import os
 
 
 def debugging() -> bool:
-    """Whether tracebacks and Ray's own messages should be shown (`RAYREC_DEBUG=1`, or `--debug` with a command)."""
+    """Whether to show tracebacks and Ray's own messages: RAYREC_DEBUG=1, or `--debug` of a command."""
     return os.environ.get("RAYREC_DEBUG", "").lower() not in ("", "0", "false", "no")

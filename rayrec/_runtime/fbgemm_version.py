@@ -1,6 +1,6 @@
-"""Which torch goes with which fbgemm_gpu, checked before the native library is loaded.
+"""Checks that torch and fbgemm_gpu fit together, before the native library is loaded.
 
-A wrong pair fails inside the loader with an undefined symbol; here it stops with the pair to install.
+A wrong pair fails in the loader with an undefined symbol; this error names the pair to install.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ def _minor(version: str) -> tuple[int, int]:
 
 
 def pair_error(torch_version: str, fbgemm: dict[str, str]) -> str | None:
-    """What is wrong with the installed pair, and what to install; None where it fits.
+    """The problem of the installed pair and what to install, or None.
 
     Args:
-        torch_version: as in `torch.__version__`.
-        fbgemm: version of each installed fbgemm package, by name. fbgemm 1.X is built for torch 2.(X+5).
+        torch_version: `torch.__version__`.
+        fbgemm: Version of each installed fbgemm package, by name. fbgemm 1.X is built for torch 2.(X+5).
     """
     torch_major, torch_minor = _minor(torch_version)
-    wanted = f"1.{torch_minor - 5}.0"
+    fbgemm_version = f"1.{torch_minor - 5}.0"
     if not fbgemm:
         return (
-            f"fbgemm_gpu is not installed: pip install 'rayrec[cpu]' or 'rayrec[cuda]' (fbgemm {wanted} for this torch)"
+            "fbgemm_gpu is not installed: pip install 'rayrec[cpu]' or 'rayrec[cuda]' "
+            f"(fbgemm {fbgemm_version} for this torch)"
         )
     if len(fbgemm) > 1:
-        both = " and ".join(sorted(fbgemm))
+        names = " and ".join(sorted(fbgemm))
         return (
-            f"{both} are both installed and overwrite each other's files: "
+            f"{names} are both installed and overwrite each other's files: "
             f"pip uninstall -y {' '.join(sorted(fbgemm))}, then install one of them again"
         )
     ((name, version),) = fbgemm.items()
@@ -39,7 +40,8 @@ def pair_error(torch_version: str, fbgemm: dict[str, str]) -> str | None:
     if (torch_major, major, torch_minor) != (2, 1, minor + 5):
         return (
             f"torch {torch_version} and {name} {version} do not fit together: "
-            f"pip install 'torch==2.{minor + 5}.*' '{name}=={version}', or 'torch=={torch_version}' '{name}=={wanted}'"
+            f"pip install 'torch==2.{minor + 5}.*' '{name}=={version}', "
+            f"or 'torch=={torch_version}' '{name}=={fbgemm_version}'"
         )
     return None
 
@@ -52,18 +54,18 @@ def _installed_version(package: str) -> str | None:
 
 
 def check_pair() -> None:
-    """Raises ImportError with the pair to install where torch and fbgemm_gpu do not fit together."""
+    """Raises ImportError with the pair to install if torch and fbgemm_gpu do not fit together."""
     torch_version = _installed_version("torch")
     if torch_version is None:
         raise ImportError("torch is not installed: pip install 'rayrec[cpu]' or 'rayrec[cuda]'")
-    found = {package: version for package in PACKAGES if (version := _installed_version(package))}
-    if not found:
-        try:  # an unpacked wheel without metadata, as on a machine that cannot install
+    versions = {package: version for package in PACKAGES if (version := _installed_version(package))}
+    if not versions:
+        try:  # an unpacked wheel has no metadata
             import fbgemm_gpu
 
-            found = {"fbgemm-gpu": fbgemm_gpu.__version__}
+            versions = {"fbgemm-gpu": fbgemm_gpu.__version__}
         except (ImportError, AttributeError, OSError):
             pass
-    problem = pair_error(torch_version, found)
+    problem = pair_error(torch_version, versions)
     if problem:
         raise ImportError(f"rayrec: {problem}")

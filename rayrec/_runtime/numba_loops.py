@@ -1,7 +1,7 @@
-"""The door to numba, which compiles the loops over ids and rows for which torch has no operator.
+"""numba, which compiles loops over ids and rows that torch has no operator for.
 
-What is compiled for a machine is kept beside the sources, or in the user's cache folder if that cannot be written, so
-that only the first process pays for it.
+Compiled code is cached next to the sources, or in the user's cache folder if that is read-only, so that only the first
+process of a machine compiles.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ import numpy as np
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
-MIN_IDS = 1 << 14  # of a thread: handing work to another one costs about 50 µs
-_pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads when it has work
+# Per thread. Starting work on another thread costs about 50 µs, the time in which a loop counts some 20,000 ids; with
+# fewer ids per thread, a batch of 200,000 ids takes longer on 14 threads than on 4.
+MIN_IDS = 1 << 16
+_pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads on demand
 
 
 @cache
 def loops(module: str) -> Any:
-    """The module of this name, whose functions `compiled` made. Imported when first needed: numba takes a while."""
+    """The module of this name with functions decorated by `compiled`. Imported on first use: numba is slow to load."""
     return importlib.import_module(module)
 
 
 def compiled(types: Mapping[str, str], **options: Any) -> Callable[[F], F]:
-    """Compiles a function of numbers and arrays, which then runs without the interpreter's lock.
+    """Compiles a function of numbers and arrays, which then runs without the GIL.
 
-    Indices that may be negative cost time: use unsigned ones. So do a division in a loop (`range` with a step has one),
-    and loops over floats in a function of their own: it is compiled apart.
+    For speed, use unsigned indices, avoid divisions in loops (`range` with a step has one), and keep loops over floats
+    out of separate functions, which numba compiles separately.
 
     Args:
-        types: of its parameters, among others: "uint64", "float32[::1]", "int64[:,::1]".
-        options: of numba's `njit`.
+        types: numba types of the parameters, such as "uint64", "float32[::1]" or "int64[:,::1]". May hold more names.
+        options: Options of numba's `njit`.
     """
     import numba
 
@@ -44,27 +46,28 @@ def compiled(types: Mapping[str, str], **options: Any) -> Callable[[F], F]:
         signature = f"({', '.join(types[name] for name in inspect.signature(function).parameters)})"
         try:
             return cast(F, numba.njit([signature], nogil=True, cache=True, **options)(function))
-        except (RuntimeError, OSError):  # there is no folder that can be written, or no room in it
+        except (RuntimeError, OSError):  # no writable cache folder, or a full disk
             return cast(F, numba.njit([signature], nogil=True, **options)(function))
 
     return decorate
 
 
 def in_threads(loop: Callable[..., int], sizes: np.ndarray, *args: tuple[Any, ...]) -> int:
-    """Calls a loop for all items, those of about equally many ids on each of torch's threads, or on fewer.
+    """Runs `loop` on item ranges of about equal id counts, on up to torch's number of threads.
 
     Args:
-        loop: takes `args`, the first item and the last one's end.
-        sizes: ids of each item.
+        loop: Called as `loop(*args, start, stop)` for a range of items.
+        sizes: Number of ids of each item.
+        args: Tuples of arguments, which are concatenated.
 
     Returns:
-        the largest result, at least -1.
+        The largest result, at least -1.
     """
     if not len(sizes):
         return -1
-    ends, given = sizes.cumsum(), [arg for some in args for arg in some]
+    ends, arguments = sizes.cumsum(), [argument for group in args for argument in group]
     threads = min(torch.get_num_threads(), 1 + int(ends[-1]) // MIN_IDS)
     bounds = [0, *np.searchsorted(ends, [ends[-1] * n // threads for n in range(1, threads)]).tolist(), len(ends)]
-    parts = [(start, stop) for start, stop in pairwise(bounds) if stop > start]
-    others = [_pool.submit(loop, *given, *part) for part in parts[1:]]
-    return max(loop(*given, *parts[0]), *(other.result() for other in others), -1)
+    ranges = [(start, stop) for start, stop in pairwise(bounds) if stop > start]
+    futures = [_pool.submit(loop, *arguments, *item_range) for item_range in ranges[1:]]
+    return max(loop(*arguments, *ranges[0]), *(future.result() for future in futures), -1)

@@ -1,10 +1,10 @@
-"""The signals that ask a command to stop. Little is imported here: a command needs it before all else."""
+"""The signals that stop a command. Imports little, because commands need it first."""
 
 from __future__ import annotations
 
 import signal
 
-# A terminal that is closed sends SIGHUP; where it is ignored from the start, as under `nohup`, it stays so.
+# Closing a terminal sends SIGHUP. If SIGHUP is ignored from the start, as under `nohup`, it stays ignored.
 STOP_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,

@@ -1,4 +1,4 @@
-"""What a batch promises a pipeline: that it can be moved to a device, and that streams can hold its memory."""
+"""Interfaces that a pipeline requires of a batch: moving it to a device, and keeping its memory for a stream."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 class Multistreamable(ABC):
-    """Something whose memory several streams may use."""
+    """An object with memory that several streams may use."""
 
     @abstractmethod
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Keeps the memory until what `stream` has under way is done."""
+        """Keeps the memory until the current work of `stream` is done."""
 
 
 class Pipelineable(Multistreamable):
-    """Something that a pipeline can move to its model's device; a batch type may derive from it."""
+    """An object that a pipeline can move to its model's device, such as a batch."""
 
     @abstractmethod
     def to(self, device: torch.device, non_blocking: bool = False) -> Any:
-        """The same on `device`."""
+        """Returns a copy on `device`."""

@@ -1,4 +1,4 @@
-"""Background threads whose errors do not end the process: one call, or a call at an interval."""
+"""Background threads with errors that do not end the process: one call, or a call at an interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run_in_thread(function: Callable[[], T], name: str) -> Future[T]:
-    """Calls `function` in a daemon thread; the future has its result or its error."""
+    """Calls `function` in a daemon thread; the future holds its result or error."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,31 +1,39 @@
-"""The save that is under way: waiting for it without holding up other ranks, and what became of it."""
+"""A save in a background thread: whether the host has memory for it, waiting for it, and its outcome."""
 
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
+from rayrec._runtime.cgroup_limits import available_bytes
 from rayrec.checkpoint.errors import FencedError
 from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.checkpoint.pace import StoppedError
-from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
-from rayrec.checkpoint.saving import Job, Save
+from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
+from rayrec.checkpoint.saving import Save, SaveThread
+from rayrec.checkpoint.writer import StoppedError
 from rayrec.distributed import comm
+from rayrec.storage.retries import waits_s
 
-REMOVAL_S = 5.0  # that ranks wait until what a failed save left is removed
+REMOVAL_S = 5.0  # that ranks wait for the removal of a failed save's files
+_MEMORY_SHARE = 0.8  # of the free memory; the rest is for the page cache and for training
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a save beside training ended.
+    """How a save ended.
 
     Args:
         error: why there is no checkpoint; None: there is one.
-        seconds: from its begin to its end.
+        seconds: from its start to its end.
     """
 
     step: int
@@ -34,110 +42,140 @@ class Outcome:
 
 
 class _State(NamedTuple):
-    """A rank's part of a save, as the others hear of it."""
+    """A rank's share of a save, as the other ranks see it."""
 
     running: bool
     error: Exception | None
     late: bool
-    still: bool
+    stalled: bool
 
 
-class Underway:
+class BackgroundSave:
     """At most one save at a time, of this rank."""
 
     def __init__(self) -> None:
-        self._job: Job | None = None
-        self._waited_s = 0.0  # for this job
+        self._thread: SaveThread | None = None
+        self._waited_s = 0.0  # for this save
         self._ended: list[Outcome] = []
 
-    def start(self, save: Save, beside_training: bool = False, shares_cpus: bool = False) -> None:
-        assert self._job is None
+    def start(self, save: Save, during_training: bool = False, shares_cpus: bool = False) -> None:
+        """Start a save; see `SaveThread`."""
+        assert self._thread is None
         self._waited_s = 0.0
-        self._job = Job(save, beside_training, shares_cpus)
+        self._thread = SaveThread(save, during_training, shares_cpus)
 
-    def settle(self, group: comm.Group, patience_s: float = math.inf, still_s: float = math.inf) -> bool:
-        """Wait until every rank's part of the save is over; remove what a failed one left. A collective.
+    def wait(self, group: comm.Group, patience_s: float = math.inf, stall_s: float = math.inf) -> bool:
+        """Wait until every rank's share of the save has ended; remove the files of a failed save. A collective.
 
         Args:
             patience_s: seconds to wait for one save, over all calls.
-            still_s: seconds to wait for a rank whose storage takes nothing meanwhile.
+            stall_s: seconds to wait for a rank whose storage makes no progress.
 
         Returns:
             False: some rank is still writing after that.
 
         Raises:
-            FencedError: on every rank, where the run has been taken over.
+            FencedError: on every rank, if another attempt has taken over the run.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         late = deadline(patience_s - self._waited_s)
-        if self._job is not None:
-            self._job.pace.hurry()
-        for pause in pauses():
-            job = self._job
-            mine = _State(False, None, late(), False)
-            if job is not None:
-                still = min(job.still_s, time.monotonic() - began) >= still_s
-                mine = _State(job.running, job.error, late(), still)
-            states = comm.all_gather_object(mine, group)
-            errors = [state.error for state in states if state.error is not None]
-            if job is not None and errors:
-                job.pace.stop()
-            if not any(state.running for state in states):
+        thread = self._thread
+        if thread is not None:
+            thread.throttle.release()
+        for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
+            state = _State(False, None, late(), False)
+            if thread is not None:
+                stalled = min(thread.stalled_s, time.monotonic() - start) >= stall_s
+                state = _State(thread.running, thread.error, late(), stalled)
+            states = comm.all_gather_object(state, group)
+            errors = [other.error for other in states if other.error is not None]
+            if thread is not None and errors:
+                thread.throttle.stop()
+            if not any(other.running for other in states):
                 break
-            if states[0].late or any(state.still for state in states):  # rank 0's clock decides for all
-                self._waited_s += time.monotonic() - began
+            # All ranks decide by rank 0's clock.
+            if states[0].late or any(other.stalled for other in states):
+                self._waited_s += time.monotonic() - start
                 return False
-            time.sleep(0) if job is None else job.join(pause)
-        self._job = None
-        if job is not None:
-            self._end(job, errors, group)
+            time.sleep(0) if thread is None else thread.join(wait_s)
+        self._thread = None
+        if thread is not None:
+            self._finish(thread, errors, group)
         return True
 
-    def _end(self, job: Job, errors: list[Exception], group: comm.Group) -> None:
+    def _finish(self, thread: SaveThread, errors: list[Exception], group: comm.Group) -> None:
         causes = [error for error in errors if not isinstance(error, StoppedError)] or errors
         fenced = next((error for error in causes if isinstance(error, FencedError)), None)
         error = fenced or (causes[0] if causes else None)
-        self._report(job, error)
+        self._add_outcome(thread, error)
         if error is not None and fenced is None:
             first = group is None or group.rank() == 0
-            on_every_rank(lambda: _remove_soon(job) if first else None, group)
+            on_every_rank(lambda: _remove_in_background(thread) if first else None, group)
         if fenced is not None:
             raise fenced
 
     @property
     def running(self) -> bool:
-        """Whether this rank's part of a save is being written."""
-        return self._job is not None and self._job.running
+        """Whether this rank's share of a save is being written."""
+        return self._thread is not None and self._thread.running
 
     def ended(self) -> list[Outcome]:
-        """Saves that ended since the last call, as far as this rank knows; rank 0 knows when one is complete."""
-        if self._job is not None and not self._job.running:
-            self._report(self._job, self._job.error)
-        found, self._ended = self._ended, []
-        return found
+        """Saves that ended since the last call, as far as this rank knows. Rank 0 knows whether a save is complete."""
+        if self._thread is not None and not self._thread.running:
+            self._add_outcome(self._thread, self._thread.error)
+        outcomes, self._ended = self._ended, []
+        return outcomes
 
-    def _report(self, job: Job, error: Exception | None) -> None:
-        if not job.reported:
-            job.reported = True
-            self._ended.append(Outcome(job.step, error, job.seconds))
+    def _add_outcome(self, thread: SaveThread, error: Exception | None) -> None:
+        if not thread.reported:
+            thread.reported = True
+            self._ended.append(Outcome(thread.step, error, thread.seconds))
 
     def close(self, seconds: float) -> None:
-        """Let the save come to its end, at the end of this process's part of the run; exchanges nothing."""
-        if self._job is not None:
-            self._job.pace.hurry()
-            self._job.join(seconds)
-            self._job.pace.stop()
+        """Wait for the save when this rank's part of the run ends, then give it up. Not a collective."""
+        if self._thread is not None:
+            self._thread.throttle.release()
+            self._thread.join(seconds)
+            self._thread.throttle.stop()
 
 
-def _remove_soon(job: Job) -> None:
-    """Remove what a failed save left; on storage that hangs, whenever that goes on."""
-    thread = threading.Thread(target=_remove, args=(job,), name="rayrec-remove", daemon=True)
+def _remove_in_background(save: SaveThread) -> None:
+    """Remove the files of a failed save; on storage that hangs, this returns before they are removed."""
+    thread = threading.Thread(target=_remove, args=(save,), name="rayrec-remove", daemon=True)
     thread.start()
     thread.join(REMOVAL_S)
 
 
-def _remove(job: Job) -> None:
-    """What a failed save left; never what has become a checkpoint all the same."""
-    with suppress(OSError):  # tried again by the next attempt
-        if MANIFEST not in job.folder.names():
-            job.folder.remove_all()
+def _remove(save: SaveThread) -> None:
+    """Remove the files of a failed save, unless it has become a checkpoint all the same."""
+    with suppress(OSError):  # the next attempt tries again
+        if MANIFEST not in save.folder.names():
+            save.folder.remove_all()
+
+
+def fits_in_memory(need_bytes: int, group: comm.Group) -> bool:
+    """Whether every host has memory for the copies of all its ranks. A collective; all ranks get the same answer.
+
+    Args:
+        need_bytes: of this rank's copies.
+    """
+    need_bytes = max(0, need_bytes - _pinned_bytes())
+    return _fit(comm.all_gather_object((socket.gethostname(), need_bytes, available_bytes()), group))
+
+
+def _pinned_bytes() -> int:
+    """Pinned memory that torch has cached from earlier copies and uses for the next ones."""
+    if not torch.cuda.is_available():
+        return 0
+    stats = torch.cuda.host_memory_stats()
+    return int(stats.get("allocated_bytes.current", 0) - stats.get("active_bytes.current", 0))
+
+
+def _fit(demands: Iterable[tuple[str, int, int]]) -> bool:
+    """Whether all hosts have enough memory, from each rank's (host, bytes needed, bytes available)."""
+    needs: dict[str, int] = defaultdict(int)
+    free: dict[str, int] = {}
+    for host, need, available in demands:
+        needs[host] += need
+        free[host] = min(available, free.get(host, available))
+    return all(needs[host] <= _MEMORY_SHARE * free[host] for host in needs)

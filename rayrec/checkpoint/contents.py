@@ -1,6 +1,7 @@
-"""What a checkpoint holds of a model: tables, their optimizer state, the dense part, its optimizer. Unsharded names.
+"""The state of a model in a checkpoint, by unsharded names: tables and their optimizer state, the dense part and its
+optimizer.
 
-Nothing here knows files. `to_save` gives the state to write; `Loading` gives one to fill and puts the numbers in place.
+This file knows no files. `to_save` returns the state to write, `Loading` a state to fill, and then loads it.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ RNG = "rng"
 
 
 def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Rectangles]:
-    """This rank's part of the state, by key; a collective where sharding groups are replicated.
+    """This rank's share of the state, by key. A collective if sharding groups are replicated.
 
     Raises:
-        ValueError: a dense table's optimizer keeps a state that no other cut of the table could take up.
+        ValueError: the optimizer of a dense table keeps a state that cannot be resharded.
     """
     if isinstance(model, DMPCollection):
-        model.sync()  # groups that train on their own are one model here
+        model.sync()  # a checkpoint has one model, the average of all groups
     for kernel in model.kernels():
-        kernel.weights()  # rows in a device cache are written back to where the shards point
+        kernel.weights()  # writes rows of a device cache back to the shards
     state: dict[str, Rectangles] = {}
     for name, table in model.tables().items():
         state[f"{TABLE}/{name}"] = table_state.whole_rows(table, [item.weight for item in table.local])
         for key, value in table_state.to_save(name, table, [item.state for item in table.local]).items():
             state[f"{TABLE_STATE}/{name}/{key}"] = value
         if table.dense and dense_optimizer is not None:
-            held = [_state_of(dense_optimizer, item.parameter) for item in table.local]
-            for key, value in table_state.to_save(name, table, held).items():
+            states = [_state_of(dense_optimizer, item.parameter) for item in table.local]
+            for key, value in table_state.to_save(name, table, states).items():
                 state[f"{DENSE_STATE}/{name}/{key}"] = value
     for name, tensor in dense_tensors(model).items():
         state[f"{DENSE}/{name}"] = Rectangles.whole(tensor.detach())
@@ -67,15 +68,15 @@ def _state_of(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> dict[str
 
 
 class Loading:
-    """A state dict to be filled from a checkpoint, and what to do once it is.
+    """A state to fill from a checkpoint, and the steps that follow.
 
     Args:
-        model, dense_optimizer: to be loaded into.
+        model, dense_optimizer: receive the state.
         metadata: of the checkpoint's tensors, by key.
 
     Raises:
-        ValueError: the checkpoint lacks a table, a state or a parameter of the model, has another size for it, or has a
-            table trained inside backward that the model leaves to a dense optimizer.
+        ValueError: the checkpoint lacks a table, a state or a parameter of the model, has it in another size, or its
+            table was trained inside backward while the model has a dense optimizer for it.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Loading:
         self._metadata = metadata
         self._finish: list[Callable[[], object]] = []
         if dense_optimizer is not None:
-            dense_optimizer.state.clear()  # nothing of a checkpoint that turned out to be damaged may stay
+            dense_optimizer.state.clear()  # an earlier attempt may have loaded a damaged checkpoint
         for name, table in model.tables().items():
             self._table(name, table)
             if table.dense and dense_optimizer is not None:
@@ -100,7 +101,7 @@ class Loading:
             self._dense_states(model.other_parameters(), dense_optimizer)
 
     def finish(self) -> None:
-        """To be called when `state` is filled."""
+        """Complete the load. Call it when `state` is filled."""
         for step in self._finish:
             step()
 
@@ -109,29 +110,30 @@ class Loading:
         self._require(f"{TABLE}/{name}", shape)
         self.state[f"{TABLE}/{name}"] = table_state.whole_rows(table, [item.weight for item in table.local])
         for key in sorted({key for item in table.local for key in item.state}):
-            place, targets = f"{TABLE_STATE}/{name}/{key}", [item.state[key] for item in table.local]
-            size = self._require(place, shape if targets[0].dim() == 2 else None)
-            self._ask(place, table, size, targets)
+            path, targets = f"{TABLE_STATE}/{name}/{key}", [item.state[key] for item in table.local]
+            size = self._require(path, shape if targets[0].dim() == 2 else None)
+            self._request(path, table, size, targets)
 
     def _dense_table_state(self, name: str, table: ShardedTable, optimizer: torch.optim.Optimizer) -> None:
-        """State is made on an optimizer's first step, so a fresh one takes keys and sizes from the checkpoint."""
+        """Request the state of a dense optimizer. A new optimizer has none before its first step, so keys and sizes are
+        those of the checkpoint."""
         if any(key.startswith(f"{TABLE_STATE}/{name}/") for key in self._metadata):
             raise ValueError(
                 f"table {name!r} was trained inside backward in the checkpoint, but its kernel is dense here; "
-                "use the configuration it was made with, or start a new run under another name"
+                "use the configuration that it was made with, or start a new run under another name"
             )
         for key, saved in self._saved_states(name) if table.local else ():
             targets = table_state.make_targets(table, key, saved, optimizer)
-            self._ask(f"{DENSE_STATE}/{name}/{key}", table, saved.size, targets)
+            self._request(f"{DENSE_STATE}/{name}/{key}", table, saved.size, targets)
             for item, target in zip(table.local, targets, strict=True):
                 optimizer.state[item.parameter][key] = target
 
-    def _ask(self, place: str, table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> None:
-        self.state[place], steps = table_state.to_load(table, size, targets)
+    def _request(self, path: str, table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> None:
+        self.state[path], steps = table_state.to_load(table, size, targets)
         self._finish += steps
 
     def _saved_states(self, name: str) -> list[tuple[str, Any]]:
-        """(key, what was saved) of the state that a dense optimizer kept of a parameter or table."""
+        """(key, metadata) of the saved state of a dense optimizer for a parameter or table."""
         prefix = f"{DENSE_STATE}/{name}/"
         return [(key.removeprefix(prefix), saved) for key, saved in self._metadata.items() if key.startswith(prefix)]
 
@@ -141,13 +143,13 @@ class Loading:
         saved = self._metadata.get(key)
         if not isinstance(saved, TensorStorageMetadata):
             raise ValueError(
-                f"the checkpoint has no {what} {name!r}: it was made by another model or optimizer; "
-                "use the configuration it was made with, or start a new run under another name"
+                f"the checkpoint has no {what} {name!r}: it belongs to another model or optimizer; "
+                "use the configuration that it was made with, or start a new run under another name"
             )
         if shape is not None and tuple(saved.size) != tuple(shape):
             raise ValueError(
                 f"{what} {name!r} has shape {tuple(shape)}, but {tuple(saved.size)} in the checkpoint; "
-                "use the configuration it was made with, or start a new run under another name"
+                "use the configuration that it was made with, or start a new run under another name"
             )
         return saved.size
 
@@ -171,7 +173,7 @@ def _trained_tables(model: DistributedModelParallel) -> list[tuple[Kernel, list[
 
 
 def update_counts(model: DistributedModelParallel) -> dict[str, int]:
-    """The updates of each table of which this rank has a part."""
+    """Number of updates of each table that has a shard on this rank."""
     counts: dict[str, int] = {}
     for kernel, tables in _trained_tables(model):
         counts |= {name: max(kernel.iteration, counts.get(name, 0)) for name in tables}
@@ -179,31 +181,31 @@ def update_counts(model: DistributedModelParallel) -> dict[str, int]:
 
 
 def set_update_counts(model: DistributedModelParallel, manifest: Manifest) -> None:
-    """A kernel takes the largest count of its tables."""
+    """Restore the number of updates. A kernel gets the largest number of its tables."""
     for kernel, tables in _trained_tables(model):
         kernel.iteration = max(manifest.updates.get(name, manifest.iteration) for name in tables)
 
 
 def random_states(rank: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """This rank's generators, torch's, Python's and numpy's, as bytes by key."""
+    """States of this rank's random generators (torch, Python, numpy), as bytes by key."""
     states = {"torch": torch.get_rng_state(), "python": _bytes(random.getstate()), "numpy": _bytes(_numpy_state())}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
     return {f"{RNG}/{rank:05d}/{name}": state for name, state in states.items()}
 
 
-def room_for(rank: int, sizes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Empty tensors for what a checkpoint has of a rank's states.
+def empty_random_states(rank: int, sizes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Empty tensors for the random states of a rank in a checkpoint.
 
     Args:
-        sizes: `size` of each of the checkpoint's tensors, by key.
+        sizes: metadata of the checkpoint's tensors, by key.
     """
-    own = f"{RNG}/{rank:05d}/"
-    return {key: torch.empty(saved.size, dtype=torch.uint8) for key, saved in sizes.items() if key.startswith(own)}
+    prefix = f"{RNG}/{rank:05d}/"
+    return {key: torch.empty(saved.size, dtype=torch.uint8) for key, saved in sizes.items() if key.startswith(prefix)}
 
 
 def set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Put back what `random_states` gave."""
+    """Restore what `random_states` returned."""
     by_name = {key.rpartition("/")[2]: state for key, state in states.items()}
     if "torch" in by_name:
         torch.set_rng_state(by_name["torch"])

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint, as types: damage, another owner of the folder, none that is whole."""
+"""Errors of checkpoints: damage, another owner of the folder, no whole checkpoint."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ WHAT = {
 
 
 def named(key: str) -> str:
-    """What a key of the checkpoint stands for, as a user would say it."""
+    """Words for the tensor that a key of the checkpoint names."""
     kind, _, name = key.partition("/")
     return WHAT.get(kind, "{name!r}").format(name=name or key)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place where a checkpoint's bytes are not what was written.
+    """Bytes of a checkpoint that were changed.
 
     Args:
-        file: inside the checkpoint's folder.
-        what: is wrong there.
-        key: of the tensor that it hits, if a tensor is hit.
-        rows: of the tensor, [first, last + 1).
+        file: in the checkpoint's folder.
+        what: the problem.
+        key: of the affected tensor, if there is one.
+        rows: affected rows of the tensor, [start, stop).
     """
 
     file: str
@@ -39,8 +39,8 @@ class Damage:
 
     def __str__(self) -> str:
         rows = "" if self.rows is None else f", rows [{self.rows[0]}, {self.rows[1]})"
-        hit = "" if self.key is None else f" ({named(self.key)}{rows})"
-        return f"{self.file}{hit}: {self.what}"
+        tensor = "" if self.key is None else f" ({named(self.key)}{rows})"
+        return f"{self.file}{tensor}: {self.what}"
 
 
 class CheckpointError(ValueError):
@@ -48,29 +48,30 @@ class CheckpointError(ValueError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """Bytes of a checkpoint are missing, or others than were written."""
+    """Bytes of a checkpoint are missing or were changed."""
 
     def __init__(self, path: str, damages: Sequence[Damage]) -> None:
         super().__init__(path, tuple(damages))
         self.path, self.damages = path, tuple(damages)
 
     def __str__(self) -> str:
-        first = "; ".join(map(str, self.damages[:3]))
-        more = f"; and {len(self.damages) - 3} more places" if len(self.damages) > 3 else ""
-        return f"the checkpoint {self.path} is damaged: {first}{more}"
+        text = "; ".join(map(str, self.damages[:3]))
+        if len(self.damages) > 3:
+            text += f"; and {len(self.damages) - 3} more"
+        return f"the checkpoint {self.path} is damaged: {text}"
 
     @property
     def name(self) -> str:
-        """Of the checkpoint's folder."""
+        """Name of the checkpoint's folder."""
         return self.path.partition("?")[0].rpartition("/")[2]
 
 
 class NoWholeCheckpointError(CheckpointError):
-    """There are checkpoints, but none of them is whole."""
+    """All checkpoints are damaged."""
 
 
 class RemovedCheckpointError(CheckpointError):
-    """A checkpoint was removed while it was read: the run that goes on has newer ones."""
+    """A checkpoint was removed while it was read: its run continues and has newer ones."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -78,25 +79,25 @@ class RemovedCheckpointError(CheckpointError):
 
     def __str__(self) -> str:
         return (
-            f"the checkpoint {self.path} was removed while it was read, as its run goes on; run the command again, "
-            f"which reads a newer one, or raise storage.keep of the run"
+            f"the checkpoint {self.path} was removed while it was read, because its run continues; run the command "
+            f"again to read a newer one, or raise storage.keep of the run"
         )
 
 
 class DamagedScoresError(CheckpointError):
-    """It is not known which checkpoint is the best."""
+    """The file with the metrics of checkpoints is damaged, so the best one is unknown."""
 
 
 class FencedError(CheckpointError):
-    """A later attempt of the run has taken over the folder: this one may not commit or remove anything."""
+    """A later attempt of the run has taken over the folder, so this one may not commit or remove anything."""
 
 
 class TakenOverError(FencedError):
-    """That attempt is of another launch, so this launch is over.
+    """Another launch of the run has taken over the folder, so this launch ends.
 
     Args:
         path: of the folder.
-        launch: the other one.
+        launch: the other launch.
     """
 
     def __init__(self, path: str, launch: str) -> None:
@@ -104,16 +105,16 @@ class TakenOverError(FencedError):
         self.path, self.launch = path, launch
 
     def __str__(self) -> str:
-        return f"{self.path} was taken over by another launch of the run ({self.launch}); this one ends"
+        return f"another driver ({self.launch}) took over {self.path}; this one exits"
 
 
 class InUseError(CheckpointError):
-    """Another launch of the run is still going."""
+    """Another launch of the run is alive."""
 
 
 def no_whole(path: str, damaged: Sequence[object]) -> NoWholeCheckpointError:
-    """The error of a folder in which every checkpoint is damaged."""
+    """The error for a folder in which every checkpoint is damaged."""
     reasons = "; ".join(map(str, damaged))
     return NoWholeCheckpointError(
-        f"{path} has no whole checkpoint: {reasons}; restore one from a copy, or start over with --fresh"
+        f"all checkpoints in {path} are damaged: {reasons}; restore one from a copy, or start over with --fresh"
     )

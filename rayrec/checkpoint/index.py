@@ -1,7 +1,8 @@
-"""The index of a checkpoint: which bytes of which file are which rectangle of which tensor, and their checksums. JSON.
+"""The index of a checkpoint, a JSON file: which bytes of which file contain which rectangle of which tensor, and their
+checksums.
 
-Nothing in an index is trusted: names of files are those that a writer gives, so that no path leaves the folder; every
-place lies inside its file and its tensor; the pieces of a tensor fill it.
+An index is not trusted when it is read: file names must be those that a writer uses, so no path leaves the folder;
+every rectangle must be inside its file and its tensor; and the rectangles of a tensor must fill it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import AfterValidator, NonNegativeInt, PlainSerializer, PlainValid
 from torch.distributed.checkpoint import ChunkStorageMetadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
-from rayrec.checkpoint.container import DTYPES, NAMES
+from rayrec.checkpoint.safetensors import DTYPES, NAMES
 
 VERSION = 1
 INDEX = "index.json"
@@ -30,7 +31,7 @@ def data_file(rank: int) -> str:
 
 
 def part_file(rank: int) -> str:
-    """A rank's part of the index, until all are joined."""
+    """Name of a rank's part of the index, until rank 0 merges them."""
     return f"part-{rank:05d}.json"
 
 
@@ -40,9 +41,9 @@ def _dtype(name: object) -> torch.dtype:
     return DTYPES[name]
 
 
-def _known(version: int) -> int:
+def _supported(version: int) -> int:
     if version != VERSION:
-        raise ValueError(f"version {version!r} of the index; this rayrec reads {VERSION}")
+        raise ValueError(f"the index has version {version!r}; this rayrec reads {VERSION}")
     return version
 
 
@@ -50,7 +51,12 @@ Counts = tuple[NonNegativeInt, ...]
 
 
 class DataFile(NamedTuple):
-    """Bytes of a file, and of its safetensors header with the eight that give its length."""
+    """A data file.
+
+    Args:
+        size: in bytes.
+        header_size: bytes of the safetensors header, including the 8 bytes of its length.
+    """
 
     size: NonNegativeInt
     header_size: NonNegativeInt
@@ -58,11 +64,11 @@ class DataFile(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A rectangle of a tensor, in row-major order from byte `begin` of `file` on.
+    """A rectangle of a tensor, in row-major order from byte `begin` of `file`.
 
     Args:
-        offsets, sizes: the rectangle, one number a dimension.
-        block_rows: rows (of the first dimension) of a block; the last one may have fewer.
+        offsets, sizes: of the rectangle, one number per dimension.
+        block_rows: rows (of the first dimension) of a block; the last block may have fewer.
         crc32: checksum of each block.
     """
 
@@ -75,7 +81,7 @@ class Piece(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of the first dimension; 1 of a single number."""
+        """Size of the first dimension; 1 for a single number."""
         return self.sizes[0] if self.sizes else 1
 
     def row_bytes(self, itemsize: int) -> int:
@@ -84,7 +90,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A whole tensor, whatever its pieces."""
+    """A tensor and its rectangles."""
 
     dtype: Annotated[torch.dtype, PlainValidator(_dtype), PlainSerializer(NAMES.__getitem__)]
     size: Counts
@@ -93,11 +99,11 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """All of a checkpoint, or what one rank wrote of it."""
+    """The index of a checkpoint, or one rank's part of it."""
 
     files: Mapping[str, DataFile]
     tensors: Mapping[str, SavedTensor]
-    version: Annotated[int, AfterValidator(_known)] = field(kw_only=True)
+    version: Annotated[int, AfterValidator(_supported)] = field(kw_only=True)
 
     def to_json(self) -> bytes:
         return _JSON.dump_json(self)
@@ -107,44 +113,44 @@ class Index:
         """The index that `to_json` wrote.
 
         Args:
-            whole: its pieces must fill the tensors.
+            whole: the rectangles must fill the tensors.
 
         Raises:
-            ValueError: it is none, or says what cannot be.
+            ValueError: it is not an index, or it contradicts itself.
         """
         try:
             index = _JSON.validate_json(data, strict=True)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            what, place = first["msg"].removeprefix("Value error, "), ".".join(map(str, first["loc"]))
-            raise ValueError(f"not an index: {what}" + (f" ({place})" if place else "")) from error
+            problem = error.errors(include_url=False)[0]
+            message, path = problem["msg"].removeprefix("Value error, "), ".".join(map(str, problem["loc"]))
+            raise ValueError(f"not an index: {message}" + (f" ({path})" if path else "")) from error
         for name in index.files:
             if not _DATA_FILE.fullmatch(name):
-                raise ValueError(f"{name!r} is no file of a checkpoint")
+                raise ValueError(f"{name!r} is not a name of a data file")
         for key, tensor in index.tensors.items():
             _check(key, tensor, index.files, whole)
         return index
 
     @classmethod
     def joined(cls, parts: Sequence[Index]) -> Index:
-        """One index of what several ranks wrote.
+        """Merge the parts of several ranks.
 
         Raises:
-            ValueError: the ranks' pieces do not fill a tensor, or overlap.
+            ValueError: the rectangles do not fill a tensor, or overlap.
         """
         files: dict[str, DataFile] = {}
         tensors: dict[str, SavedTensor] = {}
         for part in parts:
             files |= part.files
             for key, tensor in part.tensors.items():
-                before = tensors[key].pieces if key in tensors else ()
-                tensors[key] = SavedTensor(tensor.dtype, tensor.size, (*before, *tensor.pieces))
+                earlier = tensors[key].pieces if key in tensors else ()
+                tensors[key] = SavedTensor(tensor.dtype, tensor.size, (*earlier, *tensor.pieces))
         for key, tensor in tensors.items():
             _check(key, tensor, files, whole=True)
         return cls(files, tensors, version=VERSION)
 
     def metadata(self) -> Metadata:
-        """As DCP's planners read it."""
+        """The metadata that DCP's planners take."""
         return Metadata({key: _metadata(tensor) for key, tensor in self.tensors.items()})
 
     def pieces(self) -> Iterator[tuple[str, SavedTensor, Piece]]:
@@ -161,18 +167,18 @@ def _metadata(tensor: SavedTensor) -> TensorStorageMetadata:
 def _check(key: str, tensor: SavedTensor, files: Mapping[str, DataFile], whole: bool) -> None:
     itemsize, filled = tensor.dtype.itemsize, 0
     for piece in tensor.pieces:
-        places = zip(piece.offsets, piece.sizes, tensor.size, strict=True)
-        inside = len(piece.sizes) == len(tensor.size) and all(at + n <= size for at, n, size in places)
+        extents = zip(piece.offsets, piece.sizes, tensor.size, strict=True)
+        inside = len(piece.sizes) == len(tensor.size) and all(offset + n <= size for offset, n, size in extents)
         nbytes = math.prod(piece.sizes) * itemsize
         file = files.get(piece.file)
         if not inside or file is None or not file.header_size <= piece.begin <= file.size - nbytes:
-            raise ValueError(f"{key}: a piece lies outside its tensor or file")
+            raise ValueError(f"{key}: a rectangle is outside its tensor or file")
         blocks = -(-piece.rows // piece.block_rows) if piece.block_rows and nbytes else 0
         if len(piece.crc32) != blocks:
-            raise ValueError(f"{key}: a piece has {len(piece.crc32)} checksums instead of {blocks}")
+            raise ValueError(f"{key}: a rectangle has {len(piece.crc32)} checksums instead of {blocks}")
         filled += math.prod(piece.sizes)
     if whole and (filled != math.prod(tensor.size) or len({p.offsets for p in tensor.pieces}) != len(tensor.pieces)):
-        raise ValueError(f"{key}: its pieces hold {filled:,} of {math.prod(tensor.size):,} numbers")
+        raise ValueError(f"{key}: its rectangles have {filled:,} of {math.prod(tensor.size):,} numbers")
 
 
 _JSON = TypeAdapter(Index)

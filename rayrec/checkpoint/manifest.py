@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: written last, and what makes a folder a checkpoint. JSON, with its own checksum."""
+"""The manifest of a checkpoint: a JSON file with a checksum, written last. A folder without one is no checkpoint."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from rayrec.checkpoint.attempt import order_of
-from rayrec.checkpoint.errors import Damage, DamagedCheckpointError
+from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError
+from rayrec.checkpoint.ownership import order_of
 from rayrec.storage.folder import Folder
 
 MANIFEST = "manifest.json"
 VERSION = 2
 
+IdMapping = Mapping[str, Mapping[str, Any]]
+"""What maps ids to rows, by feature."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is.
+    """Facts about a checkpoint.
 
     Args:
-        step: training steps behind it; `attempt`: of the run that wrote it, from 1.
-        time: when it was begun, seconds since 1970.
-        world_size: ranks that wrote it.
-        iteration: the largest of `updates`; of every table in a checkpoint that has no `updates`.
-        updates: how often each table was updated inside backward, by its name in the model.
-        plan: `ShardingPlan.to_dict()` of the writers; a reader needs no such plan.
-        mapping: what maps an id to a row, by feature; None where the writer did not say.
-        extra: what the caller saved with it.
-        index_size, index_sha256: of the index; known when it is written.
+        step: number of training steps.
+        attempt: of the run that wrote it, from 1.
+        time: at which the save began, in seconds since 1970.
+        world_size: number of ranks that wrote it.
+        iteration: the largest of `updates`; for all tables if a checkpoint has no `updates`.
+        updates: number of updates of each table inside backward, by its name in the model.
+        plan: `ShardingPlan.to_dict()` of the writers; readers may have another plan.
+        mapping: what maps ids to rows, by feature; None: unknown.
+        extra: JSON that the caller saved with it.
+        index_size, index_sha256: of the index, set when that is written.
     """
 
     step: int
@@ -53,11 +57,11 @@ class Manifest:
         """The manifest that `to_json` wrote.
 
         Raises:
-            ValueError: it is none, of another version, or changed since.
+            ValueError: it is not JSON, has another version, or was changed.
         """
         try:
             raw = json.loads(data)
-        except ValueError as error:  # also bytes that are no text
+        except ValueError as error:  # includes bytes that are not UTF-8
             raise ValueError(f"it cannot be read as JSON ({error})") from error
         if not isinstance(raw, dict) or raw.get("version") != VERSION:
             version = raw.get("version") if isinstance(raw, dict) else None
@@ -69,7 +73,7 @@ class Manifest:
         try:
             return cls(**raw)
         except TypeError as error:
-            raise ValueError(f"its fields are others ({error})") from error
+            raise ValueError(f"its fields are wrong ({error})") from error
 
 
 def sha256(data: bytes) -> str:
@@ -85,10 +89,11 @@ class Checkpoint:
     """A committed checkpoint.
 
     Args:
-        path: its folder, a path or URI; `name`: the folder's.
-        step: training steps behind it.
-        extra: what the caller saved with it (JSON).
-        manifest: all that is known of it without reading tensors.
+        path: path or URI of its folder.
+        name: of the folder.
+        step: number of training steps.
+        extra: JSON that the caller saved with it.
+        manifest: all that is known without reading tensors.
     """
 
     path: str
@@ -99,10 +104,10 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Folder) -> Checkpoint | None:
-    """The checkpoint in a folder of its own; None where there is no manifest.
+    """The checkpoint in a folder; None if there is no manifest.
 
     Raises:
-        DamagedCheckpointError: its manifest is not what was written.
+        DamagedCheckpointError: the manifest was changed.
         OSError: it cannot be read.
     """
     try:
@@ -115,7 +120,41 @@ def read_checkpoint(folder: Folder) -> Checkpoint | None:
 
 
 def newer_damaged(checkpoint: Checkpoint, damaged: Iterable[DamagedCheckpointError]) -> list[DamagedCheckpointError]:
-    """Those of the damaged ones that are newer than a checkpoint, the oldest first."""
-    at = order_of(checkpoint.name) or (0, 0)
-    found = [(order, error) for error in damaged if (order := order_of(error.name) or (0, 0)) > at]
-    return [error for _, error in sorted(found, key=lambda one: one[0])]
+    """The damaged checkpoints that are newer than `checkpoint`, oldest first."""
+    order = order_of(checkpoint.name) or (0, 0)
+    newer = [(other, error) for error in damaged if (other := order_of(error.name) or (0, 0)) > order]
+    return [error for _, error in sorted(newer, key=lambda pair: pair[0])]
+
+
+def check_mapping(path: str, saved: IdMapping | None, current: IdMapping | None) -> None:
+    """Check that ids mean the same rows as when a checkpoint was written. Compares nothing if either is unknown.
+
+    Raises:
+        CheckpointError: names the first feature that differs, and the difference.
+    """
+    if saved is None or current is None:
+        return
+    for feature in sorted({*saved, *current}):
+        before, now = saved.get(feature), current.get(feature)
+        if before is None or now is None:
+            owner = "the checkpoint" if before is None else "the config"
+            raise CheckpointError(f"{path}: {owner} has no feature {feature!r}; {_FIX}")
+        for name in differing(before, now):
+            raise CheckpointError(
+                f"{path}: feature {feature!r}: its ids would mean other rows: {name.replace('_', ' ')} is "
+                f"{_short(before.get(name))} in the checkpoint and {_short(now.get(name))} here; {_FIX}"
+            )
+
+
+def differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """The fields in which two mappings of a feature differ. Earlier checkpoints have no type of ids."""
+    names = {*saved, *current} - ({"id_type"} if None in (saved.get("id_type"), current.get("id_type")) else set())
+    return sorted(name for name in names if saved.get(name) != current.get(name))
+
+
+_FIX = "restore the schema and vocabulary files that it was trained with, or start a new run under another name"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"

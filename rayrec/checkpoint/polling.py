@@ -1,52 +1,47 @@
-"""Slow work on every rank without a slow collective: meanwhile ranks only run short exchanges.
+"""Runs slow work on every rank with short collectives only.
 
-A rank whose disk takes longer than the group's timeout would otherwise end the others, which wait for it.
+A rank whose disk takes longer than the timeout of the process group would otherwise end the others, which wait for it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from rayrec.checkpoint.errors import DamagedCheckpointError
 from rayrec.distributed import comm
+from rayrec.storage.retries import waits_s
 
 T = TypeVar("T")
 
-
-def pauses(longest_s: float = 0.5) -> Iterator[float]:
-    """Seconds to sleep between two looks: short at first."""
-    pause = 0.002
-    while True:
-        yield pause
-        pause = min(longest_s, 2 * pause)
+FIRST_POLL_S, LONGEST_POLL_S = 0.002, 0.5
 
 
-def on_every_rank(work: Callable[[], T], group: comm.Group) -> T:
-    """Do `work`, which exchanges nothing itself, on every rank; returns this rank's result when all have theirs.
+def on_every_rank(function: Callable[[], T], group: comm.Group) -> T:
+    """Call `function`, which must not use collectives, on every rank; returns this rank's result when all have theirs.
 
     Raises:
-        Exception: on every rank, if it failed on any: the first that is no damage, else all damage together.
+        Exception: on every rank, if it failed on any: the first error that is not damage, or else all damage together.
     """
     if group is None or group.size() == 1:
-        return work()
+        return function()
     results: list[T] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            results.append(work())
+            results.append(function())
         except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="rayrec-checkpoint", daemon=True)
     thread.start()
-    for pause in pauses():
-        thread.join(pause)
-        mine = (not thread.is_alive(), errors[0] if errors else None)
-        states = comm.all_gather_object(mine, group)
+    for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
+        thread.join(wait_s)
+        state = (not thread.is_alive(), errors[0] if errors else None)
+        states = comm.all_gather_object(state, group)
         if all(done for done, _ in states):
             break
     failures = [error for _, error in states if error is not None]
@@ -65,6 +60,6 @@ def _worst(failures: list[Exception]) -> Exception:
 
 
 def deadline(seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed since this call."""
+    """A function that returns whether `seconds` have passed since this call."""
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end

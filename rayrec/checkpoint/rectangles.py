@@ -1,7 +1,7 @@
-"""Tensors of which each rank holds rectangles, in the form that torch.distributed.checkpoint's planners know.
+"""Tensors of which each rank has rectangles, in the form that the planners of torch.distributed.checkpoint take.
 
-Loading asks for rectangles of its own; the planner intersects them with the saved ones. That is all of resharding. A
-tensor that every rank holds is one rectangle, and the planner picks who saves it.
+To load, a rank requests its own rectangles, and the planner intersects them with the saved ones: this is all that
+resharding needs. A tensor that every rank has is one rectangle, and the planner chooses which rank saves it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Rectangle:
-    """A part of a tensor, which begins at `offsets`, one number a dimension."""
+    """A slice of a larger tensor.
+
+    Args:
+        offsets: of the slice, one per dimension.
+    """
 
     offsets: tuple[int, ...]
     tensor: torch.Tensor
@@ -30,21 +34,21 @@ class Rectangle:
         return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
 
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[Rectangle]:
-        """The same in parts of at most `max_bytes`, views: runs of rows, or of a row's parts where a row is larger."""
+        """Views of at most `max_bytes` that make up the rectangle: ranges of rows, or of columns if a row is larger."""
         shape = self.tensor.shape
         dim = next((d for d, size in enumerate(shape) if size > 1), None)
         if dim is None or self.tensor.nbytes <= max_bytes:
             yield self
             return
-        each = max(1, max_bytes * shape[dim] // self.tensor.nbytes)
-        for start in range(0, shape[dim], each):
+        length = max(1, max_bytes * shape[dim] // self.tensor.nbytes)
+        for start in range(0, shape[dim], length):
             offsets = (*self.offsets[:dim], self.offsets[dim] + start, *self.offsets[dim + 1 :])
-            part = Rectangle(offsets, self.tensor.narrow(dim, start, min(each, shape[dim] - start)))
-            yield from part.pieces(max_bytes)
+            piece = Rectangle(offsets, self.tensor.narrow(dim, start, min(length, shape[dim] - start)))
+            yield from piece.pieces(max_bytes)
 
 
 class Rectangles:
-    """This rank's rectangles of one tensor of size `shape`."""
+    """This rank's rectangles of a tensor of size `shape`."""
 
     def __init__(self, shape: Sequence[int], parts: Sequence[Rectangle]) -> None:
         self.shape = torch.Size(shape)
@@ -53,11 +57,11 @@ class Rectangles:
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> Rectangles:
-        """All of a tensor."""
+        """A whole tensor as one rectangle."""
         return cls(tensor.shape, [Rectangle((0,) * tensor.dim(), tensor)])
 
     def to_save(self, max_bytes: int = PIECE_BYTES) -> Rectangles:
-        """The same in bounded pieces."""
+        """The same data in rectangles of at most `max_bytes`."""
         return Rectangles(self.shape, [piece for part in self.parts for piece in part.pieces(max_bytes)])
 
     def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
@@ -78,7 +82,7 @@ class Rectangles:
         return [part.chunk for part in self.parts]
 
     def at(self, offsets: torch.Size | None) -> torch.Tensor:
-        """The rectangle that begins there."""
+        """The rectangle at these offsets."""
         assert offsets is not None
         return self._at[offsets]
 
@@ -102,7 +106,7 @@ class LoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """As DCP's, without its first pass over the values, which turns objects that it does not know into None."""
+        """Like DCP's, without its first pass over the values, which replaces unknown objects by None."""
         self.original_state_dict = self.state_dict = state_dict
         self.metadata, self.is_coordinator = metadata, is_coordinator
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder stay: the newest, and the best by the scores that were noted."""
+"""Which checkpoints of a folder are kept: the newest ones, and the best one by its recorded metrics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rayrec.checkpoint.attempt import order_of
 from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST
+from rayrec.checkpoint.ownership import order_of
 from rayrec.storage.folder import Folder
 
 _FILE = "scores.json"
@@ -18,10 +18,10 @@ _FILE = "scores.json"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """A metric by which the best checkpoint is kept.
+    """The metric that selects the best checkpoint.
 
     Args:
-        larger: whether more of it is better.
+        larger: whether a larger value is better.
     """
 
     metric: str
@@ -29,52 +29,52 @@ class Best:
 
 
 def checkpoint_names(root: Folder) -> list[str]:
-    """Folders of checkpoints, complete or not, the oldest first."""
-    found = [(order, name) for name in root.names() if (order := order_of(name))]
-    return [name for _, name in sorted(found)]
+    """Folders of checkpoints, complete or not, oldest first."""
+    folders = [(order, name) for name in root.names() if (order := order_of(name))]
+    return [name for _, name in sorted(folders)]
 
 
-def thin_out(root: Folder, keep: int, best: Best | None) -> None:
-    """Remove all but the `keep` newest committed checkpoints and the best, and older folders that are none.
+def remove_old(root: Folder, keep: int, best: Best | None) -> None:
+    """Remove all but the `keep` newest committed checkpoints and the best one, and unfinished older folders.
 
-    A reader of a removed one finds its manifest gone, and says so (`reader.py`).
+    A process that reads a removed checkpoint reports that its manifest is gone (`reader.py`).
 
     Raises:
-        OSError, DamagedScoresError: it is not known which is the best; nothing is removed.
+        OSError, DamagedScoresError: the best checkpoint cannot be determined; nothing is removed.
     """
     names = checkpoint_names(root)
     committed = [name for name in names if MANIFEST in root.sub(name).names()]
-    kept = set(committed[-max(keep, 1) :])
+    keep_names = set(committed[-max(keep, 1) :])
     if best is not None:
-        kept.add(best_of(root, committed, best) or "")
+        keep_names.add(best_of(root, committed, best) or "")
     newest = order_of(committed[-1]) if committed else None
     for name in names:
         order = order_of(name)
-        if name not in kept and newest is not None and order is not None and order <= newest:
-            root.sub(name).remove(MANIFEST)  # no longer a checkpoint, even if removal is cut short
+        if name not in keep_names and newest is not None and order is not None and order <= newest:
+            root.sub(name).remove(MANIFEST)  # no longer a checkpoint, even if the removal is interrupted
             root.sub(name).remove_all()
 
 
 def remove_unfinished(root: Folder) -> None:
-    """Remove what earlier attempts left without a manifest: it may be what fills the disk."""
+    """Remove folders that earlier attempts left without a manifest, which may be what fills the disk."""
     for name in checkpoint_names(root):
         if MANIFEST not in root.sub(name).names():
             root.sub(name).remove_all()
 
 
 def note_scores(root: Folder, name: str, scores: Mapping[str, Any]) -> None:
-    """Keep the scores of the checkpoint in folder `name`; one process of a run calls it."""
+    """Record the metrics of the checkpoint in folder `name`. Only one process of a run calls it."""
     numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
-    there = set(root.names())
-    earlier = {name: of for name, of in read_scores(root).items() if name in there}
+    existing = set(root.names())
+    earlier = {other: metrics for other, metrics in read_scores(root).items() if other in existing}
     root.write(_FILE, json.dumps({**earlier, name: numbers}).encode())
 
 
 def read_scores(root: Folder) -> dict[str, dict[str, float]]:
-    """Scores by folder name; nothing where none were noted.
+    """Recorded metrics by folder name.
 
     Raises:
-        DamagedScoresError: the file is not what was written.
+        DamagedScoresError: the file was changed.
         OSError: it cannot be read.
     """
     try:
@@ -85,15 +85,15 @@ def read_scores(root: Folder) -> dict[str, dict[str, float]]:
         raw = None
     if not isinstance(raw, dict):
         raise DamagedScoresError(
-            f"{root.path}/{_FILE} is not what was written, so it is not known which checkpoint is the best and none is "
-            f"removed; remove the file to begin anew with the next evaluation"
+            f"{root.path}/{_FILE} is damaged, so the best checkpoint is unknown and none is removed. Delete the file "
+            f"to start over with the next evaluation."
         )
     return raw
 
 
 def best_of(root: Folder, names: Iterable[str], best: Best) -> str | None:
-    """The best of some checkpoints' folders, the earliest of equally good ones; None where none has the metric."""
+    """The folder of the best checkpoint, the earliest of equal ones; None if none has the metric."""
     scores = read_scores(root)
-    found = [(scores[name][best.metric], name) for name in names if best.metric in scores.get(name, {})]
-    finite = [(value if best.larger else -value, name) for value, name in found if math.isfinite(value)]
-    return max(finite, key=lambda one: one[0])[1] if finite else None
+    values = [(scores[name][best.metric], name) for name in names if best.metric in scores.get(name, {})]
+    finite = [(value if best.larger else -value, name) for value, name in values if math.isfinite(value)]
+    return max(finite, key=lambda pair: pair[0])[1] if finite else None

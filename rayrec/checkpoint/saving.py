@@ -1,7 +1,7 @@
-"""Writing one checkpoint: who writes what, in which thread, and the commit.
+"""Writes a checkpoint: which rank writes what, in which thread, and the commit.
 
-Ranks agree on the plan in two small exchanges. After that no exchange waits for a disk: every rank writes its data file
-and then its part of the index; rank 0 sees the parts appear, joins them, and writes the manifest.
+Ranks agree on the plan in two small collectives. After that no collective waits for a disk: every rank writes its data
+file and then its part of the index; rank 0 waits for these parts, merges them, and writes the manifest.
 """
 
 from __future__ import annotations
@@ -9,43 +9,47 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
 from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.index import INDEX, Index, part_file
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
-from rayrec.checkpoint.memory import copy_bytes
-from rayrec.checkpoint.pace import SHARE, Pace
-from rayrec.checkpoint.polling import pauses
+from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S
 from rayrec.checkpoint.rectangles import Rectangles, SavePlanner
-from rayrec.checkpoint.writer import Item, snapshot, write
+from rayrec.checkpoint.writer import SHARE, Item, Throttle, snapshot, write
 from rayrec.distributed import comm
 from rayrec.storage.folder import Folder
+from rayrec.storage.retries import waits_s
 
-NICE = 10  # of the thread that writes beside training
+NICE = 10  # of a thread that writes during training
 
 
 @dataclass(frozen=True)
 class Work:
-    """What this rank writes, and the keys of what all ranks write (rank 0 knows them)."""
+    """What a rank writes.
+
+    Args:
+        keys: of all ranks' tensors; known to rank 0.
+    """
 
     items: list[Item]
     keys: frozenset[str]
 
 
 def plan_save(state: dict[str, Rectangles], group: comm.Group) -> Work:
-    """The pieces that this rank writes; what several ranks hold is dealt out among them. A collective.
+    """Plan what this rank writes; rectangles that several ranks have are divided among them. A collective.
 
     Raises:
-        ValueError: the ranks' pieces do not make whole tensors.
+        ValueError: the rectangles of all ranks do not cover whole tensors.
     """
     rank = 0 if group is None else group.rank()
     planner = SavePlanner()
-    planner.set_up_planner({key: held.to_save() for key, held in state.items()}, is_coordinator=rank == 0)
+    planner.set_up_planner({key: rectangles.to_save() for key, rectangles in state.items()}, is_coordinator=rank == 0)
     plans = comm.all_gather_object(planner.create_local_plan(), group)
     answer: list[SavePlan] | ValueError = []
     keys: frozenset[str] = frozenset()
@@ -58,9 +62,8 @@ def plan_save(state: dict[str, Rectangles], group: comm.Group) -> Work:
     answer = comm.broadcast_object(answer, group)
     if isinstance(answer, ValueError):
         raise answer
-    mine = planner.finish_plan(answer[rank])
     items = []
-    for item in mine.items:
+    for item in planner.finish_plan(answer[rank]).items:
         assert item.tensor_data is not None
         tensor = planner.lookup_object(item.index)
         items.append(Item(item.index.fqn, tuple(item.tensor_data.size), tuple(item.index.offset or ()), tensor))
@@ -69,13 +72,13 @@ def plan_save(state: dict[str, Rectangles], group: comm.Group) -> Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """What one rank does for a checkpoint.
+    """One rank's share of a save.
 
     Args:
         folder: of the checkpoint.
-        manifest: without the index's size and checksum, which come with the commit.
-        work: which pieces.
-        may_commit: raises where the folder is another attempt's.
+        work: what this rank writes.
+        manifest: without the index's size and checksum, which the commit adds.
+        may_commit: raises if another attempt owns the folder.
         committed: called by rank 0 when the checkpoint is complete.
     """
 
@@ -88,96 +91,101 @@ class Save:
 
     @property
     def copy_bytes(self) -> int:
-        """Host memory that `copied` takes."""
+        """Host memory that `copied` needs."""
         return copy_bytes(item.tensor for item in self.work.items)
 
     def copied(self) -> Save:
-        """The same from copies in host memory, so that training may go on."""
+        """The same save from copies in host memory, so that training may continue."""
         return replace(self, work=Work(snapshot(self.work.items), self.work.keys))
 
-    def run(self, pace: Pace) -> None:
-        """Write; on rank 0 also wait for the others and commit.
+    def run(self, throttle: Throttle) -> None:
+        """Write; rank 0 also waits for the other ranks and commits.
 
         Raises:
             OSError, CheckpointError: it failed; there is no manifest.
             FencedError: another attempt owns the folder.
-            StoppedError: `pace` was stopped.
+            StoppedError: the throttle was stopped.
         """
         try:
-            index = write(self.folder, self.rank, self.work.items, pace)
-            pace.wait(0.0)
+            index = write(self.folder, self.rank, self.work.items, throttle)
+            throttle.wait(0.0)
             self.folder.write(part_file(self.rank), index.to_json())
             if self.rank == 0:
-                self._commit(pace)
+                self._commit(throttle)
         except OSError:
-            self.may_commit()  # another attempt may have removed what this one was writing
+            self.may_commit()  # another attempt may have removed these files
             raise
         if self.rank == 0:
-            with suppress(OSError, DamagedScoresError):  # what cannot be removed now is removed after a later one
+            with suppress(OSError, DamagedScoresError):  # a later commit removes old checkpoints as well
                 self.committed()
 
-    def _commit(self, pace: Pace) -> None:
+    def _commit(self, throttle: Throttle) -> None:
         ranks = range(self.manifest.world_size)
-        self._await_parts({part_file(rank) for rank in ranks}, pace)
-        pace.wait(0.0)
+        self._await_files({part_file(rank) for rank in ranks}, throttle)
+        throttle.wait(0.0)
         parts = [Index.from_json(self.folder.read(part_file(rank)), whole=False) for rank in ranks]
         index = Index.joined(parts)
         if set(index.tensors) != self.work.keys:
-            raise ValueError(f"{self.folder.path}: the ranks have written other tensors than were planned")
+            raise ValueError(f"{self.folder.path}: the ranks wrote other tensors than planned")
         data = index.to_json()
         self.folder.write(INDEX, data)
         for rank in ranks:
-            pace.wait(0.0)
+            throttle.wait(0.0)
             self.folder.remove(part_file(rank))
         self.may_commit()
         manifest = replace(self.manifest, index_size=len(data), index_sha256=sha256(data))
         self.folder.write(MANIFEST, manifest.to_json())
 
-    def _await_parts(self, wanted: set[str], pace: Pace) -> None:
-        for pause in pauses():
-            if wanted <= set(self.folder.names()):
+    def _await_files(self, names: set[str], throttle: Throttle) -> None:
+        for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
+            if names <= set(self.folder.names()):
                 return
-            pace.wait(pause)
+            throttle.wait(wait_s)
 
 
-class Job:
-    """A `Save` in a thread of its own.
+def copy_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Host memory that copies of tensors need; torch rounds pinned memory up to powers of two."""
+    return sum(1 << (t.nbytes - 1).bit_length() if t.is_cuda and t.nbytes else t.nbytes for t in tensors)
+
+
+class SaveThread:
+    """Runs a `Save` in a thread.
 
     Args:
-        beside_training: at a lower priority than the steps.
-        shares_cpus: the steps need the CPUs too; only a small part of one is used then.
+        during_training: run at a lower priority than the training steps.
+        shares_cpus: the steps use the CPUs too, so the thread uses a small share of one.
     """
 
-    def __init__(self, save: Save, beside_training: bool = False, shares_cpus: bool = False) -> None:
+    def __init__(self, save: Save, during_training: bool = False, shares_cpus: bool = False) -> None:
         self.step, self.folder = save.manifest.step, save.folder
         self.error: Exception | None = None
         self.reported = False
         self.seconds = 0.0
-        self.pace = Pace(SHARE if beside_training and shares_cpus else 1.0)
+        self.throttle = Throttle(SHARE if during_training and shares_cpus else 1.0)
         self._thread = threading.Thread(
-            target=self._run, args=(save, beside_training), name=f"rayrec-save-{self.step}", daemon=True
+            target=self._run, args=(save, during_training), name=f"rayrec-save-{self.step}", daemon=True
         )
         self._thread.start()
 
-    def _run(self, save: Save, beside_training: bool) -> None:
-        if beside_training:
-            with suppress(OSError, AttributeError):  # threads have priorities of their own on Linux only
+    def _run(self, save: Save, during_training: bool) -> None:
+        if during_training:
+            with suppress(OSError, AttributeError):  # only Linux has priorities of threads
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        began = time.monotonic()
+        start = time.monotonic()
         try:
-            save.run(self.pace)
+            save.run(self.throttle)
         except Exception as error:
             self.error = error
-        self.seconds = time.monotonic() - began
+        self.seconds = time.monotonic() - start
 
     @property
     def running(self) -> bool:
         return self._thread.is_alive()
 
     @property
-    def still_s(self) -> float:
-        """Seconds for which the storage has taken nothing."""
-        return self.pace.still_s if self.running else 0.0
+    def stalled_s(self) -> float:
+        """Seconds for which the storage has made no progress."""
+        return self.throttle.stalled_s if self.running else 0.0
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)

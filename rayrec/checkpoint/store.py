@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saved now or beside training, found, loaded, thinned out."""
+"""The checkpoints of a run: saves them now or during training, lists, loads and prunes them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from typing import Any
 import torch
 
 from rayrec.checkpoint import contents
-from rayrec.checkpoint.attempt import Attempt, folder_name
-from rayrec.checkpoint.background import Outcome, Underway
-from rayrec.checkpoint.contents import random_states, room_for, set_random_states, set_update_counts, update_counts
+from rayrec.checkpoint.background import BackgroundSave, Outcome, fits_in_memory
+from rayrec.checkpoint.contents import (
+    empty_random_states,
+    random_states,
+    set_random_states,
+    set_update_counts,
+    update_counts,
+)
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
-from rayrec.checkpoint.launch import Launch
-from rayrec.checkpoint.manifest import Checkpoint, Manifest, read_checkpoint
-from rayrec.checkpoint.mapping import MAPPING, check_mapping
-from rayrec.checkpoint.memory import fits_in_memory
+from rayrec.checkpoint.manifest import Checkpoint, IdMapping, Manifest, check_mapping, read_checkpoint
+from rayrec.checkpoint.ownership import Attempt, Launch, folder_name
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
-from rayrec.checkpoint.retention import Best, checkpoint_names, note_scores, remove_unfinished, thin_out
+from rayrec.checkpoint.retention import Best, checkpoint_names, note_scores, remove_old, remove_unfinished
 from rayrec.checkpoint.saving import Save, plan_save
 from rayrec.distributed import DistributedModelParallel, comm
 from rayrec.storage.folder import Folder, open_folder
@@ -34,32 +37,32 @@ TENSOR = "tensor"
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """What is saved beside model and optimizer.
+    """What a checkpoint stores besides model and optimizer.
 
     Args:
         extra: JSON; rank 0's is stored.
-        tensors: further ones by name; rank 0's are stored.
-        mapping: what maps an id to a row, by feature; `load` refuses others.
+        tensors: additional tensors by name; rank 0's are stored.
+        mapping: what maps ids to rows, by feature; `load` refuses another mapping.
     """
 
     extra: Mapping[str, Any] | None = None
     tensors: Mapping[str, torch.Tensor] | None = None
-    mapping: MAPPING | None = None
+    mapping: IdMapping | None = None
 
 
 class CheckpointStore:
-    """The checkpoints below a folder: `root/step_00000100-0001/`, on a file system that every rank sees.
+    """The checkpoints in a folder, as `root/step_00000100-0001/`, on a file system that every rank sees.
 
-    A checkpoint belongs to no plan and no world size: tables and optimizer state are stored as whole tensors in
-    pieces, and each rank reads the bytes that it needs. The store that saves owns the folder, as a new attempt, until
-    another store saves there.
+    A checkpoint is independent of the plan and the world size: it stores tables and optimizer state as whole tensors,
+    in rectangles, and each rank reads the bytes that it needs. The store that saves owns the folder, as a new attempt,
+    until another store saves there.
 
     Args:
-        root: a path, or a URI that pyarrow has a file system for.
-        keep: newest checkpoints that stay when one is committed; None: all.
-        best: the best by a metric stays too.
-        still_s: a save that is waited for fails when its storage has taken nothing for so many seconds.
-        launch: that holds the folder, if the run has a driver; no other may take it over.
+        root: a path, or a URI of a file system that pyarrow supports.
+        keep: number of newest checkpoints to keep after a commit; None: all.
+        best: keep the best checkpoint by this metric, too.
+        stall_s: `finish` fails when the storage has made no progress for this many seconds.
+        launch: the run's driver, if it has one; no other may take over the folder.
     """
 
     def __init__(
@@ -67,16 +70,16 @@ class CheckpointStore:
         root: str | Path | Folder,
         keep: int | None = None,
         best: Best | None = None,
-        still_s: float = math.inf,
+        stall_s: float = math.inf,
         launch: Launch | None = None,
     ) -> None:
         self.root = open_folder(root)
-        self._keep, self._best, self._still_s, self._launch = keep, best, still_s, launch
+        self._keep, self._best, self._stall_s, self._launch = keep, best, stall_s, launch
         self._attempt: Attempt | None = None
         self._steps: set[int] = set()  # that this attempt has saved
         self._loaded: Checkpoint | None = None
-        self.copied = True  # whether the last save beside training was from copies
-        self._underway = Underway()
+        self.copied = True  # whether the last save during training was from copies
+        self._background = BackgroundSave()
 
     def save(
         self,
@@ -87,23 +90,23 @@ class CheckpointStore:
         group: comm.Group = None,
         saving: Saving | None = None,
     ) -> Checkpoint:
-        """Writes and commits a checkpoint, and waits for it; every rank calls it. Needs memory for one piece.
+        """Write and commit a checkpoint, and wait for it. A collective. Copies one block at a time.
 
         Args:
             step: training steps so far.
-            extra: JSON; rank 0's is stored. Short for `saving=Saving(extra=...)`.
+            extra: short for `saving=Saving(extra=...)`.
             group: a CPU (gloo) group of all ranks; None for one process.
 
         Raises:
-            OSError or ValueError, on every rank: it could not be written. Earlier ones are intact.
+            OSError or ValueError, on every rank: it could not be written. Earlier checkpoints are intact.
         """
         self.finish(group)
-        self._underway.ended()
+        self._background.ended()
         saving = saving or Saving(extra=extra)
         save = self._prepare(step, model, dense_optimizer, saving, group)
-        self._underway.start(save)
+        self._background.start(save)
         self.finish(group)
-        (outcome,) = self._underway.ended()
+        (outcome,) = self._background.ended()
         if outcome.error is not None:
             raise outcome.error
         name = folder_name(step, save.manifest.attempt)
@@ -111,7 +114,7 @@ class CheckpointStore:
         assert checkpoint is not None
         return checkpoint
 
-    def save_beside(
+    def save_in_background(
         self,
         step: int,
         model: DistributedModelParallel,
@@ -120,48 +123,48 @@ class CheckpointStore:
         group: comm.Group,
         patience_s: float = 30.0,
     ) -> bool:
-        """As `save`, but returns when what this rank saves is copied to host memory; a thread writes it.
+        """Like `save`, but returns when this rank's state is copied to host memory; a thread writes it.
 
-        The copy is as large as this rank's share of the state, and is held until it is written. Where a host has no
-        room for its ranks' copies, training waits for the write instead. `ended` returns the outcome; a failure costs
-        this checkpoint only.
+        The copy is as large as this rank's share of the state, and exists until it is written. If a host has no memory
+        for the copies of its ranks, training waits for the write instead. `ended` returns the outcome; after a failure
+        training continues.
 
         Args:
-            patience_s: seconds that training waits for one save to be written, over all calls.
+            patience_s: seconds that training waits for one earlier save, over all calls.
 
         Returns:
-            Whether it was begun: not if the one before is still being written.
+            Whether the save was started; False if an earlier one is still being written.
 
         Raises:
-            FencedError: on every rank, where another attempt has taken the folder over.
+            FencedError: on every rank, if another attempt has taken over the folder.
         """
-        if not self._underway.settle(group, patience_s):
+        if not self._background.wait(group, patience_s):
             return False
         save = self._prepare(step, model, dense_optimizer, saving, group)
         self.copied = fits_in_memory(save.copy_bytes, group)
         work = save.copied() if self.copied else save
-        self._underway.start(work, self.copied, shares_cpus=model.device.type == "cpu")
+        self._background.start(work, self.copied, shares_cpus=model.device.type == "cpu")
         if not self.copied:
             self.finish(group)
         return True
 
     def finish(self, group: comm.Group = None) -> None:
-        """Wait for a save that is under way; every rank calls it. `ended` returns the outcome.
+        """Wait for the background save, if there is one. A collective. `ended` returns the outcome.
 
         Raises:
-            TimeoutError, on every rank: the storage has taken nothing for `still_s`.
+            TimeoutError, on every rank: the storage has made no progress for `stall_s`.
         """
-        if not self._underway.settle(group, still_s=self._still_s):
-            text = f"the storage has taken nothing of a checkpoint for {self._still_s:g} s"
+        if not self._background.wait(group, stall_s=self._stall_s):
+            text = f"the storage has accepted no data of a checkpoint for {self._stall_s:g} s"
             raise TimeoutError(errno.ETIMEDOUT, text, self.root.path)
 
     def ended(self) -> list[Outcome]:
-        """Background saves that ended since the last call; rank 0 knows when one is complete."""
-        return self._underway.ended()
+        """Background saves that ended since the last call. Rank 0 knows whether one is complete."""
+        return self._background.ended()
 
     def close(self, seconds: float) -> None:
-        """Give a save beside training some time to end; exchanges nothing."""
-        self._underway.close(seconds)
+        """Wait up to `seconds` for a background save. Not a collective."""
+        self._background.close(seconds)
 
     def _prepare(
         self,
@@ -171,15 +174,17 @@ class CheckpointStore:
         saving: Saving,
         group: comm.Group,
     ) -> Save:
-        """What this rank has to write, its tensors as they stand in the model; a collective."""
+        """Plan this rank's share of a save, with the tensors of the model itself. A collective."""
         attempt = self._claim_step(step, group)
         rank, error, state = 0 if group is None else group.rank(), None, {}
         try:
             state = contents.to_save(model, dense_optimizer)
         except ValueError as caught:
             error = caught
-        further = {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()} if rank == 0 else {}
-        for key, tensor in {**random_states(rank, model.device), **further}.items():
+        tensors = random_states(rank, model.device)
+        if rank == 0:
+            tensors |= {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()}
+        for key, tensor in tensors.items():
             state[key] = Rectangles.whole(tensor)
         facts = comm.all_gather_object((update_counts(model), error), group)
         for _, error in facts:
@@ -196,7 +201,7 @@ class CheckpointStore:
             iteration=max(updates.values(), default=0),
             updates=updates,
             plan=model.plan.to_dict(),
-            mapping=None if saving.mapping is None else {name: dict(of) for name, of in saving.mapping.items()},
+            mapping=None if saving.mapping is None else {name: dict(rule) for name, rule in saving.mapping.items()},
             extra=dict(saving.extra or {}),
         )
         return Save(
@@ -209,11 +214,11 @@ class CheckpointStore:
         )
 
     def claim(self, group: comm.Group = None) -> Attempt:
-        """Own the folder, as a new attempt, from now on; every rank calls it. `save` does it where it was not done.
+        """Become the owner of the folder, as a new attempt. A collective. `save` calls it if nobody has.
 
         Raises:
-            TakenOverError: another launch holds it.
-            OSError: it cannot be read or written.
+            TakenOverError: another launch holds the folder.
+            OSError: the folder cannot be read or written.
         """
         claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
         attempt = comm.broadcast_object(claimed, group)
@@ -222,7 +227,7 @@ class CheckpointStore:
         return attempt
 
     def _claim_step(self, step: int, group: comm.Group) -> Attempt:
-        """Claims the folder again if this step was saved before, so that no saved bytes are overwritten."""
+        """Claim the folder again if this attempt has saved the step already, so that no saved bytes are overwritten."""
         attempt = self._attempt
         if attempt is None or step in self._steps:
             attempt = self.claim(group)
@@ -235,9 +240,7 @@ class CheckpointStore:
         return attempt
 
     def listing(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
-        """Committed checkpoints, the oldest first, and those whose manifest is damaged.
-
-        A folder without a manifest is no checkpoint; any other error is one.
+        """(committed checkpoints, oldest first; those with a damaged manifest)
 
         Raises:
             OSError: the folder or a manifest cannot be read.
@@ -254,7 +257,7 @@ class CheckpointStore:
         return whole, damaged
 
     def all(self) -> list[Checkpoint]:
-        """Committed checkpoints with a readable manifest, the oldest first.
+        """Committed checkpoints with a readable manifest, oldest first.
 
         Raises:
             OSError: as `listing`.
@@ -262,10 +265,10 @@ class CheckpointStore:
         return self.listing()[0]
 
     def candidates(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
-        """Checkpoints to go on from, the newest first, and those whose manifest is damaged.
+        """(checkpoints to resume from, newest first; those with a damaged manifest)
 
         Raises:
-            NoWholeCheckpointError: there are some, but all manifests are damaged.
+            NoWholeCheckpointError: all manifests are damaged.
             OSError: as `listing`.
         """
         whole, damaged = self.listing()
@@ -274,7 +277,7 @@ class CheckpointStore:
         return whole[::-1], damaged
 
     def latest(self) -> Checkpoint | None:
-        """The newest committed checkpoint; None where nothing was ever committed.
+        """The newest committed checkpoint; None if there is none.
 
         Raises:
             NoWholeCheckpointError, OSError: as `candidates`.
@@ -287,49 +290,49 @@ class CheckpointStore:
         model: DistributedModelParallel,
         dense_optimizer: torch.optim.Optimizer | None = None,
         group: comm.Group = None,
-        mapping: MAPPING | None = None,
+        mapping: IdMapping | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Fills model and optimizer, whatever their plan and world size; every rank calls it.
+        """Load a checkpoint into model and optimizer, under any plan and world size. A collective.
 
-        In a world as large as the writers', random numbers go on where they were.
+        Random states are restored only if the world size is that of the writers.
 
         Returns:
-            The further tensors that were saved, on every rank.
+            The additional tensors of the checkpoint, on every rank.
 
         Raises:
             ValueError: the checkpoint does not fit the model or its mapping of ids; names the table or parameter.
-            DamagedCheckpointError: file, tensor and rows that are not what was written. Another may be loaded then.
-            RemovedCheckpointError: it is no longer there.
+            DamagedCheckpointError: names file, tensor and rows that were changed. You may load another checkpoint.
+            RemovedCheckpointError: it no longer exists.
             OSError: it cannot be read.
         """
         check_mapping(checkpoint.path, checkpoint.manifest.mapping, mapping)
         rank, world = (0, 1) if group is None else (group.rank(), group.size())
-        further: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         random: dict[str, torch.Tensor] = {}
 
         def read() -> None:
             with self.reader(checkpoint) as reader:
                 saved = reader.index.metadata().state_dict_metadata
                 loading = contents.Loading(model, dense_optimizer, saved)
-                random.update(room_for(rank, saved) if checkpoint.manifest.world_size == world else {})
+                random.update(empty_random_states(rank, saved) if checkpoint.manifest.world_size == world else {})
                 for key in saved:
                     if key.startswith(f"{TENSOR}/"):
-                        further[key.removeprefix(f"{TENSOR}/")] = reader.tensor(key)
-                reader.fill({**loading.state, **{key: Rectangles.whole(room) for key, room in random.items()}})
+                        tensors[key.removeprefix(f"{TENSOR}/")] = reader.tensor(key)
+                reader.fill({**loading.state, **{key: Rectangles.whole(state) for key, state in random.items()}})
                 loading.finish()
 
         on_every_rank(read, group)
         self._loaded = checkpoint
         set_update_counts(model, checkpoint.manifest)
         set_random_states(random, model.device)
-        return further
+        return tensors
 
     def reader(self, checkpoint: Checkpoint) -> Reader:
-        """To read a checkpoint's tensors one by one, or to verify them."""
+        """A reader of single tensors of a checkpoint."""
         return Reader(self.root.sub(checkpoint.name), checkpoint.manifest)
 
     def damages(self, checkpoint: Checkpoint) -> list[Damage]:
-        """Every place of a checkpoint that is not what was written; reads all of it.
+        """Everything in a checkpoint that was changed; reads all of it.
 
         Raises:
             OSError: it cannot be read.
@@ -341,10 +344,10 @@ class CheckpointStore:
             return list(error.damages)
 
     def note_scores(self, step: int, scores: Mapping[str, Any]) -> bool:
-        """How good the checkpoint of a step is, which was saved or loaded; rank 0 calls it, and another may go for it.
+        """Record the metrics of the checkpoint of a step, which was saved or loaded; prunes. Only rank 0 calls it.
 
         Returns:
-            Whether there is one.
+            Whether the checkpoint exists.
         """
         if self._attempt is not None and step in self._steps:
             name = folder_name(step, self._attempt.number)
@@ -353,22 +356,22 @@ class CheckpointStore:
         else:
             return False
         note_scores(self.root, name, scores)
-        if self._keep is not None and not self._underway.running:
+        if self._keep is not None and not self._background.running:
             self.prune(self._keep)
         return True
 
     def prune(self, keep: int) -> None:
-        """Removes all but the `keep` newest committed checkpoints and the best, and older folders that are none.
+        """Remove all but the `keep` newest committed checkpoints and the best one, and unfinished older folders.
 
-        Only one process of a run may call this, and not while another saves.
+        Only one process of a run may call this, and not while another one saves.
 
         Raises:
-            FencedError: another attempt has taken the folder over.
-            OSError, DamagedScoresError: as `thin_out`.
+            FencedError: another attempt has taken over the folder.
+            OSError, DamagedScoresError: see `remove_old`.
         """
         if self._attempt is not None:
             self._attempt.check(self.root)
-        thin_out(self.root, keep, self._best)
+        remove_old(self.root, keep, self._best)
 
     def _read(self, name: str) -> Checkpoint | None:
         return read_checkpoint(self.root.sub(name))

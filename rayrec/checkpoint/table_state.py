@@ -1,11 +1,11 @@
-"""The optimizer state of tables, in forms that any other cut can read: rectangles, units of columns, single numbers.
+"""The optimizer state of tables in forms that can be resharded: rectangles, column units, single numbers.
 
-A table is trained inside backward, or by an optimizer that has its shards as parameters; the state is cut in both cases
-as the weights are.
+A table is trained inside backward, or by an optimizer whose parameters are its shards. In both cases the state is cut
+like the weights.
 
-Row-wise optimizers keep one accumulator a row for every column shard. It is saved as `[rows, units]`, each unit as wide
-as the greatest common divisor of the column edges, so that any other cut can read the units that it covers: their
-width-weighted mean is the exact full-row value where shards are merged, and a copy where they are split.
+Row-wise optimizers keep one accumulator per row for every column shard. It is saved as `[rows, units]`, where the width
+of a unit is the greatest common divisor of the column edges. A shard of another plan reads the units that it covers:
+their width-weighted mean is the exact full-row value when shards are merged, and a copy when they are split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Finish = Callable[[], object]
 
 
 def whole_rows(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
-    """Tensors of the shapes of this rank's shards, in their places."""
+    """Tensors that are cut like this rank's shards, as rectangles of the table."""
     pieces = [
         Rectangle((item.shard.rows.start, item.shard.cols.start), tensor)
         for item, tensor in zip(table.local, tensors, strict=True)
@@ -35,7 +35,7 @@ def whole_rows(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangl
 
 
 def as_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What can be saved of an optimizer's state: tensors, and numbers as tensors."""
+    """The tensors and numbers of an optimizer's state; numbers as tensors."""
     numbers = {
         key: torch.tensor(float(v), dtype=torch.float64) for key, v in state.items() if isinstance(v, int | float)
     }
@@ -46,7 +46,7 @@ def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.
     """The states of this rank's shards, by key.
 
     Raises:
-        ValueError: a state that is neither of the shard's shape, nor a number a row, nor a single number.
+        ValueError: a state has neither the shape of its shard nor one number per row, and is not a single number.
     """
     out: dict[str, Rectangles] = {}
     for key in sorted({key for state in states for key in state}):
@@ -61,15 +61,15 @@ def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.
         else:
             raise ValueError(
                 f"table {name!r}: the optimizer keeps a state {key!r} of shape {tuple(shape)} for a shard of "
-                f"{rows} x {dim}, which no other cut of the table could take up; use an optimizer whose state has a "
-                "number for each weight, each row or each table"
+                f"{rows} x {dim}, which cannot be resharded; use an optimizer whose state has one number per weight, "
+                "per row or per table"
             )
     return out
 
 
 def state_device(key: str, param: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
-    """Where a torch optimizer keeps a state of `param`: beside it, but for the count of steps, which the host reads
-    unless the optimizer is fused or capturable."""
+    """The device on which a torch optimizer keeps a state of `param`: that of `param`, except for the step count, which
+    is on the host unless the optimizer is fused or capturable."""
     (group,) = (group for group in optimizer.param_groups if any(p is param for p in group["params"]))
     on_host = key == "step" and not group.get("fused") and not group.get("capturable")
     return torch.device("cpu") if on_host else param.device
@@ -78,9 +78,9 @@ def state_device(key: str, param: torch.Tensor, optimizer: torch.optim.Optimizer
 def make_targets(
     table: ShardedTable, key: str, saved: TensorStorageMetadata, optimizer: torch.optim.Optimizer
 ) -> list[torch.Tensor]:
-    """For each of this rank's shards an empty state of the kind that was saved under `key`."""
-    whole = torch.Size((table.config.num_embeddings, table.config.embedding_dim))
-    dims = 2 if saved.size == whole else min(len(saved.size), 1)
+    """An empty state for each of this rank's shards, of the kind that was saved under `key`."""
+    table_size = torch.Size((table.config.num_embeddings, table.config.embedding_dim))
+    dims = 2 if saved.size == table_size else min(len(saved.size), 1)
     return [
         torch.empty(
             item.shard.shape[:dims],
@@ -92,10 +92,11 @@ def make_targets(
 
 
 def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> tuple[Rectangles, list[Finish]]:
-    """What to read to fill `targets`, the states of this rank's shards, and the steps that finish it.
+    """(rectangles to read for the states of this rank's shards, functions that then fill these states)
 
     Args:
-        size: with which the state was saved.
+        size: of the saved state.
+        targets: states of this rank's shards.
     """
     if len(size) == 0:
         number = torch.empty((), dtype=targets[0].dtype, device=targets[0].device)
@@ -106,12 +107,12 @@ def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tenso
 
 
 def _unit_width(dim: int, shards: Iterable[Shard]) -> int:
-    """Columns of a unit, from the edges of every rank's shards; the whole width where columns are not cut."""
+    """Width of a column unit, from the edges of all ranks' shards; the whole width if columns are not cut."""
     return math.gcd(dim, *(edge for shard in shards for edge in (shard.cols.start, shard.cols.stop)))
 
 
 def _rows_to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
-    """A state of this rank's shards, `[rows]` each, repeated over the units that each covers."""
+    """Row-wise states `[rows]` of this rank's shards, repeated for each unit that a shard covers."""
     config = table.config
     unit = _unit_width(config.embedding_dim, table.shards)
     pieces = [
@@ -125,24 +126,23 @@ def _rows_to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Recta
 
 
 def _merge(target: torch.Tensor, units: torch.Tensor, widths: torch.Tensor) -> None:
-    """`[rows]` of one shard from the `[rows, units]` read for it, each as wide as the shard's part of it."""
+    """Average the units `[rows, units]` that a shard covers into its state `[rows]`."""
     target.copy_((units * widths).sum(1) / widths.sum())
 
 
 def _rows_to_load(
     table: ShardedTable, targets: Sequence[torch.Tensor], num_units: int
 ) -> tuple[Rectangles, list[Finish]]:
-    """What to read for `targets`, `[rows]` of each of this rank's shards, from a state saved with `num_units` units,
-    and how to finish."""
+    """Like `to_load`, for row-wise states `[rows]` that were saved with `num_units` units."""
     config = table.config
     unit = config.embedding_dim // num_units
     loads, pieces = list[Finish](), []
     for item, target in zip(table.local, targets, strict=True):
-        first, last = item.shard.cols.start // unit, -(-item.shard.cols.stop // unit)
-        read = target.new_empty(target.shape[0], last - first)
-        widths = _covered(item.shard.cols, unit, range(first, last))
+        start, stop = item.shard.cols.start // unit, -(-item.shard.cols.stop // unit)
+        read = target.new_empty(target.shape[0], stop - start)
+        widths = _covered(item.shard.cols, unit, range(start, stop))
         loads.append(partial(_merge, target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))
-        pieces.append(Rectangle((item.shard.rows.start, first), read))
+        pieces.append(Rectangle((item.shard.rows.start, start), read))
     return Rectangles((config.num_embeddings, num_units), pieces), loads
 
 

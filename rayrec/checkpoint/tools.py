@@ -1,4 +1,4 @@
-"""What `rayrec checkpoint` does: verify, describe and convert the checkpoint that a path or URI means."""
+"""The work of `rayrec checkpoint`: verify, describe and convert checkpoints."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from pathlib import Path
 
 import torch
 
-from rayrec.checkpoint.attempt import order_of
-from rayrec.checkpoint.container import header, host_bytes
 from rayrec.checkpoint.contents import DENSE, DENSE_STATE, TABLE, TABLE_STATE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.index import SavedTensor
 from rayrec.checkpoint.manifest import MANIFEST, Checkpoint, newer_damaged, read_checkpoint
+from rayrec.checkpoint.ownership import order_of
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import PIECE_BYTES
+from rayrec.checkpoint.safetensors import header, host_bytes
 from rayrec.checkpoint.store import CheckpointStore
 from rayrec.storage.folder import open_folder
 
 
-def store_of(place: str) -> tuple[CheckpointStore, str | None]:
-    """The store of a run folder, of its folder of checkpoints, or of a checkpoint, and the name of the latter.
+def store_of(path: str) -> tuple[CheckpointStore, str | None]:
+    """(store, name of the checkpoint or None) for a path or URI: a run folder, its folder of checkpoints, or a
+    checkpoint.
 
     Raises:
         CheckpointError: it is none of them.
         OSError: it cannot be read.
     """
-    folder = open_folder(place.rstrip("/"))
+    folder = open_folder(path.rstrip("/"))
     names = folder.names()
     if MANIFEST in names:
         return CheckpointStore(folder.parent()), folder.name
@@ -36,49 +37,49 @@ def store_of(place: str) -> tuple[CheckpointStore, str | None]:
         return CheckpointStore(folder), None
     if "checkpoints" in names:
         return CheckpointStore(folder.sub("checkpoints")), None
-    raise CheckpointError(f"{place} is neither a checkpoint (it has no {MANIFEST}) nor a run with checkpoints")
+    raise CheckpointError(f"{path} is neither a checkpoint (it has no {MANIFEST}) nor a run with checkpoints")
 
 
-def find(place: str) -> tuple[CheckpointStore, Checkpoint]:
-    """The checkpoint that a path or URI means; of a run the newest.
+def find(path: str) -> tuple[CheckpointStore, Checkpoint]:
+    """The checkpoint at a path or URI; the newest one of a run.
 
     Raises:
-        CheckpointError: there is none, or the newest one's manifest is damaged.
+        CheckpointError: there is none, or the manifest of the newest one is damaged.
         OSError: it cannot be read.
     """
-    store, name = store_of(place)
+    store, name = store_of(path)
     damaged: list[DamagedCheckpointError] = []
     if name is not None:
-        found = read_checkpoint(store.root.sub(name))
+        checkpoint = read_checkpoint(store.root.sub(name))
     else:
         whole, damaged = store.candidates()
-        found = next(iter(whole), None)
-    if found is None:
-        raise CheckpointError(f"{place} has no complete checkpoint")
-    if newer := newer_damaged(found, damaged):
-        raise CheckpointError(f"{newer[-1]}; the newest with a whole manifest is {found.path}") from newer[-1]
-    return store, found
+        checkpoint = next(iter(whole), None)
+    if checkpoint is None:
+        raise CheckpointError(f"{path} has no complete checkpoint")
+    if newer := newer_damaged(checkpoint, damaged):
+        raise CheckpointError(f"{newer[-1]}; the newest with a whole manifest is {checkpoint.path}") from newer[-1]
+    return store, checkpoint
 
 
-def verify_place(place: str) -> Iterator[tuple[str, list[Damage]]]:
-    """Each checkpoint that is meant, the newest first, with what is damaged."""
-    store, name = store_of(place)
-    whole, damaged = store.listing() if name is None else ([find(place)[1]], [])
+def verify(path: str) -> Iterator[tuple[str, list[Damage]]]:
+    """(path, damage) of each checkpoint at a path or URI, newest first."""
+    store, name = store_of(path)
+    whole, damaged = store.listing() if name is None else ([find(path)[1]], [])
     for error in damaged:
         yield error.path, list(error.damages)
     for checkpoint in reversed(whole):
         try:
             damages = store.damages(checkpoint)
-        except RemovedCheckpointError:  # by the run, which goes on
+        except RemovedCheckpointError:  # by its run, which continues
             continue
         yield checkpoint.path, damages
     if not whole and not damaged:
-        raise CheckpointError(f"{place} has no complete checkpoint")
+        raise CheckpointError(f"{path} has no complete checkpoint")
 
 
-def describe(place: str) -> list[str]:
-    """Lines that say what a checkpoint holds."""
-    store, checkpoint = find(place)
+def describe(path: str) -> list[str]:
+    """A description of a checkpoint, in lines."""
+    store, checkpoint = find(path)
     manifest = checkpoint.manifest
     with store.reader(checkpoint) as reader:
         tensors = reader.index.tensors
@@ -90,36 +91,36 @@ def describe(place: str) -> list[str]:
         f"written by {manifest.world_size} ranks; {total / 1e6:,.1f} MB in {files} data files",
     ]
     for title, kind in (("tables", TABLE), ("layers", DENSE)):
-        own = {key.partition("/")[2]: saved for key, saved in tensors.items() if key.startswith(f"{kind}/")}
-        lines.append(f"{len(own)} {title}, {sum(math.prod(saved.size) for saved in own.values()):,} numbers")
-        for name, saved in own.items():
+        by_name = {key.partition("/")[2]: saved for key, saved in tensors.items() if key.startswith(f"{kind}/")}
+        lines.append(f"{len(by_name)} {title}, {sum(math.prod(saved.size) for saved in by_name.values()):,} numbers")
+        for name, saved in by_name.items():
             size, dtype = " x ".join(map(str, saved.size)) or "number", str(saved.dtype).removeprefix("torch.")
             lines.append(f"  {name}: {size} {dtype}")
-    beside = [key for key in tensors if not key.startswith((f"{TABLE}/", f"{DENSE}/"))]
-    lines.append(f"{len(beside)} tensors beside: what optimizers keep, random states, figures")
+    other = [key for key in tensors if not key.startswith((f"{TABLE}/", f"{DENSE}/"))]
+    lines.append(f"{len(other)} other tensors: optimizer states, random states, metrics")
     for feature, mapping in sorted((manifest.mapping or {}).items()):
         lines.append(f"ids of {feature}: " + ", ".join(f"{name} {value}" for name, value in mapping.items()))
     return lines
 
 
-def convert_place(place: str, out: Path, optimizer: bool) -> tuple[Checkpoint, int, int]:
-    """Write one file; returns the checkpoint that it is of, how many tensors it has, and its bytes.
+def convert(path: str, out: Path, optimizer: bool) -> tuple[Checkpoint, int, int]:
+    """Write a checkpoint to one file; returns (checkpoint, number of tensors, bytes of the file).
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
         OSError: the file cannot be written.
     """
-    store, checkpoint = find(place)
+    store, checkpoint = find(path)
     with store.reader(checkpoint) as reader:
         count = to_safetensors(reader, out, optimizer)
     return checkpoint, count, out.stat().st_size
 
 
 def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:
-    """Key in the checkpoint by the name that the unsharded model's `state_dict` has.
+    """Key in the checkpoint by the name in the `state_dict` of the unsharded model.
 
     Args:
-        optimizer: also what optimizers kept, as `optimizer.NAME.STATE`.
+        optimizer: include optimizer states, as `optimizer.NAME.STATE`.
     """
     names = {}
     for key in reader.index.tensors:
@@ -134,10 +135,10 @@ def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:
 
 
 def to_safetensors(reader: Reader, path: Path, optimizer: bool = False) -> int:
-    """Write one safetensors file; returns how many tensors it has. Needs memory for one piece.
+    """Write one safetensors file; returns its number of tensors. Needs memory for 64 MiB of a tensor.
 
     Raises:
-        DamagedCheckpointError: what is read is not what was written; there is no file then.
+        DamagedCheckpointError: the checkpoint was changed; no file is written.
         OSError: the file cannot be written.
     """
     names = unsharded_names(reader, optimizer)
@@ -157,10 +158,10 @@ def to_safetensors(reader: Reader, path: Path, optimizer: bool = False) -> int:
 
 
 def _runs(tensor: SavedTensor) -> list[slice]:
-    """Rows that fit in a piece, one run after the other."""
+    """Ranges of rows of at most 64 MiB."""
     if not tensor.size or not tensor.size[0]:
         return [slice(None)]
     count = tensor.size[0]
     nbytes = tensor.dtype.itemsize * max(1, torch.Size(tensor.size).numel())
-    each = max(1, PIECE_BYTES * count // nbytes)
-    return [slice(start, min(count, start + each)) for start in range(0, count, each)]
+    length = max(1, PIECE_BYTES * count // nbytes)
+    return [slice(start, min(count, start + length)) for start in range(0, count, length)]

@@ -1,4 +1,4 @@
-"""A new model from another one's checkpoint: tables and layers by name, what optimizers kept left out."""
+"""Initializes a new model from the checkpoint of another one: tables and layers by name, without optimizer state."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rayrec.distributed.collections.sharded_table import ShardedTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Which names of the new model mean which of the checkpoint.
+    """Maps names of the new model to names in the checkpoint.
 
     Args:
-        renames: name in the checkpoint → name here; of a table, a layer, or a module with all that is in it.
-        fresh: names here that are not taken, each with all that is in it.
+        renames: name in the checkpoint → name in the model; of a table, a layer, or a module with its contents.
+        fresh: names in the model that are not loaded; of a module, with its contents.
     """
 
     renames: Mapping[str, str]
     fresh: tuple[str, ...] = ()
 
     def source(self, name: str) -> str | None:
-        """What `name` is called in the checkpoint; None where it is not to be taken."""
+        """The name in the checkpoint; None if `name` is not loaded."""
         if any(_inside(name, fresh) is not None for fresh in self.fresh):
             return None
         for old, new in self.renames.items():
@@ -40,8 +40,8 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What came from the checkpoint, and what begins anew."""
+class LoadedNames:
+    """Names of the tables and layers that were loaded, and of those that were not."""
 
     tables: tuple[str, ...]
     layers: tuple[str, ...]
@@ -55,30 +55,30 @@ def load_weights(
     names: Names,
     rows: Mapping[str, int],
     group: comm.Group = None,
-) -> Taken:
-    """Fill the tables and layers of `model` that the checkpoint has; every rank calls it.
+) -> LoadedNames:
+    """Load the tables and layers of `model` that the checkpoint has. A collective.
 
     Args:
-        rows: by table (the last part of its name), how many of its first rows mean the same here as there; all where
-            it is not given.
+        rows: by table (the last component of its name), the number of first rows that mean the same ids in model and
+            checkpoint; default: all.
 
     Raises:
-        CheckpointError: nothing fits, or something of one name has another size; names it.
-        DamagedCheckpointError, OSError: as `CheckpointStore.load`.
+        CheckpointError: no name fits, or a table or layer has another size; names it.
+        DamagedCheckpointError, OSError: see `CheckpointStore.load`.
     """
 
-    def read() -> Taken:
+    def read() -> LoadedNames:
         with store.reader(checkpoint) as reader:
-            state, taken = _wanted(reader, checkpoint.path, model, names, rows)
+            state, loaded = _plan(reader, checkpoint.path, model, names, rows)
             reader.fill(state)
-            return taken
+            return loaded
 
     return on_every_rank(read, group)
 
 
-def _wanted(
+def _plan(
     reader: Reader, path: str, model: DistributedModelParallel, names: Names, rows: Mapping[str, int]
-) -> tuple[dict[str, Rectangles], Taken]:
+) -> tuple[dict[str, Rectangles], LoadedNames]:
     state: dict[str, Rectangles] = {}
     tables, layers, fresh = [], [], []
     for name, table in model.tables().items():
@@ -97,40 +97,40 @@ def _wanted(
         size = reader.index.tensors[source].size
         if tuple(tensor.shape) != size:
             raise CheckpointError(
-                f"{path}: layer {name!r} has shape {tuple(tensor.shape)}, but {size} there; give it that shape, "
-                "or list it in init_from.fresh"
+                f"{path}: layer {name!r} has shape {tuple(tensor.shape)}, but {size} in the checkpoint; change its "
+                "shape, or list it in init_from.fresh"
             )
         layers.append(name)
         _refuse_twice(path, source, state)
         state[source] = Rectangles.whole(tensor.detach())
     if not state:
         raise CheckpointError(
-            f"{path}: none of its tables and layers has a name of this model ({_some(model.tables())}); it has "
-            f"{_some(key.partition('/')[2] for key in reader.index.tensors if key.startswith(f'{TABLE}/'))}; say what "
-            "is called otherwise in init_from.renames"
+            f"{path}: none of its tables and layers has a name of this model ({_first_names(model.tables())}); it has "
+            f"{_first_names(key.partition('/')[2] for key in reader.index.tensors if key.startswith(f'{TABLE}/'))}; "
+            "map the names in init_from.renames"
         )
-    return state, Taken(tuple(tables), tuple(layers), tuple(fresh))
+    return state, LoadedNames(tuple(tables), tuple(layers), tuple(fresh))
 
 
 def _rows_of(reader: Reader, path: str, source: str, name: str, table: ShardedTable, same: int | None) -> Rectangles:
-    """The rows of this rank's shards that are taken."""
-    there, here = reader.index.tensors[source].size, (table.config.num_embeddings, table.config.embedding_dim)
-    if there[1] != here[1] or (same is None and there[0] != here[0]):
+    """The rows to load into this rank's shards."""
+    saved_size, size = reader.index.tensors[source].size, (table.config.num_embeddings, table.config.embedding_dim)
+    if saved_size[1] != size[1] or (same is None and saved_size[0] != size[0]):
         raise CheckpointError(
-            f"{path}: table {name!r} is {here} (rows, dim), but {there} there; give it that size, or list it in "
-            "init_from.fresh"
+            f"{path}: table {name!r} is {size} (rows, dim), but {saved_size} in the checkpoint; change its size, or "
+            "list it in init_from.fresh"
         )
-    stop = there[0] if same is None else min(there[0], here[0], same)
-    parts = [
+    stop = saved_size[0] if same is None else min(saved_size[0], size[0], same)
+    rectangles = [
         Rectangle((item.shard.rows.start, item.shard.cols.start), item.weight[: max(0, stop - item.shard.rows.start)])
         for item in table.local
     ]
-    return Rectangles(there, [part for part in parts if part.tensor.numel()])
+    return Rectangles(saved_size, [rectangle for rectangle in rectangles if rectangle.tensor.numel()])
 
 
 def _refuse_twice(path: str, source: str, state: Mapping[str, Rectangles]) -> None:
     if source in state:
-        raise CheckpointError(f"{path}: {source.partition('/')[2]!r} is to be taken twice; see init_from.renames")
+        raise CheckpointError(f"{path}: {source.partition('/')[2]!r} would be loaded twice; see init_from.renames")
 
 
 def _saved(reader: Reader, kind: str, name: str | None) -> str | None:
@@ -139,11 +139,11 @@ def _saved(reader: Reader, kind: str, name: str | None) -> str | None:
 
 
 def _inside(name: str, outer: str) -> str | None:
-    """What is left of `name` behind `outer`, a run of whole parts of it; None where it is not in it."""
-    at = f".{name}.".find(f".{outer}.")
-    return None if at < 0 else name[at + len(outer) :]
+    """The rest of `name` after `outer`, some of its components; None if `outer` is not in it."""
+    start = f".{name}.".find(f".{outer}.")
+    return None if start < 0 else name[start + len(outer) :]
 
 
-def _some(names: Iterable[str]) -> str:
+def _first_names(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -1,6 +1,6 @@
 """Sharded training: plans, exchanges, kernels, executors, sharded modules.
 
-The names here are loaded when first used: a plan can be read without the kernels.
+Names are imported on first use, so that a plan can be read without the kernels.
 """
 
 from typing import TYPE_CHECKING
@@ -15,26 +15,30 @@ if TYPE_CHECKING:
     )
     from rayrec.distributed.comm.awaitable import Awaitable
     from rayrec.distributed.comm.env import ShardingEnv
+    from rayrec.distributed.kernel import EmbOptimType
     from rayrec.distributed.model_parallel import DistributedModelParallel
     from rayrec.distributed.pipeline import TrainPipeline
     from rayrec.distributed.plan.module_sharder import ModuleSharder
     from rayrec.distributed.plan.sharding_plan import ShardingPlan
-    from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
+    from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, ShardingType, Span
 
 __getattr__ = lazy_names(__name__)
 
 __all__ = [
     "Awaitable",
     "DistributedModelParallel",
+    "EmbOptimType",
     "EmbeddingBagCollectionSharder",
     "EmbeddingCollectionSharder",
     "EmbeddingComputeKernel",
     "ModuleSharder",
     "ParameterSharding",
+    "Shard",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
     "ShardingEnv",
     "ShardingPlan",
     "ShardingType",
+    "Span",
     "TrainPipeline",
 ]

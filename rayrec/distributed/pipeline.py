@@ -14,7 +14,7 @@ from torch import nn
 
 from rayrec.distributed.ids.input_dist import PendingInput
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class TrainPipeline(Generic[T]):
         self._move: Callable[[Any], T] = move or (lambda batch: batch.to(device, non_blocking=True))
         self._device = device
         self._copies, self._ids = (torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2))
-        # Paths of the collections to send ids for: all, without those that ignored the ids in their first step.
+        # Paths of the collections to send ids for: all except collections that ignored the ids in their first step.
         self._active = set(self._collections)
         self._consumers: set[str] = set()
 

@@ -1,17 +1,36 @@
-"""What comes after training: export with parity, scoring, and what a service needs of a model."""
+"""Export of trained models with a parity check, scoring, and search in item indexes. README.md lists the files."""
 
+from typing import TYPE_CHECKING
+
+from rayrec._runtime.imports import lazy_names
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.export import Export, Trained, export
+from rayrec.inference.export_options import ExportOptions
+from rayrec.inference.graph import Inputs
 from rayrec.inference.model import Model
 from rayrec.inference.parity import Parity
-from rayrec.inference.wanted import Wanted
+
+if TYPE_CHECKING:
+    from rayrec.inference.export_store import ExportStore
+    from rayrec.inference.index import ItemIndex, Search, write_index
+    from rayrec.inference.retrieve import RetrieveOptions
+    from rayrec.inference.scorer import Scorer
+
+__getattr__ = lazy_names(__name__)
 
 __all__ = [
     "Export",
     "ExportError",
+    "ExportOptions",
+    "ExportStore",
+    "Inputs",
+    "ItemIndex",
     "Model",
     "Parity",
+    "RetrieveOptions",
+    "Scorer",
+    "Search",
     "Trained",
-    "Wanted",
     "export",
+    "write_index",
 ]

@@ -1,13 +1,13 @@
-"""The folder of an exported model: its files, what its index says, and the proof that they are whole.
+"""The folder of an export: its files, its index, and checks that it is complete.
 
 | file | |
 |---|---|
-| `export.json` | inputs, where each table lies, versions, origin, size and checksum of every file; written last |
-| `tables.bin` | all tables' bytes, to be mapped into memory; processes of a machine share them |
-| `graph.pt2` | the graph of torch.export: raw tensors and JSON |
-| `aoti/` | the compiled graph (AOTInductor), unpacked, so that loading it leaves nothing in a temporary folder |
-| `mapping.json`, `vocabularies/` | schema and tables, from which raw values become ids |
-| `parity.json`, `parity.html` | scores beside the trainer's |
+| `export.json` | index: inputs, table offsets, versions, origin, size and checksum of every file; written last |
+| `tables.bin` | the bytes of all tables, for mapping into memory that the processes of a machine share |
+| `graph.pt2` | the torch.export graph: raw tensors and JSON |
+| `aoti/` | the compiled graph (AOTInductor), unpacked, so that loading needs no temporary folder |
+| `mapping.json`, `vocabularies/` | schema and tables, to map raw values to ids |
+| `parity.json`, `parity.html` | comparison with the trained model's scores |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rayrec.quant import TablePlace
 
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
 MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
-FORMAT = 2  # 1 knew no context: such folders, of which none has one, are read as well
+FORMAT = 2  # format 1 has no `inputs.context`; it is read as well
 FORMATS = (1, FORMAT)
 
 _CHUNK_BYTES = 16 << 20
@@ -43,27 +43,27 @@ _LOCK = "export.lock"
 
 
 class ExportError(ValueError):
-    """An export that cannot be made, is damaged, or does not fit this machine; the text names the file and the fix."""
+    """An export that cannot be created, is damaged, or does not fit this machine; names the file and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """What `export.json` says.
+class ExportIndex:
+    """`export.json`.
 
     Args:
-        inputs: of the graph.
-        rows_of: feature → rows of the smallest table that reads it; every id lies below.
-        table_of: feature → that table.
-        places: the tables in `tables.bin`.
-        logit_shift: already part of the graph; recorded for comparisons.
-        dense: number format of the dense layers.
-        targets: the graphs that are there, "eager" and perhaps "aoti".
-        version: a name for this export, unique.
-        versions: of the software that made it, and the processor.
-        origin: run, checkpoint and step.
+        inputs: Inputs of the graph.
+        rows_of: feature → rows of the smallest table that reads it; ids must be below.
+        table_of: feature → name of that table.
+        places: Offsets of the tables in `tables.bin`.
+        logit_shift: Already part of the graph; recorded for comparisons.
+        dense: Number format of the dense layers.
+        targets: Graphs in the folder: "eager", and "aoti" if compiled.
+        version: Unique name of the export.
+        versions: Software and processor that created it.
+        origin: Run, checkpoint and step.
         files: path → (bytes, CRC-32).
-        march: instruction set that the graph was compiled for, by the compiler's name; None where none was recorded.
-        instructions: the processor flags that it needs.
+        march: Instruction set that the graph was compiled for, by the compiler's name; None if it was not recorded.
+        instructions: Processor flags that the compiled graph needs.
     """
 
     inputs: Inputs
@@ -84,35 +84,35 @@ class Index:
         return {"format": FORMAT, **_INDEX.dump_python(self, mode="json")}
 
     @classmethod
-    def parse(cls, data: bytes, place: str) -> Index:
-        """What the file at `place` holds.
+    def parse(cls, data: bytes, path: str) -> ExportIndex:
+        """Parses the content of the file at `path`.
 
         Raises:
-            ExportError: no JSON, another version of the format, or a part is missing.
+            ExportError: Not JSON, an unknown format, or a missing or wrong field.
         """
         try:
             raw = json.loads(data)
         except ValueError as error:
-            raise ExportError(f"{place} cannot be read: {error}") from None
+            raise ExportError(f"{path} cannot be read: {error}") from None
         if not isinstance(raw, dict):
-            raise ExportError(f"{place} is not the index of an export: export anew")
+            raise ExportError(f"{path} is not the index of an export: export the run again")
         if raw.get("format") not in FORMATS:
             raise ExportError(
-                f"{place}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run anew"
+                f"{path}: format {raw.get('format')!r}; this rayrec reads {FORMATS}: export the run again"
             )
         try:
             return _INDEX.validate_python(raw)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ExportError(f"{place} is not the index of an export ({wrong}): export anew") from None
+            problem = error.errors(include_url=False)[0]
+            detail = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            raise ExportError(f"{path} is not the index of an export ({detail}): export the run again") from None
 
 
-_INDEX = TypeAdapter(Index)
+_INDEX = TypeAdapter(ExportIndex)
 
 
 def versions_here() -> dict[str, str]:
-    """Software that scores depend on, and the processor's widest vectors."""
+    """Versions of the software that scores depend on, and the processor's vector instructions."""
     return {
         "rayrec": metadata.version("rayrec"),
         "torch": torch.__version__,
@@ -121,40 +121,41 @@ def versions_here() -> dict[str, str]:
     }
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Path) -> ExportIndex:
     """
     Raises:
-        ExportError: no whole export is there.
+        ExportError: The export is missing or incomplete.
     """
     try:
-        return Index.parse((folder / INDEX).read_bytes(), str(folder / INDEX))
+        return ExportIndex.parse((folder / INDEX).read_bytes(), str(folder / INDEX))
     except FileNotFoundError:
-        raise ExportError(f"{folder} holds no whole export: it has no {INDEX}") from None
+        raise ExportError(f"{folder} is not a complete export: {INDEX} is missing") from None
     except OSError as error:
         raise ExportError(f"{folder / INDEX} cannot be read: {error}") from None
 
 
 def check_listed(folder: Path, files: Mapping[str, tuple[int, int]], checksums: bool = True) -> None:
-    """That every file is there, whole, and inside the folder.
+    """Checks that every file exists, is complete, and is inside the folder.
 
     Args:
         files: path → (bytes, CRC-32).
+        checksums: Also reads every file and compares its checksum.
 
     Raises:
-        ExportError: names the file.
+        ExportError: A file is missing or damaged; names it.
     """
     for name, (size, crc) in files.items():
         path = folder / name
         if not path.resolve().is_relative_to(folder.resolve()):
             raise ExportError(f"{folder} lists {name!r}, which is outside the folder")
         try:
-            found = path.stat().st_size
+            actual = path.stat().st_size
         except OSError as error:
-            raise ExportError(f"{path} is missing ({error.strerror}); copy the whole folder, or export anew") from None
-        if found != size:
-            raise ExportError(f"{path} has {found:,} bytes instead of {size:,}; copy it again, or export anew")
+            raise ExportError(f"{path} is missing ({error.strerror}); copy the whole folder, or export again") from None
+        if actual != size:
+            raise ExportError(f"{path} has {actual:,} bytes instead of {size:,}; copy it again, or export again")
         if checksums and checksum(path) != crc:
-            raise ExportError(f"{path} is damaged: its checksum is another; copy it again, or export anew")
+            raise ExportError(f"{path} is damaged (wrong checksum); copy it again, or export again")
 
 
 def checksum(path: Path) -> int:
@@ -167,7 +168,11 @@ def checksum(path: Path) -> int:
 
 
 def listed_files(folder: Path, known: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:
-    """Every file below the folder but the index, with size and checksum; `known` ones are not read again."""
+    """Size and checksum of every file below the folder except the index.
+
+    Args:
+        known: Checksums of files that need not be read.
+    """
     known, listed = known or {}, {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != INDEX):
         name = path.relative_to(folder).as_posix()
@@ -177,33 +182,33 @@ def listed_files(folder: Path, known: Mapping[str, int] | None = None) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class MappedTables:
-    """Tables in a file, in memory that all processes share which only read it.
+    """The tables of a file, mapped into memory that processes share.
 
     Args:
-        data: uint8, the file's bytes.
+        data: uint8, the bytes of the file.
     """
 
     data: torch.Tensor
     _map: mmap.mmap
 
     def release(self) -> None:
-        """Gives the pages that were read back to the system; they are read anew when they are needed."""
+        """Releases the pages that were read; the system reads them again when they are needed."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
-    def read_rows_alone(self) -> None:
-        """Lookups read and map no neighbours of their rows: for tables that may not fit in memory."""
+    def disable_readahead(self) -> None:
+        """Turns off readahead and huge pages, for tables that may not fit in memory."""
         self._map.madvise(mmap.MADV_RANDOM)
         self._map.madvise(mmap.MADV_NOHUGEPAGE)
 
 
 def map_tables(path: Path) -> MappedTables:
     with open(path, "rb") as file:
-        held = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    return MappedTables(torch.frombuffer(held, dtype=torch.uint8), held)
+        mapping = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return MappedTables(torch.frombuffer(mapping, dtype=torch.uint8), mapping)
 
 
 def read_mapping(folder: Path) -> dict[str, Any]:
-    """`schema` and `tables` of the training config, vocabularies being those in the folder."""
+    """`schema` and `tables` of the training config, with the paths of the folder's vocabularies."""
     raw: dict[str, Any] = json.loads((folder / MAPPING).read_text(encoding="utf-8"))
     for feature in raw["schema"].get("sparse", []):
         mapping = feature.get("mapping") or {}
@@ -217,23 +222,23 @@ def write_json(path: Path, value: Mapping[str, Any] | Sequence[Any]) -> None:
 
 
 @contextmanager
-def scratch_beside(out: Path) -> Iterator[Path]:
-    """An empty hidden folder next to `out`, removed at the end.
+def scratch_folder(out: Path) -> Iterator[Path]:
+    """An empty hidden folder next to `out`, removed at the end. Folders of killed processes are removed as well.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: The folder cannot be created.
     """
     prefix = f".{out.name}."
     for lock in out.parent.glob(f"{glob.escape(prefix)}*/{_LOCK}"):
-        _remove_unless_held(lock)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=prefix) as made, open(Path(made) / _LOCK, "w") as held:
+        _remove_unless_locked(lock)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=prefix) as folder, open(Path(folder) / _LOCK, "w") as file:
         with suppress(OSError):  # a file system without locks: nothing is removed there
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield Path(made)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Path(folder)
 
 
-def _remove_unless_held(lock: Path) -> None:
-    """A process that ended in whatever way holds no lock."""
-    with suppress(OSError), open(lock) as held:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _remove_unless_locked(lock: Path) -> None:
+    """Removes the folder of a lock; a killed process holds no lock."""
+    with suppress(OSError), open(lock) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(lock.parent)

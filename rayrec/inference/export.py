@@ -1,4 +1,4 @@
-"""`export`: a trained model to a folder that scores without training code, with the proof that it scores alike."""
+"""`export`: writes a trained model to a folder that scores without training code, and compares the scores of both."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from rayrec.data.mapping.vocabulary import load_vocabulary
-from rayrec.inference import artifact, compiled, graph, processor
-from rayrec.inference.artifact import ExportError, Index, scratch_beside
+from rayrec.inference import artifact, compilation, graph, processor
+from rayrec.inference.artifact import ExportError, ExportIndex, scratch_folder
+from rayrec.inference.export_options import AUTO, ExportOptions, choose_formats
 from rayrec.inference.graph import Inputs, same_with_context
 from rayrec.inference.model import Model
-from rayrec.inference.parity import SAMPLE_ROWS, Limits, Parity, Score, compare, parity_page
-from rayrec.inference.tables import SomeRows, fill_some, write_tables
-from rayrec.inference.wanted import AUTO, Wanted, choose_formats
+from rayrec.inference.parity import SAMPLE_ROWS, Parity, ParityLimits, Score, compare, parity_page
+from rayrec.inference.tables import PartialTable, fill_partial, write_tables
 from rayrec.models import Batch
 from rayrec.quant import TableFormat, TablePlace, place_tables
 from rayrec.quant.layout import TableConfig
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from rayrec.checkpoint.reader import CheckpointWeights
 
 _CHUNK_BYTES = 16 << 20
-_SAMPLE_BYTES = 512 << 20  # of the rows that a sample reads of tables; equal ones count each time
+_SAMPLE_BYTES = 512 << 20  # of the table rows that a sample reads; repeated rows count each time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A trained model, wherever it comes from.
+    """A trained model.
 
     Args:
-        make_model: the model with its tables on "meta".
-        weights: of the checkpoint.
-        inputs: what the model reads.
-        mapping: `schema` and `tables` of the training config, plain values.
+        make_model: Creates the model with its tables on "meta".
+        weights: Weights of the checkpoint.
+        inputs: Inputs of the model.
+        mapping: `schema` and `tables` of the training config, as plain values.
         rows_of: feature → rows that its ids map to.
-        batches: iterates over the evaluation rows; given a number, over about so many of them, drawn from all.
-        recorded: the figures that the trainer recorded for this checkpoint and these rows, or None.
-        logit_shift: added to logits; corrects for negatives that training left out.
-        origin: run, checkpoint and step, written to the index.
+        batches: Iterates over the evaluation rows; with a number, over a sample of about that many rows.
+        recorded: Metrics that the trainer recorded for this checkpoint and these rows; None if it did not.
+        logit_shift: Added to logits; corrects for negatives that training skipped.
+        origin: Run, checkpoint and step, for the index.
     """
 
     make_model: Callable[[], nn.Module]
@@ -64,58 +64,58 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written: the folder, its index, and the proof."""
+    """A written export."""
 
     folder: Path
-    index: Index
+    index: ExportIndex
     parity: Parity
 
 
-def export(trained: Trained, out: str | Path, wanted: Wanted | None = None) -> Export:
-    """Writes the folder; it is there whole or not at all.
+def export(trained: Trained, out: str | Path, options: ExportOptions | None = None) -> Export:
+    """Writes an export. The folder appears complete, or not at all.
 
-    Tables are read in blocks of rows: memory does not grow with them. They are read once, and the disk holds nothing
-    beside the export; twice to choose formats, and to compare scores on all rows, for which their float32 rows are
-    written beside it where its own are in another format.
+    Tables are read in blocks of rows, so memory does not grow with them. They are read once; and a second time with
+    `tables="AUTO"`, and with `parity=None`, which also needs disk space for fp32 tables if the export has another
+    format.
 
     Args:
-        out: must not exist.
+        out: Folder to create; must not exist.
 
     Raises:
-        ExportError: the folder exists or cannot be written, the model cannot be traced or compiled, or, without
-            `force`, its scores are outside their limits, or it is slow in a number format that is there for speed.
-        ValueError: the checkpoint lacks a table or a parameter, or a number does not fit its format.
+        ExportError: The folder exists or cannot be written, or the model cannot be traced or compiled. Without `force`:
+            the scores are outside their limits, or a number format meant for speed is slow.
+        ValueError: The checkpoint lacks a table or a parameter, or a number does not fit its format.
     """
-    wanted, out = wanted or Wanted(), local_path(out)
+    options, out = options or ExportOptions(), local_path(out)
     if out.exists():
-        raise ExportError(f"{out} exists already: choose another folder, or remove it")
-    wanted = wanted.check_machine()
+        raise ExportError(f"{out} already exists: choose another folder, or remove it")
+    options = options.check_machine()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with scratch_beside(out) as scratch:
+        with scratch_folder(out) as scratch:
             folder = scratch / "export"
             folder.mkdir()
-            write_mapping(trained.mapping, folder)  # a vocabulary that cannot be read is found before tables are read
-            made = _Exporting(trained, wanted, scratch).run(folder)
+            write_mapping(trained.mapping, folder)  # before the tables, so that an unreadable vocabulary fails early
+            written = _Exporter(trained, options, scratch).run(folder)
             folder.rename(out)
     except OSError as error:
-        place = error.filename or out.parent
+        path = error.filename or out.parent
         raise ExportError(
-            f"{out} was not written: {place}: {error.strerror or error}; check permissions and room (--parity all "
-            "also takes that of the fp32 tables), or choose another folder"
+            f"{out} was not written: {path}: {error.strerror or error}; check permissions and disk space (--parity all "
+            "also needs space for fp32 tables), or choose another folder"
         ) from error
-    return Export(out, made.index, made.parity)
+    return Export(out, written.index, written.parity)
 
 
-class _Exporting:
-    """One export on its way.
+class _Exporter:
+    """Writes one export.
 
     Args:
-        scratch: a folder for what is not kept, on the file system of the result.
+        scratch: Folder for temporary files, on the file system of the result.
     """
 
-    def __init__(self, trained: Trained, wanted: Wanted, scratch: Path) -> None:
-        self.trained, self.wanted, self.scratch = trained, wanted, scratch
+    def __init__(self, trained: Trained, options: ExportOptions, scratch: Path) -> None:
+        self.trained, self.options, self.scratch = trained, options, scratch
         model = trained.make_model()
         self.paths = {
             config.name: graph.table_path(path, collection, config.name)
@@ -129,31 +129,35 @@ class _Exporting:
         self.dense = trained.weights.dense()
 
     def run(self, folder: Path) -> Export:
-        all_rows, auto = self.wanted.parity is None, self.wanted.tables == AUTO
+        all_rows, auto = self.options.parity is None, self.options.tables == AUTO
         sample, sampled = ([], False) if all_rows and not auto else self._sample()
-        some = {table.name: SomeRows.of(table.num_embeddings, table.embedding_dim) for table in self.tables}
-        score = self.float_score(some)
+        partial_tables = {
+            table.name: PartialTable.of(table.num_embeddings, table.embedding_dim) for table in self.tables
+        }
+        score = self.float_score(partial_tables)
         for batch in sample:
-            score(batch)  # notes which rows are read, whatever the model does with its ids
+            score(batch)  # records which rows the model reads
         if auto:
-            fill_some(some, self.tables, self._read)
-            formats = self._choose(some, sample)
+            fill_partial(partial_tables, self.tables, self._read)
+            formats = self._choose(partial_tables, sample)
         else:
-            formats = {table.name: self.wanted.format_of(table.embedding_dim) for table in self.tables}
-        places, crc = write_tables(folder / artifact.TABLES, self.tables, formats, self._read, None if auto else some)
+            formats = {table.name: self.options.format_of(table.embedding_dim) for table in self.tables}
+        places, crc = write_tables(
+            folder / artifact.TABLES, self.tables, formats, self._read, None if auto else partial_tables
+        )
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
-        compiled.save_graph(program, folder / artifact.GRAPH)
-        march = self.wanted.march
+        compilation.save_graph(program, folder / artifact.GRAPH)
+        march = self.options.march
         if march is not None:
-            compiled.compile_graph(program, folder / artifact.AOTI, march)
-        index = Index(
+            compilation.compile_graph(program, folder / artifact.AOTI, march)
+        index = ExportIndex(
             inputs=inputs,
             rows_of=dict(self.trained.rows_of),
             table_of=_smallest_tables(self.tables),
             places=places,
             logit_shift=self.trained.logit_shift,
-            dense=self.wanted.dense,
-            targets=["eager", "aoti"] if self.wanted.target == "aoti" else ["eager"],
+            dense=self.options.dense,
+            targets=["eager", "aoti"] if self.options.target == "aoti" else ["eager"],
             version=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
             versions=artifact.versions_here(),
             origin=dict(self.trained.origin),
@@ -177,21 +181,21 @@ class _Exporting:
     def _check_tables(self) -> None:
         saved = self.trained.weights.tables()
         for table in self.tables:
-            wanted = (table.num_embeddings, table.embedding_dim)
-            found = saved.get(self.paths[table.name])
-            if found is None or tuple(found) != wanted:
-                has = "does not have it" if found is None else f"has it as {tuple(found)}"
+            shape = (table.num_embeddings, table.embedding_dim)
+            saved_shape = saved.get(self.paths[table.name])
+            if saved_shape is None or tuple(saved_shape) != shape:
+                problem = "does not have it" if saved_shape is None else f"has {tuple(saved_shape)}"
                 raise ExportError(
-                    f"table {table.name!r} is {wanted} (rows, dim) in the model, but the checkpoint "
-                    f"{self.trained.weights.path} {has}; export with the config of its run"
+                    f"table {table.name!r} has (rows, dim) {shape} in the model, but the checkpoint "
+                    f"{self.trained.weights.path} {problem}; export with the config of its run"
                 )
 
     def _model(self) -> nn.Module:
-        """The model with the checkpoint's dense part, its tables on "meta"."""
+        """The model with the checkpoint's dense parameters, and its tables on "meta"."""
         model = self.trained.make_model()
-        inside = tuple(f"{path}." for path in self.paths.values())
-        own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(inside)}
-        for name, tensor in own.items():
+        table_prefixes = tuple(f"{path}." for path in self.paths.values())
+        state = {name: x for name, x in model.state_dict().items() if not name.startswith(table_prefixes)}
+        for name, tensor in state.items():
             if name not in self.dense or self.dense[name].shape != tensor.shape:
                 raise ExportError(
                     f"the checkpoint {self.trained.weights.path} has no parameter {name!r} of shape "
@@ -201,13 +205,12 @@ class _Exporting:
         return model.eval()
 
     def _sample(self) -> tuple[list[Batch], bool]:
-        """Rows to compare scores on, as many as may be held in memory with the rows of tables that they read; and
-        whether they are not all there are."""
-        most = self.wanted.parity or SAMPLE_ROWS
+        """Rows to compare scores on, limited by the bytes of the table rows that they read; whether there are more."""
+        max_rows = self.options.parity or SAMPLE_ROWS
         dims = {feature: table.embedding_dim for table in self.tables for feature in table.feature_names}
         sample, rows, nbytes = list[Batch](), 0, 0
-        for batch in self.trained.batches(most):
-            if rows >= most or nbytes >= _SAMPLE_BYTES:
+        for batch in self.trained.batches(max_rows):
+            if rows >= max_rows or nbytes >= _SAMPLE_BYTES:
                 return sample, True
             sample.append(batch)
             rows += batch.rows
@@ -215,7 +218,7 @@ class _Exporting:
         return sample, False
 
     def _with_all_rows(self, folder: Path, formats: Mapping[str, TableFormat]) -> Score:
-        """`float_score` with tables mapped from a file: the export's own where it holds them as they were trained."""
+        """`float_score` with fp32 tables mapped from a file: the export's, or else a temporary one."""
         path = folder / artifact.TABLES
         floats = dict.fromkeys(formats, TableFormat.FP32)
         if formats != floats:
@@ -232,7 +235,12 @@ class _Exporting:
         return self.float_score(weights, mapped.release)
 
     def float_score(self, weights: Mapping[str, nn.Parameter], after: Callable[[], None] | None = None) -> Score:
-        """The model with these tables, by torch's own lookups: none of an export's. `after` is called after each."""
+        """Scores with the model itself and torch's lookups, to compare an export with.
+
+        Args:
+            weights: Tables by name.
+            after: Called after each batch.
+        """
         model = self._model()
         for table, path in self.paths.items():
             model.get_submodule(path).register_parameter("weight", weights[table])
@@ -248,35 +256,36 @@ class _Exporting:
         return score
 
     def _graph(self, places: Mapping[str, TablePlace], tables: Path) -> tuple[Inputs, ExportedProgram]:
-        """The function as a graph, with a row that all others share where the model allows it: one that looks at ids
-        other than through its collections does not."""
+        """Exports the graph; with a context row, unless the model reads ids other than through its collections."""
         inputs = self.trained.inputs
         shared = replace(inputs, context=graph.pooled_keys(self.trained.make_model(), inputs.keys))
-        plain = self.scoring(places, self.wanted.dense, inputs)
+        plain = self.scoring(places, self.options.dense, inputs)
         if shared.context:
-            scoring = self.scoring(places, self.wanted.dense, shared)
+            scoring = self.scoring(places, self.options.dense, shared)
             try:
-                program = graph.exported(scoring)
+                program = graph.to_graph(scoring)
             except ValueError:
-                return inputs, graph.exported(plain)
+                return inputs, graph.to_graph(plain)
             if same_with_context(scoring, plain, artifact.map_tables(tables).data, self.trained.rows_of):
                 return shared, program
-        return inputs, graph.exported(plain)
+        return inputs, graph.to_graph(plain)
 
     def scoring(self, places: Mapping[str, Any], dense: str, inputs: Inputs) -> graph.Scoring:
-        """The function to be exported."""
+        """The function to export."""
         model = self._model()
-        slots = graph.read_given_tables(model, places)
+        slots = graph.replace_collections(model, places)
         if dense == "bf16":
             graph.with_bfloat16_layers(model)
-        sequences = {one["name"]: tuple(one["ids"]) for one in self.trained.mapping["schema"].get("sequences", ())}
+        sequences = {spec["name"]: tuple(spec["ids"]) for spec in self.trained.mapping["schema"].get("sequences", ())}
         return graph.Scoring(model, slots, inputs, self.trained.logit_shift, sequences)
 
-    def _choose(self, some: Mapping[str, SomeRows], sample: Sequence[Batch]) -> dict[str, TableFormat]:
+    def _choose(self, partial_tables: Mapping[str, PartialTable], sample: Sequence[Batch]) -> dict[str, TableFormat]:
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
-            return self.float_score({name: some[name].quantized(format, name) for name, format in formats.items()})
+            return self.float_score(
+                {name: partial_tables[name].quantized(format, name) for name, format in formats.items()}
+            )
 
-        return choose_formats(self.tables, score_with, sample, self.trained.inputs, self.wanted.budget)
+        return choose_formats(self.tables, score_with, sample, self.trained.inputs, self.options.budget)
 
     def _parity(
         self,
@@ -286,8 +295,8 @@ class _Exporting:
         batches: Iterable[Batch],
         sampled: bool,
     ) -> Parity:
-        model = Model(folder, target=self.wanted.target, checksums=False)
-        model.tables.read_rows_alone()
+        model = Model(folder, target=self.options.target, checksums=False)
+        model.tables.disable_readahead()
 
         def score(batch: Batch) -> torch.Tensor:
             logits = model.score(batch)
@@ -301,51 +310,51 @@ class _Exporting:
             score,
             batches,
             self.trained.inputs,
-            Limits.of(formats.values(), self.wanted.dense),
+            ParityLimits.of(formats.values(), self.options.dense),
             {"fp32": floats, "tables": size},
             None if sampled else self.trained.recorded,
             sampled,
         )
-        if parity.problems and not self.wanted.force:
+        if parity.problems and not self.options.force:
             raise ExportError(
-                f"the export's scores of {parity.rows:,} rows are outside its limits: "
+                f"the export's scores of {parity.rows:,} rows are outside the limits: "
                 + "; ".join(parity.problems)
-                + ". Take a wider --tables format, or keep it all the same with --force"
+                + ". Choose a wider --tables format, or keep the export with --force"
             )
-        if parity.slow is not None and not self.wanted.force:
-            raise ExportError(f"{parity.slow}. Take --dense fp32, or keep it all the same with --force")
+        if parity.slow is not None and not self.options.force:
+            raise ExportError(f"{parity.slow}. Use --dense fp32, or keep the export with --force")
         return parity
 
 
 def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:
     """Feature → the table with the fewest rows that reads it."""
-    found: dict[str, TableConfig] = {}
+    smallest: dict[str, TableConfig] = {}
     for table in tables:
         for feature in table.feature_names:
-            if feature not in found or table.num_embeddings < found[feature].num_embeddings:
-                found[feature] = table
-    return {feature: table.name for feature, table in found.items()}
+            if feature not in smallest or table.num_embeddings < smallest[feature].num_embeddings:
+                smallest[feature] = table
+    return {feature: table.name for feature, table in smallest.items()}
 
 
 def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
-    """Schema and tables, with copies of the vocabularies: a folder that scores wherever it lies."""
+    """Writes schema and tables, and copies the vocabularies, so that the folder does not depend on other files."""
     raw = json.loads(json.dumps(mapping))
     mappings = [feature.get("mapping") or {} for feature in raw["schema"].get("sparse", [])]
-    for number, given in enumerate(one for one in mappings if one.get("kind") == "vocabulary"):
-        copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(given['path'])).suffix}"
+    for number, vocabulary in enumerate(spec for spec in mappings if spec.get("kind") == "vocabulary"):
+        copy = folder / artifact.VOCABULARIES / f"{number}{Path(plain_path(vocabulary['path'])).suffix}"
         copy.parent.mkdir(exist_ok=True)
         with open(copy, "wb") as file:
-            file.writelines(_bytes_of(given["path"]))
-        load_vocabulary(given["path"]).write(copy.with_name(f"{copy.name}.index"))
-        given["path"] = copy.relative_to(folder).as_posix()
+            file.writelines(_bytes_of(vocabulary["path"]))
+        load_vocabulary(vocabulary["path"]).write(copy.with_name(f"{copy.name}.index"))
+        vocabulary["path"] = copy.relative_to(folder).as_posix()
     artifact.write_json(folder / artifact.MAPPING, raw)
 
 
 def _bytes_of(vocabulary: str) -> Iterator[bytes]:
-    """A file's bytes, wherever it lies.
+    """The bytes of a file on any file system.
 
     Raises:
-        ExportError: it cannot be read.
+        ExportError: The file cannot be read.
     """
     filesystem, inner = open_filesystem(vocabulary)
     try:
@@ -354,6 +363,6 @@ def _bytes_of(vocabulary: str) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise ExportError(
-            f"the vocabulary {vocabulary} cannot be read: {first_line(error)}; put it back where the run's "
-            "config names it: an export holds a copy"
+            f"the vocabulary {vocabulary} cannot be read: {first_line(error)}; restore it at the path in the run's "
+            "config: an export needs a copy"
         ) from error

@@ -1,4 +1,4 @@
-"""A trained model as one function of tensors: its collections read tables that are given with every call.
+"""A trained model as a function of tensors, with the tables as an argument.
 
 The function is `logits(dense [B, N], values [n], offsets [F * B + 1], tables uint8, weights [n] or none)`.
 """
@@ -23,20 +23,20 @@ from rayrec.quant.layout import TableConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
-_ROWS, _IDS = 3, 2  # rows that a graph is made and tried with, ids in each bag
+_ROWS, _IDS = 3, 2  # rows, and ids per bag, of the example that a graph is traced and tested with
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the function takes.
+    """Inputs and labels of the function.
 
     Args:
-        keys: the sparse features, in order.
+        keys: Sparse features, in order.
         num_dense: N.
-        labels: names of several labels; None for one.
-        weighted: ids have weights.
-        context: the features that a first row may give to all rows (`context.py`): those that are pooled everywhere.
-            The function then takes offsets [F * (B + 1) + 1]. None: it has no such row.
+        labels: Names of several labels; None for a single label.
+        weighted: Ids have weights.
+        context: Features that a context row may provide for all rows (`context.py`): all that are only pooled.
+            Offsets are then [F * (B + 1) + 1]. None: without a context row.
         kinds: "binary" or "number" for each label; None: all binary.
     """
 
@@ -48,7 +48,7 @@ class Inputs:
     kinds: tuple[str, ...] | None = None
 
     def answers(self, logits: torch.Tensor) -> torch.Tensor:
-        """`[B, T]`: probabilities of binary labels, predictions of those that are numbers."""
+        """`[B, T]`: probabilities of binary labels, predicted numbers of others."""
         logits = logits.view(len(logits), 1 if self.labels is None else len(self.labels))
         if self.kinds is None:
             return logits.sigmoid()
@@ -59,16 +59,17 @@ def collections_in(model: nn.Module) -> dict[str, Collection]:
     """The embedding collections of a model, by path.
 
     Raises:
-        ValueError: there is none, or two have a table of one name.
+        ValueError: The model has no collection, or two tables have the same name.
     """
-    kinds = (EmbeddingBagCollection, EmbeddingCollection)
-    found = {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
-    names = [config.name for module in found.values() for config in configs_of(module)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if not found or twice:
-        what = f"two collections have a table {twice[0]!r}" if twice else "the model has no embedding collection"
-        raise ValueError(f"{what}; an export needs tables with names of their own")
-    return found
+    types = (EmbeddingBagCollection, EmbeddingCollection)
+    collections = {path: module for path, module in model.named_modules() if isinstance(module, types)}
+    if not collections:
+        raise ValueError("the model has no embedding collection; an export needs one")
+    names = [config.name for module in collections.values() for config in configs_of(module)]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"two collections have a table {duplicates[0]!r}; an export needs unique table names")
+    return collections
 
 
 def configs_of(collection: Collection) -> Sequence[TableConfig]:
@@ -79,7 +80,7 @@ def configs_of(collection: Collection) -> Sequence[TableConfig]:
 
 
 def pooled_keys(model: nn.Module, keys: Sequence[str]) -> tuple[str, ...]:
-    """The features that are in no sequence."""
+    """The features that no `EmbeddingCollection` reads."""
     sequences = {
         name
         for collection in collections_in(model).values()
@@ -92,37 +93,38 @@ def pooled_keys(model: nn.Module, keys: Sequence[str]) -> tuple[str, ...]:
 
 def table_path(path: str, collection: Collection, table: str) -> str:
     """The path of a table's module in the model."""
-    inside = "embedding_bags" if isinstance(collection, EmbeddingBagCollection) else "embeddings"
-    return ".".join(part for part in (path, inside, table) if part)
+    attribute = "embedding_bags" if isinstance(collection, EmbeddingBagCollection) else "embeddings"
+    return ".".join(filter(None, (path, attribute, table)))
 
 
-def read_given_tables(model: nn.Module, places: Mapping[str, TablePlace]) -> list[TableBytes]:
-    """Puts collections that read given bytes in the place of the model's own; returns where the bytes are given."""
+def replace_collections(model: nn.Module, places: Mapping[str, TablePlace]) -> list[TableBytes]:
+    """Replaces the collections by quantized ones that read the bytes of a `TableBytes`; returns these."""
     slots = []
     for path, collection in collections_in(model).items():
-        own = [places[config.name] for config in configs_of(collection)]
-        made: quant.EmbeddingBagCollection | quant.EmbeddingCollection
+        table_places = [places[config.name] for config in configs_of(collection)]
+        quantized: quant.EmbeddingBagCollection | quant.EmbeddingCollection
         if isinstance(collection, EmbeddingBagCollection):
             configs = collection.embedding_bag_configs()
-            made = quant.EmbeddingBagCollection(configs, own, None, collection.is_weighted())
+            quantized = quant.EmbeddingBagCollection(configs, table_places, None, collection.is_weighted())
         else:
-            made = quant.EmbeddingCollection(collection.embedding_configs(), own, None, collection.need_indices())
-        replaced(model, path, made)
-        slots.append(made.table_bytes)
+            configs_ = collection.embedding_configs()
+            quantized = quant.EmbeddingCollection(configs_, table_places, None, collection.need_indices())
+        replace_module(model, path, quantized)
+        slots.append(quantized.table_bytes)
     return slots
 
 
-def replaced(model: nn.Module, path: str, made: nn.Module) -> nn.Module:
-    """The model with another module at a path; "" is the model itself."""
+def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Replaces the module at a path, in place; returns the model, which for the path "" is `module`."""
     if not path:
-        return made
+        return module
     parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, made)
+    setattr(model.get_submodule(parent), name, module)
     return model
 
 
 class Bfloat16Linear(nn.Module):
-    """A linear layer that multiplies in bfloat16; in and out come float32."""
+    """A linear layer that multiplies in bfloat16; input and output are float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -135,7 +137,7 @@ class Bfloat16Linear(nn.Module):
 
 
 def with_bfloat16_layers(model: nn.Module) -> None:
-    """Every `nn.Linear` inside becomes a `Bfloat16Linear`, but those of one output: the logits stay float32."""
+    """Replaces every `nn.Linear` by a `Bfloat16Linear`, except those with one output: logits stay float32."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and child.out_features > 1:
@@ -143,13 +145,13 @@ def with_bfloat16_layers(model: nn.Module) -> None:
 
 
 class Scoring(nn.Module):
-    """The function, around a model whose collections read given tables.
+    """The function, around a model with replaced collections.
 
     Args:
-        model: takes a `Batch` and returns (loss, logits).
-        slots: where the collections' bytes are given.
-        logit_shift: added to every logit; corrects for negatives that training left out.
-        sequences: the ids of `Batch.sequences`, by name; times and numbers are no inputs of the function.
+        model: Takes a `Batch` and returns (loss, logits).
+        slots: The `TableBytes` of the collections.
+        logit_shift: Added to every logit; corrects for negatives that training skipped.
+        sequences: Features of `Batch.sequences`, by name; times and numbers are not inputs of the function.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class Scoring(nn.Module):
                     module.register_forward_hook(add_first_row)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
-                setattr(module, name, buffer.clone())  # a graph cannot be saved with views of one another
+                setattr(module, name, buffer.clone())  # torch.export cannot save buffers that share memory
         self.eval()
 
     def forward(
@@ -180,7 +182,7 @@ class Scoring(nn.Module):
         tables: torch.Tensor,
         weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits `[B]`, or `[B, T]` of several labels."""
+        """Logits `[B]`, or `[B, T]` for several labels."""
         stride = dense.shape[0] + (self.inputs.context is not None)
         sparse = KeyedJaggedTensor(list(self.inputs.keys), values, weights, offsets=offsets, stride=stride)
         label = torch.zeros_like(dense[:, :1]) if dense.shape[1] else dense.new_zeros(dense.shape[0], 1)
@@ -198,7 +200,11 @@ class Scoring(nn.Module):
 def arguments(
     batch: Batch, inputs: Inputs, tables: torch.Tensor, context: KeyedJaggedTensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """A batch of at least one row as the function's arguments; `context` is one row of some of `inputs.context`."""
+    """The function's arguments for a batch of at least one row.
+
+    Args:
+        context: One row of some of `inputs.context`.
+    """
     sparse = batch.sparse
     if inputs.context is None:
         values, offsets = sparse.values(), sparse.offsets()
@@ -208,31 +214,31 @@ def arguments(
     if not inputs.weighted:
         return plain
     if context is not None:
-        weighted = [_weights(part) for part in (context, sparse)]
-        return (*plain, with_first_row(weighted[1], weighted[0], inputs.keys)[0])
+        weights, _ = with_first_row(_weights(sparse), _weights(context), inputs.keys)
+        return (*plain, weights)
     return (*plain, _weights(sparse).values())
 
 
-def _weights(part: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The ids' weights in their places; 1 where they have none."""
-    found = part.weights_or_none()
-    values = torch.ones(part.values().numel()) if found is None else found
-    return KeyedJaggedTensor(part.keys(), values, offsets=part.offsets(), stride=part.stride())
+def _weights(sparse: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same bags with the weights as values; 1 for ids without weights."""
+    weights = sparse.weights_or_none()
+    values = torch.ones(sparse.values().numel()) if weights is None else weights
+    return KeyedJaggedTensor(sparse.keys(), values, offsets=sparse.offsets(), stride=sparse.stride())
 
 
 def _example(inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """Arguments to trace with. No table is read then; a few bytes stand for them."""
+    """Arguments to trace with. Tracing reads no table, so a few bytes suffice."""
     bags = (_ROWS + (inputs.context is not None)) * len(inputs.keys)
     values, offsets = torch.zeros(_IDS * bags, dtype=torch.int64), torch.arange(bags + 1) * _IDS
     plain = (torch.zeros(_ROWS, inputs.num_dense), values, offsets, torch.zeros(128, dtype=torch.uint8))
     return (*plain, torch.ones(_IDS * bags)) if inputs.weighted else plain
 
 
-def exported(scoring: Scoring) -> ExportedProgram:
-    """The function as a graph, for any number of rows and ids, and any tables of the same layout.
+def to_graph(scoring: Scoring) -> ExportedProgram:
+    """Exports the function as a graph for any number of rows and ids, and any tables with the same layout.
 
     Raises:
-        ValueError: the model does what torch.export cannot follow; the text says where.
+        ValueError: torch.export cannot trace the model; the text says where.
     """
     inputs = scoring.inputs
     rows = Dim("rows", min=1, max=1 << 24)
@@ -248,42 +254,43 @@ def exported(scoring: Scoring) -> ExportedProgram:
             program = torch.export.export(scoring, _example(inputs), dynamic_shapes=tuple(shapes), strict=False)
     except Exception as error:
         raise ValueError(
-            f"torch.export cannot follow the model: {error}\nA model's forward must not decide by values of tensors; "
+            f"torch.export cannot trace the model: {error}\nThe forward of a model must not branch on tensor values; "
             "see https://docs.pytorch.org/docs/stable/export.html"
         ) from error
     return program
 
 
 def same_with_context(scoring: Scoring, plain: Scoring, tables: torch.Tensor, rows_of: Mapping[str, int]) -> bool:
-    """Whether rows score the same, bit by bit, with a context and with its bags in every row.
+    """Whether scores with a context row are bit by bit those with the context's bags in every row.
 
     Args:
-        scoring, plain: the function with a row that all share, and without.
-        rows_of: feature -> rows of its table.
+        scoring: The function with a context row.
+        plain: The function without.
+        rows_of: feature → rows of its table.
     """
-    inputs, drawn = scoring.inputs, torch.Generator().manual_seed(0)
+    inputs, generator = scoring.inputs, torch.Generator().manual_seed(0)
     shared = list(inputs.context or ())
     sizes = {key: (1 if key in shared else _ROWS, _IDS) for key in inputs.keys}
-    ids = {key: torch.randint(rows_of[key], size, generator=drawn) for key, size in sizes.items()}
-    weights = {key: torch.rand(size, generator=drawn) for key, size in sizes.items()}
+    ids = {key: torch.randint(rows_of[key], size, generator=generator) for key, size in sizes.items()}
+    weights = {key: torch.rand(size, generator=generator) for key, size in sizes.items()}
 
     def batch_of(keys: Sequence[str], rows: int) -> Batch:
-        def of(parts: Mapping[str, torch.Tensor], empty: torch.Tensor) -> torch.Tensor:
-            return torch.cat([empty, *(parts[key].expand(rows, _IDS).reshape(-1) for key in keys)])
+        def concat(by_key: Mapping[str, torch.Tensor], empty: torch.Tensor) -> torch.Tensor:
+            return torch.cat([empty, *(by_key[key].expand(rows, _IDS).reshape(-1) for key in keys)])
 
-        values = of(ids, torch.empty(0, dtype=torch.int64))
+        values = concat(ids, torch.empty(0, dtype=torch.int64))
         lengths = torch.full((len(keys) * rows,), _IDS)
-        given = of(weights, torch.empty(0)) if inputs.weighted else None
-        sparse = KeyedJaggedTensor(list(keys), values, given, lengths=lengths, stride=rows)
+        bag_weights = concat(weights, torch.empty(0)) if inputs.weighted else None
+        sparse = KeyedJaggedTensor(list(keys), values, bag_weights, lengths=lengths, stride=rows)
         return Batch(dense[:rows], sparse, torch.zeros(rows))
 
-    dense = torch.randn(_ROWS, inputs.num_dense, generator=drawn)
+    dense = torch.randn(_ROWS, inputs.num_dense, generator=generator)
     rest = batch_of([key for key in inputs.keys if key not in shared], _ROWS)
     context = batch_of(shared, 1).sparse
     try:
         with torch.no_grad():
-            found = scoring(*arguments(rest, inputs, tables, context))
+            scores = scoring(*arguments(rest, inputs, tables, context))
             expected = plain(*arguments(batch_of(inputs.keys, _ROWS), plain.inputs, tables))
     except (RuntimeError, ValueError, IndexError):
-        return False  # the model looks at the ids itself
-    return torch.equal(found, expected)
+        return False  # the model reads the ids itself
+    return torch.equal(scores, expected)

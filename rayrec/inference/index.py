@@ -1,14 +1,14 @@
-"""The folder of an index: item vectors, their ids and attributes, perhaps a query tower and an approximate index.
+"""The folder of an index: item vectors with ids and attributes, and optionally a query tower and an approximate index.
 
 | file | |
 |---|---|
-| `index.json` | version, sizes, search and its measured recall, size and checksum of every file; written last |
+| `index.json` | version, sizes, kind of search and its measured recall, size and checksum of every file; written last |
 | `vectors.bin` | float32 `[I, D]`, mapped into memory |
-| `items.parquet` | the id of each row, and attributes to filter by |
-| `tower.pt` | the query tower, with queries that prove it; `mapping.json` and `vocabularies/` of the rows it reads |
+| `items.parquet` | id and attributes of each row |
+| `tower.pt` | the query tower, with queries to verify it; `mapping.json`, `vocabularies/`: the mapping of its rows |
 | `approximate.faiss` | IVF or HNSW over the same vectors |
 
-One version names all of it, so that a query never meets vectors of another training.
+All of them share one version, so that queries and vectors are always of the same training.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ from rayrec.metrics.ranking import Jagged
 if TYPE_CHECKING:
     from rayrec.data.mapping.arrow_input import Tabular
 
-INDEX, VECTORS, ITEMS, APPROXIMATE = "index.json", "vectors.bin", "items.parquet", "approximate.faiss"
+INDEX_JSON, VECTORS, ITEMS, APPROXIMATE = "index.json", "vectors.bin", "items.parquet", "approximate.faiss"
 TUNING_QUERIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexReport:
-    """What `index.json` says.
+    """`index.json`.
 
     Args:
-        version: unique.
-        items, dim: of the vectors.
+        version: Unique name.
+        items, dim: Shape of the vectors.
         search: "exact", "ivf" or "hnsw".
-        effort: lists probed (IVF) or nodes kept (HNSW).
-        k, recall: of the approximate index against exact search, for `tuned_on`; None for exact search.
-        speedup: exact search's time over its.
-        apart: queries of the tower, as it is served, from those of the model as it was trained (`tower.difference`).
         files: path → (bytes, CRC-32).
+        effort: Lists to probe (IVF) or candidates to keep (HNSW).
+        k, recall: Recall of the approximate index at k, measured with the queries in `tuned_on`; None for exact search.
+        speedup: Time of exact search divided by the time of the approximate index.
+        tuned_on: A description of the queries.
+        apart: Maximum difference between queries of the stored tower and the trained model (`tower.difference`).
     """
 
     version: str
@@ -71,12 +72,12 @@ class IndexReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How an index searches.
+    """The kind of search of an index.
 
     Args:
-        kind: "exact"; "ivf" or "hnsw" need rayrec[index].
-        recall: of the exact k best that an approximate index must find, at least, on average.
-        k: at which it is tuned.
+        kind: "exact"; or "ivf" or "hnsw", which need rayrec[index].
+        recall: Minimum mean recall of an approximate index.
+        k: Number of results that the recall is measured with.
     """
 
     kind: str = "exact"
@@ -85,9 +86,9 @@ class Search:
 
     def __post_init__(self) -> None:
         if self.kind != "exact" and self.kind not in KINDS:
-            raise ValueError(f"search {self.kind!r}: there are exact, {', '.join(KINDS)}")
+            raise ValueError(f"search {self.kind!r}: must be exact, {' or '.join(KINDS)}")
         if not 0 < self.recall <= 1:
-            raise ValueError(f"recall={self.recall} must lie above 0 and at most at 1")
+            raise ValueError(f"recall={self.recall} must be in (0, 1]")
 
 
 def write_index(
@@ -100,64 +101,64 @@ def write_index(
     queries: torch.Tensor | None = None,
     apart: float | None = None,
 ) -> IndexReport:
-    """Writes an index; the folder appears when it is whole.
+    """Writes an index. The folder appears complete, or not at all.
 
     Args:
-        folder: not there yet.
-        vectors_ID: one for each row of `items`.
-        items: ids in its first column, each once; others are attributes.
-        tower: its item rows are those of `items`.
-        queries: an approximate index is tuned with these; None: with vectors of drawn items.
-        apart: for the report.
+        folder: Folder to create; must not exist.
+        vectors_ID: A vector for each row of `items`.
+        items: Unique ids in the first column; the other columns are attributes.
+        tower: The query tower; its item rows are the rows of `items`.
+        queries: Queries to tune an approximate index with; None: vectors of random items.
+        apart: For the report.
 
     Raises:
-        ExportError: the folder is there, vectors and ids do not fit, or a vector is not finite.
+        ExportError: The folder exists, vectors and items do not fit, or a vector is not finite.
     """
     search, folder = search or Search(), Path(folder)
     if folder.exists():
-        raise ExportError(f"{folder} is there already; give another name, so that a service may take over from it")
+        raise ExportError(f"{folder} already exists; choose another name, so that a service can replace its index")
     _check(vectors_ID, items)
-    scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:6]}")
-    scratch.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     vectors = vectors_ID.detach().float().contiguous()
-    vectors.numpy().tofile(scratch / VECTORS)
-    pq.write_table(items, scratch / ITEMS)
-    if tower is not None:
-        tower.write(scratch)
-    found: dict[str, Any] = {}
-    if search.kind != "exact":
-        found = _approximate(scratch, vectors, search, queries)
-    report = IndexReport(
-        version=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
-        items=len(vectors),
-        dim=vectors.shape[1],
-        search=search.kind,
-        files=artifact.listed_files(scratch),
-        apart=apart,
-        **found,
-    )
-    artifact.write_json(scratch / INDEX, asdict(report))
-    scratch.rename(folder)
+    with artifact.scratch_folder(folder) as scratch:
+        unfinished = scratch / "index"
+        unfinished.mkdir()
+        vectors.numpy().tofile(unfinished / VECTORS)
+        pq.write_table(items, unfinished / ITEMS)
+        if tower is not None:
+            tower.write(unfinished)
+        measured = {} if search.kind == "exact" else _approximate(unfinished, vectors, search, queries)
+        report = IndexReport(
+            version=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
+            items=len(vectors),
+            dim=vectors.shape[1],
+            search=search.kind,
+            files=artifact.listed_files(unfinished),
+            apart=apart,
+            **measured,
+        )
+        artifact.write_json(unfinished / INDEX_JSON, asdict(report))
+        unfinished.rename(folder)
     return report
 
 
 def _check(vectors: torch.Tensor, items: pa.Table) -> None:
     ids = items.column(0)
     if vectors.dim() != 2 or len(vectors) != len(items) or not len(vectors):
-        raise ExportError(f"vectors are {list(vectors.shape)} for {len(items):,} items; one vector an item is needed")
+        raise ExportError(f"vectors have shape {list(vectors.shape)}, but there are {len(items):,} items")
     if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
-        raise ExportError(f"column {items.column_names[0]!r}: an id is missing or comes twice; each item needs its own")
+        raise ExportError(f"column {items.column_names[0]!r}: an id is missing or comes twice; ids must be unique")
     bad = (~vectors.isfinite()).any(1).nonzero()
     if len(bad):
-        raise ExportError(f"item {ids[int(bad[0])].as_py()!r}: its vector is not finite; look at the training")
+        raise ExportError(f"item {ids[int(bad[0])].as_py()!r}: its vector is not finite; check the training")
 
 
 def _approximate(folder: Path, vectors: torch.Tensor, search: Search, queries: torch.Tensor | None) -> dict[str, Any]:
     tuned_on = "given queries"
     if queries is None:
-        tuned_on = "vectors of drawn items"
-        drawn = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(0))
-        queries = vectors[drawn[:TUNING_QUERIES]]
+        tuned_on = "vectors of random items"
+        order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(0))
+        queries = vectors[order[:TUNING_QUERIES]]
     index = Approximate.build(search.kind, vectors)
     k = min(search.k, len(vectors))
     begin = time.perf_counter()
@@ -174,11 +175,11 @@ def _approximate(folder: Path, vectors: torch.Tensor, search: Search, queries: t
     }
 
 
-class Index:
-    """An index, loaded to search. Threads may share one.
+class ItemIndex:
+    """An index, loaded for search. Thread-safe.
 
     Raises:
-        ExportError: no whole index, a damaged file, or faiss is missing.
+        ExportError: The index is incomplete or damaged, or needs faiss, which is not installed.
     """
 
     def __init__(self, folder: str | Path, checksums: bool = True) -> None:
@@ -186,10 +187,10 @@ class Index:
         self.report = read_report(self.folder)
         artifact.check_listed(self.folder, self.report.files, checksums)
         shape = (self.report.items, self.report.dim)
-        held = np.memmap(self.folder / VECTORS, dtype=np.float32, mode="c", shape=shape)
-        self.vectors = torch.from_numpy(held)
+        mapped = np.memmap(self.folder / VECTORS, dtype=np.float32, mode="c", shape=shape)
+        self.vectors = torch.from_numpy(mapped)
         self.items = pq.read_table(self.folder / ITEMS)
-        self._row_of = {one: row for row, one in enumerate(self.items.column(0).to_pylist())}
+        self._row_of = {id: row for row, id in enumerate(self.items.column(0).to_pylist())}
         self.tower = Tower.read(self.folder) if (self.folder / TOWER).exists() else None
         self._approximate = None
         if self.report.search != "exact":
@@ -197,34 +198,34 @@ class Index:
         self._allowed = lru_cache(maxsize=64)(self._rows_allowed)
 
     def rows_of(self, ids: Sequence[Any]) -> list[int]:
-        """The rows of ids; ids that the corpus does not have are left out."""
-        return [self._row_of[one] for one in ids if one in self._row_of]
+        """The rows of ids; ids that the index does not have are skipped."""
+        return [self._row_of[id] for id in ids if id in self._row_of]
 
     def queries(self, histories: Sequence[Sequence[Any]]) -> torch.Tensor:
-        """`[Q, D]` for histories of ids, oldest first; those that the model does not know are left out.
+        """Query vectors `[Q, D]` of histories of ids, oldest first; unknown ids are skipped.
 
         Raises:
-            ValueError: the index has no query tower, or one that reads more.
+            ValueError: The index has no query tower, or the tower reads more than a history.
         """
         tower = self._tower()
         if tower.mapping is None:
-            known = tower.model.num_items
-            return tower.queries([[row for row in self.rows_of(one) if row < known] for one in histories])
+            num_items = tower.model.num_items
+            return tower.queries([[row for row in self.rows_of(ids) if row < num_items] for ids in histories])
         columns = tower.mapping.schema.feature_columns
         if columns != [self.seen_column]:
-            raise ValueError(f"the model reads {columns}, not a history alone: send rows of these columns")
-        rows = {columns[0]: pa.array([[one for one in ids if one in self._row_of] for ids in histories], self._list)}
+            raise ValueError(f"the model reads {columns}, not only a history: send rows with these columns")
+        rows = {columns[0]: pa.array([[id for id in ids if id in self._row_of] for ids in histories], self._list)}
         return self.queries_of(pa.table(rows))
 
     def queries_of(self, rows: Tabular) -> torch.Tensor:
-        """`[Q, D]` for rows of the columns that training read.
+        """Query vectors `[Q, D]` of rows with the columns that training read.
 
         Raises:
-            ValueError: the index is of no run, or a row cannot be mapped; names column, row and fix.
+            ValueError: The index was not written from a run, or a row cannot be mapped; names column, row and fix.
         """
         mapping = self._tower().mapping
         if mapping is None:
-            raise ValueError(f"{self.folder} was not made from a run: send histories or vectors")
+            raise ValueError(f"{self.folder} was not written from a run: send histories or vectors")
         batch, errors = mapping.to_batch_and_errors(rows)
         if errors:
             raise ValueError(f"query {min(errors)}: {errors[min(errors)]}")
@@ -232,11 +233,11 @@ class Index:
 
     @property
     def seen_column(self) -> str | None:
-        """The column of items that a row has seen, where the tower reads rows that have one."""
+        """The column with the history of a row; None if the tower does not read one."""
         if self.tower is None or self.tower.mapping is None or self.tower.model.reads.seen is None:
             return None
-        of = {feature.name: feature.column for feature in self.tower.mapping.schema.sparse}
-        return of[self.tower.model.reads.seen]
+        columns = {feature.name: feature.column for feature in self.tower.mapping.schema.sparse}
+        return columns[self.tower.model.reads.seen]
 
     @property
     def _list(self) -> pa.DataType:
@@ -244,25 +245,25 @@ class Index:
 
     def _tower(self) -> Tower:
         if self.tower is None:
-            raise ValueError(f"{self.folder} has no query tower: send vectors, or make the index from a model")
+            raise ValueError(f"{self.folder} has no query tower: send vectors, or write the index from a model")
         return self.tower
 
     def extended(self, folder: Path, vectors: torch.Tensor, items: pa.Table) -> IndexReport:
-        """Writes an index of these items and of `items`, with the same tower and search; nothing is trained.
+        """Writes an index with these items appended, and the same tower and search.
 
         Raises:
-            ExportError: an item is there already, or has another width or other columns.
+            ExportError: An item exists already, or width or columns differ.
         """
         if vectors.shape[1] != self.report.dim or items.column_names != self.items.column_names:
             raise ExportError(
-                f"{self.folder} has vectors of {self.report.dim} numbers and columns {self.items.column_names}; those "
-                f"to append have {vectors.shape[1]} and {items.column_names}"
+                f"{self.folder} has vectors of {self.report.dim} numbers and columns {self.items.column_names}; the "
+                f"new items have {vectors.shape[1]} and {items.column_names}"
             )
-        whole = pa.concat_tables([self.items, items.cast(self.items.schema)])
+        all_items = pa.concat_tables([self.items, items.cast(self.items.schema)])
         report = self.report
         search = Search(kind=report.search, recall=report.recall or 1.0, k=report.k or 1)
-        both = torch.cat([self.vectors, vectors])
-        return write_index(folder, both, whole, search=search, tower=self.tower, apart=report.apart)
+        all_vectors = torch.cat([self.vectors, vectors])
+        return write_index(folder, all_vectors, all_items, search=search, tower=self.tower, apart=report.apart)
 
     def search(
         self,
@@ -271,22 +272,22 @@ class Index:
         exclude: Sequence[Sequence[Any]] | None = None,
         where: Mapping[str, Sequence[Any]] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(scores `[Q, k]`, rows `[Q, k]`), best first; -inf and -1 where there are no more.
+        """The k items with the largest dot products: (scores `[Q, k]`, rows `[Q, k]`), padded with -inf and -1.
 
         Args:
-            exclude: for each query, ids that it must not get.
-            where: attribute → its allowed values; such a search is exact.
+            exclude: Ids to exclude, for each query.
+            where: attribute → allowed values; makes the search exact.
 
         Raises:
-            ValueError: no such attribute, or queries of another width.
+            ValueError: An attribute does not exist, or the queries have the wrong width.
         """
         if queries_QD.dim() != 2 or queries_QD.shape[1] != self.report.dim:
-            raise ValueError(f"queries are {list(queries_QD.shape)}; this index takes [Q, {self.report.dim}]")
+            raise ValueError(f"queries have shape {list(queries_QD.shape)}; the index needs [Q, {self.report.dim}]")
         rows = [self.rows_of(ids) for ids in exclude or ()]
         excluded = None
         if any(rows):
-            offsets = torch.tensor([0, *(len(one) for one in rows)]).cumsum(0)
-            excluded = Jagged(torch.tensor([row for one in rows for row in one]), offsets)
+            offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
+            excluded = Jagged(torch.tensor([row for query_rows in rows for row in query_rows]), offsets)
         allowed = self._allowed(tuple((name, tuple(values)) for name, values in where.items())) if where else None
         k = min(k, self.report.items)
         if self._approximate is None or allowed is not None:
@@ -297,31 +298,35 @@ class Index:
         allowed = np.ones(self.report.items, dtype=bool)
         for name, values in where:
             if name not in self.items.column_names:
-                raise ValueError(f"there is no attribute {name!r} to filter by; there are {self.items.column_names}")
+                raise ValueError(f"unknown attribute {name!r} in the filter; the index has {self.items.column_names}")
             column = self.items.column(name)
             try:
-                wanted = pa.array(values, type=column.type)
+                value_set = pa.array(values, type=column.type)
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise ValueError(f"filter {name!r}: {error}") from None
-            allowed &= pc.is_in(column, wanted).to_numpy(zero_copy_only=False)
+            allowed &= pc.is_in(column, value_set).to_numpy(zero_copy_only=False)
         return torch.from_numpy(allowed)
 
     def ids_of(self, rows: torch.Tensor) -> list[list[Any]]:
-        """The ids of `[Q, k]` rows, without -1."""
+        """The ids of rows `[Q, k]`, without the padding."""
         column = self.items.column(0)
-        return [column.take(pa.array(one[one >= 0].numpy())).to_pylist() for one in rows]
+        return [column.take(pa.array(query_rows[query_rows >= 0].numpy())).to_pylist() for query_rows in rows]
 
 
 def read_report(folder: Path) -> IndexReport:
     """
     Raises:
-        ExportError: no whole index is there.
+        ExportError: The index is missing or incomplete.
     """
     try:
-        raw = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        raw = json.loads((folder / INDEX_JSON).read_text(encoding="utf-8"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in raw.pop("files").items()}
         return IndexReport(files=files, **raw)
     except FileNotFoundError:
-        raise ExportError(f"{folder} holds no whole index: it has no {INDEX}; make one with `rayrec index`") from None
+        raise ExportError(
+            f"{folder} is not a complete index: {INDEX_JSON} is missing; write one with `rayrec index`"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ExportError(f"{folder / INDEX} is not the report of an index ({error}): index anew") from None
+        raise ExportError(
+            f"{folder / INDEX_JSON} is not the report of an index ({error}): write the index again"
+        ) from None

@@ -1,4 +1,4 @@
-"""`Model`: an exported folder, loaded to score."""
+"""`Model`: an export, loaded for scoring."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rayrec.inference import artifact, compiled, processor
-from rayrec.inference.artifact import ExportError, Index
+from rayrec.inference import artifact, compilation, processor
+from rayrec.inference.artifact import ExportError, ExportIndex
 from rayrec.inference.graph import arguments
 from rayrec.models import Batch
 from rayrec.quant.check import check_ids
@@ -23,100 +23,97 @@ _logger = logging.getLogger(__name__)
 
 
 class Model:
-    """Scores batches as the trainer's evaluation does. Threads may share one.
+    """Scores batches like the trainer's evaluation. Thread-safe.
 
     Args:
-        folder: what `export` wrote.
-        target: "aoti", "eager", or None for the compiled graph where it is there and fits this machine; where it does
-            not, the other one runs, and `warnings` and the log say why.
-        checksums: read every file once and compare; False looks only at their sizes.
+        folder: Folder of the export.
+        target: "aoti" or "eager". None: the compiled graph if it exists and fits this machine, else the uncompiled
+            graph; `warnings` and the log say why.
+        checksums: Compares the checksums of all files; False compares their sizes only.
 
     Raises:
-        ExportError: no whole export, a damaged file, or a graph that was asked for but does not run here; names file
-            and fix.
+        ExportError: The export is incomplete or damaged, or `target` is missing or does not fit this machine. Names
+            file and fix.
     """
 
     def __init__(self, folder: str | Path, target: str | None = None, checksums: bool = True) -> None:
         self.folder = Path(folder)
-        self.index: Index = artifact.read_index(self.folder)
+        self.index: ExportIndex = artifact.read_index(self.folder)
         artifact.check_listed(self.folder, self.index.files, checksums)
-        unfit = _unfit(self.index)
+        unfit = _why_unfit(self.index)
         self.target = target or ("aoti" if "aoti" in self.index.targets and unfit is None else "eager")
         if self.target not in self.index.targets:
             raise ExportError(
-                f"{self.folder} holds no graph for {self.target!r}, but {self.index.targets}; "
+                f"{self.folder} has no graph for {self.target!r}, only {self.index.targets}; "
                 f"export with --target {self.target}"
             )
         if self.target == "aoti" and unfit is not None:
-            raise ExportError(f"{self.folder}: {unfit}; take target='eager', or export for this machine")
+            raise ExportError(f"{self.folder}: {unfit}; use target='eager', or export for this machine")
         formats = {self.index.dense, *(place.format.value for place in self.index.places)}
-        uncompiled = None if target or unfit is None else f"{unfit}: the uncompiled graph runs, which is slower"
+        uncompiled = None if target or unfit is None else f"{unfit}: using the uncompiled graph, which is slower"
         self.warnings = [warning for warning in (uncompiled, processor.why_slow(formats)) if warning is not None]
         for warning in self.warnings:
             _logger.warning("%s: %s", self.folder, warning)
         self.tables = artifact.map_tables(self.folder / artifact.TABLES)
         if self.target == "aoti":
-            self._run = compiled.load_compiled(self.folder / artifact.AOTI)
+            self._run = compilation.load_compiled(self.folder / artifact.AOTI)
         else:
-            self._run = compiled.load_graph(self.folder / artifact.GRAPH)
+            self._run = compilation.load_graph(self.folder / artifact.GRAPH)
 
     @property
     def version(self) -> str:
-        """The export's name."""
+        """The version of the export."""
         return self.index.version
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of what is predicted; "label" where there is one."""
+        """Names of the labels; ("label",) if there is a single one."""
         return self.index.inputs.labels or ("label",)
 
     def mapping_config(self) -> dict[str, Any]:
-        """`schema` and `tables` of the training config, vocabularies being those in the folder."""
+        """`schema` and `tables` of the training config, with the paths of the folder's vocabularies."""
         return artifact.read_mapping(self.folder)
 
     def parity(self) -> Mapping[str, Any]:
-        """What `parity.json` says."""
-        found: dict[str, Any] = json.loads((self.folder / artifact.PARITY).read_text(encoding="utf-8"))
-        return found
+        """The content of `parity.json`."""
+        parity: dict[str, Any] = json.loads((self.folder / artifact.PARITY).read_text(encoding="utf-8"))
+        return parity
 
     def score(self, batch: Batch, context: KeyedJaggedTensor | None = None) -> torch.Tensor:
-        """Logits float32 `[B]`, or `[B, T]` of several labels; labels of the batch are not read.
+        """Logits float32 `[B]`, or `[B, T]` for several labels. Does not read the labels of the batch.
 
         Args:
-            context: one row of features that all rows share, looked up once: some of `index.inputs.context`. The batch
+            context: One row of features that all rows share, looked up once: some of `index.inputs.context`. The batch
                 has the others.
 
         Raises:
-            ValueError: features of other names, a number that is not finite, or an id outside its table; names
-                feature and example.
+            ValueError: Unknown features, a number that is not finite, or an id outside its table. Names feature and
+                row.
         """
         inputs, shared = self.index.inputs, set() if context is None else set(context.keys())
         if not shared <= set(inputs.context or ()):
-            raise ValueError(f"the model cannot share {sorted(shared)} between rows, but {list(inputs.context or ())}")
+            raise ValueError(f"the model can share {list(inputs.context or ())} between rows, not {sorted(shared)}")
         sparse = self._checked(batch.sparse, [key for key in inputs.keys if key not in shared])
         if context is not None:
             context = self._checked(context, [key for key in inputs.keys if key in shared])
         dense = batch.dense
         if dense.dim() != 2 or dense.shape[1] != inputs.num_dense:
-            raise ValueError(f"dense is {list(dense.shape)}; the model takes {inputs.num_dense} numbers an example")
+            raise ValueError(f"dense has shape {list(dense.shape)}; the model reads {inputs.num_dense} numbers per row")
         if not bool(dense.isfinite().all()):
             row, column = (~dense.isfinite()).nonzero()[0].tolist()
-            raise ValueError(
-                f"dense number {column} of example {row} is {float(dense[row, column])}; it must be finite"
-            )
+            raise ValueError(f"dense number {column} of row {row} is {float(dense[row, column])}; it must be finite")
         if not dense.shape[0]:
             return torch.empty((0,) if inputs.labels is None else (0, len(inputs.labels)))
         checked = Batch(dense=dense.float(), sparse=sparse, label=batch.label)
         return self._run(arguments(checked, inputs, self.tables.data, context))
 
     def outputs(self, batch: Batch, context: KeyedJaggedTensor | None = None) -> dict[str, npt.NDArray[np.float32]]:
-        """What a service answers: label → probabilities `[B]`, or predictions of a number. Arguments and errors as
-        `score`."""
+        """label → probabilities `[B]`, or predicted numbers. Arguments and errors as `score`."""
         answers = self.index.inputs.answers(self.score(batch, context)).T.contiguous().numpy()
         return dict(zip(self.labels, answers, strict=True))
 
     def _checked(self, sparse: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
-        """The features in the model's order, all ids inside their tables."""
+        """The features in the model's order, after checking that all ids are inside their tables."""
         if sparse.keys() != keys:
             missing = [key for key in keys if key not in sparse.index_per_key()]
             if missing:
@@ -131,14 +128,14 @@ class Model:
         return sparse
 
 
-def _unfit(index: Index) -> str | None:
-    """Why the compiled graph, if there is one, does not run on this processor with this torch; None: it does."""
-    here = artifact.versions_here()
+def _why_unfit(index: ExportIndex) -> str | None:
+    """Why the compiled graph cannot run on this processor with this torch; None if it can, or does not exist."""
+    current = artifact.versions_here()
     if "aoti" not in index.targets:
         return None
-    if index.versions.get("torch") != here["torch"]:
-        return f"compiled with torch {index.versions.get('torch')}, here is {here['torch']}"
+    if index.versions.get("torch") != current["torch"]:
+        return f"compiled with torch {index.versions.get('torch')}, this is torch {current['torch']}"
     if index.march is None:
-        return "compiled by an earlier rayrec, which did not record for which processors"
-    lacks = processor.missing(index.instructions)
-    return f"compiled for {index.march} processors, this one lacks {', '.join(lacks)}" if lacks else None
+        return "compiled by an older rayrec, which did not record the processor"
+    missing = processor.missing(index.instructions)
+    return f"compiled for {index.march} processors, this one lacks {', '.join(missing)}" if missing else None

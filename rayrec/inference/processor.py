@@ -1,4 +1,4 @@
-"""Processor instructions: what this machine has, what a compiled graph needs, and what a number format is fast with."""
+"""Instruction sets: of this processor, of a compiled graph, and of number formats."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NATIVE = "native"
 _SECOND = {"cx16", "lahf_lm", "popcnt", "pni", "ssse3", "sse4_1", "sse4_2"}
 _LEVELS = {"x86-64-v3": _SECOND | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}}
 _VECTOR_BITS = {"x86-64-v3": 256}
-# What compilers emit for arithmetic; the other flags say how a kernel or a hypervisor uses the processor.
+# Flags of instructions that compilers emit for arithmetic; other flags are for kernels and hypervisors.
 _EMITTED = re.compile(
     "avx|amx|apx|sse|pni|fma|f16c|bmi|abm|movbe|popcnt|xop|tbm|adx|cx16|lahf|aes|pclmul|gfni|sha|xsave"
 )
-# Any one of a format's sets of flags makes it fast: x86's or ARM's.
+# A format is fast with any of its sets of flags, of x86 or ARM.
 _FAST_WITH = {
     "bf16": ({"avx512_bf16"}, {"amx_bf16"}, {"bf16"}),
     "int8": ({"avx2"}, {"asimd"}),
@@ -28,54 +28,54 @@ _FAST_WITH = {
 }
 
 
-def flags_here() -> frozenset[str]:
-    """The flags of this machine's processor; none where the system does not list them."""
+def processor_flags() -> frozenset[str]:
+    """The flags of this machine's processor; empty if the system does not list them."""
     try:
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return frozenset()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return frozenset() if found is None else frozenset(found[1].split())
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    return frozenset() if match is None else frozenset(match[1].split())
 
 
-def choose_march(wanted: str | None) -> str:
-    """The instruction set to compile for; by default a level that other processors have as well, if there is one.
+def choose_march(march: str | None) -> str:
+    """The instruction set to compile for; by default a level that most processors have, else "native".
 
     Raises:
-        ExportError: it cannot be compiled for here.
+        ExportError: This machine or torch does not support it.
     """
     from torch._inductor import config
 
     levels = _LEVELS if platform.machine() == "x86_64" and hasattr(config.cpp, "march") else ()  # torch 2.11 has none
     allowed = [*levels, NATIVE]
-    if wanted is not None and wanted not in allowed:
-        raise ExportError(f"--march {wanted}: this machine and torch compile for {' or '.join(allowed)}")
-    return wanted or allowed[0]
+    if march is not None and march not in allowed:
+        raise ExportError(f"--march {march}: this machine and torch support {' and '.join(allowed)}")
+    return march or allowed[0]
 
 
 def instructions_of(march: str) -> list[str]:
-    """The flags that a graph compiled for `march` needs, sorted; of "native", what this processor has."""
+    """The flags that a graph compiled for `march` needs, sorted; for "native", the flags of this processor."""
     if march != NATIVE:
         return sorted(_LEVELS[march])
-    here = flags_here()
-    return sorted(filter(_EMITTED.search, here) if platform.machine() == "x86_64" else here)
+    flags = processor_flags()
+    return sorted(filter(_EMITTED.search, flags) if platform.machine() == "x86_64" else flags)
 
 
 def vector_bits(march: str) -> int | None:
-    """Width of the vectors to compile for; None: the widest of this processor."""
+    """Vector width in bits to compile for; None: the widest of this processor."""
     return _VECTOR_BITS.get(march)
 
 
 def missing(instructions: Iterable[str]) -> list[str]:
-    """Those that this processor lacks, sorted."""
-    return sorted(set(instructions) - flags_here())
+    """The instructions that this processor lacks, sorted."""
+    return sorted(set(instructions) - processor_flags())
 
 
 def why_slow(formats: Iterable[str]) -> str | None:
-    """Which of some number formats this processor has no instructions for, and what it lacks; None: it has all."""
-    here = flags_here()
+    """Names a format that this processor lacks instructions for, and the instructions; None if it has all."""
+    flags = processor_flags()
     for name in sorted(set(formats) & set(_FAST_WITH)):
-        if not any(needed <= here for needed in _FAST_WITH[name]):
+        if not any(needed <= flags for needed in _FAST_WITH[name]):
             lacks = " or ".join(flag for needed in _FAST_WITH[name] for flag in sorted(needed))
             return f"this processor has no instructions for {name} (it lacks {lacks}): several times slower than fp32"
     return None

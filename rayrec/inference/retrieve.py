@@ -1,4 +1,4 @@
-"""Retrieval for files: the k best items of each row of Parquet files."""
+"""Retrieval for files: the k best items for each row of Parquet files."""
 
 from __future__ import annotations
 
@@ -15,110 +15,107 @@ import torch
 
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.inference.artifact import ExportError
-from rayrec.inference.index import Index
+from rayrec.inference.index import ItemIndex
 from rayrec.storage.locations import plain_path
 from rayrec.storage.parquet import open_parquet
 
-ROWS = 4096  # of a batch
+BATCH_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What to retrieve for each row.
-
-    Args:
-        k: items a row.
-        history: list column of ids, oldest first, for the query tower; or
-        vector: list column of numbers, the query itself. With neither, a row has the columns that training read.
-        keep_seen: items of the history may come again.
-        exclude: list column of ids that a row must not get.
-        vectors: also write each row's query vector.
-    """
+class RetrieveOptions:
+    """Options of a retrieval. Without `history` and `vector`, a row has the columns that training read."""
 
     k: int = 100
+    """Items per row."""
     history: str | None = None
+    """List column of ids, oldest first, for the query tower."""
     vector: str | None = None
+    """List column of numbers: the query vector."""
     keep_seen: bool = False
+    """Results may include items of the history."""
     exclude: str | None = None
+    """List column of ids to exclude."""
     vectors: bool = False
+    """Also writes the query vector of each row."""
 
     def __post_init__(self) -> None:
         if self.history is not None and self.vector is not None:
-            raise ValueError("give the history column (--history) or the vector column (--vector), not both")
+            raise ValueError("set the history column (--history) or the vector column (--vector), not both")
         if self.k < 1:
             raise ValueError(f"k={self.k} must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """How many rows and files were written, and in what time."""
+    """Rows and files that were written."""
 
     rows: int
     files: int
     seconds: float
 
 
-def retrieve(index: Index, data: str | Path, out: str | Path, wanted: Wanted) -> Retrieved:
-    """Writes a file for each file of `data`: its columns, `items` (ids, best first), `scores`, and with `vectors` the
-    query's `vector`. Files that are there already stay, so that the same call again goes on where it stopped.
+def retrieve(index: ItemIndex, data: str | Path, out: str | Path, options: RetrieveOptions) -> Retrieved:
+    """Writes a file for each input file: its columns, `items` (ids, best first), `scores`, and with `vectors` the query
+    `vector`. Existing files are kept, so that the same call resumes an interrupted one.
 
     Args:
         data: Parquet file, folder or glob.
 
     Raises:
-        DataError: no such files.
-        ExportError: no such columns, or files of one name.
+        DataError: `data` matches no file.
+        ExportError: A column does not exist, or two files have the same name.
     """
-    begin, rows, written, folder = time.perf_counter(), 0, 0, Path(out)
+    begin, num_rows, num_files, folder = time.perf_counter(), 0, 0, Path(out)
     targets = {file.uri: folder / Path(plain_path(file.uri)).name for file in find_parquet(str(data))}
     if len(set(targets.values())) < len(targets):
-        raise ExportError(f"{data}: files of several folders have one name; retrieve for one folder at a time")
+        raise ExportError(f"{data}: files in different folders have the same name; retrieve for one folder at a time")
     folder.mkdir(parents=True, exist_ok=True)
     for path, target in targets.items():
         if target.exists():
             continue
         scratch = target.with_name(f".{target.name}.partial")
         source = open_parquet(path)
-        _check_columns(path, source.schema_arrow, wanted)
+        _check_columns(path, source.schema_arrow, options)
         writer: pq.ParquetWriter | None = None
-        for batch in source.iter_batches(ROWS):
-            table = _answered(index, pa.Table.from_batches([batch]), wanted)
+        for batch in source.iter_batches(BATCH_ROWS):
+            table = _with_items(index, pa.Table.from_batches([batch]), options)
             writer = writer or pq.ParquetWriter(scratch, table.schema)
             writer.write_table(table)
-            rows += len(table)
+            num_rows += len(table)
         if writer is not None:
             writer.close()
             scratch.rename(target)
-            written += 1
-    return Retrieved(rows, written, time.perf_counter() - begin)
+            num_files += 1
+    return Retrieved(num_rows, num_files, time.perf_counter() - begin)
 
 
-def _check_columns(path: str, schema: pa.Schema, wanted: Wanted) -> None:
-    for column in (wanted.history, wanted.vector, wanted.exclude):
+def _check_columns(path: str, schema: pa.Schema, options: RetrieveOptions) -> None:
+    for column in (options.history, options.vector, options.exclude):
         if column is None:
             continue
         if column not in schema.names:
             raise ExportError(f"{path} has no column {column!r}; it has {schema.names}")
         if not pa.types.is_list(schema.field(column).type) and not pa.types.is_large_list(schema.field(column).type):
-            raise ExportError(f"{path}: column {column!r} is {schema.field(column).type}; a list is needed")
+            raise ExportError(f"{path}: column {column!r} must be a list, not {schema.field(column).type}")
 
 
-def _answered(index: Index, table: pa.Table, wanted: Wanted) -> pa.Table:
-    exclude = _lists(table, wanted.exclude)
-    if wanted.history is not None:
-        histories = _lists(table, wanted.history)
+def _with_items(index: ItemIndex, table: pa.Table, options: RetrieveOptions) -> pa.Table:
+    exclude = _lists(table, options.exclude)
+    if options.history is not None:
+        histories = _lists(table, options.history)
         queries = index.queries(histories)
-    elif wanted.vector is not None:
-        histories, queries = [], torch.tensor(_lists(table, wanted.vector), dtype=torch.float32)
+    elif options.vector is not None:
+        histories, queries = [], torch.tensor(_lists(table, options.vector), dtype=torch.float32)
     else:
         queries, histories = index.queries_of(table), _lists(table, index.seen_column)
-    if histories and not wanted.keep_seen:
-        exclude = [[*seen, *more] for seen, more in zip(histories, exclude, strict=True)]
-    scores, rows = index.search(queries, wanted.k, exclude)
-    kept = [one[one > float("-inf")].tolist() for one in scores]
+    if histories and not options.keep_seen:
+        exclude = [[*history, *excluded] for history, excluded in zip(histories, exclude, strict=True)]
+    scores, rows = index.search(queries, options.k, exclude)
+    item_scores = [row_scores[row_scores > float("-inf")].tolist() for row_scores in scores]
     table = table.append_column("items", pa.array(index.ids_of(rows), pa.list_(index.items.column(0).type)))
-    table = table.append_column("scores", pa.array(kept, pa.list_(pa.float32())))
-    if not wanted.vectors:
+    table = table.append_column("scores", pa.array(item_scores, pa.list_(pa.float32())))
+    if not options.vectors:
         return table
     return table.append_column("vector", pa.array(list(queries.numpy()), pa.list_(pa.float32())))
 
@@ -126,16 +123,16 @@ def _answered(index: Index, table: pa.Table, wanted: Wanted) -> pa.Table:
 def _lists(table: pa.Table, column: str | None) -> Sequence[list[object]]:
     if column is None:
         return [[]] * len(table)
-    return [one or [] for one in table.column(column).to_pylist()]
+    return [values or [] for values in table.column(column).to_pylist()]
 
 
 def read_vectors(data: str, vector: str, id_column: str | None) -> tuple[torch.Tensor, pa.Table]:
     """(vectors `[N, D]`, the other columns, `id_column` first).
 
     Raises:
-        ExportError: no such column, or lists of unlike lengths; names the file.
+        ExportError: A column does not exist, or lists have different lengths; names the file.
     """
-    parts, tables = [], []
+    blocks, tables = [], []
     for path in (file.uri for file in find_parquet(data)):
         table = open_parquet(path).read()
         for column in (vector, id_column):
@@ -144,14 +141,14 @@ def read_vectors(data: str, vector: str, id_column: str | None) -> tuple[torch.T
         lists = table.column(vector).combine_chunks()
         lengths = pc.list_value_length(lists)
         if lists.null_count or pc.count_distinct(lengths).as_py() != 1 or lists.flatten().null_count:
-            raise ExportError(f"{path}: column {vector!r} must hold vectors of one length, without nulls")
+            raise ExportError(f"{path}: column {vector!r} must have vectors of equal length, without nulls")
         numbers = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.float32)
-        parts.append(torch.from_numpy(numbers.reshape(len(table), -1).copy()))
+        blocks.append(torch.from_numpy(numbers.reshape(len(table), -1).copy()))
         tables.append(table.drop_columns([vector]))
-    widths = {part.shape[1] for part in parts}
+    widths = {block.shape[1] for block in blocks}
     if len(widths) > 1:
-        raise ExportError(f"{data}: column {vector!r} has vectors of {sorted(widths)} numbers; they must be alike")
+        raise ExportError(f"{data}: column {vector!r} has vectors of {sorted(widths)} numbers; they must be equal")
     table = pa.concat_tables(tables)
     if id_column is not None:
         table = table.select([id_column, *(name for name in table.column_names if name != id_column)])
-    return torch.cat(parts), table
+    return torch.cat(blocks), table

@@ -1,4 +1,4 @@
-"""`Scorer`: raw rows to probabilities, through the mapping that the model was trained with."""
+"""`Scorer`: raw rows to probabilities, with the mapping of training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of n rows.
+    """Scores of n rows.
 
     Args:
-        probabilities: label → float32 [n]; NaN for rows that cannot be used.
-        errors: row → what is wrong with it.
+        probabilities: label → float32 [n]; NaN for rows that cannot be mapped.
+        errors: row → error.
     """
 
     probabilities: dict[str, F32]
@@ -32,10 +32,10 @@ class Scores:
 
 
 class Scorer:
-    """A model with its mapping. Threads may share one.
+    """A model with its mapping. Thread-safe.
 
     Raises:
-        DataError, ValueError: the folder's mapping is damaged.
+        DataError, ValueError: The mapping of the export is damaged.
     """
 
     def __init__(self, model: Model) -> None:
@@ -44,16 +44,16 @@ class Scorer:
 
     @property
     def schema(self) -> Schema:
-        """Of the training rows."""
+        """The schema of training rows, without labels."""
         return self.mapping.schema
 
     def score(self, rows: Tabular) -> Scores:
         """
         Args:
-            rows: raw values: an Arrow table, a dict of columns, a list of dicts.
+            rows: Raw values: an Arrow table, a dict of columns, or a list of dicts.
 
         Raises:
-            DataError: a missing column or a wrong type, which concerns all rows.
+            DataError: A column is missing or has the wrong type.
         """
         batch, errors = self.mapping.to_batch_and_errors(rows)
         probabilities = self.model.outputs(batch)
@@ -63,6 +63,6 @@ class Scorer:
 
 
 def features_only(schema: Schema) -> Schema:
-    """The schema of rows that have no labels and nothing that belongs to them."""
-    nothing: dict[str, Any] = {"label": None, "labels": [], "sample_weight": None, "group": None, "timestamp": None}
-    return schema.model_copy(update=nothing)
+    """The schema without labels, weights, groups and times."""
+    removed: dict[str, Any] = {"label": None, "labels": [], "sample_weight": None, "group": None, "timestamp": None}
+    return schema.model_copy(update=removed)

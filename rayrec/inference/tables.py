@@ -1,5 +1,7 @@
-"""A checkpoint's tables, read once in blocks of rows and written in their number formats. Of the rows as they were
-trained, those are kept that scores are compared on."""
+"""Reads a checkpoint's tables once, in blocks of rows, and writes them in their number formats.
+
+`PartialTable` keeps the fp32 rows that the parity sample reads, so that the trained model can score it.
+"""
 
 from __future__ import annotations
 
@@ -18,53 +20,60 @@ from rayrec.quant import TableFormat, TablePlace, place_tables
 from rayrec.quant.formats import blocks_of, dequantize_rows, quantize_rows
 from rayrec.quant.layout import TABLE_ALIGNMENT, TableConfig
 
-_READ_NUMBERS = 16 << 20  # of a table at once
+_BLOCK_NUMBERS = 16 << 20
 ReadRows = Callable[[str, int, int], torch.Tensor]  # table, first row, row after the last → [rows, dim]
 
 
-class SomeRows(nn.Parameter):
-    """A float32 table `[rows, dim]` in which only some rows are there; torch's lookups take it as their weight.
+class PartialTable(nn.Parameter):
+    """A float32 table `[rows, dim]` that stores some of its rows; the weight of torch's lookups.
 
-    Until it is filled, lookups give zeros, and their ids are noted: those are the rows that `fill` keeps.
+    Until it is filled, lookups return zeros and record their ids; `fill` then stores the recorded rows.
 
     Attributes:
-        noted: ids of the lookups so far.
-        ids, kept: the rows that are there, ascending, int64 `[n]`, and their numbers, `[n, dim]`; None: not filled.
+        recorded: Ids of the lookups so far.
+        ids: Stored rows, ascending, int64 `[n]`; None before `fill`.
+        vectors: Their values, `[n, dim]`; None before `fill`.
     """
 
-    noted: list[torch.Tensor]
+    recorded: list[torch.Tensor]
     ids: torch.Tensor | None
-    kept: torch.Tensor | None
+    vectors: torch.Tensor | None
 
     @staticmethod
-    def of(rows: int, dim: int, ids: torch.Tensor | None = None, kept: torch.Tensor | None = None) -> SomeRows:
-        """One with nothing noted yet, or filled with these rows."""
-        made = torch.zeros(1, dim).expand(rows, dim).as_subclass(SomeRows)
-        made.noted, made.ids, made.kept = [], ids, kept
-        return made
+    def of(rows: int, dim: int, ids: torch.Tensor | None = None, vectors: torch.Tensor | None = None) -> PartialTable:
+        """An empty table, or one filled with these rows."""
+        table = torch.zeros(1, dim).expand(rows, dim).as_subclass(PartialTable)
+        table.recorded, table.ids, table.vectors = [], ids, vectors
+        return table
 
     def fill(self, start: int, rows: torch.Tensor) -> None:
-        """Keeps what was noted of the rows from `start` on. All rows come once, in their order."""
+        """Stores the recorded rows of the block from row `start` on. Call it with all blocks, in order."""
         low, high = self._between(start, start + len(rows))
-        assert self.ids is not None and self.kept is not None
-        self.kept[low:high] = rows[self.ids[low:high] - start]
+        assert self.ids is not None and self.vectors is not None
+        self.vectors[low:high] = rows[self.ids[low:high] - start]
 
-    def wants(self, start: int, stop: int) -> bool:
-        """Whether a row of `[start, stop)` was noted; nothing is noted any more."""
+    def has_recorded(self, start: int, stop: int) -> bool:
+        """Whether a row of `[start, stop)` was recorded. Ends recording."""
         low, high = self._between(start, stop)
         return low < high
 
-    def quantized(self, format: TableFormat, table: str) -> SomeRows:
-        """The same rows with the numbers that lookups see in a format; raises ValueError as `quantize_rows`."""
-        if format is TableFormat.FP32 or self.kept is None:
+    def quantized(self, format: TableFormat, table: str) -> PartialTable:
+        """The same rows, quantized and dequantized.
+
+        Raises:
+            ValueError: As `quantize_rows`.
+        """
+        if format is TableFormat.FP32 or self.vectors is None:
             return self
         rows, dim = self.shape
-        return SomeRows.of(rows, dim, self.ids, dequantize_rows(quantize_rows(self.kept, format, table), format, dim))
+        return PartialTable.of(
+            rows, dim, self.ids, dequantize_rows(quantize_rows(self.vectors, format, table), format, dim)
+        )
 
     def _between(self, start: int, stop: int) -> list[int]:
         if self.ids is None:
-            self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *self.noted]).unique()
-            self.kept = torch.zeros(len(self.ids), self.shape[1])
+            self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *self.recorded]).unique()
+            self.vectors = torch.zeros(len(self.ids), self.shape[1])
         return torch.searchsorted(self.ids, torch.tensor([start, stop])).tolist()
 
     @classmethod
@@ -72,19 +81,23 @@ class SomeRows(nn.Parameter):
         if func not in (F.embedding, F.embedding_bag):
             return super().__torch_function__(func, types, args, kwargs or {})
         ids, table = args[:2]
-        if table.kept is None or table.ids is None:
-            table.noted.append(ids.unique())
+        if table.vectors is None or table.ids is None:
+            table.recorded.append(ids.unique())
             return func(torch.zeros_like(ids), torch.zeros(1, table.shape[1]), *args[2:], **kwargs)
-        places = torch.searchsorted(table.ids, ids)
-        if len(ids) and not torch.equal(table.ids[places.clamp(max=len(table.ids) - 1)], ids):
-            raise ValueError("the model looks up other ids than before: compare it on all rows, with --parity all")
-        return func(places, table.kept, *args[2:], **kwargs)
+        indices = torch.searchsorted(table.ids, ids)
+        if len(ids) and not torch.equal(table.ids[indices.clamp(max=len(table.ids) - 1)], ids):
+            raise ValueError(
+                "the model looks up different ids for the same rows: compare it on all rows, with --parity all"
+            )
+        return func(indices, table.vectors, *args[2:], **kwargs)
 
 
-def fill_some(some: Mapping[str, SomeRows], tables: Sequence[TableConfig], read: ReadRows) -> None:
-    """Fills tables in which only some rows are there, from the blocks that have some of them."""
-    for table, start, rows in _blocks(tables, read, lambda table, start, stop: some[table].wants(start, stop)):
-        some[table].fill(start, rows)
+def fill_partial(partial_tables: Mapping[str, PartialTable], tables: Sequence[TableConfig], read: ReadRows) -> None:
+    """Fills partial tables; reads only blocks with recorded rows."""
+    for table, start, rows in _blocks(
+        tables, read, lambda table, start, stop: partial_tables[table].has_recorded(start, stop)
+    ):
+        partial_tables[table].fill(start, rows)
 
 
 def write_tables(
@@ -92,58 +105,59 @@ def write_tables(
     tables: Sequence[TableConfig],
     formats: Mapping[str, TableFormat],
     read: ReadRows,
-    some: Mapping[str, SomeRows] | None = None,
+    partial_tables: Mapping[str, PartialTable] | None = None,
 ) -> tuple[list[TablePlace], int]:
-    """Writes every table in its format, one after the other, to the disk; reads each once.
+    """Writes all tables to a file, each in its format; reads each once.
 
     Args:
-        some: filled on the way.
+        partial_tables: Filled on the way.
 
     Returns:
-        The tables' places in the file, and its CRC-32.
+        The offsets of the tables, and the CRC-32 of the file.
 
     Raises:
-        ValueError: a number that a format cannot hold; names table and row.
+        ValueError: A format cannot represent a number; names table and row.
     """
     places, size = place_tables(tables, formats)
     by_table, crc = {place.table: place for place in places}, 0
     with open(path, "wb", buffering=0) as file:
         for table, start, rows in _blocks(tables, read):
             place = by_table[table]
-            if some is not None:
-                some[table].fill(start, rows)
-            gap = bytes(place.begin + start * place.row_bytes - file.tell())
-            for part in (gap, quantize_rows(rows, place.format, table, first=start).view(-1).numpy().data):
-                crc = _written(file, part, crc)
-        crc = _written(file, bytes(max(size, TABLE_ALIGNMENT) - file.tell()), crc)
+            if partial_tables is not None:
+                partial_tables[table].fill(start, rows)
+            padding = bytes(place.begin + start * place.row_bytes - file.tell())
+            crc = _write(file, padding, crc)
+            quantized = quantize_rows(rows, place.format, table, first=start)
+            crc = _write(file, quantized.view(-1).numpy().data, crc)
+        crc = _write(file, bytes(max(size, TABLE_ALIGNMENT) - file.tell()), crc)
         os.fsync(file.fileno())
     return places, crc
 
 
-def _written(file: Any, data: bytes | memoryview, crc: int) -> int:
-    """The checksum with these bytes, all of which are written."""
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
+def _write(file: Any, data: bytes | memoryview, crc: int) -> int:
+    """Writes all bytes to an unbuffered file; returns the updated checksum."""
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
     return zlib.crc32(data, crc)
 
 
 def _blocks(
-    tables: Iterable[TableConfig], read: ReadRows, wanted: Callable[[str, int, int], bool] | None = None
+    tables: Iterable[TableConfig], read: ReadRows, selected: Callable[[str, int, int], bool] | None = None
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Table, first row and float32 rows of each block; a thread reads one while the one before is used."""
+    """Table, first row and float32 rows of each block; a thread reads the next block meanwhile."""
     spans = (
         (table.name, start, stop)
         for table in tables
-        for start, stop in blocks_of(table.num_embeddings, table.embedding_dim, _READ_NUMBERS)
-        if wanted is None or wanted(table.name, start, stop)
+        for start, stop in blocks_of(table.num_embeddings, table.embedding_dim, _BLOCK_NUMBERS)
+        if selected is None or selected(table.name, start, stop)
     )
     with ThreadPoolExecutor(1, "rayrec-tables") as reader:
-        before = None
+        previous = None
         for table, start, stop in spans:
-            coming = (table, start, reader.submit(read, table, start, stop))
-            if before is not None:
-                yield before[0], before[1], before[2].result().float()
-            before = coming
-        if before is not None:
-            yield before[0], before[1], before[2].result().float()
+            submitted = (table, start, reader.submit(read, table, start, stop))
+            if previous is not None:
+                yield previous[0], previous[1], previous[2].result().float()
+            previous = submitted
+        if previous is not None:
+            yield previous[0], previous[1], previous[2].result().float()

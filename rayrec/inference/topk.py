@@ -1,4 +1,4 @@
-"""The k items of the largest dot product with a query: exact, in bounded memory, or approximate, by faiss."""
+"""The k items with the largest dot products with a query: exact, in bounded memory; or approximate, with faiss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from rayrec.inference.artifact import ExportError
 from rayrec.metrics.ranking import Jagged
 
-QUERIES, ITEMS = 256, 32_768  # of a block: 32 MiB of scores
+BLOCK_QUERIES, BLOCK_ITEMS = 256, 32_768  # 32 MiB of scores
 GROUP = 64
-NONE = float("-inf")
+NO_SCORE = float("-inf")
 KINDS = ("ivf", "hnsw")
 HNSW_LINKS, HNSW_BUILD = 32, 100
 
@@ -25,72 +25,73 @@ def top_k(
     excluded: Jagged | None = None,
     allowed_I: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scores `[Q, k]`, rows of items `[Q, k]`), best first; score -inf and row -1 where there are no more items.
+    """(scores `[Q, k]`, rows of items `[Q, k]`), best first, padded with score -inf and row -1.
 
     Args:
-        excluded: for each query, rows that it must not get.
-        allowed_I: bool, the rows that any query may get; None: all.
+        excluded: Rows to exclude, for each query.
+        allowed_I: bool, rows that queries may get; None: all.
     """
     if k < 1:
         raise ValueError(f"k={k} must be at least 1")
-    parts = []
-    for start in range(0, len(queries_QD), QUERIES):
-        stop = min(start + QUERIES, len(queries_QD))
-        left_out = None if excluded is None else excluded.rows(start, stop)
-        parts.append(_of_queries(queries_QD[start:stop], items_ID, k, left_out, allowed_I))
-    if not parts:
+    blocks = []
+    for start in range(0, len(queries_QD), BLOCK_QUERIES):
+        stop = min(start + BLOCK_QUERIES, len(queries_QD))
+        block_excluded = None if excluded is None else excluded.rows(start, stop)
+        blocks.append(_top_k_of_block(queries_QD[start:stop], items_ID, k, block_excluded, allowed_I))
+    if not blocks:
         return queries_QD.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=queries_QD.device)
-    scores, rows = (torch.cat(part) for part in zip(*parts, strict=True))
+    scores, rows = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
     return scores, rows
 
 
-def _of_queries(
+def _top_k_of_block(
     queries: torch.Tensor,
     items: torch.Tensor,
     k: int,
-    left_out: tuple[torch.Tensor, torch.Tensor] | None,
+    excluded: tuple[torch.Tensor, torch.Tensor] | None,
     allowed: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    best = queries.new_full((len(queries), k), NONE)
+    best = queries.new_full((len(queries), k), NO_SCORE)
     rows = torch.full((len(queries), k), -1, dtype=torch.int64, device=queries.device)
-    for start in range(0, len(items), ITEMS):
-        scores = queries @ items[start : start + ITEMS].T
+    for start in range(0, len(items), BLOCK_ITEMS):
+        scores = queries @ items[start : start + BLOCK_ITEMS].T
         stop = start + scores.shape[1]
         if allowed is not None:
-            scores.masked_fill_(~allowed[start:stop], NONE)
-        if left_out is not None:
-            inside = (left_out[1] >= start) & (left_out[1] < stop)
-            scores[left_out[0][inside], left_out[1][inside] - start] = NONE
-        found, places = _best_of_groups(scores, min(k, scores.shape[1]))
-        best, order = torch.cat([best, found], dim=1).topk(k, dim=1)
-        rows = torch.cat([rows, places + start], dim=1).gather(1, order)
-    return best, rows.masked_fill(best == NONE, -1)
+            scores.masked_fill_(~allowed[start:stop], NO_SCORE)
+        if excluded is not None:
+            query_indices, item_rows = excluded
+            in_block = (item_rows >= start) & (item_rows < stop)
+            scores[query_indices[in_block], item_rows[in_block] - start] = NO_SCORE
+        block_best, block_rows = _grouped_topk(scores, min(k, scores.shape[1]))
+        best, order = torch.cat([best, block_best], dim=1).topk(k, dim=1)
+        rows = torch.cat([rows, block_rows + start], dim=1).gather(1, order)
+    return best, rows.masked_fill(best == NO_SCORE, -1)
 
 
-def _best_of_groups(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`topk`, quicker: the k best lie in the k groups of the best maxima, and only those are sorted."""
+def _grouped_topk(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A faster `topk`: the k best are in the k groups with the largest maxima, so only these are sorted."""
     queries, items = scores.shape
-    whole = items // GROUP
-    if whole <= 2 * k:
-        found = scores.topk(k, dim=1)
-        return found.values, found.indices
-    groups = scores[:, : whole * GROUP].unflatten(1, (whole, GROUP))
-    chosen = groups.amax(2).topk(k, dim=1).indices
+    num_groups = items // GROUP
+    if num_groups <= 2 * k:
+        best = scores.topk(k, dim=1)
+        return best.values, best.indices
+    groups = scores[:, : num_groups * GROUP].unflatten(1, (num_groups, GROUP))
+    best_groups = groups.amax(2).topk(k, dim=1).indices
     inner = torch.arange(GROUP, device=scores.device)
-    places = (chosen[:, :, None] * GROUP + inner).flatten(1)
-    rest = torch.arange(whole * GROUP, items, device=scores.device).expand(queries, -1)
-    places = torch.cat([places, rest], dim=1)
-    values, order = scores.gather(1, places).topk(k, dim=1)
-    return values, places.gather(1, order)
+    candidates = (best_groups[:, :, None] * GROUP + inner).flatten(1)
+    remainder = torch.arange(num_groups * GROUP, items, device=scores.device).expand(queries, -1)
+    candidates = torch.cat([candidates, remainder], dim=1)
+    values, order = scores.gather(1, candidates).topk(k, dim=1)
+    return values, candidates.gather(1, order)
 
 
 class Approximate:
-    """An index of faiss.
+    """A faiss index.
 
     Args:
-        kind: of `KINDS`.
-        index: of faiss.
-        effort: lists that a query probes (IVF), or nodes that it keeps (HNSW).
+        kind: One of `KINDS`.
+        index: The faiss index.
+        effort: Lists to probe (IVF), or candidates to keep (HNSW), per query.
     """
 
     def __init__(self, kind: str, index: Any, effort: int) -> None:
@@ -110,46 +111,46 @@ class Approximate:
         if kind == "hnsw":
             index.hnsw.efConstruction = HNSW_BUILD
         else:
-            index.cp.max_points_per_centroid = (
-                64  # faiss's 256 take four times as long, for a recall that effort gives too
-            )
+            # faiss's default, 256, takes four times as long; `effort` reaches the same recall.
+            index.cp.max_points_per_centroid = 64
             index.train(vectors_ID.numpy())
         index.add(vectors_ID.numpy())
         return cls(kind, index, 1)
 
-    def tune(self, queries: torch.Tensor, exact_QK: torch.Tensor, wanted: float) -> tuple[float, float]:
-        """Doubles the effort until the recall of `exact_QK` is the one wanted; (recall, seconds) of the last try."""
+    def tune(self, queries: torch.Tensor, exact_QK: torch.Tensor, min_recall: float) -> tuple[float, float]:
+        """Doubles the effort until the recall of `exact_QK` is reached; returns the last (recall, seconds)."""
         k = exact_QK.shape[1]
-        most = self.index.nlist if self.kind == "ivf" else self.index.ntotal
+        max_effort = self.index.nlist if self.kind == "ivf" else self.index.ntotal
         self.effort = 1 if self.kind == "ivf" else k
         while True:
             begin = time.perf_counter()
             _, rows = self.search(queries, k, None)
             seconds = time.perf_counter() - begin
             recall = recall_of(rows, exact_QK)
-            if recall >= wanted or self.effort >= most:
+            if recall >= min_recall or self.effort >= max_effort:
                 return recall, seconds
-            self.effort = min(2 * self.effort, most)
+            self.effort = min(2 * self.effort, max_effort)
 
     def search(self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `top_k`. Finds as many more as are excluded."""
+        """As `top_k`. Searches for more items, to replace the excluded ones."""
         faiss = _faiss()
         if self.kind == "ivf":
             params = faiss.SearchParametersIVF(nprobe=self.effort)
         else:
             params = faiss.SearchParametersHNSW(efSearch=max(self.effort, k))
-        more = 0 if excluded is None else int(excluded.offsets.diff().max())
-        found = self.index.search(queries_QD.contiguous().numpy(), min(k + more, self.index.ntotal), params=params)
-        scores, rows = (torch.from_numpy(part) for part in found)
-        scores = scores.masked_fill(rows < 0, float("-inf"))
+        num_excluded = 0 if excluded is None else int(excluded.offsets.diff().max())
+        count = min(k + num_excluded, self.index.ntotal)
+        result = self.index.search(queries_QD.contiguous().numpy(), count, params=params)
+        scores, rows = map(torch.from_numpy, result)
+        scores = scores.masked_fill(rows < 0, NO_SCORE)
         if excluded is not None:
-            where, ids = excluded.rows(0, len(rows))
-            hit = torch.zeros_like(rows, dtype=torch.bool)
-            for query in where.unique().tolist():
-                hit[query] = torch.isin(rows[query], ids[where == query])
-            scores = scores.masked_fill(hit, float("-inf"))
+            query_indices, item_rows = excluded.rows(0, len(rows))
+            is_excluded = torch.zeros_like(rows, dtype=torch.bool)
+            for query in query_indices.unique().tolist():
+                is_excluded[query] = torch.isin(rows[query], item_rows[query_indices == query])
+            scores = scores.masked_fill(is_excluded, NO_SCORE)
         scores, order = scores.topk(min(k, scores.shape[1]), dim=1)
-        return scores, rows.gather(1, order).masked_fill(scores == float("-inf"), -1)
+        return scores, rows.gather(1, order).masked_fill(scores == NO_SCORE, -1)
 
     def write(self, path: Path) -> None:
         _faiss().write_index(self.index, str(path))
@@ -164,12 +165,14 @@ class Approximate:
         try:
             return cls(kind, faiss.read_index(str(path)), effort)
         except RuntimeError as error:
-            raise ExportError(f"{path} cannot be read by faiss {faiss.__version__}: index anew ({error})") from None
+            raise ExportError(
+                f"{path} cannot be read by faiss {faiss.__version__}: write the index again ({error})"
+            ) from None
 
 
-def recall_of(found_QK: torch.Tensor, exact_QK: torch.Tensor) -> float:
-    """The part of the exact rows that were found, on average."""
-    hits = (found_QK[:, :, None] == exact_QK[:, None, :]).any(1).float()
+def recall_of(rows_QK: torch.Tensor, exact_QK: torch.Tensor) -> float:
+    """Mean share of the exact rows that are among `rows_QK`."""
+    hits = (rows_QK[:, :, None] == exact_QK[:, None, :]).any(1).float()
     return float(hits.mean())
 
 
@@ -177,5 +180,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise ExportError("approximate indexes need faiss: pip install 'rayrec[index]', or search exactly") from None
+        raise ExportError(
+            "approximate indexes need faiss: pip install 'rayrec[index]', or use --search exact"
+        ) from None
     return faiss

@@ -1,5 +1,8 @@
-"""The query tower of a built-in retriever: written beside its index, rebuilt from its settings without training code of
-a run, and checked by the vectors that it gave when it was written."""
+"""The query tower of a built-in retriever, stored with its index.
+
+It is rebuilt from its settings, without code of the run, and verified with the query vectors that it computed when it
+was written.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from rayrec.data import Mapping
 from rayrec.inference import artifact
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.export import write_mapping
-from rayrec.inference.graph import collections_in, replaced
+from rayrec.inference.graph import collections_in, replace_module
 from rayrec.models import RETRIEVERS, Batch, Retriever
 from rayrec.models.retriever import batch_of
 from rayrec.modules import EmbeddingBagConfig
@@ -28,15 +31,15 @@ TOWER, EXAMPLES, TOLERANCE = "tower.pt", 32, 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """What a model is made of.
+class TowerSpec:
+    """The settings to build a model from.
 
     Args:
-        name: of `RETRIEVERS`.
-        settings: its `model.args`.
-        tables: rows, width and features of each, by name.
-        num_dense: N.
-        format: number format of the tables.
+        name: A key of `RETRIEVERS`.
+        settings: `model.args` of the config.
+        tables: name → (rows, width, features).
+        num_dense: Number of dense features.
+        format: Number format of the tables.
     """
 
     name: str
@@ -48,41 +51,44 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A model that turns rows into queries.
+    """A model that computes query vectors.
 
     Args:
-        model: in evaluation mode, on the CPU.
-        raw: `schema` and `tables` of the run's config; None: it reads histories of table rows.
-        mapping: of what a query needs of a row.
+        model: In evaluation mode, on the CPU.
+        raw: `schema` and `tables` of the run's config; None: the model reads histories of table rows.
+        mapping: Maps the columns that the query reads.
     """
 
-    made: Made
+    spec: TowerSpec
     model: Retriever
     raw: Dict[str, Any] | None = None
     mapping: Mapping | None = None
 
     @classmethod
-    def of(cls, made: Made, state: Dict[str, torch.Tensor] | None = None, raw: Dict[str, Any] | None = None) -> Tower:
+    def of(
+        cls, spec: TowerSpec, state: Dict[str, torch.Tensor] | None = None, raw: Dict[str, Any] | None = None
+    ) -> Tower:
         """
         Args:
-            state: of the model, its tables in `made.format`; None: its first weights.
+            state: State dict, with tables in `spec.format`; None: initial weights.
+            raw: `schema` and `tables` of the run's config.
         """
         tables = [
             EmbeddingBagConfig(num_embeddings=rows, embedding_dim=dim, name=name, feature_names=list(features))
-            for name, (rows, dim, features) in made.tables.items()
+            for name, (rows, dim, features) in spec.tables.items()
         ]
-        model = RETRIEVERS[made.name](tables, made.num_dense, tables_device="cpu", **made.settings)
-        if made.format != "fp32":
-            _quantize(model, made.format)
+        model = RETRIEVERS[spec.name](tables, spec.num_dense, tables_device="cpu", **spec.settings)
+        if spec.format != "fp32":
+            _quantize(model, spec.format)
         if state is not None:
             model.load_state_dict(state)
         mapping = None if raw is None else _mapping_of_queries(Mapping.from_config(dict(raw), labels=False), model)
-        return cls(made, model.eval(), raw, mapping)
+        return cls(spec, model.eval(), raw, mapping)
 
     def in_format(self, format: str) -> Tower:
-        """This one with its tables in another number format; it is not to be used any more."""
+        """The tower with quantized tables. Modifies the model of this one; do not use it afterwards."""
         _quantize(self.model, format)
-        return replace(self, made=replace(self.made, format=format))
+        return replace(self, spec=replace(self.spec, format=format))
 
     @torch.no_grad()
     def queries(self, batch: Batch | Sequence[Sequence[int]]) -> torch.Tensor:
@@ -91,25 +97,25 @@ class Tower:
 
     @torch.no_grad()
     def vectors(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[C, D]` of the items in these rows of their table."""
-        return torch.cat([self.model.items(part) for part in rows.split(1 << 16)])
+        """Vectors `[C, D]` of the items in these rows of the item table."""
+        return torch.cat([self.model.items(chunk) for chunk in rows.split(1 << 16)])
 
     def write(self, folder: Path) -> None:
-        """Weights, settings, and queries of drawn rows, by which `read` sees that it computes the same."""
+        """Writes weights, settings, and the queries of example rows, with which `read` verifies the tower."""
         if self.raw is not None:
             write_mapping(self.raw, folder)
-        saved = {"made": asdict(self.made), "state": self.model.state_dict(), "queries": self.queries(self.drawn())}
-        torch.save(saved, folder / TOWER)
+        queries = self.queries(self.examples())
+        torch.save({"made": asdict(self.spec), "state": self.model.state_dict(), "queries": queries}, folder / TOWER)
 
-    def drawn(self) -> Batch:
-        """Rows to compare queries on: of each feature a few ids, of all lists as many."""
+    def examples(self) -> Batch:
+        """Random rows to compare queries on."""
         generator = torch.Generator().manual_seed(0)
-        rows_of = {name: rows for rows, _, features in self.made.tables.values() for name in features}
+        rows_of = {name: rows for rows, _, features in self.spec.tables.values() for name in features}
         sizes = torch.randint(0, 60, (EXAMPLES,), generator=generator)
         total, features, lists = int(sizes.sum()), self.model.reads.features, self.model.reads.lists
         ids = [torch.randint(rows_of[name], (total,), generator=generator) for name in features]
         sparse = KeyedJaggedTensor(list(features), torch.cat(ids), lengths=sizes.repeat(len(features)))
-        dense = torch.randn(EXAMPLES, self.made.num_dense, generator=generator)
+        dense = torch.randn(EXAMPLES, self.spec.num_dense, generator=generator)
         times = {name: 1_700_000_000 + 60 * torch.arange(total) for name in lists}
         return Batch(dense, sparse, torch.zeros(EXAMPLES), lists=times)
 
@@ -117,43 +123,44 @@ class Tower:
     def read(cls, folder: Path) -> Tower:
         """
         Raises:
-            ExportError: damaged, or its queries are not those of the machine that wrote it.
+            ExportError: The file is damaged, or its queries differ from those when it was written.
         """
         try:
             saved = torch.load(folder / TOWER, weights_only=True)
             raw = artifact.read_mapping(folder) if (folder / artifact.MAPPING).exists() else None
-            tower = cls.of(Made(**saved["made"]), saved["state"], raw)
-            apart = difference(tower.queries(tower.drawn()), saved["queries"])
+            tower = cls.of(TowerSpec(**saved["made"]), saved["state"], raw)
+            deviation = difference(tower.queries(tower.examples()), saved["queries"])
         except (OSError, RuntimeError, KeyError, TypeError, ValueError, UnpicklingError) as error:
-            raise ExportError(f"{folder / TOWER} cannot be read ({error}): make the index anew") from error
-        if not apart <= TOLERANCE:
-            raise ExportError(f"{folder / TOWER}: queries are {apart:.2g} from those when it was written; index anew")
+            raise ExportError(f"{folder / TOWER} cannot be read ({error}): write the index again") from error
+        if not deviation <= TOLERANCE:
+            text = f"queries differ by {deviation:.2g} from those when it was written"
+            raise ExportError(f"{folder / TOWER}: {text}; write the index again")
         return tower
 
 
-def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest one, as a share of the largest number where that is above 1."""
-    return float((found - wanted).abs().max()) / max(1.0, float(wanted.abs().max()))
+def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Maximum difference, relative to the largest expected number if that is above 1."""
+    return float((actual - expected).abs().max()) / max(1.0, float(expected.abs().max()))
 
 
 def _quantize(model: nn.Module, format: str) -> None:
     for path, collection in collections_in(model).items():
-        replaced(model, path, EmbeddingCollection.from_float(collection, format))  # type: ignore[arg-type]
+        replace_module(model, path, EmbeddingCollection.from_float(collection, format))  # type: ignore[arg-type]
 
 
-def _mapping_of_queries(whole: Mapping, model: Retriever) -> Mapping:
-    """Of the columns that the model's query reads, and no others."""
-    schema, reads = whole.schema, model.reads
+def _mapping_of_queries(mapping: Mapping, model: Retriever) -> Mapping:
+    """The mapping of only the columns that the model's query reads."""
+    schema, reads = mapping.schema, model.reads
     sequences = [
-        one.model_copy(
+        sequence.model_copy(
             update={
-                "ids": [name for name in one.ids if name in reads.features],
-                "values": [value for value in one.values if f"{one.name}.{value.name}" in reads.lists],
+                "ids": [name for name in sequence.ids if name in reads.features],
+                "values": [value for value in sequence.values if f"{sequence.name}.{value.name}" in reads.lists],
             }
         )
-        for one in schema.sequences
-        if set(one.ids) & set(reads.features)
+        for sequence in schema.sequences
+        if set(sequence.ids) & set(reads.features)
     ]
     sparse = [feature for feature in schema.sparse if feature.name in reads.features]
     update = {"sparse": sparse, "dense": schema.dense if reads.dense else [], "sequences": sequences}
-    return Mapping(schema.model_copy(update=update), whole.rows_of, labels=False)
+    return Mapping(schema.model_copy(update=update), mapping.rows_of, labels=False)

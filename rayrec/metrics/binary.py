@@ -1,4 +1,4 @@
-"""The figures of a binary label, and the sums that they follow from."""
+"""Metrics of a binary label, computed from sums."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ TOTALS = 5  # weighted log loss (nats), predicted probabilities, examples, squar
 
 
 class BinarySums:
-    """The sums of T labels; they add up over batches and ranks. Those of weights that are whole numbers are exact up to
-    2**53.
+    """Sums of T labels, which add up over batches and ranks. Sums of integer weights are exact up to 2**53.
 
-    `figures` gives:
+    `metrics` returns:
 
     - `auc`: area under the ROC curve, from a histogram of the logits (see `LogitBins`). Within 1e-5 of the exact area
-      for ordinary models, typically 1e-7; `binned_auc` says how far it can be.
+      for ordinary models, typically 1e-7; `binned_auc` returns a bound.
     - `ne`: normalized entropy, the log loss over that of always predicting the base rate (He et al., "Practical lessons
       from predicting clicks on ads at Facebook", 2014). Below 1 is better than no model.
     - `logloss`: mean log loss, in nats.
     - `calibration`: sum of predictions over sum of labels; 1 is calibrated.
-    - `samples`: examples seen.
+    - `samples`: number of samples.
     - `auprc`: area under the precision-recall curve (average precision), from the same histogram.
-    - `accuracy`, `precision`, `recall`: of calling an example positive from a probability of 0.5 on; exact.
-    - `ctr`: the share of positives. `mse`, `mae`: mean squared and absolute error of the probabilities.
+    - `accuracy`, `precision`, `recall`: of predicting positive for probabilities of at least 0.5; exact.
+    - `ctr`: share of positives. `mse`, `mae`: mean squared and absolute error of the probabilities.
 
-    One that is not defined is None: all if no example has a weight above 0; `auc` and `ne` (and, without a positive,
-    `calibration`) if all labels are equal; `logloss` and what depends on it once a logit was not finite.
+    Undefined metrics are None: all without a sample of positive weight; `auc` and `ne` (and, without a positive,
+    `calibration`) if all labels are equal; `logloss` and the metrics from it after a logit that is not finite.
 
     Args:
-        bins: how logits are binned for the AUC.
+        num_labels: T.
+        device: Device of the sums.
+        bins: Bins of the logits, for the AUC.
     """
 
     def __init__(self, num_labels: int, device: torch.device | str | None, bins: LogitBins) -> None:
@@ -42,12 +43,13 @@ class BinarySums:
             "counts": torch.zeros(num_labels, 2, bins.count, dtype=torch.float64, device=device),  # by label and bin
             "totals": torch.zeros(num_labels, TOTALS, dtype=torch.float64, device=device),
         }
-        self._first_cell = torch.arange(num_labels, device=device) * 2 * bins.count  # where a label's counts start
+        self._first_cell = torch.arange(num_labels, device=device) * 2 * bins.count  # first count of each label
 
     def add(
         self, logits_BT: torch.Tensor, labels_BT: torch.Tensor, weights_BT: torch.Tensor, seen_T: torch.Tensor
     ) -> None:
-        """A batch, in doubles; weights are 0 where a label was not observed, which `seen_T` does not count."""
+        """Adds a batch of float64 values. Labels that were not observed have weight 0 and are not counted in
+        `seen_T`."""
         cell_BT = (labels_BT > 0.5).long() * self.bins.count + self.bins.index(logits_BT) + self._first_cell
         self.tensors["counts"].view(-1).scatter_add_(0, cell_BT.view(-1), weights_BT.reshape(-1))
         loss_BT = binary_cross_entropy_with_logits(logits_BT, labels_BT, weights_BT, reduction="none")
@@ -58,8 +60,8 @@ class BinarySums:
         self.tensors["totals"] += torch.stack(sums, dim=1)
 
     @staticmethod
-    def figures(counts: torch.Tensor, totals: torch.Tensor) -> dict[str, float | int | None]:
-        """Of one label's counts [2, bins] and totals [5]."""
+    def metrics(counts: torch.Tensor, totals: torch.Tensor) -> dict[str, float | int | None]:
+        """Metrics of one label from its counts [2, bins] and totals [5]."""
         negatives, positives = (float(weight) for weight in counts.sum(1))
         weight = negatives + positives
         loss_sum, prediction_sum, samples, squares, absolutes = (float(total) for total in totals)
@@ -82,13 +84,13 @@ class BinarySums:
 
 
 def _at_half(counts: torch.Tensor, weight: float) -> dict[str, float | None]:
-    """Of calling an example positive from a probability of 0.5 on, which is where a bin starts: exact."""
+    """Metrics of predicting positive for probabilities of at least 0.5; exact, because a bin starts there."""
     middle = counts.shape[1] // 2
-    (below, above), (missed, found) = ((float(c[:middle].sum()), float(c[middle:].sum())) for c in counts)
+    (below, above), (missed, hits) = ((float(c[:middle].sum()), float(c[middle:].sum())) for c in counts)
     return {
-        "accuracy": (below + found) / weight if weight else None,
-        "precision": found / (found + above) if weight and found + above else None,
-        "recall": found / (found + missed) if weight and found + missed else None,
+        "accuracy": (below + hits) / weight if weight else None,
+        "precision": hits / (hits + above) if weight and hits + above else None,
+        "recall": hits / (hits + missed) if weight and hits + missed else None,
     }
 
 

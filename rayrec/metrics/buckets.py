@@ -1,4 +1,4 @@
-"""`BucketedMetrics`: the metrics of each time bucket, or of any other numbered part of the rows."""
+"""`BucketedMetrics`: metrics of each time bucket, or of any other numbered subset of the samples."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rayrec.metrics.labels import LabelMetrics
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-MOST_BUCKETS = 1000
-_BINS = LogitBins(count=1 << 13)  # 128 KiB a bucket and label
+MAX_BUCKETS = 1000
+_BINS = LogitBins(count=1 << 13)  # 128 KiB per bucket and label
 
 
 class BucketedMetrics:
-    """`LabelMetrics` of every bucket, with coarser bins: an AUC is within 1e-4 of the exact one for ordinary models.
+    """`LabelMetrics` of every bucket with coarser bins: the AUC is within 1e-4 of the exact AUC for ordinary models.
 
     Args:
-        names: of T labels, for a model with several; None for one label.
-        kinds: "binary" or "number" for each label; None: all binary.
+        names: Names of T labels. None for one label.
+        kinds: "binary" or "number" for each label. Default: all binary.
     """
 
     def __init__(self, names: Sequence[str] | None = None, kinds: Sequence[str] | None = None) -> None:
@@ -34,32 +34,34 @@ class BucketedMetrics:
     def update(
         self, buckets_B: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights_B: torch.Tensor | None = None
     ) -> None:
-        """Adds a batch; `buckets_B` int64 [B], the rest as for `LabelMetrics`. Copies it to the CPU."""
+        """Adds a batch and copies it to the CPU. `buckets_B` is int64 [B]; other arguments as for `LabelMetrics`."""
         buckets_B, logits, labels = buckets_B.cpu(), logits.detach().cpu(), labels.cpu()
         weights_B = None if weights_B is None else weights_B.cpu()
         for bucket in buckets_B.unique().tolist():
             # One bucket beyond the limit is kept, so that `compute` raises on every rank.
-            if bucket in self._buckets or len(self._buckets) <= MOST_BUCKETS:
+            if bucket in self._buckets or len(self._buckets) <= MAX_BUCKETS:
                 inside = buckets_B == bucket
                 metrics = self._buckets.setdefault(bucket, self._empty())
                 metrics.update(logits[inside], labels[inside], None if weights_B is None else weights_B[inside])
 
     def compute(self, group: dist.ProcessGroup | None = None) -> dict[int, dict[str, Any]]:
-        """The figures of every bucket, ascending.
+        """Metrics of every bucket, ascending.
 
         Args:
-            group: the ranks whose rows are taken together, on the CPU (gloo); each must call this.
+            group: gloo group of the ranks to combine; every rank must call this. None for this process alone.
 
         Raises:
-            ValueError: more than `MOST_BUCKETS` buckets; on every rank.
+            ValueError: More than `MAX_BUCKETS` buckets; on every rank.
         """
-        found = sorted({bucket for buckets in all_gather_object(list(self._buckets), group) for bucket in buckets})
-        if len(found) > MOST_BUCKETS:
+        all_buckets = sorted(
+            {bucket for buckets in all_gather_object(list(self._buckets), group) for bucket in buckets}
+        )
+        if len(all_buckets) > MAX_BUCKETS:
             raise ValueError(
-                f"evaluation rows fall into more than {MOST_BUCKETS:,} stretches of time; make them longer "
+                f"evaluation rows have more than {MAX_BUCKETS:,} time buckets; use longer buckets "
                 "(schema.timestamp.bucket), or correct the unit of the timestamps"
             )
-        return {bucket: self._buckets.get(bucket, self._empty()).compute(group) for bucket in found}
+        return {bucket: self._buckets.get(bucket, self._empty()).compute(group) for bucket in all_buckets}
 
     def _empty(self) -> LabelMetrics:
         return LabelMetrics(self._kinds, bins=_BINS, names=self._names)

@@ -1,6 +1,6 @@
-"""Logits in bins, and the AUC that two binned classes have.
+"""Bins of logits, and the AUC of two binned classes.
 
-The bins are what makes the AUC's memory bounded and its state summable over batches and ranks.
+Bins bound the memory of the AUC and make its state a sum over batches and ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitBins:
-    """A monotone map from logits to `count` bins, evenly wide in asinh(logit) over [-limit, limit].
+    """A monotone map from logits to `count` bins of equal width in asinh(logit) over [-limit, limit].
 
-    Around 0 a bin is `2 asinh(limit) / count` wide (0.0003 with the defaults); beyond 1 it widens in proportion to
-    |logit|. Logits past the limit fall in the outermost bins.
+    Around 0 a bin has width `2 asinh(limit) / count` (0.0003 by default); beyond 1 the width grows in proportion to
+    |logit|. Logits beyond the limit go to the outermost bins.
     """
 
     count: int = 1 << 16
@@ -27,23 +27,23 @@ class LogitBins:
             raise ValueError(f"LogitBins(count={self.count}, limit={self.limit}): count must be ≥ 2 and limit > 0")
 
     def index(self, logits_B: torch.Tensor) -> torch.Tensor:
-        """int64 [B] in [0, count): the bin of each logit. NaN goes to bin 0, infinities to the outermost bins."""
+        """Bin of each logit, int64 [B] in [0, count). NaN goes to bin 0, infinities to the outermost bins."""
         limited_B = torch.nan_to_num(logits_B.double(), nan=-self.limit).clamp(-self.limit, self.limit)
         unit_B = torch.asinh(limited_B) / (2 * math.asinh(self.limit)) + 0.5
         return (unit_B * self.count).long().clamp_(0, self.count - 1)
 
 
 def binned_auc(negatives: torch.Tensor, positives: torch.Tensor) -> tuple[float, float] | None:
-    """The area under the ROC curve of two binned classes, and how far it can be from that of the unbinned scores.
+    """Area under the ROC curve of two binned classes, and a bound of its distance from the unbinned area.
 
-    A pair of one positive and one negative in the same bin counts half. It would count 0, half or 1 unbinned, so the
-    error is at most half the share of such pairs; in practice, where bins are narrow, it is orders less.
+    A pair of one positive and one negative in the same bin counts half. Unbinned it counts 0, half or 1, so the error
+    is at most half the share of these pairs; with narrow bins it is orders of magnitude smaller.
 
     Args:
-        negatives, positives: float64 [bins], weight of the class's examples by bin, bins in ascending order of score.
+        negatives, positives: float64 [bins], weight of the samples of a class by bin, in ascending order of score.
 
     Returns:
-        (area, greatest error), or None where a class is empty.
+        (area, maximum error), or None if a class is empty.
     """
     total_negatives, total_positives = float(negatives.sum()), float(positives.sum())
     if not total_negatives or not total_positives:
@@ -55,16 +55,21 @@ def binned_auc(negatives: torch.Tensor, positives: torch.Tensor) -> tuple[float,
 
 
 def binned_auprc(negatives: torch.Tensor, positives: torch.Tensor) -> float | None:
-    """The average precision of two binned classes: the sum over bins, from the highest score down, of the precision so
-    far times the recall gained. None without a positive.
+    """Average precision of two binned classes: the sum of precision × recall gained over bins, from the highest score
+    down. None without a positive.
 
     Args:
-        negatives, positives: as for `binned_auc`.
+        negatives, positives: As for `binned_auc`.
     """
     total = float(positives.sum())
     if not total:
         return None
     gained = positives.flip(0)
-    found = gained.cumsum(0)
-    called = found + negatives.flip(0).cumsum(0)
-    return float((gained * found / called.clamp_min(torch.finfo(called.dtype).tiny)).sum()) / total
+    true_positives = gained.cumsum(0)
+    predicted_positives = true_positives + negatives.flip(0).cumsum(0)
+    return (
+        float(
+            (gained * true_positives / predicted_positives.clamp_min(torch.finfo(predicted_positives.dtype).tiny)).sum()
+        )
+        / total
+    )

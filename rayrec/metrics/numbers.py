@@ -1,4 +1,4 @@
-"""The figures of a label that is a number, and the sums that they follow from."""
+"""Metrics of a numeric label, computed from sums."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 
 import torch
 
-SUMS = 7  # of weights, labels, their squares, predictions, squared and absolute errors, each weighted; of examples
+SUMS = 7  # weighted sums of 1, label, label², prediction, error², |error|; number of samples
 
 
 class NumberSums:
-    """The sums of T labels; they add up over batches and ranks.
+    """Sums of T labels, which add up over batches and ranks.
 
-    `figures` gives, None where it is not defined:
+    `metrics` returns the following, or None if undefined:
 
     - `mse`, `rmse`, `mae`: mean squared error, its root, and mean absolute error.
-    - `r2`: 1 - mse / variance of the labels; 0 is as good as always predicting their mean.
+    - `r2`: 1 - mse / variance of the labels; 0 is as good as predicting their mean.
     - `label_mean`, `prediction_mean`: their means.
-    - `samples`: examples seen.
+    - `samples`: number of samples.
     """
 
     def __init__(self, num_labels: int, device: torch.device | str | None) -> None:
@@ -26,15 +26,15 @@ class NumberSums:
     def add(
         self, predicted_BT: torch.Tensor, labels_BT: torch.Tensor, weights_BT: torch.Tensor, seen_T: torch.Tensor
     ) -> None:
-        """As of `BinarySums`."""
+        """As for `BinarySums`."""
         error_BT = predicted_BT - labels_BT
         terms = [labels_BT, labels_BT.square(), predicted_BT, error_BT.square(), error_BT.abs()]
         sums = [weights_BT.sum(0), *((term * weights_BT).sum(0) for term in terms), seen_T]
         self.tensors["numbers"] += torch.stack(sums, dim=1)
 
     @staticmethod
-    def figures(numbers: torch.Tensor) -> dict[str, float | int | None]:
-        """Of one label's sums [7]."""
+    def metrics(numbers: torch.Tensor) -> dict[str, float | int | None]:
+        """Metrics of one label from its sums [7]."""
         weight, labels, label_squares, predictions, squares, absolutes, samples = numbers.tolist()
         sound = weight > 0 and math.isfinite(squares)
         mse = squares / weight if sound else None

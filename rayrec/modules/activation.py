@@ -12,8 +12,8 @@ class SwishLayerNorm(nn.Module):
     """x ⊙ sigmoid(LayerNorm(x)).
 
     Args:
-        input_dims: the trailing dimensions that are normalized.
-        device: of the parameters.
+        input_dims: Trailing dimensions to normalize.
+        device: Device of the parameters.
     """
 
     def __init__(self, input_dims: int | Sequence[int], device: torch.device | str | None = None) -> None:
@@ -22,6 +22,6 @@ class SwishLayerNorm(nn.Module):
         self.norm = nn.Sequential(nn.LayerNorm(dims, device=device), nn.Sigmoid())
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Same shape as the input."""
+        """Returns a tensor of the input's shape."""
         gate: torch.Tensor = self.norm(inputs)
         return inputs * gate

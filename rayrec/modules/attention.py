@@ -62,8 +62,8 @@ class Layout:
     Args:
         offsets: int64 `[B + 1]`, from 0 to T.
         times: int64 `[T]`, seconds. None if rows have no times.
-        next_times: int64 `[T]`, the time of the item after each position. By default that of the next position, and of
-            a row's last position its own time.
+        next_times: int64 `[T]`, the time of the item after each position. Default: the time of the next position, and
+            for a row's last position its own time.
         total: T, if known on the host, which saves a wait for the device.
         width: Pads all rows to this width, as an exported graph requires. None makes buckets of similar lengths.
     """

@@ -1,4 +1,4 @@
-"""What an embedding table is, checked when it is described."""
+"""Configs of embedding tables, checked at construction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ InitFn = Callable[[torch.Tensor], object]
 
 
 class PoolingType(Enum):
-    """How the vectors of a bag become one. A weighted mean divides by the number of ids, as fbgemm does."""
+    """Pooling of the vectors of a bag. A weighted mean divides by the number of ids, as in fbgemm."""
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -21,7 +21,7 @@ class PoolingType(Enum):
 
 
 class DataType(Enum):
-    """The number format of a table's weights: the first three are trained, the others come of quantizing."""
+    """Data type of a table's weights. FP32, FP16 and BF16 can be trained; the other types result from quantization."""
 
     FP32 = "FP32"
     FP16 = "FP16"
@@ -36,7 +36,7 @@ class DataType(Enum):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensor that holds such numbers; those of less than a byte lie packed in bytes."""
+        """torch data type of the weights. Numbers of less than a byte are packed."""
         return _DTYPES[self.value]
 
 
@@ -59,19 +59,19 @@ class BaseEmbeddingConfig:
     """A table of `num_embeddings` rows of `embedding_dim` numbers, read by `feature_names`.
 
     Args:
-        num_embeddings: rows of the table.
-        embedding_dim: width of a row.
-        name: unique inside its collection.
-        data_type: format of the weights.
-        feature_names: features looked up in this table; a feature may appear in several tables.
-        weight_init_max, weight_init_min: the first weights are uniform between them; default ±sqrt(1 / num_embeddings).
-        init_fn: fills a block of rows `[n, embedding_dim]` in place, instead.
+        num_embeddings: Rows of the table.
+        embedding_dim: Width of a row.
+        name: Unique inside its collection.
+        data_type: Data type of the weights.
+        feature_names: Features looked up in this table. A feature may read several tables.
+        weight_init_max, weight_init_min: Bounds of the uniform initial weights. Default: ±sqrt(1 / num_embeddings).
+        init_fn: Fills a block of rows `[n, embedding_dim]` in place, instead of uniform weights.
         num_embeddings_post_pruning, need_pos, input_dim, total_num_buckets, use_virtual_table,
-            virtual_table_eviction_policy, enable_embedding_update, stash_weights: stored, not used; a table in a
-            key-value store (`use_virtual_table`) is refused.
+            virtual_table_eviction_policy, enable_embedding_update, stash_weights: Accepted for TorchRec, not used. A
+            table in a key-value store (`use_virtual_table`) is refused.
 
     Raises:
-        ValueError: a size that is not positive, or a virtual table.
+        ValueError: A size that is not positive, or a virtual table.
     """
 
     num_embeddings: int
@@ -96,28 +96,30 @@ class BaseEmbeddingConfig:
             if getattr(self, setting) < 1:
                 raise ValueError(f"table {self.name!r}: {setting}={getattr(self, setting)} must be at least 1")
         if self.use_virtual_table:
-            raise ValueError(f"table {self.name!r}: there are no virtual tables; keep it in host memory (fused_uvm)")
+            raise ValueError(
+                f"table {self.name!r}: virtual tables are not supported; keep the table in host memory (fused_uvm)"
+            )
 
     def get_weight_init_max(self) -> float:
-        """The upper end of the first weights."""
+        """Upper bound of the initial weights."""
         return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
 
     def get_weight_init_min(self) -> float:
-        """The lower end of the first weights."""
+        """Lower bound of the initial weights."""
         return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
 
     def num_features(self) -> int:
-        """How many features read the table."""
+        """Number of features that read the table."""
         return len(self.feature_names)
 
 
 @dataclass
 class EmbeddingBagConfig(BaseEmbeddingConfig):
-    """A table whose bags are pooled into one vector."""
+    """A table with bags that are pooled to one vector each."""
 
     pooling: PoolingType = PoolingType.SUM
 
 
 @dataclass
 class EmbeddingConfig(BaseEmbeddingConfig):
-    """A table whose rows are returned one by one."""
+    """A table that returns the vector of each id."""

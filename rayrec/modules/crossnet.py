@@ -1,4 +1,4 @@
-"""Cross networks: layers that multiply features with each other. Shapes: B examples, N features, R rank."""
+"""Cross networks: layers that multiply features with each other. Shapes: B samples, N features, R rank."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class CrossNet(nn.Module):
 
     Args:
         in_features: N.
-        num_layers: how often features are crossed; l layers give products of up to l + 1 features.
-        device: of the parameters.
+        num_layers: Number of layers; l layers give products of up to l + 1 features.
+        device: Device of the parameters.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: A size below 1.
     """
 
     def __init__(self, in_features: int, num_layers: int, device: torch.device | str | None = None) -> None:
@@ -41,16 +41,16 @@ class CrossNet(nn.Module):
 
 
 class LowRankCrossNet(nn.Module):
-    """x_{l+1} = x_0 ⊙ (W_l (V_l x_l) + b_l) + x_l, the matrices of rank R (DCN-v2, Wang et al. 2021).
+    """x_{l+1} = x_0 ⊙ (W_l (V_l x_l) + b_l) + x_l with matrices of rank R (DCN-v2, Wang et al. 2021).
 
     Args:
         in_features: N.
-        num_layers: how often features are crossed.
+        num_layers: Number of layers.
         low_rank: R.
-        device: of the parameters.
+        device: Device of the parameters.
 
     Raises:
-        ValueError: a size below 1.
+        ValueError: A size below 1.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LowRankCrossNet(nn.Module):
 
 
 class Kernels(nn.ParameterList):
-    """One matrix (or stack of them) a layer, normal so that what it multiplies keeps its size."""
+    """One matrix, or stack of matrices, per layer, with Xavier-normal initial values."""
 
     def __init__(self, count: int, shape: tuple[int, ...], device: torch.device | str | None) -> None:
         super().__init__(nn.Parameter(torch.empty(shape, device=device)) for _ in range(count))
@@ -83,7 +83,7 @@ class Kernels(nn.ParameterList):
 
 
 class Biases(nn.ParameterList):
-    """One bias a layer, zero at first."""
+    """One bias per layer, initially zero."""
 
     def __init__(self, count: int, shape: tuple[int, ...], device: torch.device | str | None) -> None:
         super().__init__(nn.Parameter(torch.zeros(shape, device=device)) for _ in range(count))

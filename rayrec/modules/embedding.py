@@ -13,42 +13,43 @@ from torch import nn
 
 from rayrec.modules import init
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from rayrec.sparse.keyed_jagged_tensor import check_input
+from rayrec.sparse.jagged_tensor import JaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor, check_input
+from rayrec.sparse.keyed_tensor import KeyedTensor
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 
 
 def output_names(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
-    """For each table, the name of each of its features in the output: `feature`, or `feature@table` where several
-    tables read the feature."""
+    """For each table, the output name of each of its features: `feature`, or `feature@table` if several tables read
+    it."""
     features = [f for table in tables for f in table.feature_names]
     return [[f if features.count(f) == 1 else f"{f}@{t.name}" for f in t.feature_names] for t in tables]
 
 
 def feature_names(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
-    """The features that the tables read, each once, in order."""
+    """The distinct features that the tables read, in order."""
     return list(dict.fromkeys(f for table in tables for f in table.feature_names))
 
 
 def smallest_tables(tables: Sequence[Config]) -> dict[str, Config]:
-    """For each feature the smallest table that reads it: what its ids must be below."""
-    found: dict[str, Config] = {}
+    """For each feature the smallest table that reads it, which bounds its ids."""
+    smallest: dict[str, Config] = {}
     for table in tables:
         for name in table.feature_names:
-            if name not in found or table.num_embeddings < found[name].num_embeddings:
-                found[name] = table
-    return found
+            if name not in smallest or table.num_embeddings < smallest[name].num_embeddings:
+                smallest[name] = table
+    return smallest
 
 
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
-    """Raises ValueError for a table without a name or features, a name or feature that comes twice, or a name that
-    torch does not take as a submodule's."""
-    names, taken = [table.name for table in tables], nn.ModuleDict()
+    """Raises ValueError for a table without a name or features, a duplicate name or feature, or a name that is not
+    valid for a submodule."""
+    names, attributes = [table.name for table in tables], nn.ModuleDict()
     for table in tables:
         if not table.name or names.count(table.name) > 1:
             raise ValueError(f"table {table.name!r}: every table needs a unique name; there are {names}")
-        if "." in table.name or hasattr(taken, table.name):
+        if "." in table.name or hasattr(attributes, table.name):
             raise ValueError(
                 f"table {table.name!r}: torch cannot hold a submodule of this name (it has a dot, or is an attribute "
                 f"of every nn.ModuleDict); call it {table.name.replace('.', '_') + '_table'!r}, for example"
@@ -56,11 +57,11 @@ def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
         if not table.feature_names:
             raise ValueError(f"table {table.name!r}: feature_names is empty; name the features that read it")
         if len(set(table.feature_names)) < len(table.feature_names):
-            raise ValueError(f"table {table.name!r}: a feature comes twice in {table.feature_names}")
+            raise ValueError(f"table {table.name!r}: feature_names has duplicates: {table.feature_names}")
 
 
 def outside_rows(feature: str, ids: torch.Tensor, table: BaseEmbeddingConfig) -> ValueError | None:
-    """The error of the first of a feature's ids that no row of its table has; None if there is none."""
+    """The error for the first id of a feature outside its table, or None if all ids are inside."""
     rows = table.num_embeddings
     outside = ids[(ids < 0) | (ids >= rows)]
     if not outside.numel():
@@ -73,9 +74,9 @@ def outside_rows(feature: str, ids: torch.Tensor, table: BaseEmbeddingConfig) ->
 
 @contextmanager
 def naming_ids(table: BaseEmbeddingConfig, feature: str, ids: torch.Tensor) -> Iterator[None]:
-    """Turns a failed lookup into `outside_rows`, where an id outside the table is the cause.
+    """Raises the error of `outside_rows` if an id outside the table makes the lookup in the body fail.
 
-    The lookup itself looks at every id, so that good batches are not read twice.
+    The lookup itself checks every id, so valid batches are not read twice.
     """
     try:
         yield
@@ -87,19 +88,19 @@ def naming_ids(table: BaseEmbeddingConfig, feature: str, ids: torch.Tensor) -> I
 
 
 def check_trained(tables: Sequence[BaseEmbeddingConfig]) -> None:
-    """Raises ValueError for no tables, or a number format that tables are not trained in."""
+    """Raises ValueError for an empty list of tables, or a data type that cannot be trained."""
     if not tables:
         raise ValueError("the collection has no tables")
     for table in tables:
         if not table.data_type.dtype.is_floating_point:
             raise ValueError(
-                f"table {table.name!r}: data_type {table.data_type.value} is not trained; use FP32, FP16 or BF16, and "
-                "quantize the trained model (rayrec.quant)"
+                f"table {table.name!r}: data_type {table.data_type.value} cannot be trained; use FP32, FP16 or BF16, "
+                "and quantize the trained model (rayrec.quant)"
             )
 
 
 def tables_of(collection: nn.Module) -> tuple[Sequence[BaseEmbeddingConfig], nn.ModuleDict]:
-    """The configs of a collection of this module, and its tables by name."""
+    """Configs and tables (by name) of a collection of this module."""
     if isinstance(collection, EmbeddingBagCollection):
         return collection.embedding_bag_configs(), collection.embedding_bags
     assert isinstance(collection, EmbeddingCollection)
@@ -107,7 +108,7 @@ def tables_of(collection: nn.Module) -> tuple[Sequence[BaseEmbeddingConfig], nn.
 
 
 def fill_tables(collection: EmbeddingBagCollection | EmbeddingCollection) -> None:
-    """Fills every table from the collection's seed; does nothing on the meta device."""
+    """Fills every table from the collection's seed. Does nothing on the meta device."""
     configs, tables = tables_of(collection)
     for config in configs:
         weight = tables.get_parameter(f"{config.name}.weight")
@@ -116,12 +117,12 @@ def fill_tables(collection: EmbeddingBagCollection | EmbeddingCollection) -> Non
 
 
 def draw_seed() -> int:
-    """A seed from torch's generator: `torch.manual_seed` decides it, and two collections get different ones."""
+    """Draws a seed from torch's generator, which `torch.manual_seed` sets."""
     return int(torch.randint(1 << 62, (), dtype=torch.int64))
 
 
 class EmbeddingBagCollectionInterface(nn.Module, ABC):
-    """Interface of pooled lookups: the collection of this module, or your own."""
+    """Interface of pooled lookups, for the collection of this module or your own."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
@@ -137,11 +138,11 @@ class EmbeddingBagCollectionInterface(nn.Module, ABC):
 
 
 class EmbeddingCollectionInterface(nn.Module, ABC):
-    """Interface of lookups id by id: the collection of this module, or your own."""
+    """Interface of lookups per id, for the collection of this module or your own."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """For each feature the vectors of its ids."""
+        """Vectors of the ids of each feature."""
 
     @abstractmethod
     def embedding_configs(self) -> list[EmbeddingConfig]:
@@ -153,25 +154,25 @@ class EmbeddingCollectionInterface(nn.Module, ABC):
 
     @abstractmethod
     def embedding_dim(self) -> int:
-        """Of every table."""
+        """Width of every table."""
 
     @abstractmethod
     def embedding_names_by_table(self) -> list[list[str]]:
-        """For each table, its names in the output."""
+        """Output names of each table."""
 
 
 class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
-    """Tables of vectors, looked up by feature and pooled: a vector for every example and feature.
+    """Embedding tables with pooled lookups: one vector per sample and feature.
 
     Args:
-        tables: the tables; each names the features that read it.
-        is_weighted: ids carry weights, which multiply their vectors before pooling. A weighted mean divides by the
-            number of ids, not by the sum of weights, whatever the sharding.
-        device: "meta" describes without allocating; sharding then fills each shard where it lies.
-        seed: of the initial weights; drawn from torch's generator by default.
+        tables: The tables with the features that read them.
+        is_weighted: Whether ids carry weights, which multiply their vectors before pooling. A weighted mean divides by
+            the number of ids, not by the sum of weights, under every sharding.
+        device: "meta" allocates nothing; sharding then fills each shard on its rank.
+        seed: Seed of the initial weights. Default: drawn from torch's generator.
 
     Raises:
-        ValueError: a table without name or features, a name that comes twice, or one that torch does not take.
+        ValueError: A table without name or features, or with a duplicate or invalid name.
     """
 
     def __init__(
@@ -222,11 +223,11 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         """Pooled vectors `[B, sum of dims]` in the order of tables and their features.
 
         Args:
-            features: ids of every feature that a table reads (others are ignored).
+            features: Ids of every feature that a table reads. Other features are ignored.
 
         Raises:
-            ValueError: a feature is missing, weights are missing from a weighted collection, an id is outside its
-                table, or batch sizes vary by feature without inverse indices.
+            ValueError: A feature is missing, weights of a weighted collection are missing, an id is outside its table,
+                or batch sizes vary by feature without inverse indices.
         """
         check_input(features, feature_names(self._embedding_bag_configs), self._is_weighted)
         inverse = features.inverse_indices_or_none()
@@ -250,7 +251,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         weight: torch.Tensor = self.embedding_bags.get_parameter(f"{config.name}.weight")
         if not self._is_weighted and weight.dtype == torch.float32:
             return table(values, offsets)
-        if weight.dtype != torch.float32:  # sums of 16-bit numbers would be rounded to 16 bits
+        if weight.dtype != torch.float32:  # embedding_bag would round sums of 16-bit numbers to 16 bits
             weight, values = F.embedding(values, weight).float(), torch.arange(len(values), device=values.device)
         weights = ids.weights() if self._is_weighted else None
         offsets = offsets.to(values.dtype)
@@ -263,16 +264,16 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
 
 class EmbeddingCollection(EmbeddingCollectionInterface):
-    """Tables of vectors, looked up by feature and returned one by one.
+    """Embedding tables that return the vector of each id.
 
     Args:
-        tables: the tables, all of one `embedding_dim`; each names the features that read it.
-        device, seed: as for `EmbeddingBagCollection`.
-        need_indices: the output's weights hold the ids that were looked up.
-        use_gather_select, use_gather_select_per_sharding: taken and not needed: vectors are gathered once.
+        tables: The tables, all of one `embedding_dim`, with the features that read them.
+        device, seed: As for `EmbeddingBagCollection`.
+        need_indices: Whether the output's weights hold the ids.
+        use_gather_select, use_gather_select_per_sharding: Accepted for TorchRec, not used.
 
     Raises:
-        ValueError: as for `EmbeddingBagCollection`, or tables of different widths.
+        ValueError: As for `EmbeddingBagCollection`, or tables of different widths.
     """
 
     def __init__(
@@ -322,21 +323,21 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         return next(self.parameters()).device
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """For each feature the vectors of its ids, `values [N, D]` with the feature's lengths.
+        """Vectors of the ids of each feature: `values [N, D]` with the feature's lengths.
 
         Raises:
-            ValueError: a feature is missing, or an id is outside its table.
+            ValueError: A feature is missing, or an id is outside its table.
         """
         check_input(features, feature_names(self._embedding_configs))
-        out: dict[str, JaggedTensor] = {}
+        outputs: dict[str, JaggedTensor] = {}
         for config, names in zip(self._embedding_configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 ids = features[feature]
                 with naming_ids(config, feature, ids.values()):
                     vectors_ND = self.embeddings[config.name](ids.values()).float()
-                out[name] = JaggedTensor(
+                outputs[name] = JaggedTensor(
                     values=vectors_ND,
                     weights=ids.values() if self._need_indices else None,
                     lengths=ids.lengths(),
                 )
-        return out
+        return outputs

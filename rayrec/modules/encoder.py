@@ -49,12 +49,12 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
         """`[T, D]` to `[T, D]`."""
-        first, second = self.norms
+        attention_norm, feed_forward_norm = self.norms
         if self.norm_first:
-            x_TD = x_TD + self.dropout(self.attention(first(x_TD), layout))
-            return x_TD + self._feed_forward(second(x_TD))
-        x_TD = first(x_TD + self.dropout(self.attention(x_TD, layout)))
-        normed: torch.Tensor = second(x_TD + self._feed_forward(x_TD))
+            x_TD = x_TD + self.dropout(self.attention(attention_norm(x_TD), layout))
+            return x_TD + self._feed_forward(feed_forward_norm(x_TD))
+        x_TD = attention_norm(x_TD + self.dropout(self.attention(x_TD, layout)))
+        normed: torch.Tensor = feed_forward_norm(x_TD + self._feed_forward(x_TD))
         return normed
 
     def _feed_forward(self, x_TD: torch.Tensor) -> torch.Tensor:

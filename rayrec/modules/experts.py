@@ -1,6 +1,6 @@
-"""Gates and experts for several tasks: shared bottom, MMoE (Ma et al. 2018) and PLE (Tang et al. 2020) in one module.
+"""Gates and experts for several tasks: shared bottom, MMoE (Ma et al. 2018) and PLE (Tang et al. 2020).
 
-Shapes: B rows, T tasks, E experts, H the width of an expert's output.
+Shapes: B samples, T tasks, E experts, H the width of an expert's output.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from rayrec.modules.onednn_linear import Linear, linear
 
 
 class ParallelMLPs(nn.Module):
-    """E networks of one shape, computed together. ReLU after every layer but, if `logits`, the last.
+    """E networks of one shape, computed together, with a ReLU after every layer (except the last if `logits`).
 
     Args:
         count: E.
-        in_size: width of the input.
-        layer_sizes: width of each layer's output.
+        in_size: Width of the input.
+        layer_sizes: Width of each layer's output.
+        logits: Whether the last layer has no ReLU and dropout.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class ParallelMLPs(nn.Module):
         self.logits, self.dropout = logits, dropout
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`[B, E, H]` from `[B, in_size]` for each network; neighbours with one input share their first product."""
+        """`[B, E, H]` from each network's input `[B, in_size]`. Consecutive networks with one input share a product."""
         x_BEH = _products(inputs, self.weights[0], self.biases[0])
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
             x_BEH = self._active(x_BEH)
             if x_BEH.device.type == "cpu":
                 x_BEH = _products(x_BEH.unbind(1), weight, bias)
-            else:  # one kernel for all
+            else:  # one kernel for all networks
                 x_BEH = torch.baddbmm(bias, x_BEH.transpose(0, 1), weight).transpose(0, 1)
         return x_BEH if self.logits else self._active(x_BEH)
 
@@ -63,19 +64,19 @@ class ParallelMLPs(nn.Module):
 
 
 def _products(inputs: Sequence[torch.Tensor], weight_EIO: torch.Tensor, bias_E1O: torch.Tensor) -> torch.Tensor:
-    """`[B, E, O]`, each network's input times its weights; those of neighbours with one input by one product."""
+    """Each network's input times its weights, `[B, E, O]`, with one product per run of equal inputs."""
     weights, biases = weight_EIO.mT, bias_E1O[:, 0]
     products = [
-        linear(one, weights[start:end].flatten(0, 1), biases[start:end].flatten()).unflatten(1, (end - start, -1))
-        for one, start, end in _neighbours(inputs)
+        linear(x_BI, weights[start:end].flatten(0, 1), biases[start:end].flatten()).unflatten(1, (end - start, -1))
+        for x_BI, start, end in _runs(inputs)
     ]
     return products[0] if len(products) == 1 else torch.cat(products, dim=1)
 
 
-def _neighbours(inputs: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int, int]]:
-    """Each input once for its neighbours that are the same: with the first place, and the one after the last."""
-    places = [place for place, one in enumerate(inputs) if place == 0 or one is not inputs[place - 1]]
-    return [(inputs[start], start, end) for start, end in pairwise([*places, len(inputs)])]
+def _runs(inputs: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int, int]]:
+    """Runs of equal inputs: the tensor, the first index and the index after the last."""
+    starts = [index for index, tensor in enumerate(inputs) if index == 0 or tensor is not inputs[index - 1]]
+    return [(inputs[start], start, end) for start, end in pairwise([*starts, len(inputs)])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +85,9 @@ class ExpertSizes:
 
     Args:
         tasks: T.
-        own: experts that one task has for itself; 0 for MMoE and shared bottom.
-        shared: experts of all tasks; 1 without own ones is a shared bottom.
-        layers: layer widths of every expert.
+        own: Experts of each task alone; 0 for MMoE and shared bottom.
+        shared: Experts of all tasks; 1 with `own` 0 is a shared bottom.
+        layers: Layer widths of every expert.
     """
 
     tasks: int
@@ -100,12 +101,12 @@ class ExpertSizes:
 
 
 class GatedExperts(nn.Module):
-    """One level. A task's gate mixes its own experts and the shared ones; the shared gate, if any, mixes all.
+    """One level. A task's gate mixes its own and the shared experts; the shared gate, if any, mixes all experts.
 
     Args:
-        in_size: width of each input.
-        sizes: of the level.
-        hands_on: there is another level: the output has a shared mix as well.
+        in_size: Width of each input.
+        sizes: Sizes of the level.
+        hands_on: Whether another level follows, so that the output needs a shared mix.
     """
 
     def __init__(
@@ -124,20 +125,20 @@ class GatedExperts(nn.Module):
         self.gates = nn.ModuleList(Linear(in_size, count, bias=False, device=device) for count in reach)
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tasks' inputs and the shared one, `[B, D]` each, to `[B, T, H]`, or `[B, T + 1, H]` if handed on."""
-        sizes, own = self.sizes, self.sizes.tasks * self.sizes.own
-        of_experts = [one for one in inputs[:-1] for _ in range(sizes.own)] + [inputs[-1]] * sizes.shared
+        """The tasks' inputs and the shared input, `[B, D]` each, to `[B, T, H]`, or `[B, T + 1, H]` with `hands_on`."""
+        sizes, num_own = self.sizes, self.sizes.tasks * self.sizes.own
+        of_experts = [task_input for task_input in inputs[:-1] for _ in range(sizes.own)] + [inputs[-1]] * sizes.shared
         gates: list[torch.Tensor] = list(self.gates.parameters())
         logits, shares = list[torch.Tensor](), list[torch.Tensor]()
-        for x_BD, start, end in _neighbours(inputs[: len(gates)]):
+        for x_BD, start, end in _runs(inputs[: len(gates)]):
             wide = linear(x_BD, torch.cat(gates[start:end]), None)
             logits += wide.split([len(gate) for gate in gates[start:end]], dim=1)
-        for place, logits_BE in enumerate(logits):
+        for gate_number, logits_BE in enumerate(logits):
             share_BE = logits_BE.softmax(1)
-            if own and place < sizes.tasks:  # other tasks' own experts have no share
-                before = place * sizes.own
-                of_own = F.pad(share_BE[:, : sizes.own], (before, own - before - sizes.own))
-                share_BE = torch.cat([of_own, share_BE[:, sizes.own :]], dim=1)
+            if num_own and gate_number < sizes.tasks:  # no share of other tasks' own experts
+                first_column = gate_number * sizes.own
+                own_share = F.pad(share_BE[:, : sizes.own], (first_column, num_own - first_column - sizes.own))
+                share_BE = torch.cat([own_share, share_BE[:, sizes.own :]], dim=1)
             shares.append(share_BE)
         return torch.bmm(torch.stack(shares, dim=1), self.experts(of_experts))
 
@@ -147,8 +148,8 @@ class MultiTask(nn.Module):
 
     Args:
         in_size: D.
-        levels: sizes of each level; one without own experts is MMoE, several with own ones are PLE.
-        tower: layer widths of each task's network, without the last one of 1.
+        levels: Sizes of each level. One level without own experts is MMoE, several with own experts are PLE.
+        tower: Layer widths of each task's network, without the last layer of width 1.
     """
 
     def __init__(
@@ -164,8 +165,8 @@ class MultiTask(nn.Module):
         widths = [in_size, *(sizes.layers[-1] for sizes in levels)]
         last = len(levels) - 1
         self.levels = nn.ModuleList(
-            GatedExperts(width, sizes, place < last, dropout, device)
-            for place, (width, sizes) in enumerate(zip(widths, levels, strict=False))
+            GatedExperts(width, sizes, level_number < last, dropout, device)
+            for level_number, (width, sizes) in enumerate(zip(widths, levels, strict=False))
         )
         self.towers = ParallelMLPs(self.tasks, widths[-1], [*tower, 1], logits=True, dropout=dropout, device=device)
 

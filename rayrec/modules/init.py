@@ -1,8 +1,8 @@
 """Initial weights that do not depend on how a table is sharded.
 
-A table is filled in blocks of whole rows, each from its own seed (seed, table, block). A shard makes the blocks that it
-touches and keeps its part, so every plan on every world size starts from the same numbers, and no rank ever holds more
-than its shard and one block.
+A table is filled in blocks of rows, each from a seed of (seed, table, block). A shard computes the blocks that it
+touches and keeps its rectangle, so that every plan and world size starts from the same numbers, and a rank holds at
+most its shard and one block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK_ELEMENTS = 1 << 20
 
 
 def block_rows(dim: int) -> int:
-    """Rows of a block: about a million numbers."""
+    """Rows per block of about a million numbers."""
     return max(1, BLOCK_ELEMENTS // dim)
 
 
@@ -31,29 +31,33 @@ def fill(
     """Fills `out` with the initial weights of a rectangle of the table.
 
     Args:
-        out: `[rows, cols]` of any float dtype, written in place.
-        config: the table; its `init_fn` fills a block of rows `[n, embedding_dim]`; without one they are uniform.
-        seed: of the collection.
-        rows, cols: half-open ranges; the whole table by default.
+        out: `[rows, cols]` of any float data type, written in place.
+        config: The table. Its `init_fn` fills a block of rows `[n, embedding_dim]`; default: uniform.
+        seed: Seed of the collection.
+        rows, cols: Half-open ranges. Default: all rows, all columns.
     """
     dim = config.embedding_dim
-    first, last = rows or (0, config.num_embeddings)
-    left, right = cols or (0, dim)
+    first_row, last_row = rows or (0, config.num_embeddings)
+    first_col, last_col = cols or (0, dim)
     step = block_rows(dim)
     buffer: torch.Tensor | None = None
     with torch.no_grad():
-        for block in range(first // step, -(-last // step)):
+        for block in range(first_row // step, -(-last_row // step)):
             start, stop = block * step, min((block + 1) * step, config.num_embeddings)
-            a, b = max(first, start), min(last, stop)
-            part = out[a - first : b - first]
-            if part.shape == (stop - start, dim) and part.dtype == torch.float32 and part.is_contiguous():
-                _fill_block(part, config, seed, block)
+            a, b = max(first_row, start), min(last_row, stop)
+            block_out = out[a - first_row : b - first_row]
+            if (
+                block_out.shape == (stop - start, dim)
+                and block_out.dtype == torch.float32
+                and block_out.is_contiguous()
+            ):
+                _fill_block(block_out, config, seed, block)
                 continue
             if buffer is None:
                 buffer = torch.empty(min(step, config.num_embeddings), dim, device=out.device)
             numbers = buffer[: stop - start]
             _fill_block(numbers, config, seed, block)
-            part.copy_(numbers[a - start : b - start, left:right])
+            block_out.copy_(numbers[a - start : b - start, first_col:last_col])
 
 
 def _fill_block(numbers: torch.Tensor, config: BaseEmbeddingConfig, seed: int, block: int) -> None:

@@ -1,4 +1,4 @@
-"""`Lookup`: tables that some features read as bags and others id by id, each table stored and sharded once."""
+"""`Lookup`: tables read by pooled features and by sequences, each stored and sharded once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What tables give for a batch.
+    """Vectors of a batch.
 
     Args:
-        pooled: of each feature that is read as bags `[B, D]`.
-        by_id: of each other one the vectors of its ids, `[T, D]` with lengths `[B]`.
+        pooled: `[B, D]` of each pooled feature.
+        by_id: `[T, D]` with lengths `[B]` of each sequence feature.
     """
 
     pooled: dict[str, torch.Tensor]
@@ -30,19 +30,19 @@ class Vectors:
 class Lookup(nn.Module):
     """Embedding tables for bags and for sequences.
 
-    A table that a sequence reads is in an `EmbeddingCollection`, with all of its features; bags of it are pooled on the
-    own rank. So it is one sharded table for both, under any plan, in checkpoints and exports. The other tables are in
-    an `EmbeddingBagCollection`, where only pooled vectors are exchanged.
+    A table that a sequence reads is in an `EmbeddingCollection` with all its features, and its bags are pooled on the
+    rank of the sample. So one sharded table serves both, under any plan, in checkpoints and exports. The other tables
+    are in an `EmbeddingBagCollection`, which exchanges only pooled vectors.
 
     Args:
-        tables: their `pooling` holds for features that are read as bags.
-        by_id: the features that are looked up id by id.
-        is_weighted: ids carry weights, which multiply the vectors of bags.
-        device: of the tables.
-        seed: of the tables' first weights.
+        tables: The tables. `pooling` applies to features that are not in `by_id`.
+        by_id: The features that need the vector of each id.
+        is_weighted: Whether ids carry weights, which multiply the vectors of bags.
+        device: Device of the tables.
+        seed: Seed of the initial weights.
 
     Raises:
-        ValueError: no table reads a feature of `by_id`.
+        ValueError: No table reads a feature of `by_id`.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Lookup(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        known = [feature for table in tables for feature in table.feature_names]
+        feature_names = [feature for table in tables for feature in table.feature_names]
         for feature in by_id:
-            if feature not in known:
-                raise ValueError(f"no table reads {feature!r}; tables read {known}")
+            if feature not in feature_names:
+                raise ValueError(f"no table reads {feature!r}; tables read {feature_names}")
         seed = draw_seed() if seed is None else seed
         self.is_weighted = is_weighted
         shared = [table for table in tables if set(table.feature_names) & set(by_id)]
@@ -70,7 +70,7 @@ class Lookup(nn.Module):
                 as_collection_table(table, table.feature_names) for table in shared if table.embedding_dim == width
             ]
             self.sequences[f"dim{width}"] = EmbeddingCollection(configs, device=device, seed=seed)
-        # (feature, its name in the output, its table, whether it is pooled) of the shared tables
+        # (feature, output name, table, whether it is pooled)
         self._read = [
             (feature, name, table, feature not in by_id)
             for table, names in zip(tables, output_names(list(tables)), strict=True)
@@ -81,32 +81,34 @@ class Lookup(nn.Module):
 
     @property
     def pooled_names(self) -> list[str]:
-        """Names of the pooled vectors, in the order of tables and their features."""
+        """Output names of pooled features, in the order of tables and their features."""
         return [name for _, name, _, pooled in self._read if pooled]
 
     def forward(self, features: KeyedJaggedTensor) -> Vectors:
-        """Vectors of all features, by name in the output (see `output_names`). Collective where tables are sharded."""
-        found = [collection(features) for collection in self.sequences.values()]
+        """Vectors of all features by output name (see `output_names`). Collective if tables are sharded."""
+        outputs = [collection(features) for collection in self.sequences.values()]
         pooled = {} if self.bags is None else self.bags(features).to_dict()
         jagged: dict[str, JaggedTensor] = {}
-        for vectors in found:
+        for vectors in outputs:
             jagged |= {name: vectors[name] for name in vectors}
         for feature, name, table, is_bag in self._read:
             if is_bag and table.name in self._shared:
                 pool = pool_mean if table.pooling is PoolingType.MEAN else pool_sum
                 weights = features[feature].weights() if self.is_weighted else None
-                own = jagged.pop(name)
-                pooled[name] = pool(own.values(), own.lengths(), weights)
+                vectors_of_ids = jagged.pop(name)
+                pooled[name] = pool(vectors_of_ids.values(), vectors_of_ids.lengths(), weights)
         return Vectors({name: pooled[name] for name in self.pooled_names}, jagged)
 
 
 def as_collection_table(
     table: BaseEmbeddingConfig, features: Sequence[str], init_fn: InitFn | None = None
 ) -> EmbeddingConfig:
-    """A table for lookups id by id of `features`.
+    """The config of a table for lookups per id.
 
     Args:
-        init_fn: of its first weights, where it has none of its own.
+        table: The table.
+        features: The features that read it.
+        init_fn: Initial weights for a table without `init_fn`.
     """
     same = {f.name: getattr(table, f.name) for f in fields(EmbeddingConfig)}
     return EmbeddingConfig(**{**same, "feature_names": list(features), "init_fn": table.init_fn or init_fn})

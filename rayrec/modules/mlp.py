@@ -25,10 +25,10 @@ class Perceptron(nn.Module):
     """One linear layer and an activation.
 
     Args:
-        in_size, out_size: widths.
-        bias: the layer has a bias.
-        activation: a function of a tensor, or a module, which is part of this one's state.
-        device, dtype: of the parameters.
+        in_size, out_size: Widths.
+        bias: Whether the layer has a bias.
+        activation: A function of a tensor, or a module, which becomes a submodule.
+        device, dtype: Device and data type of the parameters.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class MLP(nn.Module):
     """Linear layers, each followed by an activation and dropout.
 
     Args:
-        in_size: width of the input.
-        layer_sizes: width of each layer's output; without any, the input is returned.
-        bias: layers have a bias.
-        activation: "relu", "sigmoid" or "swish_layernorm"; a function of a tensor; a module, which all layers share; a
-            class or function without arguments, which makes a module for each layer.
-        device, dtype: of the parameters.
-        activation_on_last: the last layer has an activation and dropout too; not so for logits.
-        dropout: probability of zeroing an activation in training.
+        in_size: Width of the input.
+        layer_sizes: Width of each layer's output. An empty list returns the input.
+        bias: Whether layers have a bias.
+        activation: "relu", "sigmoid" or "swish_layernorm"; a function of a tensor; a module, which all layers share; or
+            a class or function without arguments, which creates a module for each layer.
+        device, dtype: Device and data type of the parameters.
+        activation_on_last: Whether the last layer has an activation and dropout. Use False for logits.
+        dropout: Probability of zeroing an activation in training.
 
     Raises:
-        ValueError: an activation of an unknown name.
+        ValueError: An unknown activation name.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(activation, str) and activation not in NAMED:
-            raise ValueError(f"MLP: there is no activation {activation!r}; there are {', '.join(NAMED)}")
+            raise ValueError(f"MLP: unknown activation {activation!r}; use one of {', '.join(NAMED)}")
         widths = [in_size, *layer_sizes]
         last = len(layer_sizes) - 1
         self._mlp = nn.Sequential(
@@ -89,20 +89,22 @@ class MLP(nn.Module):
                     width_in,
                     width_out,
                     bias,
-                    _make(activation, width_out, device) if activation_on_last or place < last else nn.Identity(),
+                    _make(activation, width_out, device)
+                    if activation_on_last or layer_number < last
+                    else nn.Identity(),
                     device,
                     dtype,
                 )
-                for place, (width_in, width_out) in enumerate(zip(widths, layer_sizes, strict=False))
+                for layer_number, (width_in, width_out) in enumerate(zip(widths, layer_sizes, strict=False))
             )
         )
         self._dropout, self._dropped = dropout, len(layer_sizes) if activation_on_last else last
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """`[B, in_size]` to `[B, layer_sizes[-1]]`."""
-        for place, layer in enumerate(self._mlp):
+        for layer_number, layer in enumerate(self._mlp):
             inputs = layer(inputs)
-            if self._dropout and place < self._dropped:
+            if self._dropout and layer_number < self._dropped:
                 inputs = F.dropout(inputs, self._dropout, self.training)
         return inputs
 
@@ -110,21 +112,21 @@ class MLP(nn.Module):
 def _make(
     activation: str | nn.Module | Callable[..., Any], width: int, device: torch.device | str | None
 ) -> Activation:
-    """The activation of one layer."""
+    """Activation of one layer."""
     if isinstance(activation, str):
         return NAMED[activation](width, device)
     if isinstance(activation, nn.Module):
         return activation
     if isinstance(activation, type) or _takes_nothing(activation):
-        made: Activation = activation()
-        return made
+        module: Activation = activation()
+        return module
     return activation
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments: a factory of modules can, a function of a tensor cannot."""
+    """Whether a function can be called without arguments, as a factory of modules but not a function of a tensor."""
     try:
         inspect.signature(function).bind()
-    except (TypeError, ValueError):  # it needs an argument, or is a builtin of torch, which all do
+    except (TypeError, ValueError):  # an argument is missing, or a torch builtin, which needs one
         return False
     return True

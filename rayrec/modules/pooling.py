@@ -6,7 +6,7 @@ import torch
 
 
 def row_of(lengths_B: torch.Tensor, total: int | None) -> torch.Tensor:
-    """`[T]`: the row of each position. Waits for the device if `total`, which is T, is None."""
+    """The row of each position: `[T]`. Waits for the device unless `total`, which is T, is given."""
     rows = torch.arange(lengths_B.shape[0], device=lengths_B.device)
     return torch.repeat_interleave(rows, lengths_B, output_size=total)
 

@@ -1,4 +1,4 @@
-"""Optimizers by parameter name, clipping. The fused kernels' own updates live in `distributed.kernel`."""
+"""Optimizers by parameter name, and clipping. Updates inside backward are in `distributed.kernel`."""
 
 from rayrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from rayrec.optim.in_backward import apply_optimizer_in_backward, in_backward_optimizer_filter

@@ -13,7 +13,7 @@ from rayrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
 
 class GradientClipping(Enum):
-    """What is clipped: the norm of all gradients, each value, or nothing."""
+    """Clips the norm of all gradients, each value, or nothing."""
 
     NORM = "norm"
     VALUE = "value"
@@ -23,17 +23,17 @@ class GradientClipping(Enum):
 class GradientClippingOptimizer(OptimizerWrapper):
     """Clips the gradients of the inner optimizer's parameters before its step.
 
-    Dense gradients are averaged over ranks before `step`, so all ranks clip equally. Every rank holds a part of the
-    sharded tables with a dense kernel: their norm is taken over all ranks, by one gather of a number. Tables whose
-    update is fused into backward have no gradient left here and are not clipped.
+    Dense gradients are averaged over ranks before `step`, so all ranks clip equally. For sharded tables with a dense
+    kernel the norm covers the shards of all ranks, at the cost of one gather of a number. Tables with an update inside
+    backward have no gradient and are not clipped.
 
     Args:
-        optimizer: the one that steps.
-        clipping: what is bounded.
-        max_gradient: the bound; 0 makes all gradients 0.
-        norm_type: p of the norm; `"inf"` for the largest number.
-        enable_global_grad_clip, param_to_pgs: taken and not needed: sharded parameters know their ranks.
-        track_grad_norm: `last_total_grad_norm` is kept whatever is clipped.
+        optimizer: The wrapped optimizer.
+        clipping: What to clip.
+        max_gradient: The bound; 0 sets all gradients to 0.
+        norm_type: p of the norm, or `"inf"`.
+        enable_global_grad_clip, param_to_pgs: Accepted for TorchRec, not used: sharded parameters know their ranks.
+        track_grad_norm: Updates `last_total_grad_norm` even if the norm is not clipped.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     @property
     def last_total_grad_norm(self) -> torch.Tensor | None:
-        """The norm of all gradients before the last step clipped them, where it was taken."""
+        """Norm of all gradients before clipping in the last step, if it was computed."""
         return self._last_norm
 
     def compute_total_grad_norm(self) -> torch.Tensor:
-        """The norm of all gradients, over all ranks' parts of sharded parameters."""
+        """Norm of all gradients, over the shards of all ranks."""
         return _norm_over_ranks(list(self.params.values()), self._norm_type)
 
     def clip_grad_norm_(self) -> torch.Tensor:
-        """Clips the norm of all gradients; returns the norm before."""
+        """Clips the norm of all gradients and returns the norm before clipping."""
         norm = self.compute_total_grad_norm()
         torch.nn.utils.clip_grads_with_norm_(self._with_gradients(), self._max_gradient, norm)
         return norm
@@ -89,14 +89,16 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
 
 def _norm_over_ranks(params: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The norm of all gradients; of shards, those of every rank. A norm of parts' norms is the norm of the whole."""
+    """Norm of all gradients, over the shards of all ranks, as the norm of the ranks' norms."""
     shards = [param for param in params if hasattr(param, GATHER)]
-    whole = torch.nn.utils.get_total_norm(_grads(param for param in params if not hasattr(param, GATHER)), norm_type)
+    dense_norm = torch.nn.utils.get_total_norm(
+        _grads(param for param in params if not hasattr(param, GATHER)), norm_type
+    )
     if not shards:
-        return whole
-    mine = torch.nn.utils.get_total_norm(_grads(shards), norm_type).to(shards[0].device, torch.float32)
-    parts = getattr(shards[0], GATHER)(mine)
-    return torch.linalg.vector_norm(torch.cat([whole.to(parts)[None], parts]), norm_type)
+        return dense_norm
+    own_norm = torch.nn.utils.get_total_norm(_grads(shards), norm_type).to(shards[0].device, torch.float32)
+    shard_norms = getattr(shards[0], GATHER)(own_norm)
+    return torch.linalg.vector_norm(torch.cat([dense_norm.to(shard_norms)[None], shard_norms]), norm_type)
 
 
 def _grads(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:

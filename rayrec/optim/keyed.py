@@ -33,8 +33,8 @@ class KeyedOptimizer(Optimizer):
         state: Mapping[Any, Any],
         param_groups: Sequence[Mapping[str, Any]],
     ) -> None:
-        known = {id(param) for param in params.values()}
-        if any(id(param) not in known for param in state):
+        param_ids = {id(param) for param in params.values()}
+        if any(id(param) not in param_ids for param in state):
             raise ValueError(f"the optimizer's state has a tensor that is not among its parameters {list(params)}")
         self.params = dict(params)
         self.state: Any = state
@@ -201,7 +201,9 @@ class CombinedOptimizer(KeyedOptimizer):
         self._optims = [("", item) if isinstance(item, KeyedOptimizer) else item for item in optims]
         self.defaults = {}
         names: set[str] = set()
-        for name in (name for prefix, each in self._optims for name in _prefixed(prefix, each.params)):
+        for name in (
+            name for prefix, keyed_optimizer in self._optims for name in _prefixed(prefix, keyed_optimizer.params)
+        ):
             if name in names:
                 raise ValueError(f"two optimizers hold a parameter {name!r}")
             names.add(name)
@@ -217,7 +219,11 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @property
     def params(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        return {name: p for prefix, each in self._optims for name, p in _prefixed(prefix, each.params).items()}
+        return {
+            name: p
+            for prefix, keyed_optimizer in self._optims
+            for name, p in _prefixed(prefix, keyed_optimizer.params).items()
+        }
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -251,10 +257,18 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @property
     def state_names(self) -> list[str]:
-        return [self.prepend_opt_key(name, prefix) for prefix, each in self._optims for name in each.state_names]
+        return [
+            self.prepend_opt_key(name, prefix)
+            for prefix, keyed_optimizer in self._optims
+            for name in keyed_optimizer.state_names
+        ]
 
     def named_state(self) -> dict[str, dict[str, Any]]:
-        return {name: s for prefix, each in self._optims for name, s in _prefixed(prefix, each.named_state()).items()}
+        return {
+            name: s
+            for prefix, keyed_optimizer in self._optims
+            for name, s in _prefixed(prefix, keyed_optimizer.named_state()).items()
+        }
 
     def named_groups(self) -> list[dict[str, Any]]:
         return [
@@ -293,7 +307,7 @@ def _prefixed(prefix: str, items: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OptimizerWrapper(CombinedOptimizer):
-    """Base class of wrappers: acts before or after the step of one other optimizer, whose names it keeps.
+    """Base class of wrappers: acts before or after the step of another optimizer, and keeps its names.
 
     Args:
         optimizer: the wrapped optimizer.

@@ -1,4 +1,4 @@
-"""Embedding collections whose tables are kept as fp32, fp16, int8 or int4, for inference."""
+"""Embedding collections for inference, with tables in fp32, fp16, int8 or int4."""
 
 from rayrec.quant.embedding import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.quant.formats import TableFormat

@@ -1,4 +1,4 @@
-"""Ids and offsets are checked before the kernel: it lets -1 pass, and would read memory that is not its own."""
+"""Checks of ids and offsets before the kernel, which accepts -1 and would read out of bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayrec.sparse import KeyedJaggedTensor
 
 
 def check_lookups(features: KeyedJaggedTensor, tables: Sequence[TableConfig]) -> None:
-    """As `check_ids`, against the tables that read the features."""
+    """Calls `check_ids` with the tables that read the features."""
     smallest = smallest_tables(tables)
     read = [smallest.get(key) for key in features.keys()]
     rows = [None if table is None else table.num_embeddings for table in read]
@@ -20,15 +20,15 @@ def check_lookups(features: KeyedJaggedTensor, tables: Sequence[TableConfig]) ->
 
 
 def check_ids(features: KeyedJaggedTensor, rows_K: Sequence[int | None], tables_K: Sequence[str]) -> None:
-    """That every bag lies inside the ids, and every id inside its table.
+    """Checks that every bag is inside the ids, and every id inside its table.
 
     Args:
         features: K keys.
-        rows_K: for each key the rows of the smallest table that reads it; None where none does.
-        tables_K: the names of those tables.
+        rows_K: Rows of the smallest table that reads each key. None for keys without a table.
+        tables_K: Names of these tables.
 
     Raises:
-        ValueError: with feature, example and value.
+        ValueError: Names the feature, the example and the value.
     """
     values, offsets = features.values(), features.offsets()
     keys, strides = features.keys(), features.stride_per_key()
@@ -41,32 +41,32 @@ def check_ids(features: KeyedJaggedTensor, rows_K: Sequence[int | None], tables_
     for stride in strides:
         starts.append(starts[-1] + stride)
     ends = offsets[torch.tensor(starts, device=offsets.device)].tolist()
-    for place, key in enumerate(keys):
-        rows, ids = rows_K[place], values[ends[place] : ends[place + 1]]
+    for key_number, key in enumerate(keys):
+        rows, ids = rows_K[key_number], values[ends[key_number] : ends[key_number + 1]]
         if rows is None or not ids.numel():
             continue
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= rows:
-            at = int(((ids < 0) | (ids >= rows)).nonzero()[0]) + ends[place]
-            example = int(torch.searchsorted(offsets, at, right=True)) - 1 - starts[place]
+            position = int(((ids < 0) | (ids >= rows)).nonzero()[0]) + ends[key_number]
+            example = int(torch.searchsorted(offsets, position, right=True)) - 1 - starts[key_number]
             raise ValueError(
-                f"feature {key!r}, example {example}: id {int(values[at])} is outside the rows [0, {rows}) of table "
-                f"{tables_K[place]!r}; map ids to rows as in training"
+                f"feature {key!r}, example {example}: id {int(values[position])} is outside the rows [0, {rows}) of "
+                f"table {tables_K[key_number]!r}; map ids to rows as in training"
             )
 
 
 def _check_offsets(features: KeyedJaggedTensor, offsets: torch.Tensor, count: int) -> None:
-    """That the bags follow one another from the first id to the last."""
+    """Checks that the bags are contiguous from the first id to the last."""
     if not offsets.numel():
-        raise ValueError("offsets are empty; there is one more than there are bags")
-    first, last = int(offsets[0]), int(offsets[-1])
+        raise ValueError("offsets are empty; pass one more than the number of bags")
+    begin, end = int(offsets[0]), int(offsets[-1])
     falling = (offsets[1:] < offsets[:-1]).nonzero()
-    if first != 0 or last != count or falling.numel():
+    if begin != 0 or end != count or falling.numel():
         bag, keys, strides = int(falling[0]) if falling.numel() else 0, features.keys(), features.stride_per_key()
         place = 0
         while falling.numel() and bag >= strides[place]:
             bag, place = bag - strides[place], place + 1
-        where = f"feature {keys[place]!r}, example {bag}: its bag has a negative length; " if falling.numel() else ""
+        location = f"feature {keys[place]!r}, example {bag}: its bag has a negative length; " if falling.numel() else ""
         raise ValueError(
-            f"{where}offsets must rise from 0 to the number of ids, {count}; they go from {first} to {last}"
+            f"{location}offsets must rise from 0 to the number of ids, {count}; they go from {begin} to {end}"
         )

@@ -1,4 +1,4 @@
-"""Embedding collections for inference: the same inputs and outputs as `rayrec.modules`', their tables in few bits."""
+"""Quantized embedding collections for inference, with the inputs and outputs of those in `rayrec.modules`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ConfigT = TypeVar("ConfigT", EmbeddingBagConfig, EmbeddingConfig)
 
 
 class TableBytes:
-    """Which bytes a collection reads: its own buffer, or others that are put in its place for a while.
+    """The bytes that a collection reads: its own buffer, or a replacement.
 
-    It is no module, so that tracing may put an input of the graph here.
+    Not a module, so that tracing may use an input of the graph as the replacement.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class _Quantized(nn.Module, Generic[ConfigT]):
     """Tables in one array of bytes, and the features that read them.
 
     Args:
-        tables: their configs.
-        places: where each table lies, in the order of `tables`.
-        weights: uint8, all tables' bytes; None: they are given by `table_bytes` at every call.
-        flag: of bags, ids carry weights; else the vectors come with their ids.
-        row_alignment: of the places.
+        tables: Configs of the tables.
+        places: Location of each table in the bytes, in the order of `tables`.
+        weights: uint8, the bytes of all tables. None if `table_bytes` supplies them at every call.
+        flag: For bags, whether ids carry weights; for sequences, whether the output holds the ids.
+        row_alignment: Alignment of rows in bytes.
     """
 
     weights: torch.Tensor | None
@@ -66,42 +66,42 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         self.eval()
 
     def formats(self) -> dict[str, TableFormat]:
-        """Each table's format, by name."""
-        return {place.table: place.format for place in self.places}
+        """Format of each table, by name."""
+        return {table.table: table.format for table in self.places}
 
     @property
     def data(self) -> torch.Tensor:
-        """uint8: all tables' bytes.
+        """uint8, the bytes of all tables.
 
         Raises:
-            ValueError: the collection was made without them.
+            ValueError: The collection has no bytes.
         """
-        found = self.weights if self.table_bytes.instead is None else self.table_bytes.instead
-        if found is None:
-            raise ValueError("the collection was made without its tables; give them by `table_bytes.instead`")
-        return found
+        data = self.weights if self.table_bytes.instead is None else self.table_bytes.instead
+        if data is None:
+            raise ValueError("the collection has no table bytes; set `table_bytes.instead`")
+        return data
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu") if self.weights is None else self.weights.device
 
     def _check(self, features: KeyedJaggedTensor) -> None:
-        """Ids, before the kernel. In an exported graph the caller checks the ids."""
+        """Checks ids before the kernel. In an exported graph the caller checks them."""
         if not torch.compiler.is_exporting():
             check_lookups(features, self._configs)
 
     def _readers(self, features: KeyedJaggedTensor) -> list[Reader]:
         readers, column = [], 0
-        for config, place in zip(self._configs, self.places, strict=True):
+        for config, table in zip(self._configs, self.places, strict=True):
             mean = isinstance(config, EmbeddingBagConfig) and config.pooling is PoolingType.MEAN
             for feature in config.feature_names:
                 key = features.index_per_key()[feature]
-                readers.append(Reader(place, key, column, MEAN if mean else SUM))
-                column += place.dim
+                readers.append(Reader(table, key, column, MEAN if mean else SUM))
+                column += table.dim
         return readers
 
     def _calls_for(self, features: KeyedJaggedTensor) -> list[Call]:
-        """Kept for the next batch, which mostly has the same keys."""
+        """The calls for these keys, cached for batches with equal keys."""
         keys, device = tuple(features.keys()), features.device()
         if torch.compiler.is_exporting():
             return calls_of(self._readers(features), device, self.row_alignment)
@@ -113,43 +113,44 @@ class _Quantized(nn.Module, Generic[ConfigT]):
 def _converted(
     module: modules.EmbeddingBagCollection | modules.EmbeddingCollection, data_type: Formats | None
 ) -> tuple[list[TablePlace], torch.Tensor, int]:
-    """Places, bytes and row alignment of a float collection's tables."""
+    """Locations, bytes and row alignment of a float collection's quantized tables."""
     configs, tables = tables_of(module)
-    wanted = TableFormat.INT8 if data_type is None else data_type
-    if not isinstance(wanted, Mapping):
-        wanted = {config.name: wanted for config in configs}
-    formats = {name: TableFormat.of(kind) for name, kind in wanted.items()}
+    formats_given = TableFormat.INT8 if data_type is None else data_type
+    if not isinstance(formats_given, Mapping):
+        formats_given = {config.name: formats_given for config in configs}
+    formats = {name: TableFormat.of(kind) for name, kind in formats_given.items()}
     alignment = 16 if module.device.type == "cuda" else 1
     places, size = place_tables(configs, formats, alignment)
     data = torch.zeros(size, dtype=torch.uint8, device=module.device)
-    for place in places:
-        weight = tables.get_parameter(f"{place.table}.weight").detach()
-        rows = quantize_rows(weight, place.format, place.table, alignment)
-        data[place.begin : place.end] = rows.view(-1)
+    for table in places:
+        weight = tables.get_parameter(f"{table.table}.weight").detach()
+        rows = quantize_rows(weight, table.format, table.table, alignment)
+        data[table.begin : table.end] = rows.view(-1)
     return places, data, alignment
 
 
 class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
-    """Pooled vectors from tables in few bits; `from_float` makes one.
+    """Pooled vectors from quantized tables. Create it with `from_float`.
 
-    Equal to the float collection whose tables hold the dequantized numbers, for any pooling, with and without weights.
+    Equal to a float collection with the dequantized numbers, for any pooling, with and without weights.
     """
 
     @classmethod
     def from_float(
         cls, module: modules.EmbeddingBagCollection, data_type: Formats | None = None
     ) -> EmbeddingBagCollection:
-        """The same tables in another format.
+        """Quantizes the tables of a float collection.
 
         Args:
-            module: materialized, not on "meta".
-            data_type: of all tables, or by table: "fp32", "fp16", "int8", "int4", or a torch dtype. Default: int8.
+            module: The collection, not on "meta".
+            data_type: Format of all tables, or by table: "fp32", "fp16", "int8", "int4" or a torch dtype. Default:
+                int8.
 
         Raises:
-            ValueError: no such format, a table without one, or numbers that do not fit it.
+            ValueError: An unknown format, a table without a format, or numbers outside the format's range.
         """
-        places, data, alignment = _converted(module, data_type)
-        return cls(module.embedding_bag_configs(), places, data, module.is_weighted(), alignment)
+        layout, data, alignment = _converted(module, data_type)
+        return cls(module.embedding_bag_configs(), layout, data, module.is_weighted(), alignment)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return list(self._configs)
@@ -162,8 +163,8 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
         """Pooled vectors float32 `[B, sum of dims]` in the order of tables and their features.
 
         Raises:
-            ValueError: a feature is missing, weights are missing from a weighted collection, offsets do not fit the
-                ids, or an id is outside its table; names the feature.
+            ValueError: A feature is missing, weights of a weighted collection are missing, offsets do not match the
+                ids, or an id is outside its table. Names the feature.
         """
         check_input(features, feature_names(self._configs), self._flag)
         features = features.expanded()
@@ -171,36 +172,36 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
         calls = self._calls_for(features)
         values, offsets = features.values().long(), features.offsets().long()
         weights = features.weights().float() if self._flag else None
-        stride, pieces = features.stride(), []
+        stride, vectors = features.stride(), []
         for call in calls:
-            first = call.first_key * stride
-            bags = offsets[first : first + len(call.columns) * stride + 1]
-            pieces.append(call.run(self.data, values, bags, weights))
+            first_bag = call.first_key * stride
+            bags = offsets[first_bag : first_bag + len(call.columns) * stride + 1]
+            vectors.append(call.run(self.data, values, bags, weights))
         keys = [name for names in self._output_names for name in names]
         dims = [c.embedding_dim for c in self._configs for _ in c.feature_names]
-        return KeyedTensor(keys, dims, _in_order(pieces, calls))
+        return KeyedTensor(keys, dims, _in_order(vectors, calls))
 
 
 def _in_order(pieces: Sequence[torch.Tensor], calls: Sequence[Call]) -> torch.Tensor:
-    """The features' vectors side by side as the output has them."""
+    """Concatenates the vectors of all features in the order of the output."""
     columns = [begin for call in calls for begin, _ in call.columns]
     if len(pieces) == 1 and columns == sorted(columns):
         return pieces[0]
-    parts: list[tuple[int, torch.Tensor]] = []
-    for piece, call in zip(pieces, calls, strict=True):
+    blocks: list[tuple[int, torch.Tensor]] = []
+    for vectors, call in zip(pieces, calls, strict=True):
         widths = [width for _, width in call.columns]
-        parts += zip((begin for begin, _ in call.columns), piece.split(widths, dim=1), strict=True)
-    return torch.cat([part for _, part in sorted(parts, key=lambda part: part[0])], dim=1)
+        blocks += zip((begin for begin, _ in call.columns), vectors.split(widths, dim=1), strict=True)
+    return torch.cat([part for _, part in sorted(blocks, key=lambda part: part[0])], dim=1)
 
 
 class EmbeddingCollection(_Quantized[EmbeddingConfig]):
-    """A vector for every id, from tables in few bits; `from_float` makes one."""
+    """The vector of each id from quantized tables. Create it with `from_float`."""
 
     @classmethod
     def from_float(cls, module: modules.EmbeddingCollection, data_type: Formats | None = None) -> EmbeddingCollection:
-        """As `EmbeddingBagCollection.from_float`."""
-        places, data, alignment = _converted(module, data_type)
-        return cls(module.embedding_configs(), places, data, module.need_indices(), alignment)
+        """See `EmbeddingBagCollection.from_float`."""
+        layout, data, alignment = _converted(module, data_type)
+        return cls(module.embedding_configs(), layout, data, module.need_indices(), alignment)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         return list(self._configs)
@@ -213,22 +214,22 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
 
     @torch.no_grad()
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """For each feature the vectors of its ids, float32 `values [N, D]` with the feature's lengths.
+        """Vectors of the ids of each feature: float32 `values [N, D]` with the feature's lengths.
 
         Raises:
-            ValueError: a feature is missing, offsets do not fit the ids, or an id is outside its table.
+            ValueError: A feature is missing, offsets do not match the ids, or an id is outside its table.
         """
         check_input(features, feature_names(self._configs))
         self._check(features)
-        out: dict[str, JaggedTensor] = {}
+        outputs: dict[str, JaggedTensor] = {}
         readers = iter(self._readers(features))
         for config, names in zip(self._configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 ids = features[feature]
                 values = ids.values()
                 (call,) = calls_of([next(readers)], features.device(), self.row_alignment)
-                bags = torch.arange(values.shape[0] + 1, device=values.device)  # every id is its own bag
+                bags = torch.arange(values.shape[0] + 1, device=values.device)  # each id is a bag
                 vectors_ND = call.run(self.data, values.long(), bags, None)
                 weights = values if self._flag else None
-                out[name] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
-        return out
+                outputs[name] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
+        return outputs

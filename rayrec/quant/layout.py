@@ -1,4 +1,4 @@
-"""Where tables lie in one array of bytes, which a file can be."""
+"""Locations of tables in one array of bytes, such as a file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from rayrec.quant.formats import TableFormat
 
 TableConfig = EmbeddingBagConfig | EmbeddingConfig
 
-TABLE_ALIGNMENT = 64  # bytes; a line of a CPU's cache
+TABLE_ALIGNMENT = 64  # bytes of a CPU cache line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlace:
-    """A table among the bytes of others.
+    """Location of a table in an array of bytes.
 
     Args:
-        begin: its first byte.
-        row_bytes: of one row; rows follow one another.
+        table: Name of the table.
+        format: Number format.
+        rows, dim: Shape of the table.
+        begin: First byte.
+        row_bytes: Bytes per row. Rows are contiguous.
     """
 
     table: str
@@ -37,32 +40,33 @@ class TablePlace:
 def place_tables(
     tables: Sequence[BaseEmbeddingConfig], formats: Mapping[str, TableFormat], row_alignment: int = 1
 ) -> tuple[list[TablePlace], int]:
-    """A place for each table, one after the other, and the bytes of all of them.
+    """Locates the tables one after another; returns the locations and the total bytes.
 
     Args:
-        formats: of each table, by name.
-        row_alignment: rows begin at multiples of it; 1 on a CPU, 16 on a GPU.
+        tables: The tables.
+        formats: Format of each table, by name.
+        row_alignment: Alignment of rows in bytes: 1 on a CPU, 16 on a GPU.
 
     Raises:
-        ValueError: a table without a format, or a format for no table.
+        ValueError: A table without a format, or a format for an unknown table.
     """
     names = [table.name for table in tables]
     for name in formats:
         if name not in names:
-            raise ValueError(f"a table format is given for {name!r}, which is no table; there are {names}")
-    places, at = [], 0
+            raise ValueError(f"a table format names the unknown table {name!r}; tables are {names}")
+    layout, begin = [], 0
     for table in tables:
         if table.name not in formats:
-            raise ValueError(f"table {table.name!r}: no format is given for it")
+            raise ValueError(f"table {table.name!r}: no format given")
         row_bytes = formats[table.name].row_bytes(table.embedding_dim, row_alignment)
-        place = TablePlace(
+        location = TablePlace(
             table=table.name,
             format=formats[table.name],
             rows=table.num_embeddings,
             dim=table.embedding_dim,
-            begin=at,
+            begin=begin,
             row_bytes=row_bytes,
         )
-        places.append(place)
-        at = -(-place.end // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
-    return places, at
+        layout.append(location)
+        begin = -(-location.end // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
+    return layout, begin

@@ -1,4 +1,4 @@
-"""The door to fbgemm's lookup in tables of mixed formats, and how a collection's tables become few calls of it."""
+"""Calls of fbgemm's lookup in tables of mixed formats; one call serves several features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayrec.quant.formats import TableFormat
 from rayrec.quant.layout import TablePlace
 
 SUM, MEAN = 0, 1
-_HOST, _DEVICE = 3, 0  # EmbeddingLocation; with DEVICE the CPU's operator fails at every call
+_HOST, _DEVICE = 3, 0  # EmbeddingLocation; the CPU operator fails with DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,9 @@ class Reader:
     """A feature that reads a table.
 
     Args:
-        key: the feature's place among the input's keys.
-        column: where its vector begins in the output.
+        place: Location of the table.
+        key: Index of the feature among the input's keys.
+        column: First output column of its vector.
         pooling: SUM or MEAN.
     """
 
@@ -33,13 +34,13 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Features that one call of the operator looks up: their keys follow one another, and are pooled alike.
+    """Features of one operator call: their keys are consecutive and have one pooling.
 
-    Bags need not begin at the first id, so no id is moved.
+    The first bag need not start at the first id, so no id is copied.
     """
 
     first_key: int
-    columns: tuple[tuple[int, int], ...]  # (begin in the output, width) of each feature
+    columns: tuple[tuple[int, int], ...]  # (first output column, width) of each feature
     pooling: int
     total_dim: int
     max_dim: dict[TableFormat, int]
@@ -51,10 +52,10 @@ class Call:
 
     @classmethod
     def of(cls, readers: Sequence[Reader], device: torch.device, row_alignment: int) -> Call:
-        places = [reader.place for reader in readers]
-        dims = [place.dim for place in places]
+        tables = [reader.place for reader in readers]
+        dims = [table.dim for table in tables]
         edges = [sum(dims[:i]) for i in range(len(dims) + 1)]
-        max_dim = {format: max([p.dim for p in places if p.format is format], default=0) for format in TableFormat}
+        max_dim = {format: max([p.dim for p in tables if p.format is format], default=0) for format in TableFormat}
         location = _DEVICE if device.type == "cuda" else _HOST
         return cls(
             first_key=readers[0].key,
@@ -63,20 +64,22 @@ class Call:
             total_dim=edges[-1],
             max_dim=max_dim,
             row_alignment=row_alignment,
-            placements=torch.full((len(places),), location, dtype=torch.int32, device=device),
-            begins=torch.tensor([place.begin for place in places], dtype=torch.int64, device=device),
-            formats=torch.tensor([place.format.code for place in places], dtype=torch.uint8, device=device),
+            placements=torch.full((len(tables),), location, dtype=torch.int32, device=device),
+            begins=torch.tensor([table.begin for table in tables], dtype=torch.int64, device=device),
+            formats=torch.tensor([table.format.code for table in tables], dtype=torch.uint8, device=device),
             dim_offsets=torch.tensor(edges, dtype=torch.int32, device=device),
         )
 
     def run(
         self, tables: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """float32 `[B, total_dim]`.
+        """Looks up float32 `[B, total_dim]`.
 
         Args:
-            tables: all tables' bytes.
-            offsets: `[features * B + 1]`, of this call's bags.
+            tables: Bytes of all tables.
+            values: int64 ids of all features.
+            offsets: `[features * B + 1]` of this call's bags.
+            weights: Weights of the ids, or None.
         """
         return torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
             tables,
@@ -106,7 +109,7 @@ class Call:
 
 
 def calls_of(readers: Sequence[Reader], device: torch.device, row_alignment: int) -> list[Call]:
-    """As few calls as the order of the keys and their pooling allow; every feature in exactly one."""
+    """Groups the features into as few calls as the order of keys and their pooling allow."""
     calls: list[list[Reader]] = []
     for reader in sorted(readers, key=lambda reader: reader.key):
         last = calls[-1][-1] if calls else reader

@@ -33,7 +33,7 @@ def application(config: ServeConfig) -> App:
     torch.set_num_threads(config.cpus)
     logger = logging.getLogger("rayrec.serve")  # includes the audit lines
     if not logger.handlers:
-        # The worker's log in Ray's folder. Serve replaces `sys.stderr` by one that buffers a thousand lines.
+        # The worker's log in Ray's folder. Serve's `sys.stderr` buffers a thousand lines.
         logger.addHandler(logging.StreamHandler(sys.__stderr__))
         logger.setLevel(logging.INFO)
     service = Service(config.models, config.limits, config.watch_s, config.log, config.cache_bytes)

@@ -20,8 +20,8 @@ _MAX_TEXT_BYTES = 64 << 20  # of a column, once every row has its own copy
 def read_stream(body: bytes, limits: Limits) -> pa.Table:
     """
     Raises:
-        RequestError: The body is not a stream or is compressed, it has no rows or too many, or its rows share values
-            whose copies would be too large.
+        RequestError: The body is not a stream or is compressed, it has no rows or too many, or copies of
+            values that its rows share would be too large.
     """
     try:
         rows = 0

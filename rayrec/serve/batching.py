@@ -28,13 +28,14 @@ _LARGE_BYTES = 256 << 10  # parsing a larger body takes milliseconds, so a threa
 class Batcher:
     """Scores the requests of all protocols, in batches.
 
-    The event loop itself scores batches that should take at most `MAX_INLINE_S`; requests that arrive meanwhile wait in
-    their sockets. It then reads all of them and scores those with the same model and form as one batch, up to the size
-    and duration that `Pace` allows. A thread scores longer batches, so that the loop stays responsive.
+    The event loop itself scores batches with an expected duration of at most `MAX_INLINE_S`; requests that arrive
+    meanwhile wait in their sockets. The loop then reads all of them and scores those with the same model and form as
+    one batch, up to the size and duration that `Pace` allows. A thread scores longer batches, so that the loop stays
+    responsive.
 
     Args:
         clients: Clients that may send requests; default: anyone.
-        batching: False scores each request by itself.
+        batching: False scores each request separately.
     """
 
     def __init__(self, service: Service, clients: Clients | None = None, batching: bool = True) -> None:
@@ -133,17 +134,17 @@ class Batcher:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.service.answers, requests)
 
     def _next_batch(self) -> list[tuple[ScoreRequest, asyncio.Future[Answer]]]:
-        """Takes the first waiting request and those that can be scored with it; drops disconnected clients."""
+        """Takes the first waiting request and all that can be scored with it; drops disconnected clients."""
         while self._waiting and self._waiting[0][1].done():
             self._waiting.popleft()
         if not self._waiting:
             return []
-        first = self._waiting[0][0]
-        rows, max_rows = 0, first.loaded.pace.max_rows()
+        head = self._waiting[0][0]
+        rows, max_rows = 0, head.loaded.pace.max_rows()
         batch, remaining = [], deque[tuple[ScoreRequest, asyncio.Future[Answer]]]()
         for request, future in self._waiting:
-            same_form = request.loaded is first.loaded and request.query.form == first.query.form is not None
-            if request is first or (same_form and rows + request.query.size <= max_rows and not future.done()):
+            same_form = request.loaded is head.loaded and request.query.form == head.query.form is not None
+            if request is head or (same_form and rows + request.query.size <= max_rows and not future.done()):
                 rows += request.query.size
                 batch.append((request, future))
             else:

@@ -48,7 +48,7 @@ class ModelSpec(Strict):
     name: str = "default"
     """Name that requests use. Entries with the same name share its requests."""
     path: Annotated[Path | str, BeforeValidator(_path_or_uri)]
-    """An export, or a folder of exports, of which the newest is served. A path or a URI."""
+    """An export, or a folder of exports (serves the newest). A path or a URI."""
     version: str | None = None
     """Folder below `path` to serve, even when there are newer ones. None: the newest."""
     share: Positive = 1.0
@@ -150,7 +150,7 @@ class ServeConfig(Strict):
     name: Annotated[str, Field(pattern=rf"^{_WORD}$")] = "rayrec"
     """Name of the Serve application. A cluster may run several services."""
     route: Annotated[str, Field(pattern=r"^(/|(/[A-Za-z0-9_.-]+)+)$")] = "/"
-    """Prefix of all paths, such as "/ctr"."""
+    """Prefix of all paths, e.g. "/ctr"."""
     host: str = "127.0.0.1"
     """Address to listen on. Addresses other than loopback need `clients`."""
     port: Port = 8000
@@ -170,7 +170,7 @@ class ServeConfig(Strict):
     limits: Limits = Limits()
     """Limits on requests and on the queue."""
     batching: bool = True
-    """Scores requests that wait in one batch. False: each request by itself."""
+    """Scores requests that wait in one batch. False: each request separately."""
     clients: tuple[ClientConfig, ...] = Field((), strict=False)
     """Clients that may send requests. Empty: anyone may."""
     tls: TlsConfig | None = None
@@ -180,12 +180,12 @@ class ServeConfig(Strict):
     cache_bytes: Count = CACHE_BYTES
     """Disk space per node for copies of exports from object storage, in bytes."""
     index: LocalPath | None = None
-    """Index for `POST /retrieve`, or a folder of indexes, of which the newest by name is served."""
+    """Index for `POST /retrieve`, or a folder of indexes (serves the last by name)."""
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:
         if not self.models and self.index is None:
-            raise ValueError("there is nothing to serve: set models, or an index")
+            raise ValueError("nothing to serve: set models, or an index")
         if self.host not in LOOPBACK and not self.clients:
             raise ValueError(f"host {self.host} accepts remote connections: set `clients`, or use 127.0.0.1")
         if self.tls is not None and not self.direct:
@@ -196,7 +196,7 @@ class ServeConfig(Strict):
         models = {model.name for model in self.models}
         for client in self.clients:
             if unknown := sorted(set(client.models or ()) - models):
-                raise ValueError(f"client {client.name!r}: there is no model {unknown[0]!r}")
+                raise ValueError(f"client {client.name!r}: unknown model {unknown[0]!r}")
         return self
 
 

@@ -36,8 +36,8 @@ def split(contexts: Batch, keys: Sequence[str]) -> tuple[KeyedJaggedTensor, Batc
     if not keys:
         return _selected(sparse, []), contexts
     indices = {key: index for index, key in enumerate(sparse.keys())}
-    others = [index for key, index in indices.items() if key not in keys]
-    return _selected(sparse, [indices[key] for key in keys]), replace(contexts, sparse=_selected(sparse, others))
+    remaining = [index for key, index in indices.items() if key not in keys]
+    return _selected(sparse, [indices[key] for key in keys]), replace(contexts, sparse=_selected(sparse, remaining))
 
 
 def _selected(sparse: KeyedJaggedTensor, indices: list[int]) -> KeyedJaggedTensor:
@@ -48,7 +48,7 @@ def _selected(sparse: KeyedJaggedTensor, indices: list[int]) -> KeyedJaggedTenso
 
 
 def _in_order(dense: torch.Tensor, context_width: int, schema: Schema, columns: frozenset[str]) -> torch.Tensor:
-    """Reorders numbers, of which the first `context_width` columns are the contexts', to the schema's order."""
+    """Reorders numbers to the schema's order; the first `context_width` columns are from the contexts."""
     next_context, next_candidate, order = 0, context_width, list[int]()
     for feature in schema.dense:
         if columns.issuperset(schema.sources(feature)):

@@ -60,7 +60,9 @@ class FeatureLog:
             rows = self._rows.setdefault(request.name, [])
             self._schemas[request.name] = request.loaded.reader.schema
             for number, row in enumerate(_rows_of(request)):
-                scores = {_score_column(label, answer): float(of[number]) for label, of in answer.scores.items()}
+                scores = {
+                    _score_column(label, answer): float(values[number]) for label, values in answer.scores.items()
+                }
                 keys = {"_request": request.id, "_row": number, "_time": answered_at, "_version": answer.version}
                 rows.append({**row, **keys, **scores})
             self._metrics.logged(request.name, "logged")

@@ -48,7 +48,7 @@ class App:
 
     Args:
         clients: Clients that may send requests; default: anyone.
-        batching: Scores requests that wait in one batch; False: each request by itself.
+        batching: Scores requests that wait in one batch; False: each request separately.
         grpc_server: Context manager of a server that runs in the same event loop, from startup to shutdown.
         retrieval: Answers `/retrieve`.
     """
@@ -109,7 +109,7 @@ class App:
         if path == "/retrieve" and self._retrieval is not None:
             return Response(await self._retrieve(self._retrieval, method, headers, receive), media_type=JSON)
         if scored is None:
-            raise RequestError(404, "no such path; there are POST /score, GET /schema, /healthz, /metrics and /v2")
+            raise RequestError(404, "unknown path; use POST /score, GET /schema, /healthz, /metrics and /v2")
         check_model(client, scored or self._service.default)
         if method != "POST":
             raise RequestError(405, f"{method} {path}: send the rows with POST")

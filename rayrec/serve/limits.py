@@ -23,7 +23,7 @@ class Limits(Strict):
     ids: Count = 2_000_000
     """Ids that a request looks up. Ids of a context count once if the model looks them up once, else per candidate."""
     body_s: Positive = 10.0
-    """Seconds that a request's body may take to arrive."""
+    """Seconds until the whole body must have arrived."""
     queue: Count = 128
     """Requests that wait or are being scored, per replica."""
     batch_ms: Positive = 20.0
@@ -32,10 +32,10 @@ class Limits(Strict):
     def check_rows(self, count: int) -> None:
         """
         Raises:
-            RequestError: There are no rows, or too many.
+            RequestError: The request has no rows, or too many.
         """
         if count == 0:
-            raise RequestError(422, "there are no rows; send at least one")
+            raise RequestError(422, "the request has no rows; send at least one")
         if count > self.rows:
             raise RequestError(413, f"{count:,} rows exceed the limit of {self.rows:,} per request; split the request")
 

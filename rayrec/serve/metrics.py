@@ -131,7 +131,7 @@ class ServiceMetrics:
 
 
 def stability_index(counts: npt.NDArray[np.int64]) -> float:
-    """Population stability index against equal bins: 0 is no drift; above 0.25 is commonly considered drift."""
+    """Population stability index against equal bins: 0 means equal; above 0.25 is commonly considered drift."""
     shares = np.maximum(counts / counts.sum(), 1e-6)
     expected = 1 / len(counts)
     return float(sum((share - expected) * math.log(share / expected) for share in shares))

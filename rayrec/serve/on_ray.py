@@ -47,7 +47,7 @@ def environment(config: ServeConfig) -> dict[str, str]:
     return variables | {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(config.port),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(config.port + 2 * config.replicas),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # there is no load balancer to notify
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # without a load balancer to notify
     }
 
 
@@ -121,7 +121,7 @@ def check(config: ServeConfig) -> None:
     """Checks models, index, token files, certificates, cores and port before anything starts.
 
     Raises:
-        ExportError: There is no export at a path, or it is damaged or outside its limits.
+        ExportError: An export is missing, damaged or outside its limits.
         ValueError: The port is taken, the machine has too few cores, or a file cannot be read.
     """
     with quick_imports():
@@ -162,7 +162,7 @@ def stop(name: str) -> None:
     """Ends an application of the cluster at RAY_ADDRESS.
 
     Raises:
-        ValueError: RAY_ADDRESS is not set, or there is no application with this name.
+        ValueError: RAY_ADDRESS is not set, or has no application with this name.
     """
     import ray
 
@@ -174,7 +174,7 @@ def stop(name: str) -> None:
 
         running = serve.status().applications
         if name not in running:
-            raise ValueError(f"there is no application {name!r}; there are {', '.join(running) or 'none'}")
+            raise ValueError(f"unknown application {name!r}; the cluster runs {', '.join(running) or 'none'}")
         serve.delete(name)
     finally:
         ray.shutdown()
@@ -227,7 +227,7 @@ def _check_free(config: ServeConfig) -> None:
 def _await(url: str, seconds: float = 60) -> None:
     """
     Raises:
-        RuntimeError: There is no answer within `seconds`.
+        RuntimeError: No answer within `seconds`.
     """
     unverified = ssl.create_default_context()  # the certificate need not be valid for this address
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE

@@ -40,7 +40,7 @@ class Query:
         context: Columns that all candidates share; may be empty.
         rows: A list of rows, a dict of columns, or an Arrow table.
         size: Number of rows.
-        form: Queries with equal forms can be mapped as one batch; None: only by itself.
+        form: Queries with equal forms can be mapped as one batch; None: cannot be batched.
     """
 
     context: dict[str, Any]
@@ -85,8 +85,8 @@ class Reader:
             The batch; and for a single query, the features that the model reads once for all rows, as one row.
 
         Raises:
-            RequestError: A query is wrong. For several queries, `RequestError.queries` has the indices of those that
-                are probably at fault, and the message is of no use to their clients.
+            RequestError: A query is wrong. For several queries, `RequestError.queries` has the indices of the
+                queries probably at fault, and the message is of no use to their clients.
         """
         rows = _concat([query.rows for query in queries])
         query_of = np.repeat(np.arange(len(queries)), [query.size for query in queries])
@@ -111,7 +111,7 @@ class Reader:
             raise RequestError(400, usage)
         context = raw.get("context", {})
         if not isinstance(context, dict) or (context and keys == ["rows"]):
-            raise RequestError(400, "context must be an object of columns, beside candidates")
+            raise RequestError(400, "context must be an object of columns, next to candidates")
         rows = raw[keys[0]]
         size, equal_lengths = _size_of(rows)
         self._limits.check_rows(size)
@@ -244,7 +244,7 @@ def _columns_of(rows: Any) -> set[str]:
 
 
 def _failing_row(mapping: Mapping, rows: Any, column: str | None) -> int | None:
-    """Finds a row that cannot be mapped by itself, by bisection; None if there is none.
+    """Finds a row that cannot be mapped on its own, by bisection; None if all can.
 
     Args:
         column: Rows without this column are not at fault.

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rayrec.data.strict import Strict
 from rayrec.inference.artifact import ExportError, check_listed
-from rayrec.inference.index import INDEX, Index, read_report
+from rayrec.inference.index import INDEX_JSON, ItemIndex, read_report
 from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 
@@ -65,7 +65,7 @@ class Retrieval:
     """
 
     def __init__(self, folder: Path, limits: Limits | None = None) -> None:
-        self.index, self.limits = Index(folder), limits or Limits()
+        self.index, self.limits = ItemIndex(folder), limits or Limits()
 
     def answer(self, body: bytes) -> bytes:
         """
@@ -122,11 +122,11 @@ def newest_index(path: Path) -> Path:
     """The index at a path, or the last by name in a folder of indexes.
 
     Raises:
-        ExportError: There is no index.
+        ExportError: The path has no index.
     """
-    indexes = [path] if (path / INDEX).exists() else sorted(inner.parent for inner in path.glob(f"*/{INDEX}"))
+    indexes = [path] if (path / INDEX_JSON).exists() else sorted(inner.parent for inner in path.glob(f"*/{INDEX_JSON}"))
     if not indexes:
-        raise ExportError(f"{path} has no index ({INDEX}), nor a folder with one: make one with `rayrec index`")
+        raise ExportError(f"{path} has no index ({INDEX_JSON}), nor a folder with one: make one with `rayrec index`")
     return indexes[-1]
 
 

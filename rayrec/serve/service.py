@@ -28,7 +28,7 @@ audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that 
 
 
 def freeze_garbage() -> None:
-    """Excludes all current objects, those of torch above all, from garbage collection.
+    """Excludes all current objects (mostly of torch) from garbage collection.
 
     A full collection would otherwise run every few hundred requests with many lists, and stop all requests for 0.2 s.
     """
@@ -83,7 +83,7 @@ class Service:
         """Parses a request and selects the version that will score it.
 
         Raises:
-            RequestError: The body cannot be parsed, or there is no such model.
+            RequestError: The body cannot be parsed, or the model is unknown.
         """
         return self.begin(lambda loaded: loaded.reader.read(body, content_type), Target(model=model))
 
@@ -202,14 +202,14 @@ class Service:
         """The model's name and the version that will answer.
 
         Raises:
-            RequestError: There is no such model, or the version is not active.
+            RequestError: The model is unknown, or the version is not active.
         """
         name = target.model or self.default
         entries = self._models.get(name)
         if entries is None:
             if not self._models:
                 raise RequestError(404, "this service has no ranking model; use POST /retrieve to query its index")
-            raise RequestError(404, f"there is no model {name!r}; there are {', '.join(self._models)}")
+            raise RequestError(404, f"unknown model {name!r}; the service has {', '.join(self._models)}")
         if target.version is not None:
             for _, versions in entries:
                 if versions.active.version == target.version:

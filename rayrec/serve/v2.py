@@ -96,7 +96,7 @@ def _strings(data: bytes) -> list[bytes]:
 def query_of(tensors: Sequence[Tensor], schema: Schema, limits: Limits) -> Query:
     """
     Raises:
-        RequestError: The model has no such input, an input appears twice, or inputs have different numbers of rows.
+        RequestError: An input is unknown or appears twice, or inputs have different numbers of rows.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     if len(by_name) < len(tensors):
@@ -233,7 +233,7 @@ def select_outputs(scores: dict[str, Any], names: Sequence[str]) -> dict[str, An
         names: Requested outputs; none: all.
 
     Raises:
-        RequestError: The model has no such output.
+        RequestError: An output is unknown.
     """
     for name in names:
         if name not in scores:

@@ -193,7 +193,7 @@ def _tensors(request: Any) -> list[v2.Tensor]:
 def _response(answer: Answer, names: list[str], id: str) -> Any:
     """
     Raises:
-        RequestError: The model has no such output.
+        RequestError: An output is unknown.
     """
     response = message("ModelInferResponse")(model_name=answer.model, model_version=answer.version, id=id)
     for name, values in v2.select_outputs(answer.scores, names).items():

@@ -104,7 +104,7 @@ def encode(answer: Answer, request: InferRequest, request_id: str) -> tuple[byte
     """The body of an answer, and the size of its JSON part; None if all of it is JSON.
 
     Raises:
-        RequestError: The model has no such output.
+        RequestError: An output is unknown.
     """
     scores = select_outputs(answer.scores, [name for name, _ in request.outputs])
     as_bytes = dict(request.outputs)
@@ -124,5 +124,5 @@ def encode(answer: Answer, request: InferRequest, request_id: str) -> tuple[byte
 
 
 def shortest_floats(values: Sequence[float]) -> list[float]:
-    """Numbers with the fewest digits from which the float32 values can be read back."""
+    """Numbers with the fewest digits that still identify the float32 values."""
     return [float(f"{value:.9g}") for value in values]

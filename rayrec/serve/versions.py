@@ -16,7 +16,7 @@ import torch
 from rayrec.data import empty_batch
 from rayrec.inference import ExportError, Model
 from rayrec.inference.artifact import PARITY
-from rayrec.inference.exports import CURRENT, Exports, Files, files_of, version_of
+from rayrec.inference.export_store import CURRENT, ExportStore, Files, files_of, version_of
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
 from rayrec.serve.limits import Limits
@@ -61,9 +61,9 @@ def switch(path: Path | str, version: str | None = None) -> tuple[str, str]:
         version: A folder below `path`; None: the version before the current one, by name.
 
     Raises:
-        ExportError: There is no such version, or it is damaged or outside its limits.
+        ExportError: The version is missing, damaged or outside its limits.
     """
-    exports, folder = Exports(path, 0), open_folder(path)
+    exports, folder = ExportStore(path, 0), open_folder(path)
     names, old = list(exports.names())[::-1], exports.newest().name
     earlier = names[: names.index(old)] if old in names else names
     if version is None and not earlier:
@@ -83,9 +83,9 @@ def check_version(path: Path | str, cache_bytes: int = CACHE_BYTES) -> Path:
     """Checks an export, or the newest of a folder, without loading it: checksums and parity. Returns its local folder.
 
     Raises:
-        ExportError: There is no export, or it is damaged or outside its limits.
+        ExportError: The export is missing, damaged or outside its limits.
     """
-    exports = Exports(path, cache_bytes)
+    exports = ExportStore(path, cache_bytes)
     folder = exports.open(exports.newest()).folder
     _check_parity(folder, json.loads((folder / PARITY).read_text(encoding="utf-8")))
     return folder
@@ -98,7 +98,7 @@ def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
 
 
 def load(export: Held, limits: Limits) -> Loaded:
-    """Loads and warms up a version whose checksums were checked.
+    """Loads and warms up a version; its checksums must have been checked.
 
     Raises:
         ExportError: Its parity is outside its limits, or the score of a row of zeros is not finite.
@@ -152,7 +152,7 @@ class Versions:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._limits, self._on_change = limits, on_change
-        self._exports = Exports(path, cache_bytes)
+        self._exports = ExportStore(path, cache_bytes)
         self.refused: dict[str, str] = {}
         self.active = load(self._exports.open(self._exports.newest()), limits)
         self._lock = threading.Lock()
@@ -166,7 +166,7 @@ class Versions:
         which doubles each time.
         """
         with self._lock:
-            version = path = without_secrets(str(self._exports.place))
+            version = path = without_secrets(str(self._exports.path))
             files: Files = ()
             try:
                 export = self._exports.newest()

@@ -11,7 +11,10 @@ from rayrec._runtime.imports import lazy_names
 from rayrec.train.errors import Interrupted, ResourceError, StorageError, TrainError
 
 if TYPE_CHECKING:
-    from rayrec.train.config.file import ConfigError, load_config
+    from rayrec.train.after.evaluate import evaluate_run
+    from rayrec.train.after.export import export_run
+    from rayrec.train.after.index import index_run
+    from rayrec.train.config.file import ConfigError, load_config, parse_config
     from rayrec.train.config.train_config import TrainConfig
     from rayrec.train.driver.callbacks import Callback, RunInfo
     from rayrec.train.run.result import Result
@@ -31,5 +34,9 @@ __all__ = [
     "TrainConfig",
     "TrainError",
     "Trainer",
+    "evaluate_run",
+    "export_run",
+    "index_run",
     "load_config",
+    "parse_config",
 ]

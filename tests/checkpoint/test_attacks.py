@@ -16,11 +16,11 @@ import torch
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, DamagedCheckpointError, Saving
 from rayrec.checkpoint.manifest import Manifest, sha256
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbOptimType
 from tests.checkpoint.test_store import build, train
 
 ADAGRAD = EmbOptimType.EXACT_ADAGRAD
-MAPPING = {"f1": {"mapping": "hash", "seed": 3}, "f2": {"mapping": "identity"}}
+IdMapping = {"f1": {"mapping": "hash", "seed": 3}, "f2": {"mapping": "identity"}}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("saved")
     model, dense = build(None, "tw", ADAGRAD, 1)
     train(model, dense, None, range(2))
-    CheckpointStore(root).save(2, model, dense, saving=Saving(mapping=MAPPING))
+    CheckpointStore(root).save(2, model, dense, saving=Saving(mapping=IdMapping))
     return root
 
 
@@ -199,16 +199,16 @@ def test_the_manifest_of_another_model_is_refused(root: Path, fresh: Any, tmp_pa
 @pytest.mark.parametrize(
     ("here", "message"),
     [
-        ({**MAPPING, "f1": {"mapping": "hash", "seed": 4}}, "feature 'f1'.*seed is 3 in the checkpoint and 4 here"),
-        ({"f1": MAPPING["f1"]}, "the config has no feature 'f2'"),
-        ({**MAPPING, "f3": {}}, "the checkpoint has no feature 'f3'"),
+        ({**IdMapping, "f1": {"mapping": "hash", "seed": 4}}, "feature 'f1'.*seed is 3 in the checkpoint and 4 here"),
+        ({"f1": IdMapping["f1"]}, "the config has no feature 'f2'"),
+        ({**IdMapping, "f3": {}}, "the checkpoint has no feature 'f3'"),
     ],
 )
 def test_another_mapping_of_ids_is_refused_by_name(root: Path, fresh: Any, here: Any, message: str) -> None:
     store = CheckpointStore(root)
     checkpoint = store.latest()
     assert checkpoint is not None
-    store.load(checkpoint, *fresh, mapping=MAPPING)
+    store.load(checkpoint, *fresh, mapping=IdMapping)
     with pytest.raises(CheckpointError, match=message):
         store.load(checkpoint, *fresh, mapping=here)
 

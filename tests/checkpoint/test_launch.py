@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from rayrec.checkpoint import FencedError, TakenOverError
-from rayrec.checkpoint import launch as launches
-from rayrec.checkpoint.attempt import Attempt
+from rayrec.checkpoint import ownership as launches
 from rayrec.checkpoint.errors import InUseError
-from rayrec.checkpoint.launch import FILE, Launch, Lease, holder
+from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch, Lease, current_launch
 from rayrec.storage.folder import LocalFolder, open_folder
 
 
@@ -29,7 +28,7 @@ def root(tmp_path: Path) -> LocalFolder:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "BEAT_S", 0.05)
+    monkeypatch.setattr(launches, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(launches, "DEAD_S", 0.4)
 
 
@@ -37,14 +36,14 @@ def left_behind(root: LocalFolder, beat: float | None = None, **changes: object)
     """The file of a launch that writes it no more."""
     launch = replace(Launch.here(), **changes)  # type: ignore[arg-type]
     beat = time.time() if beat is None else beat
-    root.write(FILE, json.dumps({"launch": asdict(launch), "beat": beat}).encode())
+    root.write(LAUNCH_FILE, json.dumps({"launch": asdict(launch), "beat": beat}).encode())
     return launch
 
 
-def test_a_folder_is_held_until_its_launch_ends(root: LocalFolder) -> None:
-    assert holder(root) is None
+def test_a_folder_is_tokens_here_until_its_launch_ends(root: LocalFolder) -> None:
+    assert current_launch(root) is None
     with Lease(root).take() as first:
-        assert first.held and holder(root) == first.launch
+        assert first.held and current_launch(root) == first.launch
         with pytest.raises(InUseError, match=rf"in use by a run that is still going \(process {os.getpid()} on "):
             Lease(root).take()
         assert first.held
@@ -60,12 +59,12 @@ def test_a_launch_of_another_machine_is_known_by_its_beat(root: LocalFolder, mon
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
         other = Lease(root).take()
-    launches._held.clear()  # nor is it of this process
+    launches._tokens_here.clear()  # nor is it of this process
     with other:
         with pytest.raises(InUseError, match=r"\(process \d+ on elsewhere, started 20.* UTC\); wait for it, stop it"):
             Lease(root, told.append).take()
         assert other.held
-    assert len(told) == 1 and "is held by process" in told[0] and "for a sign of it" in told[0]
+    assert len(told) == 1 and "Another driver (process " in told[0] and "to see whether it is alive" in told[0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -83,7 +82,7 @@ def test_a_launch_that_is_known_to_be_over_is_not_waited_for(root: LocalFolder, 
         ended.wait()
         left_behind(root, pid=ended.pid)
     elif why == "long ago":
-        left_behind(root, host="elsewhere", beat=time.time() - 2 * launches.LONG_AGO_S)
+        left_behind(root, host="elsewhere", beat=time.time() - 2 * launches.STALE_S)
     else:
         left_behind(root)
     began = time.monotonic()
@@ -95,11 +94,11 @@ def test_a_launch_that_is_known_to_be_over_is_not_waited_for(root: LocalFolder, 
 def test_a_launch_that_was_taken_over_leaves_the_file_alone(root: LocalFolder) -> None:
     with Lease(root).take() as lease:
         other = left_behind(root, host="elsewhere")
-        time.sleep(4 * launches.BEAT_S)
+        time.sleep(4 * launches.HEARTBEAT_S)
         assert not lease.held
-    assert holder(root) == other
-    root.write(FILE, b'{"launch": {"token": 1}}')
-    assert holder(root) is None, "not whole: nobody's"
+    assert current_launch(root) == other
+    root.write(LAUNCH_FILE, b'{"launch": {"token": 1}}')
+    assert current_launch(root) is None, "not whole: nobody's"
 
 
 def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
@@ -119,16 +118,14 @@ def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
 
 def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:
     mine = Launch.here()
-    with pytest.raises(FileNotFoundError, match=r"it is gone: the storage is not mounted here, or .*launch\.json"):
+    with pytest.raises(FileNotFoundError, match=r"launch\.json not found\. .* not mounted on node .*launch\.json"):
         Attempt.claim(root, mine)
-    root.write(FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
+    root.write(LAUNCH_FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
     attempt = Attempt.claim(root, mine)
     attempt.check(root)
     other = left_behind(root, host="elsewhere", token="other")
     attempt.check(root)  # until that launch has workers too
-    with pytest.raises(
-        TakenOverError, match=r"taken over by another launch of the run \(process \d+ on elsewhere, star"
-    ):
+    with pytest.raises(TakenOverError, match=r"another driver \(process \d+ on elsewhere, star"):
         Attempt.claim(root, mine)
     Attempt.claim(root, other)
     with pytest.raises(TakenOverError, match="on elsewhere") as caught:

@@ -10,8 +10,8 @@ from threading import Event, Thread, get_native_id
 
 import pytest
 
-from rayrec.checkpoint.pace import FREE_S, SHARE, Pace, StoppedError
-from rayrec.checkpoint.saving import Job
+from rayrec.checkpoint.saving import SaveThread
+from rayrec.checkpoint.writer import FREE_S, SHARE, StoppedError, Throttle
 from rayrec.storage.folder import LocalFolder
 from tests.checkpoint.test_parts import save_of
 
@@ -22,17 +22,17 @@ def work(seconds: float) -> None:
         pass
 
 
-def rests(pace: Pace, used: float) -> float:
+def rests(pace: Throttle, used: float) -> float:
     """Seconds that a thread rests which has used so many seconds of a CPU since it rested last."""
     taken = []
 
     def run() -> None:
         work(FREE_S)
-        pace.rest()
+        pace.pause()
         for _ in range(2):
             work(used)
             began = time.monotonic()
-            pace.rest()
+            pace.pause()
             taken.append(time.monotonic() - began)
 
     thread = Thread(target=run)
@@ -42,17 +42,17 @@ def rests(pace: Pace, used: float) -> float:
 
 
 def test_a_thread_rests_until_it_has_used_its_share() -> None:
-    assert rests(Pace(0.1), 0.01) >= 0.089
-    assert rests(Pace(0.5), 0.01) >= 0.0099
-    assert rests(Pace(), 0.01) < 0.05
+    assert rests(Throttle(0.1), 0.01) >= 0.089
+    assert rests(Throttle(0.5), 0.01) >= 0.0099
+    assert rests(Throttle(), 0.01) < 0.05
 
 
 def test_a_rest_is_the_rest_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 seconds of a CPU at a share of 0.999 of it: a tenth of a second more."""
     used = iter([FREE_S + 100, FREE_S + 100])
-    monkeypatch.setattr("rayrec.checkpoint.pace.time.thread_time", lambda: next(used))
-    pace, began = Pace(0.999), time.monotonic()
-    thread = Thread(target=pace.rest, daemon=True)
+    monkeypatch.setattr("rayrec.checkpoint.writer.time.thread_time", lambda: next(used))
+    pace, began = Throttle(0.999), time.monotonic()
+    thread = Thread(target=pace.pause, daemon=True)
     thread.start()
     thread.join(20)
     assert not thread.is_alive() and time.monotonic() - began >= 0.1
@@ -64,12 +64,12 @@ def test_a_save_takes_little_of_what_training_needs() -> None:
 
 
 def test_a_small_save_does_not_rest() -> None:
-    pace, rested = Pace(1e-6), []
+    pace, rested = Throttle(1e-6), []
 
     def run() -> None:
         for _ in range(3):
             work(FREE_S / 4)
-            pace.rest()
+            pace.pause()
             rested.append(time.thread_time())
 
     thread = Thread(target=run, daemon=True)
@@ -79,28 +79,28 @@ def test_a_small_save_does_not_rest() -> None:
 
 
 def test_who_waits_ends_the_rests() -> None:
-    pace, began = Pace(1e-6), Event()
+    pace, began = Throttle(1e-6), Event()
 
     def run() -> None:
         work(FREE_S + 0.01)
         began.set()
-        pace.rest()  # for hours
+        pace.pause()  # for hours
 
     thread = Thread(target=run)
     thread.start()
     began.wait()
-    pace.hurry()
+    pace.release()
     thread.join(20)
     assert not thread.is_alive()
-    pace.rest()
+    pace.pause()
     pace.wait(0.001)
 
 
 def test_what_is_stopped_ends_in_its_rest() -> None:
-    pace = Pace(1e-6)
+    pace = Throttle(1e-6)
     pace.stop()
     work(0.001)
-    for stopped in (pace.rest, lambda: pace.wait(60)):
+    for stopped in (pace.pause, lambda: pace.wait(60)):
         with pytest.raises(StoppedError):
             stopped()
 
@@ -109,23 +109,23 @@ def test_a_save_that_shares_the_cpus_is_hurried_when_it_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayrec.checkpoint.saving.SHARE", 1e-9)
-    monkeypatch.setattr("rayrec.checkpoint.pace.FREE_S", 0.0)
+    monkeypatch.setattr("rayrec.checkpoint.writer.FREE_S", 0.0)
     called: list[str] = []
-    job = Job(save_of(LocalFolder(tmp_path), 5, called), beside_training=True, shares_cpus=True)
+    job = SaveThread(save_of(LocalFolder(tmp_path), 5, called), during_training=True, shares_cpus=True)
     job.join(0.2)
     assert job.running and called == []
-    job.pace.hurry()
+    job.throttle.release()
     job.join(20)
     assert not job.running and job.error is None and called == ["committed"]
     for free in (
-        Job(save_of(LocalFolder(tmp_path), 6, called), beside_training=True),
-        Job(save_of(LocalFolder(tmp_path), 7, called), shares_cpus=True),
+        SaveThread(save_of(LocalFolder(tmp_path), 6, called), during_training=True),
+        SaveThread(save_of(LocalFolder(tmp_path), 7, called), shares_cpus=True),
     ):
         free.join(20)
         assert not free.running and free.error is None
 
 
-def test_a_save_beside_training_gives_way_to_it(tmp_path: Path) -> None:
+def test_a_save_in_background_training_gives_way_to_it(tmp_path: Path) -> None:
     found = {}
     own = os.getpriority(os.PRIO_PROCESS, 0)
     for beside in (False, True):
@@ -133,7 +133,7 @@ def test_a_save_beside_training_gives_way_to_it(tmp_path: Path) -> None:
         def look(beside: bool = beside) -> None:
             found[beside] = os.getpriority(os.PRIO_PROCESS, get_native_id())
 
-        job = Job(save_of(LocalFolder(tmp_path), 5, [], may=look), beside_training=beside)
+        job = SaveThread(save_of(LocalFolder(tmp_path), 5, [], may=look), during_training=beside)
         job.join(20)
         assert job.error is None
     assert found[False] == own

@@ -17,22 +17,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.checkpoint import Best, CheckpointStore, FencedError, memory
-from rayrec.checkpoint.attempt import Attempt, folder_name, order_of
-from rayrec.checkpoint.background import Underway
-from rayrec.checkpoint.contents import random_states, room_for, set_random_states
+from rayrec._runtime.cgroup_limits import available_bytes
+from rayrec.checkpoint import Best, CheckpointStore, FencedError, background
+from rayrec.checkpoint.background import BackgroundSave, _fit, fits_in_memory
+from rayrec.checkpoint.contents import empty_random_states, random_states, set_random_states
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
-from rayrec.checkpoint.manifest import MANIFEST, Manifest
-from rayrec.checkpoint.mapping import check_mapping
-from rayrec.checkpoint.memory import _fit, available_bytes, copy_bytes, fits_in_memory
-from rayrec.checkpoint.pace import Pace
-from rayrec.checkpoint.polling import deadline, on_every_rank, pauses
+from rayrec.checkpoint.manifest import MANIFEST, Manifest, check_mapping
+from rayrec.checkpoint.ownership import Attempt, folder_name, order_of
+from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
 from rayrec.checkpoint.retention import best_of, note_scores, read_scores
-from rayrec.checkpoint.saving import Save, Work
+from rayrec.checkpoint.saving import Save, Work, copy_bytes
 from rayrec.checkpoint.tools import store_of
-from rayrec.checkpoint.warm_start import Names, _some
-from rayrec.checkpoint.writer import Item
+from rayrec.checkpoint.warm_start import Names, _first_names
+from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.storage.folder import ArrowFolder, Folder, LocalFolder, open_folder
+from rayrec.storage.retries import waits_s
 
 CPU = torch.device("cpu")
 
@@ -135,9 +134,7 @@ def test_scores_are_of_finite_numbers_only(tmp_path: Path) -> None:
     )
     for damaged in (b"[1]", b"{"):
         root.write("scores.json", damaged)
-        with pytest.raises(
-            DamagedScoresError, match=r"scores\.json is not what was written, .* none is removed; remove"
-        ):
+        with pytest.raises(DamagedScoresError, match=r"scores\.json is damaged, .* none is removed\. Delete"):
             read_scores(root)
 
 
@@ -261,7 +258,7 @@ def test_ranks_of_a_host_share_its_memory(told: list[tuple[str, int, int]], fits
 
 def test_pinned_memory_of_earlier_copies_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as it can be seen without a GPU: torch never gives it back to the system."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100)
+    monkeypatch.setattr(background, "available_bytes", lambda: 100)
     assert fits_in_memory(80, None) and not fits_in_memory(81, None)
     kept = {"allocated_bytes.current": 64, "active_bytes.current": 16}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -285,7 +282,7 @@ def test_memory_is_the_hosts_or_the_containers(tmp_path: Path) -> None:
 
 
 def test_looks_are_close_together_at_first() -> None:
-    milliseconds = [round(1000 * pause) for pause in islice(pauses(), 10)]
+    milliseconds = [round(1000 * pause) for pause in islice(waits_s(FIRST_POLL_S, LONGEST_POLL_S), 10)]
     assert milliseconds == [2, 4, 8, 16, 32, 64, 128, 256, 500, 500]
     assert deadline(0)() and not deadline(1000)()
 
@@ -315,7 +312,7 @@ def test_random_numbers_go_on_where_they_were() -> None:
     states = random_states(3, CPU)
     assert sorted(states) == ["rng/00003/numpy", "rng/00003/python", "rng/00003/torch"]
     expected = draw()
-    rooms = room_for(
+    rooms = empty_random_states(
         3, {**{key: _Size(state) for key, state in states.items()}, "rng/00002/torch": _Size(torch.ones(1))}
     )
     assert rooms.keys() == states.keys()
@@ -357,17 +354,17 @@ def save_of(root: LocalFolder, step: int, called: list[str], may: Any = lambda: 
 
 
 def test_a_save_is_timed_and_told_once(tmp_path: Path) -> None:
-    root, called, under = LocalFolder(tmp_path), [], Underway()  # type: ignore[var-annotated]
-    assert not under.running and under.settle(None) and under.ended() == []
+    root, called, under = LocalFolder(tmp_path), [], BackgroundSave()  # type: ignore[var-annotated]
+    assert not under.running and under.wait(None) and under.ended() == []
     gate = Event()
     before = time.monotonic()
-    under.start(save_of(root, 5, called, may=lambda: gate.wait(20)), beside_training=True)
+    under.start(save_of(root, 5, called, may=lambda: gate.wait(20)), during_training=True)
     assert under.running and under.ended() == []
-    assert not under.settle(None, patience_s=0.05)
+    assert not under.wait(None, patience_s=0.05)
     again = time.monotonic()
-    assert not under.settle(None, patience_s=0.05) and time.monotonic() - again < 0.04, "it was waited for already"
+    assert not under.wait(None, patience_s=0.05) and time.monotonic() - again < 0.04, "it was waited for already"
     gate.set()
-    assert under.settle(None) and not under.running
+    assert under.wait(None) and not under.running
     (outcome,) = under.ended()
     assert (outcome.step, outcome.error, called) == (5, None, ["committed"])
     assert 0.05 <= outcome.seconds <= time.monotonic() - before
@@ -380,35 +377,35 @@ def test_what_a_failed_save_left_is_removed_unless_it_is_fenced(tmp_path: Path) 
     def refuse(error: Exception) -> Any:
         return lambda: (_ for _ in ()).throw(error)
 
-    root, called, under = LocalFolder(tmp_path), [], Underway()  # type: ignore[var-annotated]
+    root, called, under = LocalFolder(tmp_path), [], BackgroundSave()  # type: ignore[var-annotated]
     full = OSError("full")
-    under.start(save_of(root, 5, called, refuse(full)), beside_training=False)
-    assert under.settle(None)
+    under.start(save_of(root, 5, called, refuse(full)), during_training=False)
+    assert under.wait(None)
     assert [(outcome.step, outcome.error) for outcome in under.ended()] == [(5, full)]
     assert root.names() == [] and called == []
-    under.start(save_of(root, 6, called, refuse(FencedError("another's"))), beside_training=False)
+    under.start(save_of(root, 6, called, refuse(FencedError("another's"))), during_training=False)
     with pytest.raises(FencedError):
-        under.settle(None)
+        under.wait(None)
     assert root.names() == [folder_name(6, 1)]  # another attempt's to remove
     assert [type(outcome.error) for outcome in under.ended()] == [FencedError]
 
 
 def test_nobody_waits_for_a_removal_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, under = Event(), Underway()
+    gate, under = Event(), BackgroundSave()
     monkeypatch.setattr("rayrec.checkpoint.background.REMOVAL_S", 0.05)
     monkeypatch.setattr(LocalFolder, "remove_all", lambda _: gate.wait(20))
     under.start(save_of(LocalFolder(tmp_path), 5, [], may=lambda: 1 // 0))
     began = time.monotonic()
-    assert under.settle(None) and time.monotonic() - began < 5
+    assert under.wait(None) and time.monotonic() - began < 5
     gate.set()
     assert [type(outcome.error) for outcome in under.ended()] == [ZeroDivisionError]
 
 
 def test_a_save_that_waits_for_others_in_vain_can_be_given_up(tmp_path: Path) -> None:
-    under = Underway()
-    under.start(save_of(LocalFolder(tmp_path), 5, [], world_size=2), beside_training=True)
+    under = BackgroundSave()
+    under.start(save_of(LocalFolder(tmp_path), 5, [], world_size=2), during_training=True)
     under.close(0.05)
-    assert under.settle(None)
+    assert under.wait(None)
     (outcome,) = under.ended()
     assert type(outcome.error).__name__ == "StoppedError"
     under.close(0.0)
@@ -421,8 +418,8 @@ def test_a_commit_without_all_planned_tensors_is_none(tmp_path: Path) -> None:
         | {"work": Work(save.work.items, frozenset({"x"}))}
     )  # type: ignore[arg-type]
     assert save.copy_bytes == 12 and save.copied().work.keys == save.work.keys
-    with pytest.raises(ValueError, match="have written other tensors than were planned"):
-        short.run(Pace())
+    with pytest.raises(ValueError, match="wrote other tensors than planned"):
+        short.run(Throttle())
     assert MANIFEST not in save.folder.names()
 
 
@@ -440,4 +437,4 @@ def test_names_of_a_warm_start_are_whole_parts() -> None:
     }
     assert {name: names.source(name) for name in told} == told
     assert [names.source(name) for name in ("top", "a.top.w", "x.y.z")] == [None] * 3
-    assert _some("abcde") == "a, b, c, d, e" and _some("abcdef") == "a, b, c, d, e and 1 more"
+    assert _first_names("abcde") == "a, b, c, d, e" and _first_names("abcdef") == "a, b, c, d, e and 1 more"

@@ -26,8 +26,14 @@ from rayrec.checkpoint import (
     Saving,
 )
 from rayrec.checkpoint import writer as writer_module
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType, updating
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ShardingEnv,
+    ShardingPlan,
+)
+from rayrec.distributed.kernel import updating
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
@@ -98,7 +104,7 @@ def save_while_training_goes_on(group: dist.ProcessGroup, root: str) -> None:
     train(model, dense, group, range(3))
     CheckpointStore(f"{root}/waiting").save(3, model, dense, group=group)
     store = CheckpointStore(Disk(Path(root, "beside"), {"gate": gate}))
-    assert store.save_beside(3, model, dense, Saving(), group)
+    assert store.save_in_background(3, model, dense, Saving(), group)
     train(model, dense, group, range(3, 13))
     assert not store.ended() and not Path(root, "beside", "step_00000003-0001", "manifest.json").exists()
     gate.set()
@@ -106,7 +112,7 @@ def save_while_training_goes_on(group: dist.ProcessGroup, root: str) -> None:
     assert [(outcome.step, outcome.error) for outcome in store.ended()] == [(3, None)]
 
 
-def test_a_save_beside_training_holds_the_numbers_of_its_step(tmp_path: Path) -> None:
+def test_a_save_in_background_training_holds_the_numbers_of_its_step(tmp_path: Path) -> None:
     on_ranks(2, save_while_training_goes_on, str(tmp_path))
     waiting, beside = everything(tmp_path / "waiting"), everything(tmp_path / "beside")
     assert waiting.keys() == beside.keys()
@@ -134,9 +140,9 @@ def skip_while_one_is_written(group: dist.ProcessGroup, root: str) -> list[bool]
     gate = threading.Event()
     model, dense = build(group, "tw", ADAGRAD, 1)
     store = CheckpointStore(Disk(Path(root), {"gate": gate}))
-    begun = [store.save_beside(step, model, dense, Saving(), group, patience_s=0.2) for step in (1, 2)]
+    begun = [store.save_in_background(step, model, dense, Saving(), group, patience_s=0.2) for step in (1, 2)]
     gate.set()
-    begun.append(store.save_beside(3, model, dense, Saving(), group))
+    begun.append(store.save_in_background(3, model, dense, Saving(), group))
     store.finish(group)
     return begun
 
@@ -154,7 +160,7 @@ def fail_on_one_rank(group: dist.ProcessGroup, root: str) -> tuple[list[str], li
     told, left = [], []
     for step in (1, 2, 3):
         faults["full"] = step == 2 and group.rank() == 1
-        assert store.save_beside(step, model, dense, Saving(), group)
+        assert store.save_in_background(step, model, dense, Saving(), group)
         store.finish(group)
         told += [f"{outcome.step}: {outcome.error}" for outcome in store.ended()]
         left = sorted(entry.name for entry in Path(root).iterdir() if entry.is_dir())
@@ -187,7 +193,7 @@ def test_an_attempt_that_was_replaced_commits_and_removes_nothing(tmp_path: Path
     gate = threading.Event()
     model, dense = build(None, "tw", ADAGRAD, 1)
     zombie = CheckpointStore(Disk(tmp_path, {"gate": gate}), keep=1)
-    assert zombie.save_beside(9, model, dense, Saving(), None)
+    assert zombie.save_in_background(9, model, dense, Saving(), None)
     later = CheckpointStore(tmp_path)
     mine = later.save(5, model, dense)
     gate.set()
@@ -239,7 +245,7 @@ def test_what_is_removed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None
     reader = store.reader(old)
     key = next(key for key in reader.index.tensors if key.startswith("table/"))
     store.save(2, model, dense)
-    gone = rf"{old.path} was removed while it was read, .* run the command again, .* or raise storage\.keep"
+    gone = rf"{old.path} was removed while it was read, .* run the command again .* or raise storage\.keep"
     with pytest.raises(RemovedCheckpointError, match=gone), reader:
         reader.tensor(key)
     for read in (store.reader, store.damages, lambda old: store.load(old, model, dense)):
@@ -253,11 +259,11 @@ def test_what_is_removed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None
 def test_a_store_that_takes_nothing_is_given_up_and_one_that_is_slow_is_not(tmp_path: Path) -> None:
     gate = threading.Event()
     model, dense = build(None, "tw", ADAGRAD, 1)
-    slow = CheckpointStore(Disk(tmp_path / "slow", {"delay_s": 0.8}), still_s=3.0)  # five files: 4 s together
+    slow = CheckpointStore(Disk(tmp_path / "slow", {"delay_s": 0.8}), stall_s=3.0)  # five files: 4 s together
     slow.save(1, model, dense)
-    hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), still_s=1.0)
+    hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), stall_s=1.0)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match=r"the storage has taken nothing of a checkpoint for 1 s"):
+        with pytest.raises(TimeoutError, match=r"the storage has accepted no data of a checkpoint for 1 s"):
             hung.save(1, model, dense)
     gate.set()
     hung.finish()

@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
-from rayrec.checkpoint.pace import Pace
 from rayrec.checkpoint.saving import Work
-from rayrec.checkpoint.tools import describe, find, verify_place
+from rayrec.checkpoint.tools import describe, find, verify
 from rayrec.checkpoint.warm_start import Names, load_weights
-from rayrec.checkpoint.writer import Item
-from rayrec.cli.main import run
+from rayrec.checkpoint.writer import Item, Throttle
+from rayrec.cli import run
 from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.models import DLRM
@@ -102,7 +101,7 @@ def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
     root = LocalFolder(tmp_path / "checkpoints")
     for place in (tmp_path, root.path):
         root.sub("other").write("file", b"")
-        for told in (lambda at: find(str(at)), lambda at: list(verify_place(str(at)))):
+        for told in (lambda at: find(str(at)), lambda at: list(verify(str(at)))):
             with pytest.raises(CheckpointError):
                 told(place)
     sizes = {"table/a": (1000, 30), "table/b": (2, 3), "dense/bias": (5,), "dense/scale": (), "rng/00000/torch": (4,)}
@@ -110,7 +109,7 @@ def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
     made = save_of(root, 5, [])
     mapping = {"user": {"kind": "hash", "seed": 3}, "item": {"kind": "identity"}}
     facts = replace(made.manifest, mapping=mapping, world_size=1, time=86_400.0)
-    replace(made, work=Work(items, frozenset(sizes)), manifest=facts).run(Pace())
+    replace(made, work=Work(items, frozenset(sizes)), manifest=facts).run(Throttle())
     assert describe(str(tmp_path)) == [
         f"{root.path}/step_00000005-0001: step 5, attempt 1, 1970-01-02 00:00:00 UTC",
         "written by 1 ranks; 0.1 MB in 1 data files",
@@ -120,7 +119,7 @@ def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
         "2 layers, 6 numbers",
         "  bias: 5 float32",
         "  scale: number float32",
-        "1 tensors beside: what optimizers keep, random states, figures",
+        "1 other tensors: optimizer states, random states, metrics",
         "ids of item: kind identity",
         "ids of user: kind hash, seed 3",
     ]
@@ -171,7 +170,7 @@ def test_random_numbers_go_on_in_a_world_as_large_only(tmp_path: Path) -> None:
 def test_a_table_of_another_size_is_not_taken(tmp_path: Path, here: tuple[int, int], rows: dict[str, int]) -> None:
     store = CheckpointStore(tmp_path)
     saved = store.save(1, model_of(20, 4))
-    with pytest.raises(CheckpointError, match=rf"is \({here[0]}, {here[1]}\) \(rows, dim\), but \(20, 4\) there"):
+    with pytest.raises(CheckpointError, match=rf"is \({here[0]}, {here[1]}\) \(rows, dim\), but \(20, 4\) in"):
         load_weights(store, saved, model_of(*here), Names(renames={}), rows)
 
 
@@ -212,7 +211,7 @@ def test_names_that_do_not_fit_are_told(saved: Any) -> None:
         warm(None, root, names, {})
     with pytest.raises(CheckpointError, match="none of its tables and layers has a name of this model"):
         warm(None, root, Names(renames={}, fresh=("embedding_bags", "dense_arch", "over_arch")), {})
-    with pytest.raises(CheckpointError, match=r"embedding_bags\.a' is to be taken twice"):
+    with pytest.raises(CheckpointError, match=r"embedding_bags\.a' would be loaded twice"):
         warm(None, root, Names(renames={"a": "b"}), {"a": 1, "b": 1})
     assert Names(renames={"old": "new"}).source("x.new.weight") == "x.old.weight"
     assert Names(renames={"old.a": "new"}).source("x.new") == "x.old.a"

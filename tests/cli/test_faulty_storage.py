@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rayrec.cli import run
-from rayrec.inference.exports import Exports
+from rayrec.inference.export_store import ExportStore
 from rayrec.serve import ModelSpec, ServeConfig, Service
 from rayrec.serve.http import App
 from rayrec.serve.on_ray import check
@@ -173,7 +173,7 @@ def test_an_export_is_served_from_its_copy_of_a_faulty_store(
     door = Faulty(server)
     try:
         go_through(door.address, monkeypatch, tmp_path)
-        exports = Exports(f"{BUCKET}/exports", 1 << 30)
+        exports = ExportStore(f"{BUCKET}/exports", 1 << 30)
         here = exports.open(exports.newest())
         assert door.met
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,7 +18,15 @@ def running_ray() -> Iterator[None]:
     """A Ray with 2 CPUs for all tests of this folder."""
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    # Tasks import the tests' modules, as this process does.
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": environment},
+    )
     yield
     ray.shutdown()
 

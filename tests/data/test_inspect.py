@@ -163,7 +163,7 @@ def test_the_label_is_what_the_user_says(tmp_path: Path) -> None:
     assert "predicts 'income' almost perfectly" in found.columns[1].note
     other = inspect(str(tmp_path))
     assert other.label is not None and other.label.column == "told"
-    assert "the only column of 0 and 1 only" in other.columns[1].note
+    assert "the only column with only 0 and 1" in other.columns[1].note
     assert other.columns[0].role == "unused", "it tells the label"
     pq.write_table(pa.table(columns).drop_columns("told"), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=r"possibly --label 'sex=m', --label 'income=50000\+.', --label 'age>=5"):

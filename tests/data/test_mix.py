@@ -192,7 +192,7 @@ def test_cursors_of_other_mixes_are_refused(tmp_path: Path) -> None:
     mix = mix_of(tmp_path, [40, 30], [1, 1])
     _, cursor = take(mix, 1, Cursor.start(0), steps=1)
     for wrong in (replace(cursor, parts=cursor.parts[:1]), replace(cursor, parts=cursor.parts * 2)):
-        with pytest.raises(DataError, match="another number of data sets"):
+        with pytest.raises(DataError, match="the number of data sets changed"):
             open_all(mix, 1, wrong)
     with pytest.raises(DataError, match="does not fit"):
         open_all(mix, 1, replace(cursor, parts=cursor.parts[::-1]))

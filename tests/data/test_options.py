@@ -13,14 +13,10 @@ from rayrec.data import (
     BadRows,
     BatchStream,
     Cursor,
-    DataError,
     DataSet,
     DenseFeature,
     Hash,
     Layout,
-    Manifest,
-    Mapping,
-    MixedStream,
     ReadOptions,
     Shuffle,
     SparseFeature,
@@ -28,19 +24,9 @@ from rayrec.data import (
     Task,
     Vocabulary,
     WeightedDataSet,
-    convert,
-    count_column,
 )
 from rayrec.data import inspect as look_at
-from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.transforms import Clip
-from rayrec.data.order.epoch import EpochOrder
-from rayrec.data.order.epoch_planner import Ordering
-from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS
-from rayrec.data.stream.downsampling import keep_mask
-from rayrec.data.stream.reading import read_window
-from rayrec.data.tools.init.inspect import Inspection
-from rayrec.storage.retries import FIRST_WAIT_S, LONGEST_WAIT_S, Patience
 
 NAMED = {"name": "x"}
 DEFAULTS: list[tuple[Any, dict[str, Any]]] = [
@@ -89,36 +75,12 @@ def test_what_is_meant_where_nothing_is_said(model: BaseModel, values: dict[str,
 
 def test_what_calls_mean_where_nothing_is_said() -> None:
     assert (Task(**NAMED).weight, DenseFeature(**NAMED).width, WeightedDataSet(path="p").weight) == (1, 1, 1)
-    assert Ordering(seed=3) == Ordering(seed=3, shuffle=True, interleave=1, passes=1, step_rows=None, only=None)
     assert Cursor.start(2) == Cursor(epoch=2, parts=(), given=0, skipped=0)
-    assert Patience() == Patience(retries=3, outage_s=60.0) and (FIRST_WAIT_S, LONGEST_WAIT_S) == (0.25, 4.0)
-    assert Layout() == Layout(rows_per_file=4 << 20, row_group_rows=1 << 17) and Shuffle().rows == WINDOW_ROWS
+    assert Layout() == Layout(rows_per_file=4 << 20, row_group_rows=1 << 17)
     of_stream = {name: one.default for name, one in inspect.signature(BatchStream).parameters.items()}
     meant = {"shuffle": True, "negative_rate": 1.0, "passes": 1, "interleave": 1}
     assert {name: of_stream[name] for name in meant} == meant
-    assert (WINDOW_ROWS, WINDOW_BYTES) == (65_536, 128 << 20)
     assert inspect.signature(look_at).parameters["sample_rows"].default == 500_000
-    assert inspect.signature(Inspection.proposal).parameters["dim"].default == 16
-
-
-BY_NAME = [
-    BatchStream,
-    MixedStream,
-    Manifest.read,
-    Mapping,
-    Mapping.from_config,
-    EpochOrder.of,
-    map_rows,
-    read_window,
-    keep_mask,
-]
-BY_NAME += [convert, count_column, DataError]
-
-
-@pytest.mark.parametrize("call", BY_NAME)
-def test_options_of_calls_are_given_by_name_and_the_others_either_way(call: Any) -> None:
-    kinds = [one.kind for one in inspect.signature(call).parameters.values()]
-    assert set(kinds) == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 
 ENDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, Any]]]] = [  # of each: allowed, refused

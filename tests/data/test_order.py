@@ -297,7 +297,7 @@ def test_cursors_of_several_data_sets_and_ranks() -> None:
     assert (both.rows_done, one.rows_of(0), one.rows_of(1)) == (6, 3, 0)
     assert both.split(2) == [Cursor(epoch=4, parts=(one,)), Cursor(epoch=4, parts=(other,))]
     assert Cursor.start(4).split(3) == [Cursor.start(4)] * 3
-    with pytest.raises(DataError, match="another number of data sets"):
+    with pytest.raises(DataError, match="the number of data sets changed"):
         both.split(1)
     joined = Cursor.join([replace(each, skipped=2) for each in both.split(2)], given=9)
     assert joined == Cursor(epoch=4, parts=(one, other), given=9, skipped=4)

@@ -134,7 +134,7 @@ def test_files_that_change_or_come_are_converted_and_no_others(tmp_path: Path) -
     (days / "day=3").mkdir()
     (days / "day=3" / "x.csv").write_bytes(csv(ROWS[:30]))
     second = found()
-    assert [text.split(": ")[1].split(" made")[0] for text in told[2:]] == ["25 rows", "30 rows"]
+    assert [text.split(": converted ")[1].split(" to Parquet")[0] for text in told[2:]] == ["25 rows", "30 rows"]
     assert set(first) & set(second) == {next(iter(first))} and len(second) == 3
     with converting_into(str(tmp_path / "cache"), told.append):
         data = DataSet(path=str(days), filters=[["day", "=", 3]])
@@ -176,7 +176,7 @@ def test_a_kill_costs_the_files_that_were_not_done(tmp_path: Path) -> None:
     told: list[str] = []
     with converting_into(str(cache), told.append):
         files = [file.uri for file in find_parquet(str(logs))]
-    assert len(told) == 1 and "b.csv: 3,000,001 rows" in told[0]
+    assert len(told) == 1 and "b.csv: converted 3,000,001 rows" in told[0]
     assert os.stat(files[0]).st_ino == before and not [p for p in cache.glob("_*") if p.is_dir()]
     assert [sum(pq.read_metadata(uri).num_rows for uri in files if done.name in uri)] == [240]
     assert sum(pq.read_metadata(uri).num_rows for uri in files) == 3_000_241

@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, ShardingType
 from rayrec.distributed.ids.batch import NUMBER
 from rayrec.distributed.ids.input_dist import InputDist, PendingInput
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut

@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed import DistributedModelParallel
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ShardingType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+)
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt

@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder, ShardingEnv
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder, ShardingEnv, ShardingType
 from rayrec.distributed.kernel import CacheGuard
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

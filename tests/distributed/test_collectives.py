@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import comm
+from rayrec.distributed import ShardingEnv, comm
 from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
 from rayrec.distributed.comm import shared_memory
-from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.comm.groups import world_rank
 from rayrec.distributed.comm.host_link import HostLink, UnlikeExchanges
 from rayrec.distributed.comm.hosts import Hosts, find_hosts

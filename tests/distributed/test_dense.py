@@ -18,10 +18,10 @@ from rayrec.distributed import (
     EmbeddingCollectionSharder,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
 )
 from rayrec.distributed.comm import count_collectives
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import (
     DataType,
     EmbeddingBagCollection,

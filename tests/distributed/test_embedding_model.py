@@ -15,14 +15,14 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
+    EmbOptimType,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
 )
 from rayrec.distributed.comm.awaitable import LazyAwaitable
 from rayrec.distributed.comm.wire import BF16, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.device import DEVICE

@@ -11,11 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.kernel import EmbOptimType, FusedKernel, LocalTable, Lookups, OptimizerSpec, make_pooling_kernel
+from rayrec.distributed import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingComputeKernel,
+    EmbOptimType,
+    ParameterSharding,
+    Shard,
+    ShardingEnv,
+    Span,
+)
+from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, make_pooling_kernel
 from rayrec.distributed.kernel.row_kernel import RowKernel
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Shard, Span
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 
 ROWS = [3, 5, 4, 2, 6]

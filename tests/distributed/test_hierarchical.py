@@ -18,12 +18,11 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
+from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, ShardingType, comm
 from rayrec.distributed.comm.hosts import ranks_per_host
 from rayrec.distributed.comm.wire import BF16, FP16, Codec, NumberFormat, int8_rows
 from rayrec.distributed.executors import pooled as tiers
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn, exchanges
@@ -58,7 +57,7 @@ MIXED = [
 @contextmanager
 def however_few() -> Iterator[None]:
     """Small batches, too, go by way of the hosts."""
-    with mock.patch.object(tiers, "FEW_BYTES", 0):
+    with mock.patch.object(tiers, "MIN_SAVED_BYTES", 0):
         yield
 
 

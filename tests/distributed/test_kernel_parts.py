@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed import EmbeddingComputeKernel, Span
 from rayrec.distributed.kernel import (
     RULES,
     LocalTable,
@@ -26,7 +27,6 @@ from rayrec.distributed.kernel.optimizer_rules import DecayMode
 from rayrec.distributed.kernel.optimizer_spec import twin
 from rayrec.distributed.kernel.row_kernel import RowKernel
 from rayrec.distributed.kernel.rows import DistinctRows, TouchedRows
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import EmbeddingBagConfig
 
 CPU = torch.device("cpu")

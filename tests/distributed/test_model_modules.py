@@ -9,9 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.collections.embedding_bag import ShardedEmbeddingBagCollection
-from rayrec.distributed.plan.shards import ShardingType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+)
 from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor, KeyedTensor

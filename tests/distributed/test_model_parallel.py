@@ -8,11 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+)
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecsParallel

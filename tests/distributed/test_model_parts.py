@@ -15,16 +15,22 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rayrec.distributed import ShardingEnv, ShardingPlan
+from rayrec.distributed import (
+    Awaitable,
+    EmbeddingComputeKernel,
+    EmbOptimType,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+)
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.collections.variable_batch import Examples, same_size
-from rayrec.distributed.comm.awaitable import Awaitable, Deferred, LazyAwaitable
+from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.data_parallel import table_parameters
 from rayrec.distributed.ids.input_dist import IdCheck
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, PoolingType
 from rayrec.optim import apply_optimizer_in_backward
 from rayrec.sparse import KeyedJaggedTensor

@@ -9,10 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.plan.shards import ShardingType
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
 from rayrec.distributed.vectors import pooled_exchange as vector_exchange
 from rayrec.distributed.vectors import transport as vector_transport
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType

@@ -9,10 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
 from rayrec.distributed.comm.wire import FP16, Codec
-from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -9,13 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    EmbeddingComputeKernel,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+)
 from rayrec.distributed.comm import count_bytes
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.replicas.gradients import Replicas
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed import EmbeddingComputeKernel, Span
 from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable, pooling_group, vector_group
 from rayrec.distributed.kernel.choice import fbgemm_updates
@@ -17,7 +18,6 @@ from rayrec.distributed.kernel.local_table import LocalTable, Lookups
 from rayrec.distributed.kernel.optimizer_formulas import rounded
 from rayrec.distributed.kernel.rows import StackedTables
 from rayrec.distributed.kernel.tbe import padded
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.modules import DataType, EmbeddingBagConfig
 from rayrec.torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from rayrec.torchrec.distributed.utils import (

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.distributed import ProcessGroup
 
-from rayrec.distributed import comm
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
 from rayrec.distributed.comm.trace import EXCHANGE, IDS, LOOKUP, ROUTE, VECTORS, listen, span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed import ParameterSharding, Shard, ShardingType, Span
 from rayrec.distributed.ids.batch import OutgoingIds
 from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.input_dist import IdCheck
@@ -14,7 +15,6 @@ from rayrec.distributed.ids.routes import PlannedTable, Routes, make_routes
 from rayrec.distributed.ids.sender import IdSender
 from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.plain_split import plain_split

@@ -11,11 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+    TrainPipeline,
+)
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.pipeline import TrainPipeline, _Started
-from rayrec.distributed.plan.shards import ShardingType
+from rayrec.distributed.pipeline import _Started
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor

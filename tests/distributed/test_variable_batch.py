@@ -9,10 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType, comm
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

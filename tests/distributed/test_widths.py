@@ -8,13 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.kernel import RULES, EmbOptimType, FusedKernel, OptimizerSpec
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
+from rayrec.distributed.kernel import RULES, FusedKernel, OptimizerSpec
 from rayrec.distributed.kernel import optimizer_formulas as formulas
 from rayrec.distributed.kernel.tbe import Padding, padded
 from rayrec.distributed.plan.cuts import even_widths
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt, train_plain

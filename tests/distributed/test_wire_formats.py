@@ -8,11 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType, comm
 from rayrec.distributed.comm.wire import BF16, FP8, FP8_WIDE, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.cost.seconds import shard_cost
 from rayrec.distributed.planner.tables.from_model import find_tables, planner_tables

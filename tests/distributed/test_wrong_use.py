@@ -8,10 +8,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ParameterSharding,
+    Shard,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+    Span,
+)
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut

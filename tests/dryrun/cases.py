@@ -10,16 +10,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import comm
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
-from rayrec.distributed.comm.awaitable import Awaitable
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.kernel import EmbOptimType
-from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed import (
+    Awaitable,
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+    EmbOptimType,
+    ParameterSharding,
+    ShardedEmbeddingBagCollection,
+    ShardedEmbeddingCollection,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+    comm,
+)
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.dryrun.book import BOOK

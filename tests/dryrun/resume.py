@@ -11,7 +11,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 from torch.utils import _pytree as pytree
 
-from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed import DistributedModelParallel
 
 
 class OneRank(DefaultSavePlanner):

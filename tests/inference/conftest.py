@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import train
 
 

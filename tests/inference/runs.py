@@ -14,9 +14,8 @@ from torch import nn
 from rayrec import Batch, EmbeddingBagCollection, EmbeddingCollection
 from rayrec.models import MODELS
 from rayrec.modules import EmbeddingConfig
-from rayrec.train import Trainer
+from rayrec.train import Trainer, parse_config
 from rayrec.train.after.export import find_checkpoint, trained_of
-from rayrec.train.config.file import parse_config
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train import small

@@ -21,9 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import Model, Wanted, processor
-from rayrec.inference.scorer import Scorer
-from rayrec.train.after.export import export_run
+from rayrec.inference import ExportOptions, Model, Scorer, processor
+from rayrec.train import export_run
 from tests.inference.cpp import built, needs_cpp
 from tests.inference.runs import AllBuiltIn, train_all_built_in, trainer_scores
 
@@ -44,7 +43,9 @@ def run(data: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_run(run, tmp_path_factory.mktemp("export") / "v1", Wanted(target="aoti"), factory=AllBuiltIn).folder
+    return export_run(
+        run, tmp_path_factory.mktemp("export") / "v1", ExportOptions(target="aoti"), factory=AllBuiltIn
+    ).folder
 
 
 @pytest.fixture(scope="module")

@@ -206,8 +206,8 @@ def test_a_hundred_thousand_rows_are_mapped_as_python_maps_them(rayrec_map: Path
                 columns_refused += 1
                 continue
             if errors:
-                theirs = [(one["row"], one["column"]) for one in found["errors"]]
-                ours = [(row, error.column) for row, error in sorted(errors.items())[:20]]
+                theirs = [(one["row"], one["column"], one["problem"]) for one in found["errors"]]
+                ours = [(row, error.column, error.problem) for row, error in sorted(errors.items())[:20]]
                 assert theirs == ours, where
                 refused += len(errors)
                 requests[place] = [row for at, row in enumerate(requests[place]) if at not in errors]

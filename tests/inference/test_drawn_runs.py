@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.inference import Model, Wanted
+from rayrec.inference import ExportOptions, Model
 from rayrec.models import Batch
-from rayrec.train.after.export import export_run, find_checkpoint, trained_of
-from rayrec.train.config.file import parse_config
+from rayrec.train import export_run, parse_config
+from rayrec.train.after.export import find_checkpoint, trained_of
 from rayrec.train.run.folder import RunFolder, write_yaml
 from rayrec.train.worker.learner import make_learner
 from tests.ranks import PerRank, on_ranks
@@ -106,7 +106,7 @@ def test_an_export_scores_as_the_sharded_model_it_was_made_of(changes: dict[str,
         folder.create()
         write_yaml(folder.config, parse_config(raw).to_dict())
         on_ranks(RANKS, small.fit_on_rank, raw)
-        made = export_run(folder.path, root / "model", Wanted(tables=tables, force=tables != "fp32"))
+        made = export_run(folder.path, root / "model", ExportOptions(tables=tables, force=tables != "fp32"))
         model = Model(made.folder)
         batches = list(trained_of(*find_checkpoint(folder.path)).batches())
         batches = batches[: len(batches) // RANKS * RANKS]

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from rayrec.data import Mapping
-from rayrec.inference import ExportError, Model, Wanted
+from rayrec.inference import ExportError, ExportOptions, Model
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from rayrec.train.report import write_report
 from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, train, trainer_scores
 from tests.ranks import Ranks
@@ -78,9 +78,9 @@ def rows_of(batch: Batch, start: int, stop: int) -> Batch:
     [
         ("id", -1, r"feature 'item', example 2: id -1 is outside the rows \[0, 80\) of table 'item'"),
         ("id", 80, "id 80 is outside"),
-        ("dense", float("nan"), "dense number 0 of example 1 is nan"),
+        ("dense", float("nan"), "dense number 0 of row 1 is nan"),
         ("missing", 0, "no feature 'tags'"),
-        ("width", 0, "takes 1 numbers"),
+        ("width", 0, "reads 1 numbers"),
     ],
 )
 def test_bad_batches_are_refused_before_the_kernel(exported: Path, field: str, value: float, text: str) -> None:
@@ -106,11 +106,11 @@ def test_raw_rows_are_mapped_as_in_training_with_the_folders_own_vocabulary(tmp_
     sparse.append({"name": "city", "mapping": vocabulary})
     tables = [*small.RAW["tables"], {"name": "city", "rows": 6, "dim": 8, "features": ["city"]}]
     run = train(tmp_path, schema__sparse=sparse, tables=tables, model__name="dcn")
-    folder = export_run(run, tmp_path / "model", Wanted(tables="fp16")).folder
+    folder = export_run(run, tmp_path / "model", ExportOptions(tables="fp16")).folder
     (tmp_path / "cities.parquet").unlink()
     for tensors in (run / "checkpoints").rglob("*.safetensors"):
         tensors.rename(tensors.with_suffix(".away"))  # the tables are not read before the error
-    with pytest.raises(ExportError, match=r"the vocabulary file://.*cities\.parquet cannot be read: .*put it back"):
+    with pytest.raises(ExportError, match=r"the vocabulary file://.*cities\.parquet cannot be read: .*restore it"):
         export_run(run, tmp_path / "none")
     for tensors in (run / "checkpoints").rglob("*.away"):
         tensors.rename(tensors.with_suffix(".safetensors"))
@@ -133,7 +133,7 @@ def _scores_with(run: Path, model: Path) -> list[tuple[Batch, torch.Tensor]]:
 
 def test_a_users_own_model_of_several_collections_in_int8(tmp_path: Path) -> None:
     run = train(tmp_path, factory=TwoTowers, model={})
-    made = export_run(run, tmp_path / "model", Wanted(tables="int8"), factory=TwoTowers)
+    made = export_run(run, tmp_path / "model", ExportOptions(tables="int8"), factory=TwoTowers)
     assert {place.format for place in made.index.places} == {TableFormat.INT8}
     assert made.parity.bytes["tables"] < made.parity.bytes["fp32"] / 2
     assert made.parity.logit_max < 0.05
@@ -155,7 +155,7 @@ def test_a_users_own_model_of_sequences_scores_to_the_last_bit_as_an_export_of_f
 
 def test_several_labels_and_tables_chosen_by_measured_loss(tmp_path: Path) -> None:
     run = train(tmp_path, **TWO_LABELS)
-    made = export_run(run, tmp_path / "model", Wanted(tables="AUTO", budget=0.5, force=True))
+    made = export_run(run, tmp_path / "model", ExportOptions(tables="AUTO", budget=0.5, force=True))
     assert made.parity.bytes["tables"] <= 0.5 * made.parity.bytes["fp32"] + 64 * 3
     model = Model(made.folder)
     assert model.labels == ("click", "like")
@@ -173,7 +173,7 @@ def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
         model={"name": "deepfm", "args": {"deep_arch": [16, 1]}},
         sharding={"constraints": {name: {"sharding_types": [kind]} for name, kind in kinds.items()}},
     )
-    from rayrec.train.config.file import parse_config
+    from rayrec.train import parse_config
     from rayrec.train.run.folder import RunFolder, write_yaml
 
     folder = RunFolder(Path(raw["storage"]["path"]) / raw["name"])
@@ -192,7 +192,7 @@ def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
 def test_the_runs_report_links_to_its_exports(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "exports.jsonl").unlink(missing_ok=True)
-    kept = export_run(copy, tmp_path / "a folder" / "int8 & more", Wanted(tables="int8"))
+    kept = export_run(copy, tmp_path / "a folder" / "int8 & more", ExportOptions(tables="int8"))
     removed = export_run(copy, tmp_path / "removed")
     shutil.rmtree(removed.folder)
     write_report(copy)
@@ -205,7 +205,7 @@ def test_the_runs_report_links_to_its_exports(run: Path, tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_the_compiled_graph_of_bfloat16_layers_stays_near(run: Path, tmp_path: Path) -> None:
-    made = export_run(run, tmp_path / "model", Wanted(target="aoti", dense="bf16", force=True))
+    made = export_run(run, tmp_path / "model", ExportOptions(target="aoti", dense="bf16", force=True))
     model = Model(made.folder)
     assert model.target == "aoti"
     assert_scores_equal(model, run, atol=0.1)

@@ -10,13 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import Model, Wanted
+from rayrec.inference import ExportOptions, Model
 from rayrec.models import MODELS, Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import Trainer
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, export_run, parse_config
 from tests.inference.runs import trainer_scores, write_weighted
 from tests.train import small
 
@@ -99,7 +97,7 @@ def test_fp32_is_the_trainers_evaluation_and_odd_batches_are_finite(run: Path, t
 
 
 def test_few_bits_stay_near_and_a_table_of_an_odd_width_becomes_int8(run: Path, tmp_path: Path) -> None:
-    made = export_run(run, tmp_path / "model", Wanted(tables="int4", force=True))
+    made = export_run(run, tmp_path / "model", ExportOptions(tables="int4", force=True))
     for place in made.index.places:
         assert place.format is (TableFormat.INT8 if place.dim % 2 else TableFormat.INT4), place.table
     assert abs(made.parity.exported["auc"] - made.parity.trained["auc"]) < 0.01, "301 rows tell no more"

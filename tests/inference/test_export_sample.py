@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayrec.inference import ExportError, Wanted
-from rayrec.inference.tables import SomeRows
-from rayrec.train.after.export import export_run, find_checkpoint, trained_of
+from rayrec.inference import ExportError, ExportOptions
+from rayrec.inference.tables import PartialTable
+from rayrec.train import export_run
+from rayrec.train.after.export import find_checkpoint, trained_of
 from tests.inference.runs import WEIGHTED, Sequences, train, write_weighted
 from tests.train import small
 
@@ -31,13 +32,14 @@ def test_a_sample_is_compared_as_all_rows_are(tmp_path: Path, kind: str) -> None
         factory = Sequences if kind == "sequences" else None
         run = train(tmp_path, factory=factory, **({} if factory is None else {"model": {}}))
     made = [
-        export_run(run, tmp_path / str(rows), Wanted(parity=rows), factory=factory).parity for rows in (100, None, 301)
+        export_run(run, tmp_path / str(rows), ExportOptions(parity=rows), factory=factory).parity
+        for rows in (100, None, 301)
     ]
     assert [parity.rows for parity in made[1:]] == [301, 301] and 100 <= made[0].rows < 301
     assert [parity.sampled for parity in made] == [True, False, False]
     assert all(parity.logit_max < 1e-6 for parity in made)
     assert made[0].recorded is None and made[1].recorded is not None and made[1].trained == made[2].trained
-    assert "rows drawn from the evaluation rows" in (tmp_path / "100" / "parity.html").read_text()
+    assert "rows sampled from the evaluation rows" in (tmp_path / "100" / "parity.html").read_text()
     assert json.loads((tmp_path / "100" / "parity.json").read_text())["sampled"] is True
     line = json.loads((run / "exports.jsonl").read_text().splitlines()[0])
     assert line["sampled"] is True and line["rows"] == made[0].rows
@@ -62,9 +64,9 @@ def test_a_number_that_a_format_cannot_hold_is_named_by_its_row_or_the_format_is
             return rows
 
     large = dataclasses.replace(trained, weights=Large(), recorded=None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"table 'item', row 0: .* beyond what fp16 can hold"):
-        exporting.export(large, tmp_path / "fp16", Wanted(tables="fp16"))
-    made = exporting.export(large, tmp_path / "auto", Wanted(tables="AUTO", force=True))
+    with pytest.raises(ValueError, match=r"table 'item', row 0: .* exceeds the range of fp16"):
+        exporting.export(large, tmp_path / "fp16", ExportOptions(tables="fp16"))
+    made = exporting.export(large, tmp_path / "auto", ExportOptions(tables="AUTO", force=True))
     assert {place.table: place.format.value for place in made.index.places}["item"] == "fp32"
 
 
@@ -99,10 +101,10 @@ def test_a_sample_ends_where_its_rows_of_tables_would_fill_the_memory(
 
 def test_rows_that_are_there_are_looked_up_and_others_refused() -> None:
     table = torch.arange(40.0).view(10, 4)
-    some = SomeRows.of(10, 4)
+    some = PartialTable.of(10, 4)
     for ids in ([7, 2], [2, 9]):
         assert not F.embedding(torch.tensor(ids), some).any()
-    assert some.wants(5, 8) and not some.wants(3, 7)
+    assert some.has_recorded(5, 8) and not some.has_recorded(3, 7)
     some.fill(0, table[:6])
     some.fill(6, table[6:])
     ids = torch.tensor([9, 2, 2])
@@ -117,4 +119,4 @@ def test_rows_that_are_there_are_looked_up_and_others_refused() -> None:
 
 def test_no_rows_are_no_sample() -> None:
     with pytest.raises(ExportError, match="--parity 0"):
-        Wanted(parity=0)
+        ExportOptions(parity=0)

@@ -18,15 +18,11 @@ from rich.console import Console
 
 from rayrec import Batch
 from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataSet, Manifest, ReadOptions
-from rayrec.inference import Model
+from rayrec.inference import Model, Scorer
 from rayrec.inference.predict import predict
-from rayrec.inference.scorer import Scorer
-from rayrec.serve.errors import RequestError
-from rayrec.serve.limits import Limits
-from rayrec.serve.requests import ARROW, JSON, Reader
-from rayrec.train import Trainer, load_config
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import parse_config
+from rayrec.serve import ARROW, JSON, Limits, RequestError
+from rayrec.serve.requests import Reader
+from rayrec.train import Trainer, export_run, load_config, parse_config
 from rayrec.train.driver.console import Display
 from tests.data.test_derived import ALL, ROWS_OF, drawn_rows, table_of
 

@@ -17,10 +17,8 @@ import torch
 import yaml
 
 from rayrec.inference import Model
-from rayrec.train import Trainer
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.after.export import export_run, find_checkpoint, trained_of
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, evaluate_run, export_run, parse_config
+from rayrec.train.after.export import find_checkpoint, trained_of
 from tests.train import small
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint_v2_export_v2.tar.xz"

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.inference import parity
-from rayrec.inference.graph import Inputs
-from rayrec.inference.parity import Limits, compare
+from rayrec.inference import Inputs, parity
+from rayrec.inference.parity import ParityLimits, compare
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
@@ -34,7 +33,7 @@ def score(batch: Batch) -> torch.Tensor:
 
 
 def quantiles(logits: torch.Tensor, size: int) -> list[float]:
-    found = compare(score, score, batches(logits, size), INPUTS, Limits(None, 1.0), {})
+    found = compare(score, score, batches(logits, size), INPUTS, ParityLimits(None, 1.0), {})
     return found.quantiles["label"]
 
 
@@ -62,9 +61,9 @@ def test_layers_that_are_narrow_for_speed_must_be_faster() -> None:
         time.sleep(0.003)
         return score(batch)
 
-    limits = Limits.of([TableFormat.INT8], "bf16")
+    limits = ParityLimits.of([TableFormat.INT8], "bf16")
     found = compare(score, slowly, batches(torch.zeros(40), 8), INPUTS, limits, {})
     assert found.slow is not None and found.slow.startswith("slower than as trained") and not found.problems
     assert compare(slowly, score, batches(torch.zeros(40), 8), INPUTS, limits, {}).slow is None
-    narrow_tables = Limits.of([TableFormat.INT8], "fp32")  # for memory
+    narrow_tables = ParityLimits.of([TableFormat.INT8], "fp32")  # for memory
     assert compare(score, slowly, batches(torch.zeros(40), 8), INPUTS, narrow_tables, {}).slow is None

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.cli.main import run as cli
+from rayrec.cli import run as cli
 from rayrec.data import DataError
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import TWO_LABELS, train, trainer_scores
 from tests.s3 import s3_bucket
 from tests.train import small
@@ -117,7 +117,11 @@ def test_predictions_in_object_storage_are_those_of_a_folder_and_go_on_where_the
     pafs.copy_files(str(model), f"{folder}/models/v1", destination_filesystem=filesystem)
     models = uri.replace("of/eval", "of/eval/models")
     assert cli(["predict", models, data, str(tmp_path / "far")]) == 0
-    assert read(tmp_path / "far").equals(read(tmp_path / "out"))
+    far, near = read(tmp_path / "far"), read(tmp_path / "out")
+    predictions = ["prediction_click", "prediction_like"]
+    assert far.drop_columns(predictions).equals(near.drop_columns(predictions))
+    for name in predictions:  # products of another number of rows may be rounded differently
+        np.testing.assert_allclose(far[name].to_numpy(), near[name].to_numpy(), rtol=0, atol=1e-6)
     capsys.readouterr()
     away = "s3://scores/x?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
     for wrong in (away, str(model / "export.json")):
@@ -138,7 +142,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_keeps_what_it_has(model: P
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(ValueError, match=r"out cannot be written \(.*\); check address, permissions and room"):
+        with pytest.raises(ValueError, match=r"out cannot be written \(.*\); check address, permissions"):
             predict(model, data, out, rows_per_file=100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

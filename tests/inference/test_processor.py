@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.inference import ExportError, Model, Wanted, artifact, processor
-from rayrec.train.after.export import export_run
+from rayrec.inference import ExportError, ExportOptions, Model, artifact, processor
+from rayrec.train import export_run
 
 SKYLAKE = "cx16 lahf_lm popcnt pni ssse3 sse4_1 sse4_2 avx avx2 bmi1 bmi2 f16c fma abm movbe xsave avx512f avx512_vnni"
 
@@ -45,7 +45,7 @@ def test_a_graph_compiled_for_another_processor_is_not_run(
         Model(copy, target="aoti")
     assert not Model(copy, target="eager").warnings
     old = Model(compiled_copy(exported, tmp_path / "old", march=None, instructions=[]))
-    assert old.target == "eager" and "did not record for which processors" in old.warnings[0]
+    assert old.target == "eager" and "did not record the processor" in old.warnings[0]
 
 
 def test_a_level_runs_wherever_its_flags_are(cpu: Path) -> None:
@@ -62,10 +62,10 @@ def test_native_needs_the_instructions_of_this_processor_and_no_flags_of_its_ker
 
 
 def test_an_instruction_set_that_cannot_be_compiled_for_is_named(cpu: Path) -> None:
-    with pytest.raises(ExportError, match="--march skylake: this machine and torch compile for x86-64-v3 or native"):
+    with pytest.raises(ExportError, match="--march skylake: this machine and torch support x86-64-v3 and native"):
         processor.choose_march("skylake")
     with pytest.raises(ExportError, match=r"--march native: .* add --target aoti"):
-        Wanted(march="native")
+        ExportOptions(march="native")
 
 
 def test_a_format_without_instructions_is_refused_before_a_table_is_read(
@@ -74,15 +74,15 @@ def test_a_format_without_instructions_is_refused_before_a_table_is_read(
     copy = shutil.copytree(run, tmp_path / "run")
     for data in (copy / "checkpoints").rglob("*.safetensors"):
         data.unlink()
-    text = r"no instructions for bf16 \(it lacks avx512_bf16 or amx_bf16 or bf16\).* with --force"
+    text = r"no instructions for bf16 \(it lacks avx512_bf16 or amx_bf16 or bf16\).* use --force"
     with pytest.raises(ExportError, match=text):
-        export_run(copy, tmp_path / "model", Wanted(dense="bf16"))
-    Wanted(dense="bf16", force=True).check_machine()
-    Wanted(tables="int8").check_machine()
+        export_run(copy, tmp_path / "model", ExportOptions(dense="bf16"))
+    ExportOptions(dense="bf16", force=True).check_machine()
+    ExportOptions(tables="int8").check_machine()
     cpu.write_text("flags : fpu sse4_2 avx avx512_bf16\n")
-    Wanted(dense="bf16").check_machine()
+    ExportOptions(dense="bf16").check_machine()
     with pytest.raises(ExportError, match="no instructions for int8"):
-        Wanted(tables="int8").check_machine()
+        ExportOptions(tables="int8").check_machine()
 
 
 def test_a_model_that_is_slow_here_says_so(exported: Path, cpu: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from rayrec.inference.compiled import MOST_VECTORS, without_slow_products
+from rayrec.inference.compilation import MAX_VECTORS, rewrite_slow_products
 from rayrec.models.interaction import InteractionArch
 from rayrec.modules import MLP
 
@@ -41,14 +41,14 @@ def targets(program: ExportedProgram) -> list[Any]:
     return [node.target for node in program.graph.nodes if node.op == "call_function" and node.users]
 
 
-@pytest.mark.parametrize("features", [1, 26, MOST_VECTORS - 1])
+@pytest.mark.parametrize("features", [1, 26, MAX_VECTORS - 1])
 def test_the_results_stay_the_same(features: int) -> None:
     torch.manual_seed(0)
     program = program_of(Interacting(features), (features + 1) * 8)
     inputs = [torch.randn(rows, (features + 1) * 8) for rows in (1, 2, 100)]
     with torch.no_grad():
         before = [program.module()(one) for one in inputs]
-        without_slow_products(program)
+        rewrite_slow_products(program)
         after = [program.module()(one) for one in inputs]
     for one, other in zip(before, after, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
@@ -63,7 +63,7 @@ class Other(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        count = MOST_VECTORS + 1 if kind == "many" else 5
+        count = MAX_VECTORS + 1 if kind == "many" else 5
         rows, columns = torch.triu_indices(count, count, offset=0 if kind == "diagonal" else 1)
         self.register_buffer("pairs", rows * count + columns)
         self.count, self.kind = count, kind
@@ -82,6 +82,6 @@ def test_what_only_looks_like_pairs_stays(kind: str) -> None:
     module = Other(kind)
     program = program_of(module, module.count * 4)
     given = torch.randn(3, module.count * 4)
-    without_slow_products(program)
+    rewrite_slow_products(program)
     assert torch.ops.aten.index_select.default in targets(program)
     torch.testing.assert_close(program.module()(given), module(given), rtol=0, atol=0)

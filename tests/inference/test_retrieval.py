@@ -13,8 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from rayrec.cli.app import app
-from rayrec.inference import ExportError, topk
-from rayrec.inference.index import Index, Search, write_index
+from rayrec.inference import ExportError, ItemIndex, Search, topk, write_index
 from rayrec.inference.topk import top_k
 from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
@@ -41,8 +40,8 @@ def plain(query: torch.Tensor, items: torch.Tensor, k: int, banned: set[int], al
 @pytest.mark.parametrize("items", [7, 500, ITEMS])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_exact_search_is_sorting(items: int, filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topk, "QUERIES", 6)
-    monkeypatch.setattr(topk, "ITEMS", 1100)  # blocks of groups, and of a rest
+    monkeypatch.setattr(topk, "BLOCK_QUERIES", 6)
+    monkeypatch.setattr(topk, "BLOCK_ITEMS", 1100)  # blocks of groups, and of a rest
     vectors, queries = drawn(items)
     banned = [[(7 * query) % items, query % items] for query in range(len(queries))]
     excluded = Jagged(torch.tensor(banned).flatten(), torch.arange(0, 2 * len(queries) + 1, 2)) if filtered else None
@@ -63,7 +62,7 @@ def test_an_approximate_index_is_tuned_to_the_recall_that_was_asked_for(kind: st
     for recall in (0.5, 0.97):
         search = Search(kind=kind, recall=recall, k=10)
         reports[recall] = write_index(tmp_path / str(recall), vectors, corpus(), search=search, queries=queries)
-        index = Index(tmp_path / str(recall))
+        index = ItemIndex(tmp_path / str(recall))
         _, rows = index.search(queries, 10)
         _, exact = top_k(queries, vectors, 10)
         hits = sum(len(set(a) & set(b)) for a, b in zip(rows.tolist(), exact.tolist(), strict=True)) / exact.numel()
@@ -87,7 +86,7 @@ def tower(seed: int = 0) -> Tower:
 def test_an_index_answers_as_the_model_that_it_was_made_from(family: str, tmp_path: Path) -> None:
     made = tower_of(family, {"max_length": 6}, 50, DIM)
     write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
-    index = Index(tmp_path / "index")
+    index = ItemIndex(tmp_path / "index")
     histories = [["i3", "i7"], [], ["i1", "unknown", "i2"], [f"i{row}" for row in range(20)]]
     found = index.queries(histories)
     assert torch.equal(found, made.queries([[3, 7], [], [1, 2], list(range(20))]))
@@ -102,7 +101,7 @@ def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None
     saved = torch.load(tmp_path / "index" / TOWER, weights_only=True)
     saved["queries"] += 0.01
     torch.save(saved, tmp_path / TOWER)
-    with pytest.raises(ExportError, match=r"queries are 0\.01 from those"):
+    with pytest.raises(ExportError, match=r"queries differ by 0\.01 from those"):
         Tower.read(tmp_path)
     (tmp_path / TOWER).write_bytes(b"no weights")
     with pytest.raises(ExportError, match="cannot be read"):
@@ -113,26 +112,26 @@ def test_wrong_or_damaged_indexes_are_named(tmp_path: Path) -> None:
     vectors, queries = drawn(50)
     with pytest.raises(ExportError, match="an id is missing or comes twice"):
         write_index(tmp_path / "a", vectors, pa.table({"item": [1] * 50}))
-    with pytest.raises(ExportError, match=r"vectors are \[50, 8\] for 49 items"):
+    with pytest.raises(ExportError, match=r"vectors have shape \[50, 8\], but there are 49 items"):
         write_index(tmp_path / "a", vectors, corpus(49))
     with pytest.raises(ExportError, match="item 'i7': its vector is not finite"):
         write_index(tmp_path / "a", vectors.index_fill(0, torch.tensor([7]), torch.nan), corpus(50))
-    with pytest.raises(ExportError, match="holds no whole index"):
-        Index(tmp_path)
+    with pytest.raises(ExportError, match="is not a complete index"):
+        ItemIndex(tmp_path)
     write_index(tmp_path / "a", vectors, corpus(50))
-    with pytest.raises(ExportError, match="is there already"):
+    with pytest.raises(ExportError, match="already exists"):
         write_index(tmp_path / "a", vectors, corpus(50))
-    index = Index(tmp_path / "a")
+    index = ItemIndex(tmp_path / "a")
     with pytest.raises(ValueError, match="has no query tower"):
         index.queries([["i1"]])
-    with pytest.raises(ValueError, match="no attribute 'colour'"):
+    with pytest.raises(ValueError, match="unknown attribute 'colour'"):
         index.search(queries, 3, where={"colour": [1]})
-    with pytest.raises(ValueError, match="this index takes"):
+    with pytest.raises(ValueError, match="the index needs"):
         index.search(queries[:, :3], 3)
     with (tmp_path / "a" / "vectors.bin").open("r+b") as file:
         file.write(b"xxxx")
     with pytest.raises(ExportError, match=r"vectors\.bin is damaged"):
-        Index(tmp_path / "a")
+        ItemIndex(tmp_path / "a")
     with pytest.raises(ValueError, match="search 'flat'"):
         Search(kind="flat")
 
@@ -165,7 +164,7 @@ def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> No
     for folder in "ab":
         (tmp_path / "two" / folder).mkdir(parents=True)
         pq.write_table(asked, tmp_path / "two" / folder / "0.parquet")
-    with pytest.raises(ExportError, match="have one name"):
+    with pytest.raises(ExportError, match="have the same name"):
         run("retrieve", tmp_path / "index", tmp_path / "two", tmp_path / "none", "--vector", "vector")
     with pytest.raises(ValueError, match="has no query tower: send vectors"):
         run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more")

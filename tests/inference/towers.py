@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayrec.inference.tower import Made, Tower
+from rayrec.inference.tower import Tower, TowerSpec
 
 
 def tower_of(family: str, settings: dict[str, Any], items: int, dim: int) -> Tower:
     tables = {"item": (items, dim, ["history"])}
-    return Tower.of(Made(name=family, settings={"history": "history", **settings}, tables=tables))
+    return Tower.of(TowerSpec(name=family, settings={"history": "history", **settings}, tables=tables))

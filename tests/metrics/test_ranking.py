@@ -48,12 +48,12 @@ def test_a_targets_rank_is_exact_and_ties_count_against_it(filtered: bool, monke
 
 
 def test_figures_are_their_definitions_and_say_whether_seen_items_were_left_out() -> None:
-    figures = RankingMetrics.of(torch.tensor([0, 3, 12]), (5, 10)).figures()
+    figures = RankingMetrics.of(torch.tensor([0, 3, 12]), (5, 10)).metrics()
     assert figures["hr@5/unseen"] == pytest.approx(2 / 3)
     assert figures["ndcg@5/unseen"] == pytest.approx((1 + 1 / math.log2(5)) / 3)
     assert figures["mrr/unseen"] == pytest.approx((1 + 1 / 4 + 1 / 13) / 3)
-    assert set(RankingMetrics.of(torch.tensor([0]), (5,), filtered=False).figures()) == {"hr@5", "ndcg@5", "mrr"}
-    assert RankingMetrics.of(torch.tensor([], dtype=torch.int64)).figures() == {}
+    assert set(RankingMetrics.of(torch.tensor([0]), (5,), filtered=False).metrics()) == {"hr@5", "ndcg@5", "mrr"}
+    assert RankingMetrics.of(torch.tensor([], dtype=torch.int64)).metrics() == {}
     with pytest.raises(ValueError, match="do not add up"):
         RankingMetrics.of(torch.tensor([0])) + RankingMetrics.of(torch.tensor([0]), filtered=False)
 
@@ -64,11 +64,11 @@ def test_random_scores_find_what_chance_finds_and_constant_ones_no_more() -> Non
     queries = torch.randn(rows, 32, generator=generator)
     vectors = torch.randn(items, 32, generator=generator)
     targets = torch.randint(0, items, (rows,), generator=generator)
-    random = RankingMetrics.of(target_ranks(queries, vectors, targets), (10,)).figures()["hr@10/unseen"]
+    random = RankingMetrics.of(target_ranks(queries, vectors, targets), (10,)).metrics()["hr@10/unseen"]
     assert random == pytest.approx(10 / items, abs=5 * math.sqrt(10 / items / rows))
     constant = target_ranks(queries, torch.ones(items, 32), targets)
-    assert RankingMetrics.of(constant, (10,)).figures()["hr@10/unseen"] <= 10 / items
-    with pytest.raises(ValueError, match="not a finite number"):
+    assert RankingMetrics.of(constant, (10,)).metrics()["hr@10/unseen"] <= 10 / items
+    with pytest.raises(ValueError, match="is not finite"):
         target_ranks(queries[:1] * math.nan, vectors, targets[:1])
 
 
@@ -94,10 +94,10 @@ def part_of_rank(group: dist.ProcessGroup) -> dict[str, float]:
     cuts = [0, 0, 11, ROWS]  # the first rank has none
     start, stop = cuts[group.rank()], cuts[group.rank() + 1]
     ranks = target_ranks(queries[start:stop], items, targets[start:stop], jagged(seen[start:stop]))
-    return RankingMetrics.of(ranks).over(group).figures()
+    return RankingMetrics.of(ranks).over(group).metrics()
 
 
 def test_ranks_add_up() -> None:
     queries, items, targets, seen = drawn()
-    want = RankingMetrics.of(target_ranks(queries, items, targets, jagged(seen))).figures()
+    want = RankingMetrics.of(target_ranks(queries, items, targets, jagged(seen))).metrics()
     assert all(found == pytest.approx(want, rel=1e-12) for found in on_ranks(3, part_of_rank))

@@ -87,7 +87,7 @@ def test_many_ranks_are_told_by_the_first_and_the_last() -> None:
         for a, b in zip(pairwise([*range(0, 90, 12), 90]), pairwise(range(0, 91, 10)), strict=False)
     )
     assert f"1 of 1 tables differ; {(90 - kept) / 90:.1%} of all weights" in text
-    assert diff(nine, nine) == "no difference: both plans shard 1 tables alike"
+    assert diff(nine, nine) == "no difference: both plans shard 1 tables in the same way"
     gone = diff(nine, ShardingPlan({"": {}}))
     assert "1 of 0 tables differ; 0.0% of all" in gone
 

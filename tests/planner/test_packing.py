@@ -315,7 +315,7 @@ CHOICES = Choices(
     unit_bytes_O=np.array([60.0, 20.0]),
     extra_O=np.zeros(2),
     shared_s=0.0,
-    executor_O=np.array(["flat", "flat"]),
+    executor_O=np.array(["sharded", "sharded"]),
 )
 
 

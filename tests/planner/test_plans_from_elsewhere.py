@@ -90,14 +90,14 @@ def test_explanation_names_what_binds_and_what_helps():
     text = explain(result_of(told))
     assert "3 tables on 4 ranks (2 x 2, cpu): worst rank" in text
     assert re.search(r"time: rank \d .*heaviest there: '", text)
-    assert re.search(r"memory: tables take \d+% of what rank \d has for them \(", text)
+    assert re.search(r"memory: tables use \d+% of the memory for tables on rank \d \(", text)
     assert "reserved: the dense part" in text
     assert re.search(r"for 'wide', which its constraints forbid, lowers the worst rank by \d+%", text)
 
 
 def test_diff_shows_changed_tables_and_moved_weights():
     plan = result_of({"big": ParameterConstraints(sharding_types=["row_wise"])}).plan
-    assert diff(plan, plan) == "no difference: both plans shard 3 tables alike"
+    assert diff(plan, plan) == "no difference: both plans shard 3 tables in the same way"
     text = diff(plan, edited(plan, big=sharding("table_wise", [1])))
     assert re.search(r"^-  big +row_wise +fused +4  \[0, 1, 2, 3\]$", text, re.M)
     assert re.search(r"^\+  big +table_wise +fused +1  \[1\]$", text, re.M)
@@ -122,7 +122,7 @@ def test_given_plans_are_judged_against_the_bound():
     assert judged.plan == given
     assert judged.bound_s == own.bound_s
     assert judged.gap > own.gap
-    assert "planning anew lowers the worst rank by" in explain(judged)
+    assert "planning again lowers the worst rank by" in explain(judged)
 
 
 def test_sequences_are_planned_as_well():

@@ -9,10 +9,8 @@ import pytest
 
 pytest.importorskip("uvicorn")
 
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.http import App
-from rayrec.serve.limits import Limits
-from rayrec.train.after.export import export_run
+from rayrec.serve import App, Limits, ModelSpec, Service
+from rayrec.train import export_run
 from tests.inference.runs import train
 from tests.serve.server import Server
 from tests.train import small

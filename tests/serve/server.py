@@ -13,10 +13,8 @@ from typing import Any
 
 import uvicorn
 
+from rayrec.serve import JSON, ClientConfig, Clients, TlsConfig
 from rayrec.serve.batching import Batcher
-from rayrec.serve.clients import Clients
-from rayrec.serve.config import ClientConfig, TlsConfig
-from rayrec.serve.requests import JSON
 from rayrec.serve.v2_grpc import serving
 
 GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}

@@ -14,12 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.serve import Service
+from rayrec.serve import ARROW, JSON, Answer, App, RequestError, Service
 from rayrec.serve.batching import Batcher
-from rayrec.serve.errors import RequestError
-from rayrec.serve.http import App
-from rayrec.serve.requests import ARROW, JSON
-from rayrec.serve.service import Answer, ScoreRequest
+from rayrec.serve.service import ScoreRequest
 from rayrec.serve.versions import MAX_INLINE_S, Pace
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import SCHEMA, stream

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayrec.cli.main import run
+from rayrec.cli import run
 from rayrec.inference import ExportError
-from rayrec.serve import ModelSpec, ServeConfig, load_serve_config
+from rayrec.serve import ClientConfig, ModelSpec, ServeConfig, TlsConfig, load_serve_config
 from rayrec.serve.clients import read_token
-from rayrec.serve.config import ClientConfig, TlsConfig
 from rayrec.serve.on_ray import check, wait_until_free
 from tests import kuberay
 
@@ -41,7 +40,7 @@ def test_what_cannot_be_served_is_reported_before_ray_is_started(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     good = ModelSpec(name="ctr", path=model)
-    with pytest.raises(ExportError, match="holds no export"):
+    with pytest.raises(ExportError, match="has no export"):
         check(ServeConfig(models=(good, ModelSpec(name="b", path=tmp_path / "none"))))
     damaged = shutil.copytree(model, tmp_path / "damaged")
     (damaged / "tables.bin").write_bytes(b"\x01" + (damaged / "tables.bin").read_bytes()[1:])
@@ -134,14 +133,14 @@ def test_a_file_says_all_of_a_service_and_flags_are_its_short_form(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("models: []", "there is nothing to serve: set models, or an index"),
+        ("models: []", "nothing to serve: set models, or an index"),
         ("models: [{path: a}]\nrout: /x", "rout: unknown field; did you mean 'route'"),
         ("models: [{path: a}]\nroute: ctr", "route: .*not 'ctr'"),
         ("models: [{path: a}]\nport: 70000", "port: .*64000, not 70000"),
         ("models: [{path: a}]\nhost: 0.0.0.0", "host 0.0.0.0 accepts remote connections: set `clients`"),
         ("models: [{path: a}, {path: b, shadow: true}]", "models.1: shadow versions no longer exist: remove the entry"),
         ("models: [{path: a, version: ../b}]", "name a folder below .*/a"),
-        ("models: [{path: a}]\nclients: [{name: x, token_file: t, models: [b]}]", "there is no model 'b'"),
+        ("models: [{path: a}]\nclients: [{name: x, token_file: t, models: [b]}]", "unknown model 'b'"),
         ("models: [{path: a}]\ntls: {cert_file: c, key_file: k}", "tls needs direct: true"),
         ("[1]", "must be a mapping with the fields models, name"),
     ],

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.serve import Service
+from rayrec.serve import App, ClientConfig, Clients, RequestError, Service
 from rayrec.serve import clients as clients_module
-from rayrec.serve.clients import Clients
-from rayrec.serve.config import ClientConfig
-from rayrec.serve.errors import RequestError
-from rayrec.serve.http import App
 from tests.serve.server import GOOD, Server, clients_of
 
 BODY = {"rows": [GOOD]}

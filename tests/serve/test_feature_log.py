@@ -12,11 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.config import LogConfig
-from rayrec.serve.http import App
-from rayrec.serve.requests import ARROW, JSON
-from rayrec.train.after.export import export_run
+from rayrec.serve import ARROW, JSON, App, LogConfig, ModelSpec, Service
+from rayrec.train import export_run
 from tests.inference.runs import train, trainer_scores
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import stream

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.serve.requests import JSON
+from rayrec.serve import JSON
 from tests.serve import open_loop
 from tests.serve.open_loop import Sent
 from tests.serve.server import GOOD
@@ -26,7 +26,7 @@ ALONE = """
 import sys, uvicorn
 from pathlib import Path
 from rayrec.serve import ModelSpec, ServeConfig
-from rayrec.serve.limits import Limits
+from rayrec.serve import Limits
 from rayrec.serve.app import application
 app = application(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), limits=Limits(queue=4), watch_s=0.0))
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error")

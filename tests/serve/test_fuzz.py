@@ -17,9 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.serve import Service
-from rayrec.serve.http import App
-from rayrec.serve.requests import ARROW, JSON
+from rayrec.serve import ARROW, JSON, App, Service
 from tests.serve.server import GOOD, Server
 from tests.train import small
 

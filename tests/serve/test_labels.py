@@ -13,11 +13,9 @@ import torch
 
 pytest.importorskip("uvicorn")
 
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.http import App, _as_json
-from rayrec.serve.requests import ARROW
-from rayrec.serve.service import Answer
-from rayrec.train.after.export import export_run
+from rayrec.serve import ARROW, Answer, App, ModelSpec, Service
+from rayrec.serve.http import _as_json
+from rayrec.train import export_run
 from tests.inference.runs import TWO_LABELS, WEIGHTED, train, trainer_scores, write_weighted
 from tests.serve.server import Server
 from tests.serve.test_fuzz import stream

@@ -14,12 +14,9 @@ import pytest
 import torch
 
 from rayrec.cli import run as command
-from rayrec.inference import Model, Wanted
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.http import App
-from rayrec.train import Trainer
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import parse_config
+from rayrec.inference import ExportOptions, Model
+from rayrec.serve import App, ModelSpec, Service
+from rayrec.train import Trainer, export_run, parse_config
 from tests.inference.runs import trainer_scores
 from tests.serve.server import Server
 from tests.train.small import raw_config
@@ -94,6 +91,6 @@ def test_a_number_that_an_export_gets_wrong_is_outside_its_limits(tmp_path: Path
         if line["kind"] == "eval":
             line["rmse"] *= 1.001
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=r"RMSE of label: the trainer wrote \d\.\d+ down for these rows, they give"):
-        export_run(run, tmp_path / "out", Wanted())
+    with pytest.raises(ValueError, match=r"RMSE of label: the trainer recorded \d\.\d+ for these rows, here it is"):
+        export_run(run, tmp_path / "out", ExportOptions())
     assert math.isfinite(lines[0].get("loss", 0.0))

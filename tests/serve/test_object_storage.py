@@ -1,4 +1,4 @@
-"""Exports in object storage are served from copies on the node; checksums are computed once a node."""
+"""ExportStore in object storage are served from copies on the node; checksums are computed once a node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from rayrec.cli.main import run
+from rayrec.cli import run
 from rayrec.inference import ExportError, artifact
-from rayrec.serve import ModelSpec, ServeConfig, Service
-from rayrec.serve.config import load_serve_config
+from rayrec.serve import JSON, ModelSpec, ServeConfig, Service, load_serve_config
 from rayrec.serve.on_ray import check
-from rayrec.serve.requests import JSON
 from rayrec.serve.versions import check_version
 from rayrec.storage.folder import open_folder
 from tests.s3 import s3_bucket
@@ -63,7 +61,7 @@ def test_versions_in_a_bucket_are_served_and_watched_for(model: Path, tmp_path: 
     local = [version_of(model, tmp_path / f"v{number}", number / 3) for number in (9, 10)]
     expected = [scores(Service([ModelSpec(path=folder)])) for folder in local]
     place = f"s3://{BUCKET}/ctr{options}"
-    with pytest.raises(ExportError, match="holds no export"):
+    with pytest.raises(ExportError, match="has no export"):
         check(ServeConfig(models=(ModelSpec(path=place),)))
     send(local[0], f"s3://{BUCKET}/ctr/v9{options}")
     service = Service([ModelSpec.parse(f"ctr={place}")])
@@ -81,7 +79,7 @@ def test_versions_in_a_bucket_are_served_and_watched_for(model: Path, tmp_path: 
     assert scores(pinned) == expected[1]
     open_folder(place).write("current", b"../v9")
     assert not service.refresh()
-    assert "which is outside it or not there" in str(service.health()["models"][0]["refused"])
+    assert "which is not in this folder" in str(service.health()["models"][0]["refused"])
     assert scores(service) == expected[0]
 
 
@@ -126,11 +124,11 @@ def test_the_cache_keeps_to_its_limit_and_never_removes_what_is_served(
     again = opened(0)  # of the copy that was held, the oldest
     assert scores(again) == scores(served)
     other = opened(3)
-    with pytest.raises(ExportError, match=r"has no room in .*: cache_bytes is .* served take .*; raise cache_bytes"):
+    with pytest.raises(ExportError, match=r"does not fit .*: cache_bytes is .* in use need .*; raise cache_bytes"):
         opened(1)
     assert len(copies(tmp_path)) == 2
     del other
-    with pytest.raises(ExportError, match="has no room"):
+    with pytest.raises(ExportError, match="does not fit"):
         opened(1, limit=1000)
 
 
@@ -154,9 +152,7 @@ def test_what_is_damaged_in_a_bucket_is_refused_by_name_and_leaves_nothing(
     send(bad, f"s3://{BUCKET}/ctr/v2{options}")
     assert service.refresh() == 0 and service.score(BODY, JSON).version == "v1"
     (problem,) = service.health()["models"][0]["refused"].values()
-    assert {"outside": "'../../secret', which is outside", "missing": "v2"}.get(
-        fault, "tables.bin is not what"
-    ) in problem
+    assert {"outside": "'../../secret', which is outside", "missing": "v2"}.get(fault, "tables.bin differs") in problem
     assert len(copies(tmp_path)) == 1 or [path.suffix for path in copies(tmp_path)].count("") == 1
     if fault in ("flipped", "cut"):
         tables.write_bytes(data)

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.train.after.export import export_run
+from rayrec.train import export_run
 from tests.inference.runs import train
 from tests.serve.test_service import another_version
 from tests.serve.test_v2 import certificate
@@ -182,7 +182,8 @@ SHARED = """
 import os, subprocess, sys, urllib.error, urllib.request
 import ray
 from rayrec.serve import ModelSpec, ServeConfig
-from rayrec.serve.on_ray import environment, serving
+from rayrec.serve import serving
+from rayrec.serve.on_ray import environment
 
 def replace(config, **changes):
     return config.model_copy(update=changes)
@@ -244,7 +245,7 @@ import json, ssl, subprocess, sys, time, urllib.error, urllib.request
 from pathlib import Path
 import ray
 from rayrec.serve import load_serve_config
-from rayrec.serve.on_ray import serving
+from rayrec.serve import serving
 from tests.serve.test_service import another_version
 from tests.serve.test_v2 import columns, inputs, triton_grpc
 

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-from rayrec.serve import ModelSpec, Service
+from rayrec.serve import JSON, Answer, App, Limits, ModelSpec, RequestError, Service
 from rayrec.serve.batching import _LARGE_BYTES
-from rayrec.serve.errors import RequestError
-from rayrec.serve.http import App
-from rayrec.serve.limits import Limits
-from rayrec.serve.requests import JSON
-from rayrec.serve.service import Answer, ScoreRequest
+from rayrec.serve.service import ScoreRequest
 from tests.serve.server import GOOD, Server
 
 BODY = {"rows": [GOOD]}

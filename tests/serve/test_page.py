@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.data import Mapping
-from rayrec.serve.limits import Limits
-from rayrec.serve.requests import JSON, Reader
+from rayrec.serve import JSON, Limits
+from rayrec.serve.requests import Reader
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "deploy" / "SERVING.md").read_text(encoding="utf-8")

@@ -17,19 +17,10 @@ from typer.testing import CliRunner
 
 from rayrec.cli import run
 from rayrec.cli.app import app
-from rayrec.inference import ExportError
-from rayrec.inference.index import Index
+from rayrec.inference import ExportError, ItemIndex
 from rayrec.models import RETRIEVERS, Retriever
-from rayrec.serve import Service
-from rayrec.serve.errors import RequestError
-from rayrec.serve.http import App
-from rayrec.serve.retrieval import Retrieval
-from rayrec.train import Trainer
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.after.export import export_run
-from rayrec.train.after.index import index_run
-from rayrec.train.config.file import parse_config
-from rayrec.train.errors import TrainError
+from rayrec.serve import App, RequestError, Retrieval, Service
+from rayrec.train import Trainer, TrainError, evaluate_run, export_run, index_run, parse_config
 from tests.inference.runs import trained_batches
 from tests.serve.server import Server
 from tests.serve.test_retrieval import values
@@ -70,7 +61,7 @@ def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: 
     queries, vectors = queries_as_trained(trained)
     root, words = trained.parents[1], ["--items", trained.parents[1] / "c.parquet", "--id", "sku"]
     assert "parity: queries differ by at most 0 " in command("index", trained, tmp_path / "index", *words)
-    index = Index(tmp_path / "index")
+    index = ItemIndex(tmp_path / "index")
     torch.testing.assert_close(index.vectors, vectors.flip(0), rtol=0, atol=1e-6)
     command("retrieve", index.folder, root / "eval", tmp_path / "out", "--k", 5, "--keep-seen", "--vectors")
     found = pq.read_table(tmp_path / "out")
@@ -106,19 +97,19 @@ def test_a_checkpoint_is_indexed_as_its_run_and_options_of_the_other_form_are_re
 ) -> None:
     checkpoint = max((trained / "checkpoints").glob("step_*"))
     command("index", checkpoint, tmp_path / "index", "--items", trained.parents[1] / "c.parquet", "--id", "sku")
-    index = Index(tmp_path / "index")
+    index = ItemIndex(tmp_path / "index")
     pq.write_table(pa.table({"item": [1], "vector": index.vectors[:1].tolist()}), tmp_path / "one.parquet")
     one, out = str(tmp_path / "one.parquet"), str(tmp_path / "out")
     for source, option, value, why in [
-        (str(trained), "--queries", one, "is a run, which takes no --queries"),
-        (str(checkpoint), "--extend", str(index.folder), "is a run, which takes no --extend"),
-        (one, "--items", one, "is no run, but item vectors, which takes no --items"),
-        (one, "--tables", "int8", "is no run, but item vectors, which takes no --tables"),
+        (str(trained), "--queries", one, "is a run: remove --queries"),
+        (str(checkpoint), "--extend", str(index.folder), "is a run: remove --extend"),
+        (one, "--items", one, "holds item vectors, not a run: remove --items"),
+        (one, "--tables", "int8", "holds item vectors, not a run: remove --tables"),
     ]:
         assert run(["index", source, out, option, value]) == 1
         assert why in capsys.readouterr().err and not Path(out).exists()
     assert run(["index", one, out, "--extend", str(index.folder), "--search", "hnsw"]) == 1
-    assert f"the search is that of {index.folder}, which takes no --search" in capsys.readouterr().err
+    assert f"the index has the search of {index.folder}: remove --search" in capsys.readouterr().err
 
 
 def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path) -> None:
@@ -126,7 +117,7 @@ def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path)
     assert report.apart is not None and 0 < report.apart < 0.1
     queries, vectors = queries_as_trained(trained)
     rows = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"])
-    found = Index(tmp_path / "index").queries_of(rows)
+    found = ItemIndex(tmp_path / "index").queries_of(rows)
     assert 0 < float((found - queries).abs().max()) < 0.1
     best = [set(one.tolist()) for one in (queries @ vectors.T).topk(10).indices]
     again = [set(one.tolist()) for one in (found @ vectors.T).topk(10).indices]
@@ -135,12 +126,12 @@ def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path)
 
 def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> None:
     index_run(trained, tmp_path / "index")
-    vectors = torch.eye(Index(tmp_path / "index").report.dim)[:2] * 100
+    vectors = torch.eye(ItemIndex(tmp_path / "index").report.dim)[:2] * 100
     more = pa.table({"item": [1000, 1001], "vector": vectors.tolist()})
     pq.write_table(more, tmp_path / "more.parquet")
     words = ["index", tmp_path / "more.parquet", tmp_path / "longer", "--extend", tmp_path / "index"]
     assert f"{ITEMS + 2} items" in command(*words)
-    old, new = Index(tmp_path / "index"), Index(tmp_path / "longer")
+    old, new = ItemIndex(tmp_path / "index"), ItemIndex(tmp_path / "longer")
     rows = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"])
     assert torch.equal(old.queries_of(rows), new.queries_of(rows))
     assert old.report.version != new.report.version

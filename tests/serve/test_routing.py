@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.cli.main import run
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.http import App
-from rayrec.serve.requests import JSON
+from rayrec.cli import run
+from rayrec.serve import JSON, App, ModelSpec, Service
 from rayrec.serve.routing import by_share, unit_hash
 from tests.serve.server import GOOD, Server
 from tests.serve.test_service import version_of

@@ -21,12 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import ExportError, processor
+from rayrec.inference import ExportError, ExportStore, processor
 from rayrec.inference.artifact import checksum
-from rayrec.inference.exports import Exports
-from rayrec.serve import ModelSpec, Service, versions
-from rayrec.serve.http import App
-from rayrec.serve.requests import ARROW, JSON
+from rayrec.serve import ARROW, JSON, App, ModelSpec, Service, versions
 from rayrec.serve.service import freeze_garbage
 from tests.inference.runs import trainer_scores
 from tests.serve.server import GOOD, Server, clients_of
@@ -279,7 +276,7 @@ def test_the_newest_is_the_last_by_name_with_numbers_as_numbers(
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "export.json").touch()
-    assert Exports(tmp_path, 0).newest().name == expected
+    assert ExportStore(tmp_path, 0).newest().name == expected
 
 
 @pytest.mark.parametrize("how", ["changed", "paused"])
@@ -323,14 +320,14 @@ def test_what_stays_refused_is_read_ever_more_seldom(
     service = Service([ModelSpec(name="ctr", path=tmp_path)])
     with open(another_version(model, tmp_path / "v2") / "tables.bin", "r+b") as file:
         file.write(b"\x01")
-    clock, reads, opened = [0], list[int](), Exports.open
+    clock, reads, opened = [0], list[int](), ExportStore.open
 
-    def read(exports: Exports, export: Any) -> Any:
+    def read(exports: ExportStore, export: Any) -> Any:
         reads.append(clock[0])
         return opened(exports, export)
 
     monkeypatch.setattr(versions, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(Exports, "open", read)
+    monkeypatch.setattr(ExportStore, "open", read)
     for clock[0] in range(0, 9000, 10):
         assert service.refresh() == 0
     assert reads == [0, 10, 30, 70, 150, 310, 630, 1270, 2550, 5110, 8710]  # an hour apart at most
@@ -352,7 +349,7 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
         text = "graph.pt2 is missing"
     elif fault == "deleted":
         shutil.rmtree(root)
-        text = "holds no export"
+        text = "has no export"
     elif fault == "parity":
         parity = json.loads((bad / "parity.json").read_text())
         (bad / "parity.json").write_text(json.dumps({**parity, "within_limits": False}))
@@ -362,7 +359,7 @@ def test_a_bad_version_is_refused_by_name_and_the_old_one_answers(model: Path, t
         text = "outside their limits"
     else:
         (root / "current").write_text("../elsewhere")
-        text = "outside"
+        text = "not in this folder"
     assert service.refresh() == 0
     (told,) = service.health()["models"]
     assert told["version"] == "v1" and text in next(iter(told["refused"].values()))
@@ -408,5 +405,5 @@ def test_requests_are_shared_between_versions(model: Path, tmp_path: Path) -> No
     assert 110 < found.count("new") < 190
     with pytest.raises(ValueError, match="NAME=PATH@SHARE"):
         ModelSpec.parse("ctr=x@no")
-    with pytest.raises(ExportError, match="holds no export"):
+    with pytest.raises(ExportError, match="has no export"):
         Service([ModelSpec(name="x", path=tmp_path / "new" / "aoti")])

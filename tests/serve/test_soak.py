@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.requests import JSON
+from rayrec.serve import JSON, ModelSpec, Service
 from rayrec.serve.versions import switch
 from tests.serve.server import GOOD
 from tests.serve.test_on_ray import ask, until

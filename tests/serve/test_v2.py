@@ -18,10 +18,8 @@ import numpy as np
 import pytest
 
 from rayrec.data import Schema
-from rayrec.serve import Service
+from rayrec.serve import Limits, Service, TlsConfig
 from rayrec.serve.batching import Batcher
-from rayrec.serve.config import TlsConfig
-from rayrec.serve.limits import Limits
 from rayrec.serve.v2 import DTYPES, inputs_of, query_of, tensor_of
 from rayrec.serve.v2_http import JSON_BYTES
 from rayrec.serve.v2_messages import SERVICE, message

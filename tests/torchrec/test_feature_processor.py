@@ -8,8 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ShardingEnv,
+    ShardingPlan,
+)
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType

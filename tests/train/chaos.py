@@ -179,12 +179,12 @@ def stopped_by_sigterm(run: Supervised, now: float) -> None:
 
 def node_removed(run: Supervised, now: float) -> None:
     run.tell_cluster("remove")
-    assert "on 1 instead of 2 workers" in run.restarted(now)
+    assert "with 1 instead of 2 workers" in run.restarted(now)
 
 
 def node_added(run: Supervised, now: float) -> None:
     run.tell_cluster("add")
-    assert "on 2 instead of 1 workers" in run.restarted(now, ("resized",))
+    assert "with 2 instead of 1 workers" in run.restarted(now, ("resized",))
 
 
 def mailbox_killed(run: Supervised, now: float) -> None:
@@ -210,7 +210,7 @@ def disk_full(run: Supervised, now: float) -> None:
     """Until a checkpoint has failed; also metrics cannot be written meanwhile, so that it is told on the screen."""
     filler, said_before = run.run.path / "filler", len(run.said())
     with open(filler, "wb", buffering=0) as file:
-        while "failed, earlier ones are intact" not in run.said()[said_before:]:
+        while "Earlier ones are intact." not in run.said()[said_before:]:
             run.must_go_on("a checkpoint that failed")
             try:
                 while file.write(b"\0" * 4096):
@@ -241,13 +241,13 @@ def node_preempted(run: Supervised, now: float) -> None:
     """Ray announces that a node goes; the run is off it, with a checkpoint, before it does, and takes the next one."""
     run.tell_cluster("drain")
     left = run.restarted(now, ("resized",))
-    assert left.startswith("Ray takes away node") and "on 1 instead of 2 workers" in left
+    assert left.startswith("Ray removes node") and "with 1 instead of 2 workers" in left
     gone = time.time()
     run.tell_cluster("remove")
     run.event(("checkpoint",), gone + 1.0)
     assert not [record for record in run.records() if record.get("event") == "recovered" and record["time"] > now]
     run.tell_cluster("add")
-    assert "on 2 instead of 1 workers" in run.restarted(gone, ("resized",))
+    assert "with 2 instead of 1 workers" in run.restarted(gone, ("resized",))
 
 
 def second_driver(run: Supervised, now: float) -> None:

@@ -166,7 +166,7 @@ def test_a_search_needs_its_figure_in_the_evaluations() -> None:
     assert str(reports.problem) == "evaluations have no figure 'gauc'; there are auc, step" and reports.count == 0
     modes = {metric: Search(params=[], metric=metric).mode for metric in ("auc", "ne", "logloss", "rmse", "r2", "mae")}
     assert [metric for metric, mode in modes.items() if mode == "min"] == ["ne", "logloss", "rmse", "mae"]
-    with pytest.raises(TrainError, match="track='MLflow': there are mlflow, wandb"):
+    with pytest.raises(TrainError, match="track='MLflow' must be one of mlflow, wandb"):
         tracker("MLflow", "x")
 
 

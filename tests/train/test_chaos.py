@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 
 from data.synthetic.clicks import SyntheticSpec, write_files
-from rayrec.checkpoint.tools import verify_place
+from rayrec.checkpoint.tools import verify
 from rayrec.train import Trainer
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
@@ -170,7 +170,7 @@ def assert_nothing_left(run: chaos.Supervised) -> None:
         time.sleep(0.2)
     assert not left, left
     assert {path.name for path in run.run.path.iterdir()} <= KEPT
-    places = dict(verify_place(str(run.run.path)))
+    places = dict(verify(str(run.run.path)))
     assert 1 <= len(places) <= 3 and not any(places.values()), places
     whole = {Path(place).name for place in places}
     assert {path.name for path in Path(run.run.checkpoints).iterdir()} == {*whole, "attempt.json"}

@@ -115,7 +115,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_says_so(tmp_path: Pa
     assert [record["step"] for record in damaged] == [6, 6]
     assert "manifest.json: it cannot be read as JSON" in damaged[0]["message"]
     assert "data-00000.safetensors (" in damaged[1]["message"]
-    assert all(record["message"].endswith("; going on from step 6") for record in damaged)
+    assert all(record["message"].endswith("; resuming from step 6") for record in damaged)
     assert "is damaged" in shown(tmp_path)
 
 
@@ -123,7 +123,9 @@ def test_a_run_without_a_whole_checkpoint_does_not_begin_again(tmp_path: Path) -
     run = cut_short(tmp_path)
     for folder in newest_files(run):
         flip(folder / "index.json", 50)
-    with pytest.raises(TrainError, match=r"has no whole checkpoint: .*index\.json: the bytes.*start over with --fresh"):
+    with pytest.raises(
+        TrainError, match=r"all checkpoints in .* are damaged: .*index\.json: the bytes.*start over with --fresh"
+    ):
         trainer(tmp_path, trainer__epochs=2).fit()
     assert len(newest_files(run)) == 3
 
@@ -166,7 +168,7 @@ def test_saves_that_fail_are_told_and_the_run_goes_on(tmp_path: Path, monkeypatc
     ]
     assert [checkpoint.step for checkpoint in CheckpointStore(result.folder / "checkpoints").all()] == [4, 16]
     told = next(record["message"] for record in records(result.folder, "event") if record["event"] == "save_failed")
-    assert told.startswith("the checkpoint of step 8 failed, earlier ones are intact") and "No space left" in told
+    assert told.startswith("The checkpoint at step 8 failed (") and "No space left" in told and "are intact" in told
 
 
 def test_training_may_wait_for_its_checkpoints(tmp_path: Path) -> None:

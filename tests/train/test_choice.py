@@ -124,7 +124,7 @@ def test_training_alone_goes_on_from_an_older_one_and_says_so(copy: Path, capsys
     over = ["--set", f"storage.path={copy.parent}", "--set", "trainer.epochs=3"]
     assert run(["train", str(data_of(copy) / "c.yaml"), *over]) == 0
     told = " ".join("".join(capsys.readouterr()).split())
-    assert f"{new.name} is damaged: " in told and "going on from step 16" in told
+    assert f"{new.name} is damaged: " in told and "resuming from step 16" in told
 
 
 def test_the_best_is_the_one_with_the_best_score(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rayrec.checkpoint.tools import verify_place
+from rayrec.checkpoint.tools import verify
 from rayrec.train.run.folder import RunFolder
 from tests.train.chaos import ROOT
 from tests.train.small import raw_config, write_all
@@ -164,5 +164,5 @@ def test_ctrl_c_with_tee_beside_takes_a_last_checkpoint(workers: int, tmp_path: 
     assert status == 130, log.read_text()
     (end,) = [record for record in run.read_metrics() if record.get("event") == "interrupted"]
     assert "whose checkpoint is complete" in end["message"]
-    places = dict(verify_place(str(run.path)))
+    places = dict(verify(str(run.path)))
     assert len(places) == 1 and not any(places.values())

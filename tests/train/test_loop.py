@@ -225,7 +225,7 @@ def test_filters_that_no_row_passes_end_the_run_on_every_rank(tmp_path: Path) ->
     by_country(write_all(tmp_path, rows=100), 100)
     train = {"path": str(tmp_path / "train"), "filters": [["country", "=", "es"]]}
     for message in on_ranks(2, failing_rank, raw_config(tmp_path, data__train=train)):
-        assert "no row to train on: of the 100 rows of" in message and "country = 'es'" in message
+        assert "No training rows: all 100 rows of" in message and "country = 'es'" in message
 
 
 def failing_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> str:
@@ -252,7 +252,7 @@ def told_progress(group: dist.ProcessGroup, raw: dict[str, Any]) -> list[tuple[i
     """(step, steps of the whole run) as told after every step."""
     session = rank_session(group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayrec.train.worker.loop.PROGRESS_EVERY_S", 0.0)
+        patch.setattr("rayrec.train.worker.reporter.PROGRESS_EVERY_S", 0.0)
         fit(make_job(raw), session)
     return [(told["step"], told["total_steps"]) for told in session.sink.records if told["kind"] == "progress"]
 
@@ -337,7 +337,7 @@ class Hashed(torch.nn.Module):
 def test_a_model_that_cannot_be_worked_through_in_parts_is_told_so(folder: Path) -> None:
     raw = raw_config(folder, trainer__micro_batches=2)
     learner = make_learner(replace(make_job(raw), factory=Hashed), session_alone(Silent()))
-    with pytest.raises(TrainError, match=r"micro_batches: the model must give batch\.sparse as it is"):
+    with pytest.raises(TrainError, match=r"micro_batches: the model must pass batch\.sparse unchanged"):
         learner.step(batches([8], 1)[0], 1.0)
 
 

@@ -31,7 +31,7 @@ from rayrec.train.errors import TrainError
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from rayrec.train.worker.lockstep import Control
-from rayrec.train.worker.outage import Outages
+from rayrec.train.worker.storage_retry import StorageRetry
 from tests.train.pretended_ray import Actor, PretendedRay, pretended
 
 __all__ = ["pretended"]
@@ -185,10 +185,10 @@ def storage_away(run: Month, draw: random.Random) -> None:
         if run.clock.now < back:
             raise OSError("the storage is away")
 
-    outages = Outages(Control(0, 1, None), Patience(outage_s=STORAGE.patience_s), lambda _: None)
+    retry = StorageRetry(Control(0, 1, None), Patience(outage_s=STORAGE.patience_s), lambda _: None)
     while True:
         try:
-            return outages.outlast("loading", load)
+            return retry("loading", load)
         except OSError as error:
             run.failed({0: error})
 
@@ -230,9 +230,9 @@ FAULTS: tuple[Callable[[Month, random.Random], object], ...] = (
 def clock(monkeypatch: pytest.MonkeyPatch, pretended: PretendedRay) -> Clock:
     made = Clock()
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # Ray logs each decision at length
-    for module in ("run.log", "worker.outage"):
+    for module in ("run.log", "worker.storage_retry"):
         monkeypatch.setattr(f"rayrec.train.{module}.time", made)
-    monkeypatch.setattr("rayrec.train.worker.outage.Outages._reporting", _silent)
+    monkeypatch.setattr("rayrec.train.worker.storage_retry.StorageRetry._reporting", _silent)
     return made
 
 

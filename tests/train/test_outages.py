@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from rayrec.checkpoint import FencedError, TakenOverError
-from rayrec.checkpoint.attempt import Attempt
-from rayrec.checkpoint.launch import FILE, Launch, Lease
+from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch, Lease
 from rayrec.models import DLRM, Batch
+from rayrec.storage import retries
 from rayrec.storage.folder import LocalFolder
 from rayrec.storage.retries import Patience
 from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.errors import is_retryable
-from rayrec.train.worker import outage
+from rayrec.train.worker import storage_retry
 from rayrec.train.worker.lockstep import Control
-from rayrec.train.worker.outage import Outages, within
+from rayrec.train.worker.storage_retry import StorageRetry, call_within
 from tests.train.small import write_all
 from tests.train.test_alone import ROWS, job_of, run, saved
 from tests.train.test_fit import records, trainer
@@ -34,9 +34,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(outage, "LONGEST_WAIT_S", 0.05)
-    monkeypatch.setattr(outage, "REPORT_EVERY_S", 0.1)
+    monkeypatch.setattr(retries, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(retries, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(storage_retry, "REPORT_EVERY_S", 0.1)
 
 
 def break_storage(monkeypatch: pytest.MonkeyPatch, method: str, error: OSError, times: int, of: str = "") -> list[str]:
@@ -67,8 +67,8 @@ def test_a_start_waits_for_its_storage(
     told = run(job)[1]
     assert len(failed) == 8 and saved(job) == [5]
     texts = [record["message"] for record in told.all("event") if record["event"] == "storage"]
-    assert texts[0].startswith("finding the checkpoints: waiting for the storage, 0 min so far (")
-    assert texts[0].endswith(f"{error.strerror}); trying again for 10 min")
+    assert texts[0].startswith("Still finding the checkpoints after 0 min: waiting for the storage (")
+    assert texts[0].endswith(f"{error.strerror}); retrying for up to 10 min.")
 
 
 def test_the_last_checkpoint_waits_for_its_storage(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_the_last_checkpoint_waits_for_its_storage(data: Path, tmp_path: Path, m
     job = job_of(data, tmp_path, trainer__checkpoint_every=None)
     outcome, told = run(job)
     assert len(failed) == 6 and saved(job) == [10] and "step_00000010-" in outcome["checkpoint"]
-    assert "saving the last checkpoint, of step 10: waiting" in told.all("event")[0]["message"]
+    assert "Still saving the final checkpoint (step 10) after 0 min: waiting" in told.all("event")[0]["message"]
 
 
 def test_a_wait_for_storage_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_scores_are_not_waited_for(data: Path, tmp_path: Path, monkeypatch: pyte
     job = job_of(data, tmp_path, trainer__epochs=1, storage={"keep_best": "auc", "wait_s": 0.05, "background": False})
     told = run(job)[1]
     (text,) = [record["message"] for record in told.all("event") if record["event"] == "save_failed"]
-    assert text == "the scores of step 5 cannot be kept: the storage has not answered for 0.05 s"
+    assert text == "Could not store the metrics of step 5: the storage has not answered for 0.05 s"
 
 
 def test_training_that_waits_for_checkpoints_says_so_once(
@@ -131,7 +131,7 @@ def test_training_that_waits_for_checkpoints_says_so_once(
 
 def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
     reports: list[str] = []
-    outages = Outages(Control(0, 1, None), Patience(outage_s=60), reports.append)
+    retry = StorageRetry(Control(0, 1, None), Patience(outage_s=60), reports.append)
     for error in (ValueError("a label"), NotADirectoryError("runs"), IsADirectoryError("manifest.json")):
         tries = []
 
@@ -140,17 +140,17 @@ def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
             raise error
 
         with pytest.raises(type(error)):
-            outages.outlast("reading", act)
+            retry("reading", act)
         assert len(tries) == 1
-    assert not reports and within(5.0, lambda: 7) == 7
+    assert not reports and call_within(5.0, lambda: 7) == 7
     with pytest.raises(ValueError, match="x"):
-        within(5.0, lambda: int("x"))
+        call_within(5.0, lambda: int("x"))
 
 
 def another_launch(folder: Path) -> Launch:
     """Takes the run over, from another machine."""
     launch, root = replace(Launch.here(), host="elsewhere"), LocalFolder(folder / "checkpoints")
-    root.write(FILE, json.dumps({"launch": asdict(launch), "beat": time.time()}).encode())
+    root.write(LAUNCH_FILE, json.dumps({"launch": asdict(launch), "beat": time.time()}).encode())
     Attempt.claim(root, launch)
     return launch
 
@@ -168,9 +168,11 @@ def test_a_launch_that_was_taken_over_ends_and_says_by_whom(data: Path, tmp_path
             return super().forward(batch)
 
     changes = {"storage__path": str(tmp_path / "runs"), "trainer__checkpoint_every": 2}
-    with pytest.raises(TrainError, match=r"taken over by another launch .* on elsewhere, started .*; this one ends$"):
+    with pytest.raises(
+        TrainError, match=r"another driver \(process .* on elsewhere, .*\) took over .*; this one exits$"
+    ):
         trainer(data, factory=TakenOver, **changes).fit()
-    assert (run_folder / "checkpoints" / FILE).exists(), "it is the other's"
+    assert (run_folder / "checkpoints" / LAUNCH_FILE).exists(), "it is the other's"
     job = job_of(data, tmp_path / "runs")
     with pytest.raises(TakenOverError):
         run(replace(job, launch=Launch.here()))
@@ -201,7 +203,7 @@ def test_a_second_launch_is_refused_where_locks_do_not_reach(
 def test_checkpoints_that_cannot_be_written_start_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_storage(monkeypatch, "write", EXPIRED, times=1, of=FILE)
+    break_storage(monkeypatch, "write", EXPIRED, times=1, of=LAUNCH_FILE)
     with pytest.raises(StorageError, match=r"checkpoints cannot be written \(Permission denied\); nothing was started"):
         trainer(data, storage__path=str(tmp_path / "runs")).fit()
 

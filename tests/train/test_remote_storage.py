@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.checkpoint.tools import verify_place
+from rayrec.checkpoint.tools import verify
 from rayrec.cli import run
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbOptimType
 from rayrec.models import DLRM, Batch
 from rayrec.storage.folder import open_folder
 from rayrec.train.errors import StorageError
@@ -58,13 +58,13 @@ def test_saved_to_s3_by_two_ranks_and_loaded_by_four(bucket: str) -> None:
     torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
     root = open_folder(uri)
     assert root.names() == ["attempt.json", "step_00000003-0001"], "the older one is gone"
-    (found,) = verify_place(f"s3://models/run{bucket}")
+    (found,) = verify(f"s3://models/run{bucket}")
     assert found[1] == []
     folder = root.sub("step_00000003-0001")
     data = bytearray(folder.read("data-00001.safetensors"))
     data[-1] ^= 1
     folder.write("data-00001.safetensors", bytes(data))
-    (found,) = verify_place(f"s3://models/run{bucket}")
+    (found,) = verify(f"s3://models/run{bucket}")
     (damage,) = found[1]
     assert damage.file == "data-00001.safetensors" and damage.what == "the bytes do not match their checksum"
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rayrec.checkpoint.tools import verify_place
+from rayrec.checkpoint.tools import verify
 from rayrec.train.run.folder import RunFolder
 from tests.train.chaos import MARK, ROOT, marked
 from tests.train.small import raw_config, write_all
@@ -129,8 +129,8 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
         time.sleep(0.1)
     assert not left, left
     if saved:
-        assert "whose checkpoint is complete" in told and "the same command goes on from it" in told
-        places = dict(verify_place(str(command.run.path)))
+        assert "whose checkpoint is complete" in told and "run the same command again to resume from it" in told
+        places = dict(verify(str(command.run.path)))
         assert places and not any(places.values())
         end = [record for record in command.run.read_metrics() if record.get("event") == "interrupted"]
         assert len(end) == 1

@@ -24,7 +24,8 @@ from rayrec.train.run.log import Record
 from rayrec.train.worker.entry import attempt, work_alone
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import RankError, StopRequested
-from rayrec.train.worker.loop import PROGRESS_EVERY_S, fit
+from rayrec.train.worker.loop import fit
+from rayrec.train.worker.reporter import PROGRESS_EVERY_S
 from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session, session_alone, set_threads
 from rayrec.train.worker.streams import Streams
@@ -183,7 +184,7 @@ def test_a_run_of_one_step_is_evaluated(tmp_path: Path) -> None:
 def test_steps_that_are_left_are_counted_without_the_rows_that_filters_leave_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayrec.train.worker.loop.PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr("rayrec.train.worker.reporter.PROGRESS_EVERY_S", 0.0)
     train = {"path": str(write_all(tmp_path, rows=600) / "train"), "filters": [["row", "<", 150]]}
     sink = Silent()
     job = make_job(raw_config(tmp_path, data__train=train, trainer__epochs=3, trainer__batch_size=30))
@@ -229,4 +230,4 @@ def test_a_run_in_this_process_says_that_it_leaves_a_gpu(
     display = Display(Console(file=out, width=200))
     recorder = Recorder(job.files, display)
     assert run_job(job, recorder.state, recorder, display, 0) == {}
-    assert ("this machine has a GPU: trainer.num_workers=1 trains on it" in out.getvalue()) == says
+    assert ("Set trainer.num_workers=1 to use this machine's GPU" in out.getvalue()) == says

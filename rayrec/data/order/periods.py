@@ -116,13 +116,13 @@ class Periods:
             fix="restore the folder, or change `filters` to include it",
         )
 
-    def continues(self, at: Only, over: bool) -> bool:
-        """True if a run continues in the period `at`, or after it if `over`; False if filters exclude the rest of it.
+    def continues(self, current: Only, over: bool) -> bool:
+        """True if a run continues in the period `current`, or after it if `over`; False if filters exclude its rest.
 
         Raises:
             DataError: the folder is missing or is the last period now, or the partition column or its type changed.
         """
-        column, value = at
+        column, value = current
         if column != self.column:
             raise DataError(
                 f"data.progressive is {self.column!r}, but the checkpoint was trained with {column!r}",
@@ -147,23 +147,23 @@ class Periods:
                 file=self.data,
                 fix=f"restore the folder, or skip the rest of it: filters: [[{column}, '>', {value!r}]]",
             )
-        self.evaluated_after(at)
+        self.evaluated_after(current)
         return True
 
-    def late(self, at: Only, trained: Collection[Value]) -> tuple[Value, ...]:
-        """Periods before `at` without training: they arrived late, or filters excluded them before."""
-        trained_values = {*trained, at[1]}
-        return tuple(value for value in self.values[: self._passed(at[1])] if value not in trained_values)
+    def late(self, current: Only, trained: Collection[Value]) -> tuple[Value, ...]:
+        """Periods before `current` without training: they arrived late, or filters excluded them before."""
+        trained_values = {*trained, current[1]}
+        return tuple(value for value in self.values[: self._passed(current[1])] if value not in trained_values)
 
-    def report(self, at: Only, trained: Collection[Value]) -> str:
-        """A line about the periods that a run at `at` trains on next, and those it skips."""
-        remaining, late = self.remaining(at[1]), self.late(at, trained)
+    def report(self, current: Only, trained: Collection[Value]) -> str:
+        """A line about the periods that a run at `current` trains on next, and those it skips."""
+        remaining, late = self.remaining(current[1]), self.late(current, trained)
         following = self._named(remaining) if remaining else "nothing until a new folder exists"
-        text = f"at {self._named((at[1],))}; next: {following}"
+        text = f"at {self._named((current[1],))}; next: {following}"
         if late:
             text += (
                 f"; NOT trained on: {self._named(late)}, which arrived late or were excluded by `filters`; "
-                f"training does not return to periods before {at[1]}"
+                f"training does not return to periods before {current[1]}"
             )
         return text
 
@@ -172,5 +172,5 @@ class Periods:
         return bisect_right(self.values, value)  # values of one type
 
     def _named(self, values: tuple[Value, ...]) -> str:
-        shown = ", ".join(f"{self.column}={value}" for value in values[:_SHOWN])
-        return shown + (f" and {len(values) - _SHOWN} more to {values[-1]}" if len(values) > _SHOWN else "")
+        listed = ", ".join(f"{self.column}={value}" for value in values[:_SHOWN])
+        return listed + (f" and {len(values) - _SHOWN} more to {values[-1]}" if len(values) > _SHOWN else "")

@@ -24,7 +24,7 @@ _FIELD_ID = b"PARQUET:field_id"
 _NAMED = 5
 
 
-def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, conditions: Sequence[Condition]) -> Types:
+def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, conditions: Sequence[Condition]) -> Types:
     """The types of the columns to read: for each column the widest type in any file.
 
     Raises:
@@ -33,11 +33,13 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
     """
     codes, schemas = _schemas(facts)
     kinds: dict[tuple[int, tuple[str, ...]], PartitionedFile] = {}
-    for code, file in zip(codes.tolist(), found.files, strict=True):
+    for code, file in zip(codes.tolist(), partitioned.files, strict=True):
         kinds.setdefault((code, tuple(file.values)), file)
     columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-    schemas = [_renamed(arrow, _names_in(arrow, columns, found)) for arrow in schemas]
-    arrows = [with_partitions(schemas[code], {name: found.types[name] for name in names}) for code, names in kinds]
+    schemas = [_renamed(arrow, _names_in(arrow, columns, partitioned)) for arrow in schemas]
+    arrows = [
+        with_partitions(schemas[code], {name: partitioned.types[name] for name in names}) for code, names in kinds
+    ]
     first_type = {
         name: (file.file.uri, arrow.field(name).type)
         for arrow, file in reversed([*zip(arrows, kinds.values(), strict=True)])
@@ -51,7 +53,7 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
         for name in lacking:
             in_other_case = name.lower() in map(str.lower, arrow.names)
             if name not in schema.optional_columns or in_other_case:
-                raise _missing_in_some(name, found, codes, schemas)
+                raise _missing_in_some(name, partitioned, codes, schemas)
         check_types(schema, pa.schema([*arrow, *(pa.field(name, first_type[name][1]) for name in lacking)]), uri)
         for condition in conditions:
             condition.check_in(arrow, uri)
@@ -69,24 +71,24 @@ def check_columns(found: Partitioned, facts: pa.Table, schema: Schema, condition
     return {name: types[name] for name in columns}
 
 
-def _missing_in_some(name: str, found: Partitioned, codes: I64, schemas: Sequence[pa.Schema]) -> DataError:
-    lacking = [
+def _missing_in_some(name: str, partitioned: Partitioned, codes: I64, schemas: Sequence[pa.Schema]) -> DataError:
+    incomplete = [
         (file.file.uri, schemas[code].names)
-        for code, file in zip(codes.tolist(), found.files, strict=True)
+        for code, file in zip(codes.tolist(), partitioned.files, strict=True)
         if name not in schemas[code].names and name not in file.values
     ]
-    files = [uri for uri, _ in lacking]
-    named = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
+    files = [uri for uri, _ in incomplete]
+    listed = ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else "")
     return DataError(
-        f"column {name!r} is missing in {len(files):,} of {len(found.files):,} files: {named}"
-        f"{suggestion(name, lacking[0][1])}",
+        f"column {name!r} is missing in {len(files):,} of {len(partitioned.files):,} files: {listed}"
+        f"{suggestion(name, incomplete[0][1])}",
         file=files[0],
         column=name,
         fix="add the column to these files; for a feature you can also set a `default`, or `on_null: empty`",
     )
 
 
-def _names_in(arrow: pa.Schema, columns: Sequence[str], found: Partitioned) -> dict[str, str | None]:
+def _names_in(arrow: pa.Schema, columns: Sequence[str], partitioned: Partitioned) -> dict[str, str | None]:
     """Names in the file of columns that are called differently there.
 
     None for a column that the file lacks although it has a column of that name (which was another one before).
@@ -94,14 +96,17 @@ def _names_in(arrow: pa.Schema, columns: Sequence[str], found: Partitioned) -> d
     Raises:
         DataError: the table has no such column.
     """
-    if not found.field_ids:
-        return {name: found.physical[name] for name in columns if name in found.physical}
+    if not partitioned.field_ids:
+        return {name: partitioned.physical[name] for name in columns if name in partitioned.physical}
     for name in columns:
-        if name not in found.field_ids:
-            fix, uri = f"correct the name; the table has {', '.join(found.field_ids)}", found.files[0].file.uri
+        if name not in partitioned.field_ids:
+            fix, uri = (
+                f"correct the name; the table has {', '.join(partitioned.field_ids)}",
+                partitioned.files[0].file.uri,
+            )
             raise DataError(f"the table has no column {name!r} at this version", file=uri, column=name, fix=fix)
     ids = {int(field.metadata[_FIELD_ID]): field.name for field in arrow if _FIELD_ID in (field.metadata or {})}
-    file_names = {name: ids.get(found.field_ids[name]) for name in columns} if ids else {}
+    file_names = {name: ids.get(partitioned.field_ids[name]) for name in columns} if ids else {}
     return {
         name: file_name
         for name, file_name in file_names.items()
@@ -117,7 +122,7 @@ def _renamed(arrow: pa.Schema, names: Mapping[str, str | None]) -> pa.Schema:
 
 
 def file_table(
-    found: Partitioned, facts: pa.Table, columns: Sequence[str], conditions: Sequence[Condition]
+    partitioned: Partitioned, facts: pa.Table, columns: Sequence[str], conditions: Sequence[Condition]
 ) -> FileTable:
     """The files of a data set in columns.
 
@@ -126,20 +131,20 @@ def file_table(
         conditions: filters.
     """
     folder_numbers, names, folders = folders_of(
-        (file.file.uri for file in found.files), (file.values for file in found.files)
+        (file.file.uri for file in partitioned.files), (file.values for file in partitioned.files)
     )
     codes, schemas = _schemas(facts)
-    renames = [_names_in(schema, columns, found) for schema in schemas]
+    renames = [_names_in(schema, columns, partitioned) for schema in schemas]
     texts = [json.dumps(rename) if rename else None for rename in renames]
     lists = _list(facts, "group_rows")
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lists.value_lengths().to_numpy(), dtype=np.int64)])
     arrays = [pa.array(folder_numbers, pa.int32()), pa.array(names, pa.string())]
     arrays += [_flat(facts, name) for name in ("size_bytes", "changed_ns", "footer", "etag")]
     arrays.append(pa.array(_row_bytes(facts, columns), pa.float32()))
-    arrays.append(pa.array([file.file.deleted for file in found.files], pa.binary()))
+    arrays.append(pa.array([file.file.deleted for file in partitioned.files], pa.binary()))
     arrays.append(pa.array([texts[code] for code in codes.tolist()], pa.string()))
     group_rows = lists.flatten().to_numpy().astype(np.int64)
-    left_out = _left_out(found, facts, offsets, conditions, [renames[code] for code in codes.tolist()])
+    left_out = _left_out(partitioned, facts, offsets, conditions, [renames[code] for code in codes.tolist()])
     return FileTable(tuple(folders), pa.record_batch(arrays, schema=COLUMNS), offsets, group_rows, left_out)
 
 
@@ -176,7 +181,7 @@ def _row_bytes(facts: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.float6
 
 
 def _left_out(
-    found: Partitioned,
+    partitioned: Partitioned,
     facts: pa.Table,
     offsets: I64,
     conditions: Sequence[Condition],
@@ -192,7 +197,7 @@ def _left_out(
             continue
         name = condition.column
         in_file = np.array(
-            [name not in {**file.values, **rename} for file, rename in zip(found.files, renames, strict=True)]
+            [name not in {**file.values, **rename} for file, rename in zip(partitioned.files, renames, strict=True)]
         )
         out |= ~condition.may_hold(low, high) & np.repeat(in_file, np.diff(offsets))
     return out

@@ -73,12 +73,14 @@ class Block:
 
     def ends_of(self, number: int) -> I64:
         """Rows that the rank has passed after each of its rows of a window."""
-        window_positions, before = positions(self.sizes, number), self.rows_before
+        window_positions, passed = positions(self.sizes, number), self.rows_before
         bounds = np.searchsorted(window_positions, spans(self.ranges)).tolist()
-        ends, done = empty(sum(last - first for first, last in bounds), np.int64), 0
-        for (start, stop), (first, last) in zip(self.ranges, bounds, strict=True):
-            np.add(window_positions[first:last], before - start + 1, out=ends[done : done + last - first])
-            before, done = before + stop - start, done + last - first
+        ends, done = empty(sum(last_row - first_row for first_row, last_row in bounds), np.int64), 0
+        for (start, stop), (first_row, last_row) in zip(self.ranges, bounds, strict=True):
+            np.add(
+                window_positions[first_row:last_row], passed - start + 1, out=ends[done : done + last_row - first_row]
+            )
+            passed, done = passed + stop - start, done + last_row - first_row
         return ends
 
 

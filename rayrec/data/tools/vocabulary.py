@@ -96,10 +96,10 @@ def count_column(
         if not sizes and extend is None:
             problem = f"no id occurs {min_count} times" if min_count > 1 else "the column contains no ids"
             raise DataError(f"the vocabulary would be empty: {problem}", column=column, fix="lower --min-count")
-        kept = _write([path for path, _, _ in partitions], sizes, folder / "out", max_size, extend)
+        vocabulary_size = _write([path for path, _, _ in partitions], sizes, folder / "out", max_size, extend)
         (folder / "out").rename(out)
         load_vocabulary.cache_clear()
-        return Counted(kept, sum(seen for _, _, seen in partitions))
+        return Counted(vocabulary_size, sum(seen for _, _, seen in partitions))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

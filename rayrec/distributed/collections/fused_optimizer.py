@@ -1,4 +1,4 @@
-"""The optimizer inside backward, as users see it: learning rates to schedule and a state to save."""
+"""The optimizer inside backward as a `torch.optim` optimizer: learning rates to schedule, and state to save."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ STEP = "step"  # torch's name for the number of updates in an optimizer's state
 
 
 class EmbeddingFusedOptimizer(KeyedOptimizer):
-    """The optimizers of a collection's kernels, one parameter group each. Rows are updated in backward; `step` and
-    `zero_grad` hand the learning rates on.
+    """The optimizers of a collection's kernels, one parameter group each. Backward updates the rows; `step` and
+    `zero_grad` pass the learning rates to the kernels.
 
-    The state dict is sharded as the tables are: `{"prefix.table.weight": {"table.momentum1": ShardedTensor}}`, with an
-    entry for each table of which this rank has a part. torch.distributed.checkpoint saves and loads it as it is. Tables
-    of an optimizer that corrects its bias (Adam, LAMB) also have `"table.step"`, the number of updates so far.
+    The state dict is sharded like the tables: `{"prefix.table.weight": {"table.momentum1": ShardedTensor}}`, with an
+    entry for each table with a shard on this rank. torch.distributed.checkpoint can save and load it. Tables of an
+    optimizer with bias correction (Adam, LAMB) also have `"table.step"`, the number of updates so far.
 
     Args:
-        kernels: that update inside backward.
-        tables: of the collection, by name; a kernel's tables and a table's local shards come in the same order.
-        prefix: of the parameters' names.
+        kernels: kernels that update inside backward.
+        tables: tables of the collection, by name; a kernel's tables and a table's local shards have the same order.
+        prefix: prefix of the parameters' names.
     """
 
     def __init__(self, kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str) -> None:
@@ -35,16 +35,17 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
         state: dict[torch.Tensor, dict[str, Any]] = {}
         groups = []
         for kernel in kernels:
-            of_kernel = []
+            group_params = []
             for name in _names(kernel):
-                held = shards.setdefault(name, [])
-                shard = tables[name].local[len(held)]
-                held.append(shard)
-                params[f"{prefix}.{name}.weight" + (f"_{len(held) - 1}" if held[1:] else "")] = shard.parameter
+                table_shards = shards.setdefault(name, [])
+                shard = tables[name].local[len(table_shards)]
+                suffix = f"_{len(table_shards)}" if table_shards else ""
+                table_shards.append(shard)
+                params[f"{prefix}.{name}.weight{suffix}"] = shard.parameter
                 state[shard.parameter] = {f"{name}.{key}": value for key, value in shard.state.items()}
-                of_kernel.append(shard.parameter)
-            groups.append({"params": of_kernel, "lr": kernel.learning_rate})
-        self._steps = [  # (kernel, its tables' parameters and the keys of their counts)
+                group_params.append(shard.parameter)
+            groups.append({"params": group_params, "lr": kernel.learning_rate})
+        self._steps = [  # (kernel, key of the step count by parameter name)
             (kernel, {f"{prefix}.{name}.weight": f"{name}.{STEP}" for name in _names(kernel)})
             for kernel in kernels
             if kernel.tables[0].update.rule.corrects_bias
@@ -60,7 +61,7 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
 
     def named_state(self) -> dict[str, dict[str, Any]]:
         for kernel in self._kernels:
-            kernel.states()  # rows in a device cache are written back to where the shards point
+            kernel.states()  # writes rows in a device cache back to the shards' memory
         named = {
             name: {f"{table.config.name}.{key}": value for key, value in table.optimizer_state().items()}
             for name, table in self._tables.items()
@@ -80,7 +81,7 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
         super()._load_named_state(state)
         for kernel, keys in self._steps:
             steps = [int(state[name][key]) for name, key in keys.items() if key in state.get(name, {})]
-            if steps:  # TorchRec's state has none
+            if steps:  # TorchRec's state has no step counts
                 kernel.iteration = max(steps)
 
     def _load_state(self, name: str, values: Mapping[str, Any]) -> None:
@@ -88,14 +89,14 @@ class EmbeddingFusedOptimizer(KeyedOptimizer):
         table.load_optimizer_state({key.removeprefix(f"{table.config.name}."): value for key, value in values.items()})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """The rows are up to date already; sets the learning rate of the next backward."""
+        """Sets the learning rate of the next backward. The rows are up to date already."""
         self.settings_changed()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.settings_changed()
 
     def settings_changed(self) -> None:
-        """Hands the learning rates to the kernels."""
+        """Passes the learning rates to the kernels."""
         for kernel, group in zip(self._kernels, self.param_groups, strict=True):
             if group["lr"] != kernel.learning_rate:
                 kernel.learning_rate = float(group["lr"])
@@ -106,6 +107,6 @@ def _names(kernel: Kernel) -> list[str]:
 
 
 def fused_optimizer_of(kernels: Sequence[Kernel], tables: Mapping[str, ShardedTable], prefix: str) -> CombinedOptimizer:
-    """The optimizer of those of a collection's kernels that update inside backward."""
-    trained = updating(kernels)
-    return CombinedOptimizer([EmbeddingFusedOptimizer(trained, tables, prefix)] if trained else [])
+    """The optimizer of a collection's kernels that update inside backward."""
+    fused = updating(kernels)
+    return CombinedOptimizer([EmbeddingFusedOptimizer(fused, tables, prefix)] if fused else [])

@@ -21,7 +21,7 @@ from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, 
 from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.kernel.interface import Kernel
 from rayrec.optim import CombinedOptimizer
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 Result = TypeVar("Result")
 
@@ -64,7 +64,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         self._sharded, self._replicated = sharded, replicated
         updates = any(table.optimizer is not None for table in setup.tables)
         replicated_features = {f for t in setup.tables if t.sharding.replicated for f in t.config.feature_names}
-        # The split compares ids with rows, but not those of replicated tables, or before ids are deduplicated.
+        # The split checks the ids of sharded tables against their rows, unless they are deduplicated first.
         checked = set() if setup.dedup else {*sharded.exchange.routes.features} - replicated_features
         self._check = IdCheck(setup.configs, setup.weighted, checked)
         tables = make_tables(setup, self.kernels(), sharded.exchange.routes)
@@ -150,20 +150,6 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
     def executors(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
         """The executors of the sharded and of the replicated tables."""
         return [executor for executor in (self._sharded, self._replicated) if executor is not None]
-
-    # The three stages, by the names that TorchRec's tutorials print.
-
-    @property
-    def _input_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
-        return self.executors
-
-    @property
-    def _lookups(self) -> list[Kernel]:
-        return self.kernels()
-
-    @property
-    def _output_dists(self) -> list[ShardedExecutor | ReplicatedExecutor[Any]]:
-        return self.executors
 
     # The stages, by the names that TorchRec's tutorials print.
 

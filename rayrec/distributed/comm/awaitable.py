@@ -1,4 +1,4 @@
-"""Results that are computed or received once, when they are first needed."""
+"""Results that are computed or received once, at their first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNSET = object()
 
 
 class Awaitable(ABC, Generic[T]):
-    """A result that is being computed or received; `wait` returns the same object every time."""
+    """A result that is being computed or received. `wait` returns the same object every time."""
 
     _result: Any = _UNSET
     _callbacks: list[Callable[[T], T]] | None = None
@@ -26,7 +26,7 @@ class Awaitable(ABC, Generic[T]):
 
     @property
     def callbacks(self) -> list[Callable[[T], T]]:
-        """Functions that are applied to the result in turn before `wait` returns it."""
+        """Functions that `wait` applies to the result, in order, before it returns it."""
         if self._callbacks is None:
             self._callbacks = []
         return self._callbacks
@@ -37,18 +37,18 @@ class Awaitable(ABC, Generic[T]):
 
 
 class LazyAwaitable(Awaitable[T]):
-    """An awaitable that waits when its result is used: for an attribute, an item, an operator or a torch function.
+    """An awaitable that waits at the first use of its result: an attribute, an item, an operator or a torch function.
 
-    A wait may be a collective, so that code that only some ranks run must not cause one: `repr` and `str` never wait,
-    nor does `hasattr` for names that `result_type` does not have.
+    A wait may be a collective, so code that only some ranks run must not cause one. `repr` and `str` never wait, nor
+    does `hasattr` for names that `result_type` does not have.
     """
 
     result_type: ClassVar[type | None] = None
-    """The result's class, with all of its public attributes; None if unknown, then every public attribute waits."""
+    """Class of the result, with all its public attributes. If None, every public attribute waits."""
 
     def __getattr__(self, name: str) -> Any:
-        known = self.result_type if self._result is _UNSET and not self._callbacks else None
-        if name.startswith("_") or (known is not None and not hasattr(known, name)):
+        result_type = self.result_type if self._result is _UNSET and not self._callbacks else None
+        if name.startswith("_") or (result_type is not None and not hasattr(result_type, name)):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self.wait(), name)
 
@@ -68,24 +68,24 @@ class LazyAwaitable(Awaitable[T]):
 
 
 _ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor radd rsub rmul rtruediv rpow rmatmul"
-_OTHERS = "eq ne lt le gt ge neg pos abs invert len iter contains"
+_OTHER_OPERATORS = "eq ne lt le gt ge neg pos abs invert len iter contains"
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    def operate(self: LazyAwaitable[Any], *others: Any) -> Any:
-        ready = [other.wait() if isinstance(other, LazyAwaitable) else other for other in others]
+    def operate(self: LazyAwaitable[Any], *operands: Any) -> Any:
+        ready = [operand.wait() if isinstance(operand, LazyAwaitable) else operand for operand in operands]
         return getattr(self.wait(), name)(*ready)
 
     return operate
 
 
-for _name in f"{_ARITHMETIC} {_OTHERS}".split():  # Python looks operators up on the class
+for _name in f"{_ARITHMETIC} {_OTHER_OPERATORS}".split():  # Python looks up operators on the class
     setattr(LazyAwaitable, f"__{_name}__", _operator(f"__{_name}__"))
 LazyAwaitable.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class Deferred(LazyAwaitable[T]):
-    """A lazy result that `finish` computes."""
+    """A lazy result computed by `finish`."""
 
     def __init__(self, finish: Callable[[], T]) -> None:
         self._finish = finish

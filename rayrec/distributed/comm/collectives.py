@@ -1,10 +1,10 @@
-"""Every collective that rayrec issues, one thin function each, and counters of them.
+"""Every collective that rayrec issues, one thin function each, and counters of collectives.
 
-With `count_collectives` tests show that a step costs the same number of collectives whatever the plan.
-For a group of None, or of one rank, nothing is sent.
-
-Annotations are not strings here: DistributedDataParallel compares those of its hook with types.
+`count_collectives` lets tests check that a step costs the same number of collectives under every plan. Nothing is sent
+for a group of None or of one rank.
 """
+
+# No `from __future__ import annotations`: DistributedDataParallel compares its hook's annotations with types.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +16,19 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed.comm.host_connect import connect
-from rayrec.distributed.comm.host_link import HostLink, Wait
+from rayrec.distributed.comm.host_link import HostLink, Read, Wait, Write
 from rayrec.distributed.comm.trace import EXCHANGE, span
 
 Group = dist.ProcessGroup | None
 
-# torch 2.13 renames it
+# torch 2.13 renames this function.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _counters: list[Counter[str]] = []
 _byte_counters: list[Counter[str]] = []
 _links: WeakKeyDictionary[dist.ProcessGroup, HostLink | None] = WeakKeyDictionary()
 _CPU = torch.device("cpu")
-SMALL_BYTES = 1 << 16  # of a sum on one host; up to this size every rank adds up all: one exchange instead of two
+# Up to this size every rank of a host adds up the whole sum: one exchange instead of two.
+SMALL_BYTES = 1 << 16
 
 
 @contextmanager
@@ -37,24 +38,25 @@ def _counting(counters: list[Counter[str]]) -> Iterator[Counter[str]]:
     try:
         yield counter
     finally:
-        counters[:] = [other for other in counters if other is not counter]  # equal numbers are not the same counter
+        # By identity: counters with equal numbers compare equal.
+        counters[:] = [kept_counter for kept_counter in counters if kept_counter is not counter]
 
 
 def count_collectives() -> AbstractContextManager[Counter[str]]:
-    """Counts the collectives of this process, by name, while the context is open."""
+    """Counts this process's collectives by name while the context is open."""
     return _counting(_counters)
 
 
 def count_bytes() -> AbstractContextManager[Counter[str]]:
-    """Counts the bytes that this process sends to others, by name, while the context is open.
+    """Counts the bytes that this process sends, by collective, while the context is open.
 
-    Not those of `exchange_on_hosts`, of broadcasts and of objects.
+    Excludes `exchange_on_hosts`, broadcasts and objects.
     """
     return _counting(_byte_counters)
 
 
 def count(name: str, sent: int = 0) -> None:
-    """Counts a collective, and the bytes that this process sends in it."""
+    """Counts a collective and the bytes that this process sends in it."""
     for counter in _counters:
         counter[name] += 1
     for counter in _byte_counters:
@@ -62,14 +64,14 @@ def count(name: str, sent: int = 0) -> None:
 
 
 def alone(group: Group) -> bool:
-    """Whether there is no other rank to exchange with."""
+    """Whether the group has no other rank."""
     return group is None or group.size() == 1
 
 
 def link_of(group: dist.ProcessGroup, tensor: torch.Tensor) -> HostLink | None:
-    """The link between the ranks of a group for CPU tensors; None if they are on several hosts, or for other tensors.
+    """The link between the ranks of a group on one host. None for several hosts and for tensors on other devices.
 
-    Collective at its first call.
+    The first call is collective.
     """
     if tensor.device.type != "cpu":
         return None
@@ -90,13 +92,14 @@ def all_to_all(
 ) -> Wait:
     """Sends `input_splits[r]` leading rows of `inputs` to each rank r, and receives `output_splits[r]` into `output`.
 
-    Returns at once with a function that waits until `output` may be read. Without splits, parts are equal.
+    Without splits, every rank gets an equal share. Returns immediately a function that waits until `output` is
+    complete.
     """
     if group is None or group.size() == 1:
         output.copy_(inputs)
         return lambda: None
-    kept = len(inputs) // group.size() if input_splits is None else input_splits[group.rank()]
-    count("all_to_all", (len(inputs) - kept) * inputs[:1].nbytes if len(inputs) else 0)
+    own_rows = len(inputs) // group.size() if input_splits is None else input_splits[group.rank()]
+    count("all_to_all", (len(inputs) - own_rows) * inputs[:1].nbytes if len(inputs) else 0)
     if (link := link_of(group, inputs)) is not None:
         return link.all_to_all(output, inputs, output_splits, input_splits)
     outs = None if output_splits is None else list(output_splits)
@@ -113,17 +116,17 @@ def _waiting(work: dist.Work) -> Wait:
 
 
 def exchange_messages(parts: Sequence[Sequence[torch.Tensor]], group: Group) -> Callable[[], list[torch.Tensor]]:
-    """Sends the flat CPU tensors `parts[r]`, all of one type, to each rank r as one message of any size.
+    """Sends the flat CPU tensors `parts[r]`, all of one data type, to each rank r as one message of any size.
 
-    Returns at once with a function that waits for every rank's message. Between hosts, sizes cost an exchange before.
+    Returns immediately a function that waits for every rank's message. Between hosts, sizes are exchanged first.
     """
     assert group is not None
-    own = torch.cat(list(parts[group.rank()]))
-    sizes = [sum(map(torch.Tensor.numel, part)) for part in parts]
-    count("all_to_all", (sum(sizes) - len(own)) * own.element_size())
-    if (link := link_of(group, own)) is not None:
-        return link.exchange(parts, own)
-    words = torch.cat([piece for part in parts for piece in part])
+    own_message = torch.cat(list(parts[group.rank()]))
+    sizes = [sum(map(torch.Tensor.numel, tensors)) for tensors in parts]
+    count("all_to_all", (sum(sizes) - len(own_message)) * own_message.element_size())
+    if (link := link_of(group, own_message)) is not None:
+        return link.exchange(parts, own_message)
+    words = torch.cat([tensor for tensors in parts for tensor in tensors])
     sent = torch.tensor(sizes, dtype=torch.int64)
     counts = torch.empty_like(sent)
     dist.all_to_all_single(counts, sent, group=group)
@@ -141,9 +144,9 @@ def exchange_messages(parts: Sequence[Sequence[torch.Tensor]], group: Group) -> 
 def exchange_in_place(
     link: HostLink,
     leave: Sequence[int],
-    write: Callable[[int, int], None],
+    write: Write,
     come: Sequence[int],
-    read: Callable[[int, int, int], None],
+    read: Read,
 ) -> Wait:
     """Exchanges `leave[r]` and `come[r]` bytes with each rank r of a host; see `HostLink.in_place`."""
     count("all_to_all", sum(leave) - leave[link.rank])
@@ -151,9 +154,9 @@ def exchange_in_place(
 
 
 def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
-    """Sends row r of `inputs [W, N]` to each rank r, and waits for the rows received.
+    """Sends row r of `inputs [W, N]` to each rank r, and returns the rows received.
 
-    Counted apart from `all_to_all`: both ends are in host memory, and no device waits.
+    Counted separately from `all_to_all`, because it stays in host memory and no device waits.
     """
     if alone(group):
         return inputs
@@ -169,7 +172,7 @@ def exchange_on_hosts(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
-    """`[W, *shape]` of every rank's tensor; all of one shape."""
+    """Stacks every rank's tensor, all of one shape, to `[W, *shape]`."""
     if group is None or group.size() == 1:
         return inputs[None]
     count("all_gather", (group.size() - 1) * inputs.nbytes)
@@ -182,7 +185,7 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
-    """`[sum of N]` of every rank's vector `[N]`, in rank order; the host reads their lengths."""
+    """Concatenates every rank's vector `[N]` in rank order. Waits for the device to read the lengths."""
     if alone(group):
         return inputs
     counts = all_gather(torch.tensor([len(inputs)], device=inputs.device), group).flatten().tolist()
@@ -192,14 +195,14 @@ def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
-    """Reduces the tensor over ranks, in place; returns it."""
+    """Reduces the tensor over ranks in place and returns it."""
     if alone(group):
         return tensor
     assert group is not None
-    count("all_reduce", 2 * (group.size() - 1) * tensor.nbytes // group.size())  # of a ring
+    count("all_reduce", 2 * (group.size() - 1) * tensor.nbytes // group.size())  # as a ring
     if op == dist.ReduceOp.SUM and (link := link_of(group, tensor)) is not None:
         total = tensor.detach().contiguous()
-        begin_sum(link, total)()
+        start_sum(link, total)()
         return tensor if total.data_ptr() == tensor.data_ptr() else tensor.copy_(total)
     with span(EXCHANGE):
         dist.all_reduce(tensor, op=op, group=group)
@@ -207,33 +210,33 @@ def all_reduce(tensor: torch.Tensor, group: Group, op: dist.ReduceOp.RedOpType =
 
 
 def broadcast(tensor: torch.Tensor, group: Group, src: int = 0) -> torch.Tensor:
-    """Copies group rank `src`'s tensor to every rank, in place; returns the tensor."""
+    """Copies the tensor of group rank `src` to every rank in place and returns it."""
     if not alone(group):
         count("broadcast")
         dist.broadcast(tensor, group=group, group_src=src)
     return tensor
 
 
-def begin_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
-    """Begins to add up a contiguous tensor over ranks, in place; do not change it before the wait has returned.
+def start_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
+    """Starts a sum of a contiguous tensor over ranks, in place. Do not change the tensor before the wait returns.
 
-    Large sums go by parts: each rank adds up one, and sends its sum to the others. A rank's CPU time by parts, on 4
-    ranks: 1.5 times that of adding up all for 32 KiB, 0.6 for 256 KiB, 0.4 for 2 MiB; on 3 ranks 0.7 for 256 KiB.
+    Each rank adds up one segment of a large tensor and sends it to the other ranks. CPU time relative to adding up the
+    whole tensor on every rank: 1.5 for 32 KiB, 0.6 for 256 KiB and 0.4 for 2 MiB on 4 ranks, 0.7 for 256 KiB on 3.
     """
     world, flat = link.world_size, tensor.view(-1)
-    by_parts = world > 2 and tensor.nbytes > SMALL_BYTES
-    parts = flat.tensor_split(world) if by_parts else [flat] * world
-    sizes = [part.nbytes for part in parts]
-    own = parts[link.rank]
-    gathered = flat.new_empty(world * own.numel())
-    if by_parts:
-        wait = link.all_to_all(gathered, flat, [own.numel()] * world, [part.numel() for part in parts])
+    by_segment = world > 2 and tensor.nbytes > SMALL_BYTES
+    segments = flat.tensor_split(world) if by_segment else [flat] * world
+    sizes = [segment.nbytes for segment in segments]
+    own_segment = segments[link.rank]
+    gathered = flat.new_empty(world * own_segment.numel())
+    if by_segment:
+        wait = link.all_to_all(gathered, flat, [own_segment.numel()] * world, [s.numel() for s in segments])
     else:
         wait = link.all_gather(gathered, flat, sizes)
 
     def finish() -> None:
         wait()
-        if by_parts:
+        if by_segment:
             link.all_gather(flat, gathered.view(world, -1).sum(0), sizes)()
         else:
             torch.sum(gathered.view(world, -1), 0, out=flat)
@@ -242,10 +245,10 @@ def begin_sum(link: HostLink, tensor: torch.Tensor) -> Wait:
 
 
 def mean_of_gradients(group: dist.ProcessGroup | None, device: torch.device) -> Callable[..., Any] | None:
-    """A hook for DistributedDataParallel that averages gradients among the CPU ranks of one host; else None.
+    """A hook for DistributedDataParallel that averages gradients among the CPU ranks of one host; None elsewhere.
 
-    DistributedDataParallel calls it with each full bucket. A bucket is sent at once; with the last one, the hook waits
-    for all. Collective at the first call for a group.
+    DistributedDataParallel calls it with each full bucket. The hook sends a bucket immediately, and waits for all
+    buckets with the last one. The first call for a group is collective.
     """
     link = None if group is None or group.size() == 1 else link_of(group, torch.empty(0, device=device))
     if link is None:
@@ -254,7 +257,7 @@ def mean_of_gradients(group: dist.ProcessGroup | None, device: torch.device) -> 
 
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        under_way.append((begin_sum(link, bucket.buffer()), bucket.buffer(), future))
+        under_way.append((start_sum(link, bucket.buffer()), bucket.buffer(), future))
         if bucket.is_last():
             for wait, gradients, result in under_way:
                 wait()

@@ -1,4 +1,4 @@
-"""The ranks that take part in sharding."""
+"""The ranks among which tables are sharded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardingEnv:
-    """World size, this process's rank, and the process group of the ranks (None: for planning only).
+    """The ranks among which tables are sharded.
 
     Args:
-        world_size: number of ranks.
-        rank: of this process.
-        process_group: of the ranks.
-        local_world_size: ranks of each host, if hosts have equally many and their ranks follow each other. Without it
-            hosts are found by their names when they matter (see `place.find_hosts`).
+        world_size: Number of ranks.
+        rank: Rank of this process.
+        process_group: Process group of the ranks. None for planning only.
+        local_world_size: Ranks per host, if hosts have equal numbers of consecutive ranks. By default hosts are found
+            by their names when they matter (see `hosts.find_hosts`).
     """
 
     world_size: int
@@ -28,15 +28,15 @@ class ShardingEnv:
 
     @classmethod
     def from_process_group(cls, pg: dist.ProcessGroup, local_world_size: int | None = None) -> ShardingEnv:
-        """The environment of an initialized `torch.distributed` group."""
+        """From an initialized `torch.distributed` group."""
         return cls(pg.size(), pg.rank(), pg, local_world_size)
 
     @property
     def whole(self) -> ShardingEnv:
-        """The environment of all ranks, where this one is of one of several sharding groups; else the same."""
+        """All ranks. Equal to this environment unless 2D."""
         return self
 
     @classmethod
     def from_local(cls, world_size: int, rank: int) -> ShardingEnv:
-        """An environment without communication, for one process."""
+        """Without communication, for one process."""
         return cls(world_size, rank, None)

@@ -1,4 +1,4 @@
-"""Rows of all ranks, with their gradient."""
+"""A differentiable gather of rows."""
 
 from typing import Any
 
@@ -8,13 +8,15 @@ from rayrec.distributed.comm.collectives import Group, all_gather, all_to_all, a
 
 
 def gather_rows(rows: torch.Tensor, counts: list[int], group: Group) -> torch.Tensor:
-    """`[sum of counts, D]`: every rank's rows, in rank order. Backward gives each rank the sum of its rows' gradients.
+    """Concatenates every rank's rows in rank order: `[sum of counts, D]`. Backward sums the gradients of each rank's
+    rows.
 
-    Every rank calls it, and its backward, also a rank without rows.
+    Every rank calls it and its backward, even without rows.
 
     Args:
-        rows: `[N, D]`, N may differ between ranks.
+        rows: `[N, D]`; N may differ between ranks.
         counts: N of each rank.
+        group: Process group of the ranks.
     """
     if alone(group):
         return rows
@@ -28,12 +30,14 @@ class _Gather(torch.autograd.Function):
         ctx.counts, ctx.group = counts, group
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
-        return torch.cat([part[:count] for part, count in zip(all_gather(padded, group), counts, strict=True)])
+        return torch.cat(
+            [padded_rows[:count] for padded_rows, count in zip(all_gather(padded, group), counts, strict=True)]
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        own, world = ctx.counts[ctx.group.rank()], len(ctx.counts)
+        num_rows, world = ctx.counts[ctx.group.rank()], len(ctx.counts)
         grad = grads[0].contiguous()
-        arrived = grad.new_empty(world * own, *grad.shape[1:])
-        all_to_all(arrived, grad, [own] * world, ctx.counts, ctx.group)()
-        return arrived.view(world, own, *grad.shape[1:]).sum(0), None, None
+        received = grad.new_empty(world * num_rows, *grad.shape[1:])
+        all_to_all(received, grad, [num_rows] * world, ctx.counts, ctx.group)()
+        return received.view(world, num_rows, *grad.shape[1:]).sum(0), None, None

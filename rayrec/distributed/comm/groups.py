@@ -1,4 +1,4 @@
-"""Process groups of some ranks of a group, each made once."""
+"""Process groups of some ranks of a group, created once each."""
 
 from __future__ import annotations
 
@@ -10,57 +10,59 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-_made: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+_created: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 def subgroup(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> dist.ProcessGroup:
     """The process group of some ranks of `group`, with its backend and timeout.
 
-    Collective at the first call with these ranks: exactly they call it, in the same order as for other subgroups.
+    The first call with these ranks is collective among exactly these ranks, which create all subgroups in one order.
 
     Args:
-        group: the group that numbers the ranks.
-        ranks: ascending; this process's rank is among them.
-        device: of the tensors that `group` exchanges.
+        group: The group that numbers the ranks.
+        ranks: Ascending, including this process's rank.
+        device: Device of the tensors that `group` exchanges.
     """
-    of_world = dist.get_process_group_ranks(group)
-    return _made_once(group, tuple(ranks), [of_world[rank] for rank in ranks], dist.get_backend_config(group), device)
+    world_ranks = dist.get_process_group_ranks(group)
+    return _create_once(
+        group, tuple(ranks), [world_ranks[rank] for rank in ranks], dist.get_backend_config(group), device
+    )
 
 
-def _made_once(
+def _create_once(
     group: dist.ProcessGroup, key: tuple[int, ...], ranks: list[int], backend: str, device: torch.device
 ) -> dist.ProcessGroup:
-    made = _made.setdefault(group, {})
-    if key not in made:
+    groups = _created.setdefault(group, {})
+    if key not in groups:
         timeout = timeout_of(group, device)
-        made[key] = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
-    return made[key]
+        groups[key] = dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
+    return groups[key]
 
 
 def world_rank(group: dist.ProcessGroup | None, rank: int) -> int:
-    """The default process group's rank for a rank of `group`."""
+    """Rank in the default process group of a rank of `group`."""
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
 def host_group(group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
-    """A gloo group of all ranks of `group`, for one thread other than the main one.
+    """A gloo group of all ranks of `group`, for use by one thread other than the main one.
 
-    Collective at its first call.
+    The first call is collective.
     """
     if group is None or group.size() == 1:
         return group
-    return _made_once(group, (), dist.get_process_group_ranks(group), "gloo", device)
+    return _create_once(group, (), dist.get_process_group_ranks(group), "gloo", device)
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    """How long collectives of a group wait for tensors on `device`; torch has no public way to ask."""
+    """Timeout of a group's collectives on `device`. torch has no public accessor."""
     return group._get_backend(device).options._timeout
 
 
 def leave() -> None:
-    """Destroys all process groups, at the end of a rank's program; drop references to models first.
+    """Destroys all process groups. Call it at the end of a rank's program, after dropping references to models.
 
-    A group that is alive at the interpreter's exit has threads that may free a tensor then, which aborts the process.
+    Threads of a group that is still alive may free a tensor while the interpreter exits, which aborts the process.
     """
     gc.collect()
     dist.destroy_process_group()

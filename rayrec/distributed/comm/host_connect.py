@@ -1,8 +1,8 @@
-"""How the CPU ranks of one host connect for the memory that they share (see `host_link.py`).
+"""Connects the CPU ranks of one host for shared memory (see `host_link.py`).
 
-Every rank listens on a socket of Linux's abstract name space, which is in no folder and ends with the process. All
-users of the host can see its name, so a connection counts only if it comes from a process of the same user that knows
-the token of the rank it calls; ranks get each other's tokens through their process group.
+Every rank listens on a socket in Linux's abstract namespace, which has no file and ends with the process. All users of
+the host can see its name, so a rank accepts only processes of the same user that know its token. Ranks exchange tokens
+through their process group.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import torch.distributed as dist
 from rayrec.distributed.comm.groups import timeout_of
 from rayrec.distributed.comm.host_link import HostLink, close
 
-CONNECT_S = 60.0  # from when all ranks listen; ranks that do not connect by then exchange through gloo
+CONNECT_S = 60.0  # time to connect once all ranks listen; afterwards ranks use gloo
 _CPU = torch.device("cpu")
-_HELLO = struct.Struct("<q16s")  # the caller's rank, and the token of the rank that it calls
+_HELLO = struct.Struct("<q16s")  # the caller's rank, and the token of the called rank
 _CREDENTIALS = struct.Struct("3i")  # process, user and group at the other end of a socket
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank listens.
+    """Address of a rank's socket.
 
     Args:
-        host: equal for ranks that can reach each other.
-        name: of its socket; empty if it cannot listen, or cannot share memory.
-        token: that a caller has to know.
+        host: Equal for ranks that can reach each other.
+        name: Name of the socket. Empty if the rank cannot listen or cannot share memory.
+        token: Secret that a caller must send.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Address:
 
 
 def connect(group: dist.ProcessGroup) -> HostLink | None:
-    """Connects the ranks of a group on CPUs; None if they are not all on one host, or it cannot share memory.
+    """Connects the CPU ranks of a group. Returns None if they are on several hosts or cannot share memory.
 
     Collective.
     """
@@ -52,7 +52,7 @@ def connect(group: dist.ProcessGroup) -> HostLink | None:
     with listener:
         addresses = [address] * group.size()
         dist.all_gather_object(addresses, address, group=group)
-        if len({other.host for other in addresses}) > 1 or not all(other.name for other in addresses):
+        if len({rank_address.host for rank_address in addresses}) > 1 or not all(a.name for a in addresses):
             return None
         rank, timeout_s = group.rank(), timeout_of(group, _CPU).total_seconds()
         sockets = connect_all(rank, addresses, listener, min(timeout_s, CONNECT_S))
@@ -65,7 +65,7 @@ def connect(group: dist.ProcessGroup) -> HostLink | None:
 
 
 def listen() -> tuple[socket.socket, Address]:
-    """A socket for the other ranks to call, and its address; without a name where this, or shared memory, fails."""
+    """Returns a listening socket and its address; the name is empty if listening or shared memory fails."""
     listener = socket.socket(socket.AF_UNIX, getattr(socket, "SOCK_SEQPACKET", socket.SOCK_STREAM))
     name = f"rayrec-{secrets.token_hex(16)}"
     try:
@@ -78,46 +78,47 @@ def listen() -> tuple[socket.socket, Address]:
 
 
 def _host() -> str:
-    """The running kernel, and the network, the numbering of users and the user of this process."""
+    """Identifies the running kernel, and this process's network namespace, user namespace and user."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "user")]
             return " ".join([file.read().strip(), *spaces, str(os.getuid())])
     except OSError:
-        return secrets.token_hex(16)  # like no other
+        return secrets.token_hex(16)  # equal to no other host
 
 
 def connect_all(
     rank: int, addresses: Sequence[Address], listener: socket.socket, timeout_s: float
 ) -> dict[int, socket.socket]:
-    """A socket to each other rank: this rank calls those below it, and those above call; fewer if some fail."""
+    """Returns a socket to each other rank, fewer if some fail. This rank calls lower ranks; higher ranks call this
+    one."""
     sockets: dict[int, socket.socket] = {}
     try:
-        for other in range(rank):
+        for peer in range(rank):
             link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            sockets[other] = link
+            sockets[peer] = link
             link.settimeout(timeout_s)
-            link.connect(f"\0{addresses[other].name}")
+            link.connect(f"\0{addresses[peer].name}")
             if not _of_this_user(link):
                 raise PermissionError("another user listens at a rank's name")
-            link.send(_HELLO.pack(rank, addresses[other].token))
+            link.send(_HELLO.pack(rank, addresses[peer].token))
         expected = range(rank + 1, len(addresses))
         sockets |= _accept(expected, addresses[rank].token, listener, time.monotonic() + timeout_s)
-    except OSError:  # the others learn it by the number of sockets
+    except OSError:  # peers see it by the number of sockets
         close(sockets.values())
         return {}
     return sockets
 
 
 def _accept(expected: range, token: bytes, listener: socket.socket, until: float) -> dict[int, socket.socket]:
-    """The sockets on which the expected ranks call; whoever calls otherwise, or says nothing, is dropped."""
+    """Accepts the sockets of the expected ranks; closes connections that send anything else, or nothing."""
     accepted: dict[int, socket.socket] = {}
     silent: set[socket.socket] = set()
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        while len(accepted) < len(expected) and (left_s := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
+        while len(accepted) < len(expected) and (remaining_s := until - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining_s):
                 link = key.fileobj
                 assert isinstance(link, socket.socket)
                 if link is listener:
@@ -145,12 +146,12 @@ def _of_this_user(link: socket.socket) -> bool:
 
 
 def _rank_that_calls(link: socket.socket, token: bytes) -> int | None:
-    """The rank in a first packet; None if it holds another token."""
+    """The rank in a caller's first packet, or None if the token is wrong."""
     try:
         packet = link.recv(_HELLO.size + 1, socket.MSG_DONTWAIT)
     except OSError:
         return None
     if len(packet) != _HELLO.size:
         return None
-    rank, known = _HELLO.unpack(packet)
-    return rank if secrets.compare_digest(known, token) else None
+    rank, sent_token = _HELLO.unpack(packet)
+    return rank if secrets.compare_digest(sent_token, token) else None

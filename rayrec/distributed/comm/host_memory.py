@@ -1,8 +1,7 @@
-"""CPU memory: how this process's C library keeps what tensors free, and large pages for tables.
+"""CPU memory: malloc settings for freed tensors, and large pages for tables.
 
-A CPU step allocates and frees messages of some megabytes. By default glibc returns such memory to the system, and
-every step pays a page fault for each 4 KiB of it, which takes longer than the exchange. GPUs have torch's caching
-allocator for this.
+A CPU step allocates and frees messages of some megabytes. By default glibc returns this memory to the system, and every
+step pays a page fault per 4 KiB, which takes longer than the exchange. GPUs have torch's caching allocator for this.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import cache
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # from malloc.h
 _LARGE_PAGE = 1 << 21
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -21,10 +20,10 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 @cache
 def keep_freed_memory() -> None:
-    """Makes glibc's malloc keep freed memory of any size for later tensors, for the rest of the process.
+    """Makes glibc's malloc keep freed memory of any size for the rest of the process.
 
-    Resident memory so stays near its peak, 7 % higher than with a pool of torch buffers, and a step takes 0.7 to 1.0 of
-    the CPU time (26 tables of width 64, 2 ranks). Other C libraries and allocators are left as they are.
+    Resident memory stays near its peak, 7 % higher than with a pool of torch buffers, and a step takes 0.7 to 1.0 of
+    the CPU time (26 tables of width 64, 2 ranks). Other C libraries and allocators are not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -33,13 +32,13 @@ def keep_freed_memory() -> None:
 
 
 def use_large_pages(zeros: torch.Tensor) -> None:
-    """Lets Linux back a CPU tensor, which holds zeros, by pages of 2 MiB instead of 4 KiB, where it offers them.
+    """Lets Linux back a CPU tensor that holds zeros by pages of 2 MiB instead of 4 KiB, if the system offers them.
 
-    Rows of a table are read in no order, and each of its own small page costs a walk through the page table besides.
+    Rows of a table are read in random order, and with small pages most reads also walk the page table.
     """
     if zeros.device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     start = -(-zeros.data_ptr() // _LARGE_PAGE) * _LARGE_PAGE
     num_bytes = (zeros.data_ptr() + zeros.nbytes - start) // _LARGE_PAGE * _LARGE_PAGE
     if num_bytes > 0 and _madvise(start, num_bytes, mmap.MADV_HUGEPAGE) == 0:
-        _madvise(start, num_bytes, mmap.MADV_DONTNEED)  # gives small pages back; zeros come in their place
+        _madvise(start, num_bytes, mmap.MADV_DONTNEED)  # replaces the small pages by zeros

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def broadcast_object(obj: T, group: Group, src: int = 0) -> T:
-    """Group rank `src`'s object on every rank."""
+    """Returns the object of group rank `src` on every rank."""
     if alone(group):
         return obj
     count("broadcast_object")
@@ -34,12 +34,12 @@ def all_gather_object(obj: T, group: Group) -> list[T]:
 
 
 def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Calls `func` on rank `rank`; every rank returns its result, or raises its error."""
+    """Calls `func` on rank `rank`. Every rank returns its result, or raises its error."""
     answer: tuple[T | None, Exception | None] = (None, None)
     if group.rank() == rank:
         try:
             answer = (func(*args, **kwargs), None)
-        except Exception as error:  # the other ranks wait for the answer
+        except Exception as error:  # other ranks wait for the answer
             answer = (None, error)
     result, failed = broadcast_object(answer, group, rank)
     if failed is not None:

@@ -1,6 +1,6 @@
 """Named spans of a step on the host, for listeners and torch's profiler.
 
-Without a listener and a profiler, a span costs two readings of the clock.
+Without listener and profiler, a span costs two clock readings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _listeners: list[Listener] = []
 
 @dataclass
 class span:
-    """A context manager: its body is a span of this name, `rayrec <name>` in a profile."""
+    """A context manager that records its body as a span, `rayrec <name>` in a profile."""
 
     name: str
 

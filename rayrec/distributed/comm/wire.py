@@ -1,4 +1,4 @@
-"""Number formats and sizes of what ranks send each other in a step, for executors and the planner."""
+"""Number formats and sizes of messages between ranks, for executors and the planner."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ROW = 32  # elements that share a scale, by default
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """The format of vectors' and gradients' elements in messages.
+    """Format of the elements of vectors and gradients in messages; `kernel.number_formats` encodes and decodes it.
 
     Args:
-        name: of the format; `kernel.number_formats` encodes and decodes it.
-        bytes: of an element.
-        row: elements that share a scale; 0 if the format has no scales. Each rank's part is padded to whole rows.
-        row_bytes: of a row's scale.
+        name: Name of the format.
+        bytes: Bytes per element.
+        row: Elements that share a scale, or 0 without scales. Each rank's message is padded to whole rows.
+        row_bytes: Bytes of a row's scale.
     """
 
     name: str
@@ -29,18 +29,18 @@ class NumberFormat:
     row_bytes: int = 0
 
     def size(self, count: int) -> int:
-        """The message's elements for `count` numbers; its bytes if the format has scales."""
+        """Elements of a message of `count` numbers; bytes if the format has scales."""
         if not self.row:
             return count
         return -(-count // self.row) * (self.row * self.bytes + self.row_bytes)
 
     def sizes(self, counts: Sequence[int]) -> list[int]:
-        """`size` of each part."""
+        """`size` of each count."""
         return [self.size(count) for count in counts] if self.row else list(counts)
 
     @property
     def mean_bytes(self) -> float:
-        """Bytes of an element, with its share of the scale."""
+        """Bytes per element, with its share of the scale."""
         return self.bytes + (self.row_bytes / self.row if self.row else 0.0)
 
 

@@ -1,9 +1,9 @@
 """The executor of replicated tables: data-parallel, whole on every rank, kept bit-identical.
 
-A rank looks up its own batch, bags or id by id. In backward each rank adds up the gradients of the rows that its batch
-touched, all ranks exchange those rows (never a gradient of the whole table), and each applies the same update to the
-same sums, or returns the same gradient to the table's parameter. One collective a step, whatever the number of tables;
-the numbers of rows travel in the headers of the batch's ids.
+A rank looks up its own batch, as bags or id by id. In backward each rank sums the gradients of the rows that its batch
+touched, all ranks exchange those rows (never a gradient of the whole table), and each rank applies the same update, or
+returns the same gradient to the table's parameter. This is one collective per step for all tables. The numbers of rows
+travel in the headers of the batch's ids.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class GroupIds:
     """A batch's ids for one kernel.
 
     Args:
-        rows: of the kernel's matrix.
-        offsets: where each bag begins, and one more at the end; None to look up id by id.
-        weights: of each id, or None.
-        groups: which rows are the same; None if nothing is to be trained.
-        factors_BE: what makes means of sums, or None.
+        rows: row of the kernel's matrix of each id.
+        offsets: start of each bag, and the end of the last; None for lookups id by id.
+        weights: weight of each id, or None.
+        groups: the ids grouped by row; None without training.
+        factors_BE: factors that turn sums into means, or None.
     """
 
     rows: torch.Tensor
@@ -48,7 +48,7 @@ class GroupIds:
 
 
 class _Group(Generic[Config]):
-    """Tables that share a kernel; each feature reads a part of its matrix."""
+    """Tables that share a kernel; each feature reads some rows of its matrix."""
 
     def __init__(self, setup: Setup[Config], tables: Sequence[PlannedTable[Config]]) -> None:
         configs = [table.config for table in tables]
@@ -62,8 +62,8 @@ class _Group(Generic[Config]):
             )
             for table in tables
         ]
-        readers = [place for place, config in enumerate(configs) for _ in config.feature_names]
-        self.kernel = make_matrix_kernel(local, readers, setup.context.device)
+        table_of_lookup = [number for number, config in enumerate(configs) for _ in config.feature_names]
+        self.kernel = make_matrix_kernel(local, table_of_lookup, setup.context.device)
         self.outputs = make_outputs(configs)
         self.pooled = isinstance(configs[0], EmbeddingBagConfig)
         self.scale = MeanScale(configs, self.outputs)
@@ -71,10 +71,10 @@ class _Group(Generic[Config]):
 
 
 class ReplicatedExecutor(Generic[Config]):
-    """Lookups of replicated tables, as bags or id by id, as their configs say.
+    """Lookups of replicated tables: bags for `EmbeddingBagConfig`, else id by id.
 
     Args:
-        setup: what is served.
+        setup: the replicated tables.
     """
 
     def __init__(self, setup: Setup[Config]) -> None:
@@ -92,28 +92,29 @@ class ReplicatedExecutor(Generic[Config]):
         return f"ReplicatedExecutor({sum(map(len, self.blocks))} outputs on {self.world_size} ranks)"
 
     def prepare(self, kjt: KeyedJaggedTensor) -> tuple[tuple[int, ...], tuple[GroupIds, ...]]:
-        """Each kernel's number of distinct rows, which every rank must know before its lookup, and ids, which stay.
+        """Each kernel's number of distinct rows, which every rank must know before its lookup, and the ids to keep.
 
-        The distinct rows are found only if backward will need them.
+        Distinct rows are computed only for training.
         """
         kept, trains = [], torch.is_grad_enabled()
         for group in self.groups:
-            given = group.features.of(kjt)
-            counts_L = given.lengths.sum(1, dtype=torch.int64)
-            rows = group.kernel.matrix.rows(given.values.to(torch.int64), counts_L)
-            offsets = ops.complete_cumsum(given.lengths.view(-1).to(torch.int64)) if group.pooled else None
+            ids = group.features.of(kjt)
+            counts_L = ids.lengths.sum(1, dtype=torch.int64)
+            rows = group.kernel.matrix.rows(ids.values.to(torch.int64), counts_L)
+            offsets = ops.complete_cumsum(ids.lengths.view(-1).to(torch.int64)) if group.pooled else None
             groups = DistinctRows.of(rows) if trains else None
-            kept.append(GroupIds(rows, offsets, given.weights, groups, group.scale.of(kjt)))
+            kept.append(GroupIds(rows, offsets, ids.weights, groups, group.scale.of(kjt)))
         return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), tuple(kept)
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
-        """Each kernel's bags, means if tables ask for them, or vectors, output after output."""
+        """Each kernel's vectors, output after output: means for tables with mean pooling, sums, or vectors per id."""
         kept: tuple[GroupIds, ...] = ids.kept.replicated
         weights = [group.weights for group in kept]
         leaves = [leaf for kernel in self.kernels for leaf in kernel.leaves]
-        found = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
+        vectors = _Lookup.apply(self._anchor, self, kept, ids.counts, *weights, *leaves)
         out = []
-        for sums, factors_BE in zip(found, (of_group.factors_BE for of_group in kept), strict=True):
+        for sums, group in zip(vectors, kept, strict=True):
+            factors_BE = group.factors_BE
             if factors_BE is not None:
                 factors_BED = factors_BE[:, :, None].expand(-1, -1, sums.shape[1] // factors_BE.shape[1])
                 sums = sums * factors_BED.reshape(sums.shape)
@@ -152,9 +153,9 @@ class _Lookup(torch.autograd.Function):
             for kernel, ids, grad in zip(executor.kernels, kept, grads, strict=True)
         ]
         rows = [ids.groups.distinct for ids in kept]
-        of_leaves: list[torch.Tensor] = []
-        of_all = exchange_rows(rows, sums, ctx.counts, executor.group)
-        for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, of_all, strict=True):
+        leaf_grads: list[torch.Tensor] = []
+        exchanged = exchange_rows(rows, sums, ctx.counts, executor.group)
+        for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, exchanged, strict=True):
             groups = DistinctRows.of(all_rows, kernel.matrix.num_rows)
-            of_leaves += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
-        return None, None, None, None, *weight_grads, *of_leaves
+            leaf_grads += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
+        return None, None, None, None, *weight_grads, *leaf_grads

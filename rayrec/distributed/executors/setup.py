@@ -1,4 +1,4 @@
-"""What executors are made of, and their interface. There are three: `pooled`, `sequences` and `replicated`."""
+"""Settings of a collection, and the interface of the executors of sharded tables."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import Config, Output, PlannedTable
 from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(Generic[Config]):
-    """What is served.
+    """The tables of a collection or an executor, and its settings.
 
     Args:
-        tables: in the order of the collection.
-        context: This process among the ranks.
+        tables: the tables, in the order of the collection.
+        context: this process among the ranks.
         codec: number formats of the vectors on the wire.
-        weighted: ids carry weights.
-        dedup: an id that comes several times in a feature of a rank's batch is sent and looked up once.
+        weighted: whether ids carry weights.
+        dedup: whether an id that repeats in a feature of a rank's batch is sent and looked up once.
     """
 
     tables: tuple[PlannedTable[Config], ...]
@@ -46,32 +46,34 @@ class Setup(Generic[Config]):
 
 
 class ShardedExecutor(Protocol):
-    """Lookups of tables that are cut, whose ids are sent to the ranks that hold their rows, at a constant number of
-    collectives a step, whatever mix the plan holds."""
+    """Lookups of sharded tables: sends ids to the ranks that hold their rows. The number of collectives per step does
+    not depend on the plan."""
 
     @property
     def kernels(self) -> Sequence[Kernel]:
-        """This rank's."""
+        """The kernels of this rank."""
 
     @property
     def blocks(self) -> list[list[Output]]:
-        """For each tensor of the result the outputs that it holds: side by side, or one below the other."""
+        """The outputs in each tensor of the result: blocks of columns, or of rows."""
 
     @property
     def exchange(self) -> IdExchange:
-        """`input_dist`."""
+        """The exchange of ids."""
 
     def prepare(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Any]:
-        """Host work, before ids are sent: the ids to send, and what stays on this rank; its tensors are moved to the
-        device.
+        """Runs on the host before ids are sent.
 
         Args:
-            kjt: every feature of the tables, among others; on the host.
+            kjt: every feature of the tables, and maybe others; on the host.
+
+        Returns:
+            the ids to send, and data that stays on this rank, whose tensors are moved to the device.
         """
 
     def lookup(self, ids: RankIds) -> Any:
-        """Vectors of this rank's tables for all ranks."""
+        """Vectors of this rank's shards for all ranks."""
 
     def output_dist(self, vectors: Any, ids: RankIds) -> Callable[[], torch.Tensor] | None:
-        """Begins to send each rank its vectors. The function that it returns waits for those of this rank's own batch;
-        None if there are no tables."""
+        """Starts to send each rank its vectors. The returned function waits for the vectors of this rank's own batch.
+        None without tables."""

@@ -36,7 +36,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class OutgoingIds:
-    """The ids that a rank sends: the streams of rank 0, then those of rank 1, and so on.
+    """The ids that a rank sends: all streams for rank 0, then all streams for rank 1, and so on.
 
     Args:
         ids: lengths `[S, B]`; None if the device splits the ids.
@@ -68,8 +68,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class HostIds:
-    """A batch routed on the host, ready to be sent. Between CPUs headers travel with the ids, and all fields after
-    `kept` are None; so they are on GPUs if a rank failed, except `received`.
+    """A batch routed on the host, ready to be sent.
+
+    Between CPUs headers travel with the ids, and all fields after `kept` are None. On GPUs, after a failure of a rank,
+    all fields after `received` are None.
 
     Args:
         outgoing: the ids and the header of each rank.

@@ -12,7 +12,7 @@ import numpy as np
 from rayrec.distributed.ids.routes import Routes
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.embedding import outside_rows
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 class Buckets:
@@ -25,13 +25,13 @@ class Buckets:
         features: features of the routes.
         feature_V: index of each variant's feature.
         buckets_V: number of buckets; 1 for a variant that is not cut.
-        block_V: rows of a bucket if all have equally many (the last may have fewer); else 0.
+        block_V: rows of a bucket if all buckets have the same number (the last may have fewer); else 0.
         edges_VE: row edges of the buckets, padded with the last edge.
         stream_VE: stream of each bucket.
         repeated: pairs of streams with equal contents.
         num_streams: number of streams that ranks receive.
-        num_unread: number of further streams, which no rank receives: buckets of rows that one rank holds together with
-            those of another variant.
+        num_unread: number of further streams, which no rank receives: their rows are also in a bucket of another
+            variant on the same rank.
         key_indices: returns the index of each feature among the keys of a batch, cached.
     """
 
@@ -53,11 +53,11 @@ class Buckets:
         self.stream_VE = np.full((len(edges), width), -1)
         repeated = []
         for number, stream in enumerate(streams):
-            first = self.stream_VE[stream.variant, stream.bucket]
-            if first < 0:
+            original = self.stream_VE[stream.variant, stream.bucket]
+            if original < 0:
                 self.stream_VE[stream.variant, stream.bucket] = number
             else:
-                repeated.append((first, number))
+                repeated.append((original, number))
         self.repeated = np.array(repeated, dtype=np.int64).reshape(-1, 2)
         buckets = [(v, n) for v, count in enumerate(self.buckets_V) for n in range(count)]
         unread = [bucket for bucket in buckets if self.stream_VE[bucket] < 0]

@@ -53,7 +53,7 @@ class DeviceSplit:
 
     @property
     def possible(self) -> bool:
-        """Whether all buckets of each table have equally many rows; only hand-made plans have others."""
+        """Whether all buckets of each table have the same number of rows. Only hand-made plans have other buckets."""
         cut = self._buckets.buckets_V > 1
         return bool((self._buckets.block_V[cut] > 0).all())
 
@@ -98,13 +98,13 @@ class DeviceSplit:
         order = self._order_of(tuple(kjt.keys()))
         lengths = kjt.lengths().view(len(kjt.keys()), kjt.stride()).to(torch.int32)
         weights = kjt.weights().to(torch.float32) if self._weighted else None
-        ids = whole = Ids(lengths, kjt.values().to(torch.int64), weights)
+        ids = features = Ids(lengths, kjt.values().to(torch.int64), weights)
         if len(self._cut):
             if order.cut is not None:
                 ids = Ids(*ops.permute_segments(order.cut, ids.lengths, ids.values, ids.weights, outgoing.num_cut))
             ids = Ids(*ops.split_by_blocks(self._block_C, self._max_buckets, ids.lengths, ids.values, ids.weights))
             if self._sends_whole:
-                ids = _concatenated(whole, ids)
+                ids = _concatenated(features, ids)
         if order.streams is None:
             return ids
         return Ids(*ops.permute_segments(order.streams, ids.lengths, ids.values, ids.weights, outgoing.num_ids))
@@ -113,14 +113,14 @@ class DeviceSplit:
         if keys not in self._orders:
             key_V = self._buckets.key_indices(keys)[self._buckets.feature_V].tolist()
             row_of = {int(variant): row for row, variant in enumerate(self._cut)}
-            first = len(keys) if self._sends_whole else 0  # then bucket after bucket, each with all cut variants
+            offset = len(keys) if self._sends_whole else 0  # then bucket after bucket, each with all cut variants
             streams = [
-                first + stream.bucket * len(self._cut) + row_of[stream.variant]
+                offset + stream.bucket * len(self._cut) + row_of[stream.variant]
                 if stream.variant in row_of
                 else key_V[stream.variant]
                 for stream in self._streams
             ]
-            num_rows = first + self._max_buckets * len(self._cut) if len(self._cut) else len(keys)
+            num_rows = offset + self._max_buckets * len(self._cut) if len(self._cut) else len(keys)
             cut = [key_V[variant] for variant in self._cut]
             self._orders[keys] = _Order(self._unless_in_order(cut, len(keys)), self._unless_in_order(streams, num_rows))
         return self._orders[keys]

@@ -92,7 +92,7 @@ class IdExchange:
         )
 
     def _words(self, ids: Ids, sizes: WordCounts) -> torch.Tensor:
-        return torch.cat([words for part in self.sender.words(ids, sizes) for words in part])
+        return torch.cat([words for message in self.sender.words(ids, sizes) for words in message])
 
     def send(self, batch: HostIds, features: KeyedJaggedTensor) -> SentIds:
         """Starts the exchange.
@@ -118,9 +118,8 @@ class IdExchange:
             return SentIds(batch)
         assert outgoing.ids is not None
         to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
-        parts = self.sender.words(outgoing.ids, to_ranks)
-        headers = outgoing.header.view(WORD).unbind()
-        messages = [(header, *part) for header, part in zip(headers, parts, strict=True)]
+        by_rank = zip(outgoing.header.view(WORD).unbind(), self.sender.words(outgoing.ids, to_ranks), strict=True)
+        messages = [(header, *columns) for header, columns in by_rank]
         return SentIds(batch, comm.exchange_messages(messages, self._context.group))
 
     def finish(self, sent: SentIds) -> RankIds:
@@ -134,14 +133,14 @@ class IdExchange:
         units, chunks = batch.units, batch.chunks
         if self.on_cpu and self._find_units is not None:  # while ids travel
             units = self._find_units(outgoing)
-        parts = None if sent.wait is None else sent.wait()
+        messages = None if sent.wait is None else sent.wait()
         received = sent_headers
         if batch.received is not None:
             received = batch.received.item
-        elif parts is not None:
+        elif messages is not None:
             width = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
-            rows = torch.cat([part[:width] for part in parts]).view(torch.int64)
-            received = rows.view(len(parts), -1).tolist()
+            headers = torch.cat([message[:width] for message in messages]).view(torch.int64)
+            received = headers.view(len(messages), -1).tolist()
         number = received[self._context.rank][NUMBER]
         if any(header[FAILED] or header[NUMBER] != number for header in received):
             self._raise_for(outgoing, received)
@@ -150,15 +149,15 @@ class IdExchange:
             chunks = self._receiver.chunks(received)
         weights = batch.weights
         if sent.arrived is not None and batch.word_counts is not None:
-            sizes = [size for part in batch.word_counts.item[1] for size in part]
+            sizes = [size for counts in batch.word_counts.item[1] for size in counts]
             ids = _ids_from(sent.arrived.split(sizes), self._weighted)
         else:
             assert outgoing.ids is not None
             ids, weights = outgoing.ids, outgoing.ids.weights
-            if parts is not None:
-                sizes_of_parts = part_sizes(received, self._streams, self._weighted)
-                columns = [part[width:].split(sizes) for part, sizes in zip(parts, sizes_of_parts, strict=True)]
-                ids = _ids_from([words for part in columns for words in part], self._weighted)
+            if messages is not None:
+                parts = zip(messages, part_sizes(received, self._streams, self._weighted), strict=True)
+                words = [column for message, sizes in parts for column in message[width:].split(sizes)]
+                ids = _ids_from(words, self._weighted)
         trained = None
         if weights is not None and weights.requires_grad and torch.is_grad_enabled():
             counts_to, counts_from = ([header[VALUES] for header in headers] for headers in (sent_headers, received))
@@ -183,13 +182,13 @@ class IdExchange:
         if outgoing.error is not None:
             raise outgoing.error
         if failed:
-            raise ValueError(f"rank {failed[0]} cannot go on with its batch; see its error")
-        own = received[self._context.rank][NUMBER]
-        other = next((rank for rank, header in enumerate(received) if header[NUMBER] != own), None)
-        if other is not None:
+            raise ValueError(f"rank {failed[0]} cannot process its batch; see its error")
+        number = received[self._context.rank][NUMBER]
+        behind = next((rank for rank, header in enumerate(received) if header[NUMBER] != number), None)
+        if behind is not None:
             raise ValueError(
-                f"rank {other} is at batch {received[other][NUMBER]} of a collection, rank {self._context.rank} is at "
-                f"batch {own}: every rank must call a collection equally often"
+                f"rank {behind} is at batch {received[behind][NUMBER]} of a collection, rank {self._context.rank} is "
+                f"at batch {number}: every rank must call a collection equally often"
             )
 
 
@@ -213,10 +212,10 @@ class _Weights(torch.autograd.Function):
 
 
 def _ids_from(words: Sequence[torch.Tensor], weighted: bool) -> Ids:
-    """The ids of all parts: `words` are each part's ids, lengths and, if `weighted`, weights, part after part."""
+    """The ids of all messages. `words` are the ids, lengths and, if `weighted`, weights of each message in turn."""
     columns = [words[number :: 2 + weighted] for number in range(2 + weighted)]
-    sizes = [sum(len(words_of_part) for words_of_part in column) for column in columns]
-    values, lengths, *weights = torch.cat([part for column in columns for part in column]).split(sizes)
+    sizes = [sum(map(len, column)) for column in columns]
+    values, lengths, *weights = torch.cat([words for column in columns for words in column]).split(sizes)
     return Ids(lengths, values.view(torch.int64), weights[0].view(torch.float32) if weighted else None)
 
 
@@ -228,8 +227,7 @@ class IdReceiver:
         rank: rank of this process.
         device: device of the ids.
         sources: order of the ranks.
-        rank_by_rank: within a kernel group, whether all lookups of a rank come before those of the next rank; else all
-            ranks of a lookup come before the next lookup.
+        rank_by_rank: whether a kernel group is ordered by rank, then by lookup; else by lookup, then by rank.
     """
 
     def __init__(
@@ -250,7 +248,7 @@ class IdReceiver:
         self._in_order = order == list(range(self._num_rows))
 
     def chunks(self, received: Headers) -> torch.Tensor | None:
-        """Number of examples of each stream of each rank, on the host; None if all ranks have equally many."""
+        """Number of examples of each stream of each rank, on the host; None if all ranks have the same number."""
         batch_sizes = [header[BATCH] for header in received]
         if len(set(batch_sizes)) == 1:
             return None

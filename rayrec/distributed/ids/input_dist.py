@@ -114,8 +114,8 @@ RoutedFeatures = tuple[KeyedJaggedTensor, tuple[int, ...], Kept]
 
 
 class InputDist:
-    """Starts batches, and keeps those that were started ahead of `forward`. Features are recognized by identity: the
-    same object. All ranks start, send, wait, take and drop in the same order.
+    """Starts batches, and keeps batches started ahead of `forward`. Features are recognized by identity: the same
+    object. All ranks must start, send, wait for, take and drop batches in the same order.
 
     Args:
         device: device of the tables.
@@ -170,9 +170,8 @@ class InputDist:
         scaled = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is torch.float16
         if scaled and self._updates and torch.is_grad_enabled():
             raise ValueError(
-                "float16 autocast needs a GradScaler, and the tables' optimizer inside backward would take its factor "
-                "for a part of the gradient; use bfloat16, which needs none, or kernel 'dense', which leaves gradients "
-                "to your optimizer"
+                "float16 autocast needs a GradScaler, but the tables' optimizer inside backward ignores its scale; "
+                "use bfloat16, which needs no scaler, or kernel 'dense', which leaves gradients to your optimizer"
             )
         for pending in self._ahead:
             if pending.features is features:
@@ -195,7 +194,7 @@ class InputDist:
 
 
 class PendingInput(Awaitable[RankIds]):
-    """A batch whose ids are being exchanged. `trainable`: it was started with gradients enabled."""
+    """A batch during the exchange of its ids. `trainable`: it was started with gradients enabled."""
 
     def __init__(self, input_dist: InputDist, features: KeyedJaggedTensor) -> None:
         self.features, self.trainable = features, torch.is_grad_enabled()

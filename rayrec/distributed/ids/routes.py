@@ -4,7 +4,7 @@ Routes are frozen data, equal on every rank; exchanges and executors follow them
 
 - output: one feature read by one table; its vector is a block of columns of the result.
 - variant: all ids of a feature (edges None), or its ids split by the row edges of a table that is cut by rows.
-- stream: the part of a variant that one rank receives: all ids, or those of one bucket of rows. It is sent once, even
+- stream: the part of a variant that one rank receives: all ids, or the ids of one bucket of rows. It is sent once, even
   if several lookups of that rank read it.
 - lookup: one output read in one shard of its table, on the rank that holds the shard.
 """
@@ -116,7 +116,7 @@ class _OutputShard:
 
 
 def make_routes(tables: Sequence[PlannedTable], world_size: int, group_of: GroupKey) -> Routes:
-    """The routes of tables of which none is replicated.
+    """The routes of tables; none may be replicated.
 
     Args:
         group_of: returns the key of a local table's group; tables with the same key share a kernel.
@@ -182,10 +182,10 @@ def _rectangle(shard: _OutputShard) -> Rectangle:
 
 def _by_rectangle(shards: Sequence[_OutputShard]) -> list[_OutputShard]:
     """Sorts by group and column, but keeps all lookups in a rectangle together, as fbgemm's CPU kernels need them."""
-    first: dict[Rectangle, int] = {}
+    start: dict[Rectangle, int] = {}
     for shard in shards:
-        first[_rectangle(shard)] = min(first.get(_rectangle(shard), shard.cols.start), shard.cols.start)
-    return sorted(shards, key=lambda s: (s.group, first[_rectangle(s)], s.local.rows, s.cols.start))
+        start[_rectangle(shard)] = min(start.get(_rectangle(shard), shard.cols.start), shard.cols.start)
+    return sorted(shards, key=lambda s: (s.group, start[_rectangle(s)], s.local.rows, s.cols.start))
 
 
 def _joined(config: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[Shard]:

@@ -28,7 +28,7 @@ from rayrec.distributed.ids.batch import (
 )
 from rayrec.distributed.ids.buckets import Buckets
 from rayrec.distributed.ids.routes import Routes
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 SPLIT_LOOPS = "rayrec.distributed.ids.split_loops"
 
@@ -86,7 +86,7 @@ class IdSender:
         return OutgoingIds(ids, header, None, lengths_FB, origins, num_ids, num_cut)
 
     def pack_failure(self, error: Exception) -> OutgoingIds:
-        """An empty batch in place of one that cannot be sent: its header makes every rank raise."""
+        """An empty batch instead of a batch that failed: its header makes every rank raise."""
         self._num_packed += 1
         header = torch.zeros(len(self.streams), self._header_width, dtype=torch.int64)
         header[:, NUMBER], header[:, FAILED] = self._num_packed, 1
@@ -99,7 +99,7 @@ class IdSender:
         columns = [ids.values, ids.lengths.to(torch.int32)]
         columns += [] if ids.weights is None else [ids.weights.detach().to(torch.float32)]
         by_column = zip((column.view(-1).view(WORD) for column in columns), zip(*sizes, strict=True), strict=True)
-        return [list(part) for part in zip(*(words.split(counts) for words, counts in by_column), strict=True)]
+        return [list(columns) for columns in zip(*(words.split(counts) for words, counts in by_column), strict=True)]
 
     def _split(self, kjt: KeyedJaggedTensor) -> tuple[Ids, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Ids by stream, number of ids of each stream, and if traced `lengths_FB` and `origins` of `OutgoingIds`."""
@@ -128,7 +128,7 @@ class IdSender:
         num_ids = int(total_S.sum())
         first_S = (total_S.cumsum() - total_S).view(np.uint64)
 
-        # The loop moves plain weights. Those that need gradients are gathered by torch, along the ids' origins.
+        # The loop moves plain weights. Torch gathers weights that need gradients, by the origins of the ids.
         weights = kjt.weights() if self._weighted else None
         trained = weights is not None and weights.requires_grad and torch.is_grad_enabled()
         moves_weights = weights is not None and not trained
@@ -165,16 +165,16 @@ class IdSender:
 
 
 def _header_slots(routes: Routes, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entries of the flat header, and for each the stream whose total is added to it."""
-    slots, sources, first = [], [], 0
+    """Entries of the flat header, and the stream that is counted in each entry."""
+    slots, sources, num_streams = [], [], 0
     for rank, route in enumerate(routes.ranks):
         for stream in range(len(route.streams)):
             slots.append(rank * width + VALUES)
-            sources.append(first + stream)
+            sources.append(num_streams + stream)
         for lookup in route.lookups:
             slots.append(rank * width + GROUPS + lookup.group)
-            sources.append(first + lookup.stream)
-        first += len(route.streams)
+            sources.append(num_streams + lookup.stream)
+        num_streams += len(route.streams)
     return torch.tensor(slots, dtype=torch.int64), torch.tensor(sources, dtype=torch.int64)
 
 

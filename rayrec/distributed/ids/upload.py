@@ -26,7 +26,7 @@ class TrainedWeights:
 
     Args:
         on_device: the features' weights.
-        leaf: their copy on the host, from which routing takes its weights.
+        leaf: their copy on the host, which routing reads.
     """
 
     on_device: torch.Tensor
@@ -34,12 +34,12 @@ class TrainedWeights:
 
 
 class Upload(Generic[T]):
-    """An item on the host, ready for a GPU: its tensors, inside dataclasses, tuples, lists and mappings, lie in one
-    pinned buffer.
+    """An item on the host, ready for a GPU: its tensors, inside dataclasses, tuples, lists and mappings, are packed in
+    one pinned buffer.
 
     Args:
         item: the item to copy.
-        trained: the weights that need gradients, from which some of the tensors were computed; None without any.
+        trained: weights that need gradients, if some of the tensors depend on them; else None.
     """
 
     def __init__(self, item: T, trained: TrainedWeights | None = None) -> None:

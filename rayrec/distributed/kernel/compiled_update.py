@@ -1,6 +1,6 @@
 """The update of CPU tables by a compiled loop, with the sums and the optimizer's formula of fbgemm's backward.
 
-fbgemm's own update stays in use where it is as fast (`FusedKernel.loop_is_faster`). The loop always trains bfloat16
+`FusedKernel.loop_is_faster` chooses between the loop and fbgemm's own update. The loop always trains bfloat16
 tables and Adam, which fbgemm does not have on a CPU.
 """
 

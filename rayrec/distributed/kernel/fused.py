@@ -188,9 +188,9 @@ class FusedVectorKernel:
         self.tables = list(tables)
         self.touched: TouchedRows | None = None
         self._stack = StackedTables(self.tables, table_of_lookup, device)
-        first, rows = self.tables[0], self._stack.num_rows
-        config = replace(first.config, num_embeddings=rows)
-        stacked = first if len(self.tables) == 1 else replace(first, config=config, rows=Span(0, rows))
+        table, rows = self.tables[0], self._stack.num_rows
+        config = replace(table.config, num_embeddings=rows)
+        stacked = table if len(self.tables) == 1 else replace(table, config=config, rows=Span(0, rows))
         self._inner = FusedKernel([stacked], [0], device)
         self._offsets = torch.arange(1, device=device)
 

@@ -1,4 +1,4 @@
-"""Writes and reads the number formats of `rayrec.distributed.comm.wire`: flat float32 numbers to a message and back."""
+"""Encodes flat float32 numbers to messages in the formats of `rayrec.distributed.comm.wire`, and decodes them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rayrec.distributed.comm.wire import NumberFormat
 
 _ops = torch.ops.fbgemm
 _HALF_MAX = torch.finfo(torch.float16).max
-_FP8 = {"fp8": (4, 15, 0.9375), "fp8_wide": (5, 31, 0.875)}  # exponent bits, their bias, the largest number
+_FP8 = {"fp8": (4, 15, 0.9375), "fp8_wide": (5, 31, 0.875)}  # exponent bits, exponent bias, largest number
 _SCALED = {"fp8_rows": torch.float8_e4m3fn, "fp8_wide_rows": torch.float8_e5m2}
 
 
 def encode(kind: NumberFormat, numbers: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """The message, flat; its parts have `kind.size(n)` elements each.
+    """Returns the flat message; the segment of a rank with n numbers has `kind.size(n)` elements.
 
     Args:
-        kind: the format.
+        kind: The format.
         numbers: float32, flat.
-        sizes: how many numbers each rank's part has.
+        sizes: Number of numbers of each rank's segment.
     """
     numbers = numbers.contiguous()
     if not kind.row:
@@ -34,7 +34,7 @@ def encode(kind: NumberFormat, numbers: torch.Tensor, sizes: Sequence[int]) -> t
 
 
 def decode(kind: NumberFormat, message: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """The numbers of a message, flat, float32; `sizes` as for `encode`."""
+    """Returns the flat float32 numbers of a message; `sizes` as for `encode`."""
     if not kind.row:
         if kind.name in _FP8:
             exponent, bias, _ = _FP8[kind.name]
@@ -46,19 +46,19 @@ def decode(kind: NumberFormat, message: torch.Tensor, sizes: Sequence[int]) -> t
     filled = [-(-size // kind.row) * kind.row for size in sizes]
     if filled == list(sizes):
         return rows
-    return torch.cat([part[:size] for part, size in zip(rows.split(filled), sizes, strict=True)])
+    return torch.cat([segment[:size] for segment, size in zip(rows.split(filled), sizes, strict=True)])
 
 
 def message_dtype(kind: NumberFormat) -> torch.dtype:
-    """The dtype of a message's elements."""
+    """Data type of a message's elements."""
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}.get(kind.name, torch.uint8)
 
 
 def _padded(numbers: torch.Tensor, row: int, sizes: Sequence[int]) -> torch.Tensor:
-    """Each part padded with zeros to whole rows."""
+    """Pads each segment with zeros to whole rows."""
     if all(size % row == 0 for size in sizes):
         return numbers
-    return torch.cat([F.pad(part, (0, -len(part) % row)) for part in numbers.split(list(sizes))])
+    return torch.cat([F.pad(segment, (0, -len(segment) % row)) for segment in numbers.split(list(sizes))])
 
 
 def _rows(kind: NumberFormat, rows: torch.Tensor) -> torch.Tensor:
@@ -66,8 +66,8 @@ def _rows(kind: NumberFormat, rows: torch.Tensor) -> torch.Tensor:
     if kind.name == "int8":
         return _ops.FloatToFused8BitRowwiseQuantized(rows)
     dtype = _SCALED[kind.name]
-    most = rows.abs().amax(1, keepdim=True) / torch.finfo(dtype).max
-    scale = torch.where(most > 0, most, 1.0)
+    largest = rows.abs().amax(1, keepdim=True) / torch.finfo(dtype).max
+    scale = torch.where(largest > 0, largest, 1.0)
     return torch.cat(((rows / scale).to(dtype).view(torch.uint8), scale.view(torch.uint8)), 1)
 
 

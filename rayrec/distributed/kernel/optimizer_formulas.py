@@ -1,5 +1,7 @@
-"""The formula of every optimizer, which updates the touched rows in tensor operations, on any device, as fbgemm's fused
-kernels do. R rows of the table, n touched, D columns."""
+"""Formulas of the optimizers in tensor operations, equal to fbgemm's fused kernels, for any device.
+
+Shapes: R rows of the table, n touched rows, D columns.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from rayrec.distributed.kernel.optimizer_rules import RULES, DecayMode
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 
 State = dict[str, torch.Tensor]
-# bits of a float32's mantissa that the format does not keep
+# Bits of a float32's mantissa that the format drops.
 _DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
 
 
@@ -28,7 +30,7 @@ class Step:
     state: State  # [R] or [R, D], float32
     spec: OptimizerSpec
     lr: float
-    count: int  # updates so far, this one included
+    count: int  # updates, including this one
 
 
 def sgd(step: Step) -> torch.Tensor:
@@ -37,7 +39,7 @@ def sgd(step: Step) -> torch.Tensor:
 
 
 def adagrad(step: Step, rowwise: bool = False) -> torch.Tensor:
-    """Duchi et al. 2011: s += g²; w -= lr g / (√s + eps). Row-wise: one s a row, of the mean of g² over the row."""
+    """Duchi et al. 2011: s += g²; w -= lr g / (√s + eps). Row-wise: one s per row, of the mean of g²."""
     square = step.grad_nD.square().mean(1) if rowwise else step.grad_nD.square()
     total = step.state["momentum1"][step.rows] + square
     step.state["momentum1"][step.rows] = total
@@ -47,35 +49,35 @@ def adagrad(step: Step, rowwise: bool = False) -> torch.Tensor:
 
 def _adam_direction(step: Step, rowwise: bool) -> torch.Tensor:
     spec, rows, grad = step.spec, step.rows, step.grad_nD
-    first = spec.beta1 * step.state["momentum1"][rows] + (1 - spec.beta1) * grad
+    moment = spec.beta1 * step.state["momentum1"][rows] + (1 - spec.beta1) * grad
     square = grad.square().mean(1) if rowwise else grad.square()
     second = spec.beta2 * step.state["exp_avg_sq"][rows] + (1 - spec.beta2) * square
-    step.state["momentum1"][rows] = first
+    step.state["momentum1"][rows] = moment
     step.state["exp_avg_sq"][rows] = second
     scale = (second / (1 - spec.beta2**step.count)).sqrt() + spec.eps
-    return first / (1 - spec.beta1**step.count) / (scale[:, None] if rowwise else scale)
+    return moment / (1 - spec.beta1**step.count) / (scale[:, None] if rowwise else scale)
 
 
 def adam(step: Step, rowwise: bool = False) -> torch.Tensor:
-    """Kingma & Ba 2015, on the touched rows only. Row-wise: with one second moment a row."""
+    """Kingma & Ba 2015, on touched rows only. Row-wise: one second moment per row."""
     return step.weight_nD - step.lr * _adam_direction(step, rowwise)
 
 
 def lamb(step: Step, rowwise: bool = False) -> torch.Tensor:
-    """You et al. 2020 with the trust ratio taken row by row, as in fbgemm; weight decay is part of the direction.
-    Row-wise: with one second moment a row."""
+    """You et al. 2020 with one trust ratio per row, as in fbgemm; weight decay is part of the direction. Row-wise: one
+    second moment per row."""
     direction = _adam_direction(step, rowwise) + step.spec.weight_decay * step.weight_nD
     ratio = _ratio(step.weight_nD.norm(dim=1), direction.norm(dim=1))
     return step.weight_nD - step.lr * ratio[:, None] * direction
 
 
 def _ratio(size: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`size / other`, 0 where `other` is 0: a row stays as it is if its gradients cancel."""
+    """`size / other`, or 0 for an `other` of 0: a row is not changed if its gradients cancel."""
     return torch.where(other > 0, size / other, 0)
 
 
 def lars_sgd(step: Step) -> torch.Tensor:
-    """You et al. 2017 with the layer-wise rate taken row by row, as in fbgemm; weight decay is part of the rate."""
+    """You et al. 2017 with one rate per row instead of per layer, as in fbgemm; weight decay is part of the rate."""
     spec, weight, grad = step.spec, step.weight_nD, step.grad_nD
     norm_w, norm_g = weight.norm(dim=1), grad.norm(dim=1)
     rate = step.lr * spec.eta * _ratio(norm_w, norm_g + spec.weight_decay * norm_w)
@@ -85,7 +87,7 @@ def lars_sgd(step: Step) -> torch.Tensor:
     return weight - moved
 
 
-# each changes the state in place and returns the new rows [n, D]
+# Each formula changes the state in place and returns the new rows [n, D].
 _FORMULAS: dict[EmbOptimType, Callable[[Step], torch.Tensor]] = {
     RULES["sgd"].kind: sgd,
     RULES["adagrad"].kind: adagrad,
@@ -99,7 +101,7 @@ _FORMULAS: dict[EmbOptimType, Callable[[Step], torch.Tensor]] = {
 
 
 def make_state(spec: OptimizerSpec, rows: int, dim: int, device: torch.device) -> State:
-    """The zero state of `spec` for a table of the given size."""
+    """Zero state of `spec` for a table of `rows` x `dim`."""
     return {
         name: torch.zeros(rows, device=device) if per_row else torch.zeros(rows, dim, device=device)
         for name, per_row in spec.rule.rowwise.items()
@@ -107,12 +109,12 @@ def make_state(spec: OptimizerSpec, rows: int, dim: int, device: torch.device) -
 
 
 def formula_of(spec: OptimizerSpec) -> Callable[[Step], torch.Tensor]:
-    """The formula of an optimizer."""
+    """Formula of an optimizer."""
     return _FORMULAS[spec.rule.kind]
 
 
 def apply(weight_RD: torch.Tensor, step: Step, formula: Callable[[Step], torch.Tensor]) -> None:
-    """Writes the updated rows into the table."""
+    """Applies the step's weight decay and formula, and writes the updated rows to the table."""
     spec = step.spec
     decay = spec.weight_decay * step.weight_nD if spec.weight_decay and spec.decay_mode else None
     if decay is not None and spec.decay_mode is DecayMode.L2:
@@ -126,16 +128,16 @@ def apply(weight_RD: torch.Tensor, step: Step, formula: Callable[[Step], torch.T
 
 
 def rounded(numbers: torch.Tensor, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Stochastic rounding (Gupta et al. 2015): up or down with the probability that keeps the mean.
+    """Stochastic rounding (Gupta et al. 2015): rounds up or down with probabilities that keep the mean.
 
-    An update smaller than the distance between two 16-bit numbers moves a weight now and then, so many of them move it
-    as far as in float32. The same numbers and seed give the same result on all devices of a kind, so replicas stay
-    equal.
+    An update smaller than the distance between two 16-bit numbers moves a weight occasionally, so that many updates
+    move it as far as in float32. The same numbers and seed give the same result on all devices of one type, so replicas
+    stay equal.
 
     Args:
         numbers: float32.
-        dtype: float16, bfloat16, or float32, which needs no rounding.
-        seed: another one in each step.
+        dtype: float16 or bfloat16. float32 is not rounded.
+        seed: Different in each step.
     """
     dropped = _DROPPED_BITS.get(dtype)
     if dropped is None:

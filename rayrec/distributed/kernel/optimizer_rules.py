@@ -1,4 +1,4 @@
-"""Every optimizer that can run inside backward: one `Rule` each."""
+"""One `Rule` for each optimizer that can run inside backward."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 
 class DecayMode(str, Enum):
-    """How weight decay acts on the touched rows: L2 adds decay × weight to the gradient; DECOUPLE subtracts lr × decay
-    × weight from the weight."""
+    """Weight decay of touched rows: L2 adds decay × weight to the gradient; DECOUPLE subtracts lr × decay × weight from
+    the weight."""
 
     L2 = "l2"
     DECOUPLE = "decouple"
@@ -20,16 +20,16 @@ class DecayMode(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What is known about one optimizer; its formula is in `optimizer_formulas`.
+    """Properties of one optimizer; its formula is in `optimizer_formulas`.
 
     Args:
-        kind: fbgemm's name for it.
-        rowwise: its states in fbgemm's order; True for one number a row, False for one an element.
-        reads: settings in the formula, besides the learning rate and weight decay.
-        decay: modes of weight decay, the default first; none where it is part of the formula.
-        fbgemm_decay: those of them that fbgemm's CUDA kernels support.
-        fbgemm_on_cpu: fbgemm's CPU kernels support it, without weight decay.
-        torch: torch's optimizers that make the same update of the touched rows, with their mode of weight decay.
+        kind: Name in fbgemm.
+        rowwise: States in fbgemm's order: True for one number per row, False for one per element.
+        reads: Settings of the formula besides learning rate and weight decay.
+        decay: Modes of weight decay, default first. Empty if weight decay is part of the formula.
+        fbgemm_decay: Modes that fbgemm's CUDA kernels support.
+        fbgemm_on_cpu: Whether fbgemm's CPU kernels support the optimizer, without weight decay.
+        torch: torch optimizers with the same update of touched rows, and their mode of weight decay.
     """
 
     kind: EmbOptimType
@@ -42,12 +42,12 @@ class Rule:
 
     @property
     def corrects_bias(self) -> bool:
-        """Whether the formula reads the number of updates so far, as Adam's and LAMB's do."""
+        """Whether the formula reads the number of updates, as for Adam and LAMB."""
         return "beta1" in self.reads
 
     @property
     def state_bytes(self) -> tuple[int, int]:
-        """Bytes of state for each row, and for each element."""
+        """Bytes of state per row, and per element."""
         per_row = sum(self.rowwise.values())
         return 4 * per_row, 4 * (len(self.rowwise) - per_row)
 
@@ -55,7 +55,7 @@ class Rule:
 _L2, _DECOUPLE = DecayMode.L2, DecayMode.DECOUPLE
 _BETAS = frozenset({"eps", "beta1", "beta2"})
 
-# by the name in a config
+# By name in a config.
 RULES: dict[str, Rule] = {
     "sgd": Rule(
         kind=EmbOptimType.EXACT_SGD,
@@ -116,13 +116,13 @@ RULES: dict[str, Rule] = {
 
 
 def rule_of(optimizer: object) -> Rule:
-    """The rule by fbgemm's name, as an enum or a string, or by the name in a config.
+    """Finds a rule by fbgemm's name, as an enum or a string, or by its name in a config.
 
     Raises:
-        ValueError: there is no such rule; lists the known ones.
+        ValueError: No rule has this name. Lists the known names.
     """
     name = str(getattr(optimizer, "value", optimizer)).lower()
-    for known, rule in RULES.items():
-        if name in (known, f"exact_{known}", rule.kind.value):
+    for config_name, rule in RULES.items():
+        if name in (config_name, f"exact_{config_name}", rule.kind.value):
             return rule
     raise ValueError(f"optimizer {name!r} has no fused update for embedding tables; there are {', '.join(RULES)}")

@@ -1,4 +1,4 @@
-"""Lookups and updates by torch's operators, for optimizers and data types that fbgemm does not support.
+"""Lookups and updates by torch's operators, for optimizers and data types that fbgemm lacks.
 
 Replicated tables use it as well, because their gradients are exchanged between backward and the update.
 """
@@ -21,7 +21,7 @@ from rayrec.distributed.kernel.rows import DistinctRows, RowMatrix, TouchedRows
 
 
 def make_anchor(device: torch.device) -> torch.Tensor:
-    """An empty input that requires gradients, so that autograd calls a backward without other such inputs."""
+    """An empty input that requires gradients, so that autograd calls a backward with no other input that does."""
     return torch.zeros(0, device=device, requires_grad=True)
 
 

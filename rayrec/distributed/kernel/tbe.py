@@ -1,4 +1,4 @@
-"""Makes fbgemm's table-batched embedding (TBE), and pads tables to widths that it has."""
+"""Creates fbgemm's table-batched embedding (TBE), and pads tables to the widths that it supports."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ _LOCATIONS = {
 }
 _PRECISION = {torch.float32: SparseType.FP32, torch.float16: SparseType.FP16, torch.bfloat16: SparseType.BF16}
 _DECAY = {
-    None: WeightDecayMode.NONE,  # part of the formula, or none
+    None: WeightDecayMode.NONE,  # no weight decay, or part of the formula
     DecayMode.L2: WeightDecayMode.L2,
     DecayMode.DECOUPLE: WeightDecayMode.DECOUPLE,
 }
 
 
 def make_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device, scale: float) -> TBE:
-    """The TBE of some tables, each as wide as fbgemm needs it.
+    """Creates the TBE of some tables, padded to fbgemm's widths.
 
     Args:
-        scale: factor by which the gradients are too large, see `Padding`.
+        tables: The tables.
+        table_of_lookup: Index in `tables` of each lookup's table.
+        device: "cpu" or a CUDA device.
+        scale: Factor by which the gradients are too large; see `Padding`.
     """
     on_gpu, first, spec = device.type == "cuda", tables[0], tables[0].update
     specs = [
@@ -71,7 +74,7 @@ def make_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], devic
         stochastic_rounding=spec.stochastic_rounding,
         pooling_mode=PoolingMode.SUM,
         cache_load_factor=first.load_factor or DEFAULT_LOAD_FACTOR,
-        bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked before they are sent
+        bounds_check_mode=BoundsCheckMode.NONE,  # ids are checked before they are sent to this rank
         device=device,
     )
     for name in ("weights_host", "momentum1_host", "momentum2_host"):
@@ -81,25 +84,26 @@ def make_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], devic
 
 
 def set_count(tbe: TBE, updates: int) -> None:
-    """Sets how many updates came before the one of the next lookup; fbgemm counts lookups by itself."""
+    """Sets the number of updates before the one of the next lookup. fbgemm itself counts lookups."""
     tbe.iter_cpu.fill_(updates)
     if not updates:
-        tbe.iter.zero_()  # fbgemm takes a count of 0 on the host for one that was not loaded, and reads this one
+        # fbgemm treats 0 on the host as "not loaded" and reads the device count.
+        tbe.iter.zero_()
 
 
 def padded(dim: int) -> int:
-    """The width that fbgemm needs: a multiple of 4."""
+    """The width rounded up to a multiple of 4, as fbgemm requires."""
     return -(-dim // 4) * 4
 
 
 class Padding:
-    """Up to three more columns of a table, which stay zero: takes them out of bags, and adds them to their gradients.
+    """Up to three additional zero columns of a table. Removes them from bags, and adds them to gradients.
 
     Args:
-        dims: the true width of each lookup.
-        device: of the bags.
-        per_row: the optimizer keeps one number a row, the mean of g² over the padded width; gradients are multiplied by
-            `scale` to make it the mean over the true width. Then all lookups have one width.
+        dims: True width of each lookup.
+        device: Device of the bags.
+        per_row: Whether the optimizer keeps one number per row, the mean of g² over the padded width. Then gradients
+            are multiplied by `scale` to make it the mean over the true width, and all lookups have one width.
     """
 
     def __init__(self, dims: Sequence[int], device: torch.device, per_row: bool) -> None:
@@ -107,23 +111,23 @@ class Padding:
         self.width = sum(map(padded, dims))
         self.needed = sum(dims) < self.width
         self.scale = math.sqrt(padded(dims[0]) / dims[0]) if self.needed and per_row else 1.0
-        kept = [start + col for start, dim in zip(starts, dims, strict=False) for col in range(dim)]
-        self.kept = torch.tensor(kept if self.needed else [], dtype=torch.int64, device=device)
+        columns = [start + col for start, dim in zip(starts, dims, strict=False) for col in range(dim)]
+        self.columns = torch.tensor(columns if self.needed else [], dtype=torch.int64, device=device)
 
     def cut(self, bags: torch.Tensor) -> torch.Tensor:
-        """`[B, true widths]` of `[B, padded widths]`."""
-        out: torch.Tensor = _Cut.apply(bags, self)
-        return out
+        """`[B, padded widths]` to `[B, true widths]`."""
+        true_bags: torch.Tensor = _Cut.apply(bags, self)
+        return true_bags
 
 
 class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bags: torch.Tensor, padding: Padding) -> torch.Tensor:
         ctx.padding = padding
-        return bags.index_select(1, padding.kept)
+        return bags.index_select(1, padding.columns)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         padding: Padding = ctx.padding
-        whole = grads[0].new_zeros(grads[0].shape[0], padding.width)
-        return whole.index_copy_(1, padding.kept, grads[0] * padding.scale), None
+        padded_grad = grads[0].new_zeros(grads[0].shape[0], padding.width)
+        return padded_grad.index_copy_(1, padding.columns, grads[0] * padding.scale), None

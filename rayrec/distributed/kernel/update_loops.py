@@ -1,7 +1,7 @@
 """The compiled update of the rows that a batch looked up. Import it through `numba_loops.loops`.
 
-A table's ids are sorted, so that equal rows come together: their gradients are added up in the order of the bags, and
-the row is updated once, from memory that was asked for a few ids before. Suffixes: T tables, L lookups, N ids.
+The loop sorts a table's ids, adds up the gradients of equal rows in the order of the bags, and updates each row once.
+It prefetches rows some ids ahead. Suffixes: T tables, L lookups, N ids.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from numba.extending import intrinsic, overload
 
 from rayrec._runtime.numba_loops import compiled
 
-SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PARTIAL_ROWWISE_ADAM = 0, 1, 2, 3, 4  # Adam's kinds are the last
+SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PARTIAL_ROWWISE_ADAM = 0, 1, 2, 3, 4  # both kinds of Adam are last
 _ONE, _ZERO, _HALF, _LOW = nb.uint64(1), nb.uint64(0), nb.uint64(32), nb.uint64(2**32 - 1)
-_LINE = nb.uint64(16)  # floats of a cache line
-_AHEAD = nb.uint64(24)  # ids between asking for a row and its update
-_MANY = 4096  # ids that are worth a digit of 11 bits
+_LINE = nb.uint64(16)  # floats per cache line
+_AHEAD = nb.uint64(24)  # ids between the prefetch of a row and its update
+_MANY = 4096  # ids that justify a radix of 11 bits
 _TYPES = dict.fromkeys(("offsets", "first_lookup_T", "bits_T", "dim_T"), "int64[::1]")
 _TYPES |= dict.fromkeys(("ids", "col_L", "first_weight_T", "first_state_T", "first_second_T"), "uint64[::1]")
-_TYPES |= dict.fromkeys(("given_N", "grad", "state", "second", "betas"), "float32[::1]")
+_TYPES |= dict.fromkeys(("weights_N", "grad", "state", "second", "betas"), "float32[::1]")
 _TYPES |= dict.fromkeys(("num_bags", "width", "rule", "start", "stop"), "int64")
 _TYPES |= {"rate": "float32", "eps": "float32"}
-WEIGHTS = {"float32": "float32[::1]", "float16": "uint16[::1]", "bfloat16": "int16[::1]"}  # how loops see tables
+# Data types of tables in the loops.
+WEIGHTS = {"float32": "float32[::1]", "float16": "uint16[::1]", "bfloat16": "int16[::1]"}
 
 
 @intrinsic
-def _prefetch(typing: Any, array: Any, place: Any) -> Any:  # pragma: no cover (runs in the compiler)
-    """Asks for the memory of an element, to write it."""
+def _prefetch(typing: Any, array: Any, index: Any) -> Any:  # pragma: no cover (runs in the compiler)
+    """Prefetches an element for writing."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -44,14 +45,14 @@ def _prefetch(typing: Any, array: Any, place: Any) -> Any:  # pragma: no cover (
         builder.call(function, [target, number(1), number(3), number(1)])
         return context.get_dummy_value()
 
-    return nb.types.void(array, place), generate
+    return nb.types.void(array, index), generate
 
 
 _FLOAT, _HALF_FLOAT, _WORD, _SHORT = ir.FloatType(), ir.HalfType(), ir.IntType(32), ir.IntType(16)
 
 
 def _in_llvm(source: Any, target: Any, build: Callable[[Any, Any], Any]) -> Any:
-    """A function from a number of one type to one of another, built of LLVM's instructions."""
+    """A conversion from one number type to another, built from LLVM instructions."""
 
     @intrinsic
     def convert(typing: Any, number: Any) -> Any:  # pragma: no cover (runs in the compiler)
@@ -61,7 +62,7 @@ def _in_llvm(source: Any, target: Any, build: Callable[[Any, Any], Any]) -> Any:
 
 
 def _rounded(builder: Any, number: Any) -> Any:  # pragma: no cover (runs in the compiler)
-    """The nearest bfloat16, of two equally near ones the even one."""
+    """The nearest bfloat16; ties round to even."""
     bits, by = builder.bitcast(number, _WORD), _WORD(16)
     even = builder.and_(builder.lshr(bits, by), _WORD(1))
     near = builder.add(bits, builder.add(even, _WORD(0x7FFF)))
@@ -78,27 +79,27 @@ _to_half = _in_llvm(nb.float32, nb.uint16, lambda at, number: at.bitcast(at.fptr
 _of_half = _in_llvm(nb.uint16, nb.float32, lambda at, bits: at.fpext(at.bitcast(bits, _HALF_FLOAT), _FLOAT))
 
 
-def _moved(weight: Any, place: Any, step: Any) -> None:
-    """Adds to a weight of any of the three types."""
+def _moved(weight: Any, index: Any, step: Any) -> None:
+    """Adds `step` to a weight of any of the three types."""
 
 
 @overload(_moved, inline="always")
-def _moved_in(weight: Any, place: Any, step: Any) -> Any:  # pragma: no cover (runs in the compiler)
-    def of_float(weight: Any, place: Any, step: Any) -> None:
-        weight[place] += step
+def _moved_in(weight: Any, index: Any, step: Any) -> Any:  # pragma: no cover (runs in the compiler)
+    def of_float(weight: Any, index: Any, step: Any) -> None:
+        weight[index] += step
 
-    def of_half(weight: Any, place: Any, step: Any) -> None:
-        weight[place] = _to_half(_of_half(weight[place]) + step)
+    def of_half(weight: Any, index: Any, step: Any) -> None:
+        weight[index] = _to_half(_of_half(weight[index]) + step)
 
-    def of_bfloat(weight: Any, place: Any, step: Any) -> None:
-        weight[place] = _to_bfloat(_of_bfloat(weight[place]) + step)
+    def of_bfloat(weight: Any, index: Any, step: Any) -> None:
+        weight[index] = _to_bfloat(_of_bfloat(weight[index]) + step)
 
     return {nb.float32: of_float, nb.uint16: of_half, nb.int16: of_bfloat}[weight.dtype]
 
 
 @nb.njit
 def _sorted(key_N: Any, other_N: Any, size: Any, bits: Any, digit: Any) -> Any:
-    """The keys by their upper halves, of `bits` bits, equal ones in their order; in one of both arrays."""
+    """Sorts keys stably by `bits` bits of their upper halves; returns one of the two arrays."""
     count_D = np.empty(nb.int64(1) << digit, np.uint64)
     mask, done = (_ONE << nb.uint64(digit)) - _ONE, nb.int64(0)
     while done < bits:
@@ -130,7 +131,7 @@ def train_for(dtype: str) -> Any:
 def _train(
     ids: Any,
     offsets: Any,
-    given_N: Any,
+    weights_N: Any,
     grad: Any,
     width: Any,
     num_bags: Any,
@@ -151,42 +152,42 @@ def _train(
     start: Any,
     stop: Any,
 ) -> Any:
-    """Trains tables `start` to `stop`, of which each has lookups side by side.
+    """Trains tables `start` to `stop`. The lookups of each table are consecutive.
 
     Args:
-        given_N: weights of the ids, or nothing.
-        grad: of the bags `[B, width]`, flat; fewer than 2³² numbers.
-        col_L: the first column of each lookup.
-        bits_T: of a row number.
-        second: Adam's second moments; nothing for other rules.
-        rule: one of those above.
-        betas: Adam's two decay rates, 1 less each, and 1 less each to the power of the updates so far.
+        weights_N: Weights of the ids, or empty.
+        grad: Gradient of the bags `[B, width]`, flat, with fewer than 2³² numbers.
+        col_L: First column of each lookup.
+        bits_T: Number of bits of a row number.
+        second: Adam's second moments, empty for other rules.
+        rule: One of the rules above.
+        betas: Adam's two decay rates b, then 1 - b, then 1 - b ** (number of updates).
     """
-    most = nb.int64(0)
+    max_ids = nb.int64(0)
     for table in range(start, stop):
-        first, last = first_lookup_T[table] * num_bags, first_lookup_T[table + 1] * num_bags
-        most = max(most, offsets[last] - offsets[first])
-    weighted = given_N.size > 0
-    key_N, other_N = np.empty(most, np.uint64), np.empty(most, np.uint64)
-    place_N = np.empty(most if weighted else 0, np.uint32)
+        begin_bag, end_bag = first_lookup_T[table] * num_bags, first_lookup_T[table + 1] * num_bags
+        max_ids = max(max_ids, offsets[end_bag] - offsets[begin_bag])
+    weighted = weights_N.size > 0
+    key_N, spare_N = np.empty(max_ids, np.uint64), np.empty(max_ids, np.uint64)
+    position_N = np.empty(max_ids if weighted else 0, np.uint32)
     buffer = np.empty(max(dim_T) + 16, np.float32)
-    sum_D = buffer[(64 - buffer.ctypes.data % 64) // 4 :]  # from the start of a cache line: half the time
+    sum_D = buffer[(64 - buffer.ctypes.data % 64) // 4 :]  # starts at a cache line, which halves the time
     for table in range(start, stop):
         begin = nb.uint64(offsets[first_lookup_T[table] * num_bags])
         size, dim = _ZERO, dim_T[table]
         stride = nb.uint64(dim)
         for lookup in range(first_lookup_T[table], first_lookup_T[table + 1]):
             for bag in range(num_bags):
-                place = nb.uint64(bag) * nb.uint64(width) + col_L[lookup]
+                position = nb.uint64(bag) * nb.uint64(width) + col_L[lookup]
                 length = offsets[lookup * num_bags + bag + 1] - offsets[lookup * num_bags + bag]
                 for _ in range(length):
                     if weighted:
-                        place_N[size] = place
+                        position_N[size] = position
                         key_N[size] = (ids[begin + size] << _HALF) | size
                     else:
-                        key_N[size] = (ids[begin + size] << _HALF) | place
+                        key_N[size] = (ids[begin + size] << _HALF) | position
                     size += _ONE
-        row_N = _sorted(key_N, other_N, size, bits_T[table], 11 if size >= _MANY else 8)
+        row_N = _sorted(key_N, spare_N, size, bits_T[table], 11 if size >= _MANY else 8)
         weights, states, seconds = first_weight_T[table], first_state_T[table], first_second_T[table]
         number = _ZERO
         while number < size:
@@ -212,41 +213,41 @@ def _train(
                     while line < stride:
                         _prefetch(grad, (later & _LOW) + line)  # type: ignore[call-arg]
                         line += _LINE
-                place = row_N[number] & _LOW
+                position = row_N[number] & _LOW
                 if weighted:
-                    factor = given_N[begin + place]
-                    place = nb.uint64(place_N[place])
+                    factor = weights_N[begin + position]
+                    position = nb.uint64(position_N[position])
                     for col in range(dim):
-                        sum_D[col] += factor * grad[place + nb.uint64(col)]
+                        sum_D[col] += factor * grad[position + nb.uint64(col)]
                 else:
                     for col in range(dim):
-                        sum_D[col] += grad[place + nb.uint64(col)]
+                        sum_D[col] += grad[position + nb.uint64(col)]
                 number += _ONE
-            first, factor = weights + row * stride, rate
+            first_number, factor = weights + row * stride, rate
             if rule == ADAGRAD:
-                place = states + row * stride
+                position = states + row * stride
                 for col in range(dim):
-                    total = state[place + nb.uint64(col)] + sum_D[col] * sum_D[col]
-                    state[place + nb.uint64(col)] = total
-                    _moved(weight, first + nb.uint64(col), -rate * sum_D[col] / (np.sqrt(total) + eps))
+                    total = state[position + nb.uint64(col)] + sum_D[col] * sum_D[col]
+                    state[position + nb.uint64(col)] = total
+                    _moved(weight, first_number + nb.uint64(col), -rate * sum_D[col] / (np.sqrt(total) + eps))
             elif rule >= ADAM:
-                place, other, root = states + row * stride, seconds + row, nb.float32(0)
+                position, second_position, root = states + row * stride, seconds + row, nb.float32(0)
                 if rule == PARTIAL_ROWWISE_ADAM:
                     square = nb.float32(0)
                     for col in range(dim):
                         square += sum_D[col] * sum_D[col]
-                    second[other] = betas[1] * second[other] + betas[3] * square / nb.float32(dim)
-                    root = np.sqrt(second[other] / betas[5])
+                    second[second_position] = betas[1] * second[second_position] + betas[3] * square / nb.float32(dim)
+                    root = np.sqrt(second[second_position] / betas[5])
                 else:
-                    other = seconds + row * stride
+                    second_position = seconds + row * stride
                 for col in range(dim):
-                    moment = betas[0] * state[place + nb.uint64(col)] + betas[2] * sum_D[col]
-                    state[place + nb.uint64(col)] = moment
+                    moment = betas[0] * state[position + nb.uint64(col)] + betas[2] * sum_D[col]
+                    state[position + nb.uint64(col)] = moment
                     if rule == ADAM:
-                        total = betas[1] * second[other + nb.uint64(col)] + betas[3] * sum_D[col] * sum_D[col]
-                        second[other + nb.uint64(col)] = total
+                        total = betas[1] * second[second_position + nb.uint64(col)] + betas[3] * sum_D[col] * sum_D[col]
+                        second[second_position + nb.uint64(col)] = total
                         root = np.sqrt(total / betas[5])
-                    _moved(weight, first + nb.uint64(col), -rate * (moment / betas[4]) / (root + eps))
+                    _moved(weight, first_number + nb.uint64(col), -rate * (moment / betas[4]) / (root + eps))
             else:
                 if rule == ROWWISE_ADAGRAD:
                     square = nb.float32(0)
@@ -256,5 +257,5 @@ def _train(
                     state[states + row] = total
                     factor = rate / (np.sqrt(total) + eps)
                 for col in range(dim):
-                    _moved(weight, first + nb.uint64(col), -factor * sum_D[col])
+                    _moved(weight, first_number + nb.uint64(col), -factor * sum_D[col])
     return -1

@@ -68,7 +68,7 @@ class EmbeddingShardingPlanner:
         self._constraints = dict(constraints or {})
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> ShardingPlan:
-        """Return the plan for `module`.
+        """The plan for `module`.
 
         Raises:
             NoPlanError: no plan fits.
@@ -79,12 +79,12 @@ class EmbeddingShardingPlanner:
     def result(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], topology: Topology | None = None
     ) -> PlanResult:
-        """Return the plan for `module` with its estimate and lower bound. Raises as `plan` does."""
+        """The plan for `module` with its estimate and lower bound. Raises as `plan` does."""
         target = topology or self._topology or Topology.of_this_machine(1)
         return solve(self._tables(module, sharders, target), target, dense_bytes(module, sharders))
 
     def estimate(self, plan: ShardingPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> Estimate:
-        """Return the cost of any plan, without a search.
+        """The cost of any plan, without a search.
 
         Raises:
             ValueError: an unknown table or rank in the plan, or an invalid constraint.
@@ -93,15 +93,15 @@ class EmbeddingShardingPlanner:
         return evaluate(plan, self._tables(module, sharders, target), target)
 
     def judge(self, plan: ShardingPlan, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> PlanResult:
-        """Check a loaded or edited plan; return it with its estimate and the lower bound for `module`.
+        """Checks a loaded or edited plan; returns it with its estimate and the lower bound for `module`.
 
         Raises:
             NoPlanError: the plan exceeds a rank's memory.
             ValueError: the plan does not cover every table exactly once, or has unknown ranks or kernels.
         """
-        own = self.result(module, sharders)
-        estimate = check_plan(plan, own.tables, own.topology, own.dense_bytes)
-        return replace(own, plan=plan, estimate=estimate)
+        result = self.result(module, sharders)
+        estimate = check_plan(plan, result.tables, result.topology, result.dense_bytes)
+        return replace(result, plan=plan, estimate=estimate)
 
     def collective_plan(
         self,
@@ -109,39 +109,39 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[ModuleSharder[Any]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Plan on rank 0 of `pg` (default: all ranks) and return the plan on every rank.
+        """Plans on rank 0 of `pg` (default: all ranks) and returns the plan on every rank.
 
         Raises:
             NoPlanError, ValueError: as `plan` does, or the topology and the group differ in size; on every rank.
         """
-        chosen = default_sharders() if sharders is None else sharders
+        used_sharders = default_sharders() if sharders is None else sharders
 
         def make(world_size: int) -> ShardingPlan:
-            return self.result(module, chosen, topology_for(self._topology, world_size)).plan
+            return self.result(module, used_sharders, topology_for(self._topology, world_size)).plan
 
         return plan_on_rank_0(make, pg)
 
     def _tables(
         self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]], topology: Topology
     ) -> tuple[Table, ...]:
-        found = find_tables(module, sharders, topology.compute_device)
-        return planner_tables(found, topology, self._constraints, self._batch_size)
+        infos = find_tables(module, sharders, topology.compute_device)
+        return planner_tables(infos, topology, self._constraints, self._batch_size)
 
 
 def topology_for(topology: Topology | None, world_size: int) -> Topology:
-    """Return `topology`, or this machine with `world_size` ranks if it is None.
+    """Returns `topology`, by default this machine with `world_size` ranks.
 
     Raises:
         ValueError: a topology of another size.
     """
-    found = topology or Topology.of_this_machine(world_size)
-    if found.world_size != world_size:
-        raise ValueError(f"the topology has {found.world_size} ranks, but the process group has {world_size}")
-    return found
+    target = topology or Topology.of_this_machine(world_size)
+    if target.world_size != world_size:
+        raise ValueError(f"the topology has {target.world_size} ranks, but the process group has {world_size}")
+    return target
 
 
 def plan_on_rank_0(make: Callable[[int], ShardingPlan], pg: dist.ProcessGroup | None = None) -> ShardingPlan:
-    """Call `make(world size)` on rank 0 of `pg` and return its plan on every rank; collective.
+    """Calls `make(world size)` on rank 0 of `pg` and returns its plan on every rank; collective.
 
     Raises:
         Exception: the error of rank 0, on every rank.
@@ -162,7 +162,7 @@ def plan_tables(
     weighted: bool = False,
     path: str = "",
 ) -> PlanResult:
-    """Plan tables without a model.
+    """Plans tables without a model.
 
     Args:
         tables: configs of one collection; an `EmbeddingConfig` returns one vector per id, other configs pool.
@@ -178,10 +178,10 @@ def plan_tables(
         NoPlanError: no plan fits.
         ValueError: an invalid constraint.
     """
-    chosen = EmbeddingBagCollectionSharder() if sharder is None else sharder
-    kernels = runnable_kernels(chosen, topology.compute_device)
-    state = state_bytes(table_optimizer(chosen))
-    found = [
+    used_sharder = EmbeddingBagCollectionSharder() if sharder is None else sharder
+    kernels = runnable_kernels(used_sharder, topology.compute_device)
+    state = state_bytes(table_optimizer(used_sharder))
+    infos = [
         TableInfo(
             path=path,
             config=config,
@@ -192,11 +192,11 @@ def plan_tables(
         )
         for config in tables
     ]
-    return solve(planner_tables(found, topology, constraints, batch_size), topology, dense_bytes)
+    return solve(planner_tables(infos, topology, constraints, batch_size), topology, dense_bytes)
 
 
 def solve(tables: Sequence[Table], topology: Topology, dense_bytes: int = 0) -> PlanResult:
-    """Plan checked tables.
+    """Plans checked tables.
 
     Args:
         dense_bytes: bytes of the rest of the model on every rank.

@@ -1,6 +1,6 @@
 """2D plans: the topology of one sharding group, the cost of synchronizing replicas, the number of groups.
 
-A group is planned as a cluster of its own; the exchange with replicas is added.
+Each group is planned as a separate cluster; the cost of the exchange with replicas is added.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Grouped:
 
 
 def group_topology(topology: Topology, layout: GroupLayout) -> Topology:
-    """Return the topology of the group on most hosts, each host with the minimum memory of all hosts.
+    """The topology of the group on most hosts, each host with the minimum memory of all hosts.
 
     Raises:
         ValueError: a layout for another number of ranks.
@@ -49,10 +49,10 @@ def group_topology(topology: Topology, layout: GroupLayout) -> Topology:
         raise ValueError(f"the layout has {layout.world_size} ranks, but the topology {topology.world_size}")
     if layout.replicas == 1:
         return topology
-    host_of = {rank: place for place, host in enumerate(topology.hosts) for rank in host.ranks}
+    host_of = {rank: host_number for host_number, host in enumerate(topology.hosts) for rank in host.ranks}
     sizes: list[int] = []
-    for first in range(layout.replicas):
-        ranks = layout.group_of(first if layout.strided else first * layout.group_size)
+    for group_number in range(layout.replicas):
+        ranks = layout.group_of(group_number if layout.strided else group_number * layout.group_size)
         on_hosts: dict[int, int] = {}
         for rank in ranks:
             on_hosts[host_of[rank]] = on_hosts.get(host_of[rank], 0) + 1
@@ -67,7 +67,7 @@ def group_topology(topology: Topology, layout: GroupLayout) -> Topology:
 
 
 def grouped(result: PlanResult, layout: GroupLayout, topology: Topology, sync_every: int) -> Grouped:
-    """Return the plan of a group with its synchronization cost.
+    """The plan of a group with its synchronization cost.
 
     For n touched rows of c columns on a rank (`distinct` of the group's ids), R groups, s bytes of optimizer state:
 
@@ -81,10 +81,10 @@ def grouped(result: PlanResult, layout: GroupLayout, topology: Topology, sync_ev
     tables = {table.key: table for table in result.tables}
     sent, seconds = [0.0] * layout.group_size, [0.0] * layout.group_size
     bandwidth = device.inter_host_bw if _crosses_hosts(layout, topology) else device.intra_host_bw
-    for each in shard_costs(result) if replicas > 1 else ():
-        table, (rows, cols) = tables[each.key], each.shard.shape
+    for cost in shard_costs(result) if replicas > 1 else ():
+        table, (rows, cols) = tables[cost.key], cost.shard.shape
         ids = table.ids * rows / table.rows
-        steps = 1 if each.sharding_type == ShardingType.DATA_PARALLEL.value else sync_every
+        steps = 1 if cost.sharding_type == ShardingType.DATA_PARALLEL.value else sync_every
         touched = distinct(steps * ids, rows)
         if steps == 1:
             moved = (replicas - 1) * touched * (ID_BYTES + VECTOR_ELEMENT_BYTES * cols)
@@ -95,21 +95,21 @@ def grouped(result: PlanResult, layout: GroupLayout, topology: Topology, sync_ev
             numbers = union * (VECTOR_ELEMENT_BYTES * cols + state)
             moved = (replicas - 1) * (touched * ID_BYTES + 2 / replicas * numbers)
             work = replicas * touched * device.sort_s + 2 * numbers / device.memory_bw
-        sent[each.shard.rank] += moved / steps
-        seconds[each.shard.rank] += (moved / bandwidth + work) / steps
+        sent[cost.shard.rank] += moved / steps
+        seconds[cost.shard.rank] += (moved / bandwidth + work) / steps
     start = 0.0 if replicas == 1 else 2 * (device.collective_s + device.begin_s) / sync_every
     return Grouped(layout=layout, result=result, sync_bytes=max(sent), sync_s=max(seconds) + start)
 
 
 def _crosses_hosts(layout: GroupLayout, topology: Topology) -> bool:
     return any(
-        len({topology.host_of(rank).first_rank for rank in layout.replicas_of(first)}) > 1
-        for first in range(topology.world_size)
+        len({topology.host_of(rank).first_rank for rank in layout.replicas_of(rank_number)}) > 1
+        for rank_number in range(topology.world_size)
     )
 
 
 def choose_groups(plan: Callable[[Topology], PlanResult], topology: Topology, sync_every: int) -> Grouped:
-    """Return the layout with the shortest predicted step, of all group sizes that divide the world and fit.
+    """The layout with the shortest predicted step, of all group sizes that divide the world and fit.
 
     Args:
         plan: plans one group's topology.
@@ -125,8 +125,8 @@ def choose_groups(plan: Callable[[Topology], PlanResult], topology: Topology, sy
             continue
         layout = GroupLayout(world, size)
         try:
-            found = grouped(plan(group_topology(topology, layout)), layout, topology, sync_every)
+            candidate = grouped(plan(group_topology(topology, layout)), layout, topology, sync_every)
         except NoPlanError:
             break
-        best = min(best, found, key=lambda each: each.step_s)
+        best = min(best, candidate, key=lambda each: each.step_s)
     return best

@@ -1,7 +1,7 @@
 """Averages weights over replicas after local steps (local SGD: Stich, "Local SGD converges fast and communicates
 little", ICLR 2019).
 
-Only rows that some group has looked up since the last averaging are exchanged; all others are equal already.
+Only rows that some group has looked up since the last averaging are exchanged; all other rows are equal already.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def average(kernels: Sequence[Kernel], group: comm.Group, state: bool, all_reduc
     """Sets every touched row, and its optimizer state, to the mean over replicas.
 
     Three exchanges per kernel: numbers of rows, the rows (8 bytes each, to every other replica), and an all-reduce of
-    a float32 for each number in the union of rows.
+    one float32 per number in the union of rows.
 
     Args:
-        kernels: of this rank; the same on its replicas.
-        group: the replicas.
-        state: average the optimizer state too.
+        kernels: kernels of this rank; replicas have the same.
+        group: group of the replicas.
+        state: whether to average the optimizer state too.
         all_reduce: replaces the all-reduce over `group`.
     """
     for kernel in kernels:
@@ -35,29 +35,31 @@ def average(kernels: Sequence[Kernel], group: comm.Group, state: bool, all_reduc
 
 
 def _average(
-    kernel: Kernel, rows_of_kernel: TouchedRows, group: comm.Group, state: bool, all_reduce: AllReduce | None
+    kernel: Kernel, touched: TouchedRows, group: comm.Group, state: bool, all_reduce: AllReduce | None
 ) -> None:
     assert group is not None
     sizes = [table.rows.size for table in kernel.tables]
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    touched = [rows + start for rows, start in zip(rows_of_kernel.take(), starts, strict=True)]
-    union = torch.unique(comm.all_gather_uneven(torch.cat(touched), group))
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    own_rows = torch.cat([rows + start for rows, start in zip(touched.take(), starts, strict=True)])
+    union = torch.unique(comm.all_gather_uneven(own_rows, group))
     edges = torch.searchsorted(union, torch.tensor([*starts, sum(sizes)], device=union.device)).tolist()
-    held = list(zip(kernel.weights(), kernel.states() if state else [{} for _ in sizes], strict=True))
-    parts = [
-        (tensor, union[first:last] - start)
-        for (weight, states), first, last, start in zip(held, edges[:-1], edges[1:], starts, strict=True)
-        for tensor in (weight, *states.values())
-        if last > first
+    states = kernel.states() if state else [{} for _ in sizes]
+    targets = [  # (tensor, its rows to average)
+        (tensor, union[low:high] - start)
+        for weight, table_state, low, high, start in zip(
+            kernel.weights(), states, edges[:-1], edges[1:], starts, strict=True
+        )
+        for tensor in (weight, *table_state.values())
+        if high > low
     ]
-    if not parts:
+    if not targets:
         return
-    numbers = [tensor[rows].float() for tensor, rows in parts]
-    flat = torch.cat([each.view(-1) for each in numbers])
+    values = [tensor[rows].float() for tensor, rows in targets]
+    flat = torch.cat([value.view(-1) for value in values])
     if all_reduce is None:
         comm.all_reduce(flat, group).div_(group.size())
     else:
         all_reduce([flat])
-    means = flat.split([each.numel() for each in numbers])
-    for (tensor, rows), each, mean in zip(parts, numbers, means, strict=True):
-        tensor[rows] = mean.view(each.shape).to(tensor.dtype)
+    means = flat.split([value.numel() for value in values])
+    for (tensor, rows), value, mean in zip(targets, values, means, strict=True):
+        tensor[rows] = mean.view(value.shape).to(tensor.dtype)

@@ -1,8 +1,9 @@
 """Averages gradient rows over replicas before each update.
 
-The mean of a nonlinear optimizer's states after local steps is not its state after one step on the mean gradient. So
-with synchronization in every step the gradients of the touched rows are exchanged, and each replica applies the same
-update to the same rows: replicas stay bit-identical, and train as one process would on the global batch.
+For a nonlinear optimizer, the mean of the states after local steps is not the state after one step on the mean
+gradient. So with synchronization in every step, replicas exchange the gradients of the touched rows, and each applies
+the same update to the same rows. Replicas stay bit-identical, and training is equivalent to one process on the global
+batch.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Replicas:
     """The ranks with the same shards, one per group.
 
     Args:
-        group: their process group.
-        every_step: gradient rows are averaged before each update; else each group trains alone for some steps.
+        group: process group of the replicas.
+        every_step: whether gradient rows are averaged before each update; else each group trains alone for some steps.
     """
 
     def __init__(self, group: comm.Group, every_step: bool) -> None:
@@ -55,7 +56,7 @@ class Replicas:
 def with_replicas(
     optimizers: Mapping[str, OptimizerSpec | None], params: ModuleSharding, env: ShardingEnv
 ) -> dict[str, OptimizerSpec | None]:
-    """Each table's update with its replicas. Data-parallel tables, which are small, are averaged in every step."""
+    """Each table's optimizer, with its replicas. Data-parallel tables are small, and averaged in every step."""
     if not isinstance(env, ShardingEnv2D):
         return dict(optimizers)
     shared = Replicas(env.replica_pg, env.every_step)
@@ -67,7 +68,7 @@ def with_replicas(
 
 
 def mean_gradient(grad: torch.Tensor, group: comm.Group) -> torch.Tensor:
-    """The mean of a parameter's gradient over replicas: a hook for tables that a dense optimizer trains."""
+    """The mean of a parameter's gradient over replicas: a gradient hook for tables of a dense optimizer."""
     assert group is not None
     return comm.all_reduce(grad.contiguous().clone(), group).div_(group.size())
 
@@ -75,5 +76,5 @@ def mean_gradient(grad: torch.Tensor, group: comm.Group) -> torch.Tensor:
 def same_weights(weight: torch.Tensor, env: ShardingEnv) -> None:
     """Copies the weight of the first group to every replica."""
     if isinstance(env, ShardingEnv2D):
-        given: Any = comm.broadcast(weight.contiguous(), env.replica_pg)
-        weight.copy_(given)
+        source: Any = comm.broadcast(weight.contiguous(), env.replica_pg)
+        weight.copy_(source)

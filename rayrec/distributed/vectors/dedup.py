@@ -1,7 +1,7 @@
-"""Each id once: what is sent of a batch, and what is made of the vectors that come back, on the rank that asked.
+"""Deduplication: sends each distinct id of a rank's batch once, and expands the vectors that come back.
 
-One vector travels for each distinct id of a rank's batch, and no weights, instead of one for each id or each bag (and
-each block of rows that it reads). That is less where ids come often: few rows or very uneven ids, and large batches.
+One vector travels for each distinct id, and no weights, instead of one vector per id or per bag (and row block that the
+bag reads). This sends less if ids repeat often: with few rows, very skewed ids, or large batches.
 """
 
 from __future__ import annotations
@@ -26,27 +26,33 @@ from rayrec.sparse import KeyedJaggedTensor, ops
 
 
 @dataclass(frozen=True)
-class KeptWidth:
-    """The ids of a batch that the outputs of one width read, output after output.
+class WidthIds:
+    """A batch's ids in the outputs of one width, output after output.
 
     Args:
-        places: for each id the place of its vector among those of the width's outputs.
-        offsets: where each bag begins, and one more at the end; None where each id keeps its vector.
-        weights: of each id, or None.
-        groups: which ids are the same.
+        positions: for each id the position of its vector among the vectors of these outputs.
+        offsets: start of each bag, and the end of the last; None for one vector per id.
+        weights: weight of each id, or None.
+        groups: the ids grouped by vector.
     """
 
-    places: torch.Tensor
+    positions: torch.Tensor
     offsets: torch.Tensor | None
     weights: torch.Tensor | None
     groups: DistinctRows
 
 
 @dataclass(frozen=True)
-class KeptIds:
-    """A batch's own ids by width; distinct ids, and ids, of each output; and a factor for each bag, or None."""
+class DistinctIds:
+    """A batch's own ids.
 
-    widths: tuple[KeptWidth, ...]
+    Args:
+        widths: the ids of the outputs of each width.
+        counts_O, ids_O: number of distinct ids, and of ids, of each output.
+        factors_BO: factor of each bag, or None.
+    """
+
+    widths: tuple[WidthIds, ...]
     counts_O: OnHost[torch.Tensor]
     ids_O: OnHost[torch.Tensor]
     factors_BO: torch.Tensor | None
@@ -54,16 +60,16 @@ class KeptIds:
 
 @dataclass(frozen=True)
 class _Width:
-    """The outputs of one width; their vectors make one matrix, output after output."""
+    """The outputs of one width; their vectors form one matrix, output after output."""
 
     dim: int
     outputs: list[int]
     features: torch.Tensor  # int64, of each output
-    natural: bool  # each feature once, in order
+    reads_each_once: bool  # each feature once, in order
 
 
 class Distinct:
-    """Takes out what comes twice, and puts vectors where they belong, with one operator a width.
+    """Extracts distinct ids, and expands their vectors, with one operator per width.
 
     Args:
         tables: tables of the collection.
@@ -75,7 +81,7 @@ class Distinct:
         self._keys = list(routes.features)
         self._features = FeatureOrder(routes.features, weighted)
         rows = [max(table.num_embeddings for table in tables if key in table.feature_names) for key in self._keys]
-        # ids of different features in ranges of their own, so that one pass finds the distinct ids of all
+        # Each feature's ids get a range of their own, so that one pass finds the distinct ids of all features.
         self._edges = torch.tensor([0, *accumulate(rows)], dtype=torch.int64)
         self._scale = MeanScale(tables, routes.outputs) if isinstance(tables[0], EmbeddingBagConfig) else None
         features = [self._keys.index(output.feature) for output in routes.outputs]
@@ -83,52 +89,55 @@ class Distinct:
         self._features_O, self._dims_O = torch.tensor(features), torch.tensor(dims)
         self._widths = []
         for dim in dict.fromkeys(dims):
-            outputs = [number for number, each in enumerate(dims) if each == dim]
+            outputs = [number for number, width in enumerate(dims) if width == dim]
             read = [features[number] for number in outputs]
             self._widths.append(_Width(dim, outputs, torch.tensor(read), read == list(range(len(self._keys)))))
 
-    def take_out(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, KeptIds]:
-        """The distinct ids of each feature, ascending, as one example; and how to get back. Every id is inside its
-        table."""
-        given = self._features.of(kjt)
-        lengths_F, firsts = given.lengths.sum(1), self._edges[:-1]
-        groups = DistinctRows.of(given.values + firsts.repeat_interleave(lengths_F, output_size=given.values.numel()))
+    def extract(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, DistinctIds]:
+        """The distinct ids of each feature, ascending, as one example; and the data for `expand`. Every id must be
+        inside its table."""
+        ids = self._features.of(kjt)
+        lengths_F, starts_F = ids.lengths.sum(1), self._edges[:-1]
+        groups = DistinctRows.of(ids.values + starts_F.repeat_interleave(lengths_F, output_size=ids.values.numel()))
         distinct = groups.distinct
         counts_F = torch.searchsorted(distinct, self._edges).diff()
-        ids = distinct - firsts.repeat_interleave(counts_F, output_size=distinct.numel())
-        places = Ids(given.lengths, _inverse(groups), given.weights)
-        own = KeptIds(
-            tuple(self._own(width, places, groups, counts_F) for width in self._widths),
+        rows = distinct - starts_F.repeat_interleave(counts_F, output_size=distinct.numel())
+        positions = Ids(ids.lengths, _inverse(groups), ids.weights)
+        own = DistinctIds(
+            tuple(self._ids_of(width, positions, groups, counts_F) for width in self._widths),
             OnHost(counts_F[self._features_O]),
             OnHost(lengths_F[self._features_O]),
             None if self._scale is None else self._scale.of(kjt),
         )
-        return KeyedJaggedTensor(self._keys, ids, lengths=counts_F, stride=1), own
+        return KeyedJaggedTensor(self._keys, rows, lengths=counts_F, stride=1), own
 
-    def _own(self, width: _Width, places: Ids, groups: DistinctRows, counts_F: torch.Tensor) -> KeptWidth:
-        if not width.natural:
+    def _ids_of(self, width: _Width, positions: Ids, groups: DistinctRows, counts_F: torch.Tensor) -> WidthIds:
+        if not width.reads_each_once:
             order, features = width.features.to(torch.int32), width.features
-            lengths, moved, weights = ops.permute_segments(order, places.lengths, places.values, places.weights)
-            counts = counts_F[features]  # vectors of the width's outputs, of which the first is number 0
+            lengths, moved, weights = ops.permute_segments(
+                order, positions.lengths, positions.values, positions.weights
+            )
+            # From positions among all features' distinct ids to positions among the vectors of this width.
+            counts = counts_F[features]
             shifts = counts.cumsum(0) - counts - (counts_F.cumsum(0) - counts_F)[features]
             moved = moved + shifts.repeat_interleave(lengths.sum(1), output_size=moved.numel())
-            places, groups = Ids(lengths, moved, weights), DistinctRows.of(moved)
+            positions, groups = Ids(lengths, moved, weights), DistinctRows.of(moved)
         offsets = None
         if self._scale is not None:
-            offsets = ops.complete_cumsum(places.lengths.reshape(-1).to(torch.int64))
-        return KeptWidth(places.values, offsets, places.weights, groups)
+            offsets = ops.complete_cumsum(positions.lengths.reshape(-1).to(torch.int64))
+        return WidthIds(positions.values, offsets, positions.weights, groups)
 
-    def finish(self, rows: torch.Tensor, own: KeptIds) -> torch.Tensor:
-        """Bags `[B, total width]`, outputs side by side; or vectors `[N, dim]`, outputs one below the other.
+    def expand(self, rows: torch.Tensor, own: DistinctIds) -> torch.Tensor:
+        """Bags `[B, total width]` with outputs as blocks of columns; or vectors `[N, dim]`, output after output.
 
         Args:
-            rows: the distinct ids' vectors, output after output; of any width that divides all dims.
-            own: what becomes of them.
+            rows: the distinct ids' vectors, output after output, as rows of any width that divides all dims.
+            own: the batch's ids.
         """
         blocks: dict[int, torch.Tensor] = {}
         for width, ids, vectors in zip(self._widths, own.widths, self._by_width(rows, own), strict=True):
             weights = None if ids.weights is None else ids.weights.to(vectors.dtype)
-            sums: torch.Tensor = _Sums.apply(vectors, weights, ids.places, ids.offsets, ids.groups)
+            sums: torch.Tensor = _Sums.apply(vectors, weights, ids.positions, ids.offsets, ids.groups)
             if self._scale is None and len(self._widths) == 1:
                 return sums
             if self._scale is None:
@@ -137,8 +146,8 @@ class Distinct:
                 continue
             sums_BOD = sums.view(len(width.outputs), -1, width.dim).transpose(0, 1)
             if own.factors_BO is not None:
-                picked = [own.factors_BO[:, number] for number in width.outputs]
-                factors_BO = own.factors_BO if len(self._widths) == 1 else torch.stack(picked, 1)
+                columns = [own.factors_BO[:, number] for number in width.outputs]
+                factors_BO = own.factors_BO if len(self._widths) == 1 else torch.stack(columns, 1)
                 sums_BOD = sums_BOD * factors_BO[:, :, None]
             if len(self._widths) == 1:
                 return sums_BOD.reshape(-1, len(width.outputs) * width.dim)
@@ -147,7 +156,7 @@ class Distinct:
             return torch.cat([blocks[number].reshape(-1, rows.shape[1]) for number in sorted(blocks)])
         return torch.cat([blocks[number] for number in sorted(blocks)], dim=1)
 
-    def _by_width(self, rows: torch.Tensor, own: KeptIds) -> list[torch.Tensor]:
+    def _by_width(self, rows: torch.Tensor, own: DistinctIds) -> list[torch.Tensor]:
         """For each width its outputs' vectors `[N, D]`."""
         if len(self._widths) == 1:
             return [rows]
@@ -156,44 +165,46 @@ class Distinct:
 
 
 def _inverse(groups: DistinctRows) -> torch.Tensor:
-    """For each row number its place among the distinct ones; the sort that found them is not done again."""
+    """For each row number its position among the distinct ones; reuses the sort of `groups`."""
     marks = torch.zeros_like(groups.order)
     marks[groups.starts[1:]] = 1
     return torch.empty_like(marks).index_copy_(0, groups.order, marks.cumsum(0))
 
 
 class _Sums(torch.autograd.Function):
-    """`F.embedding_bag`, or `F.embedding` without offsets, whose backward needs no sort: the ids' groups are known."""
+    """`F.embedding_bag`, or `F.embedding` without offsets. Backward needs no sort, because the ids are grouped."""
 
     @staticmethod
     def forward(
         ctx: Any,
         vectors: torch.Tensor,
         weights: torch.Tensor | None,
-        places: torch.Tensor,
+        positions: torch.Tensor,
         offsets: torch.Tensor | None,
         groups: DistinctRows,
     ) -> torch.Tensor:
-        ctx.save_for_backward(vectors, weights, places, offsets)
+        ctx.save_for_backward(vectors, weights, positions, offsets)
         ctx.groups = groups
-        return _bags(vectors, weights, places, offsets)
+        return _bags(vectors, weights, positions, offsets)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        vectors, weights, places, offsets = ctx.saved_tensors
+        vectors, weights, positions, offsets = ctx.saved_tensors
         grad, weight_grad, bag_of_id = grads[0].contiguous(), None, None
         if ctx.needs_input_grad[1]:
             with torch.enable_grad():
                 leaf = weights.detach().requires_grad_()
-                (weight_grad,) = torch.autograd.grad(_bags(vectors.detach(), leaf, places, offsets), leaf, grad)
+                (weight_grad,) = torch.autograd.grad(_bags(vectors.detach(), leaf, positions, offsets), leaf, grad)
         if offsets is not None:
-            bag_of_id = row_of(offsets.diff(), places.numel())
+            bag_of_id = row_of(offsets.diff(), positions.numel())
         return ctx.groups.sum(grad, bag_of_id, weights), weight_grad, None, None, None
 
 
 def _bags(
-    vectors: torch.Tensor, weights: torch.Tensor | None, places: torch.Tensor, offsets: torch.Tensor | None
+    vectors: torch.Tensor, weights: torch.Tensor | None, positions: torch.Tensor, offsets: torch.Tensor | None
 ) -> torch.Tensor:
     if offsets is None:
-        return vectors.index_select(0, places)
-    return F.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True)
+        return vectors.index_select(0, positions)
+    return F.embedding_bag(
+        positions, vectors, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )

@@ -1,6 +1,6 @@
 """output_dist of pooled vectors: sends them to the ranks of their examples, and gradients in reverse.
 
-One collective forward and one backward. Row partials of a bag are added up where they arrive. If they take much more
+One collective forward and one backward. Row partials of a bag are added up where they arrive. If they need much more
 memory than the result, they travel in pieces of some examples each: no rank holds the partials of all ranks at once.
 """
 
@@ -21,7 +21,7 @@ from rayrec.distributed.vectors.columns import ColumnMap
 from rayrec.distributed.vectors.pooled_in_place import InPlaceColumns, InPlaceTrip
 from rayrec.distributed.vectors.transport import MessageTrip, begin
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 MIN_PIECE_BYTES = 1 << 24  # below, another collective costs more than the memory is worth
 
@@ -100,7 +100,7 @@ class _PooledMessage:
     Args:
         exchange: the exchange of the vectors.
         edges: for each rank, the edges of its batch's pieces.
-        equal_batches: whether all ranks have equally many examples.
+        equal_batches: whether all ranks have the same number of examples.
         factors_BE: as of `PooledExchange.start`.
     """
 
@@ -125,10 +125,10 @@ class _PooledMessage:
         return (rows[0].reshape(-1) if len(rows) == 1 else torch.cat(rows).view(-1)).float()
 
     def _rows(self, tensor: torch.Tensor, piece: int) -> list[torch.Tensor]:
-        """A piece's rows of `[global B, width]`, as views: one view if ranks have equally many, else one per rank."""
-        first = self._edges[0]
+        """A piece's rows of `[global B, width]`, as views: one view for equal batches, else one per rank."""
         if self._equal_batches:
-            return [tensor.view(len(self._edges), first[-1], tensor.shape[1])[:, first[piece] : first[piece + 1]]]
+            edges = self._edges[0]
+            return [tensor.view(len(self._edges), edges[-1], tensor.shape[1])[:, edges[piece] : edges[piece + 1]]]
         by_rank = tensor.split([edges[-1] for edges in self._edges])
         return [rows[edges[piece] : edges[piece + 1]] for rows, edges in zip(by_rank, self._edges, strict=True)]
 
@@ -179,9 +179,9 @@ class ColumnOrder:
         self._unit = math.gcd(*edges, *columns.blocks) or 1
         self._units = columns.width // self._unit
         self._rank_units = [width // self._unit for width in columns.widths]
-        first = [sum(self._rank_units[:sender]) for sender in range(len(columns.runs))]
+        offsets = [sum(self._rank_units[:sender]) for sender in range(len(columns.runs))]
         rows = sorted(
-            (run.dst_col // self._unit + n, first[sender], self._rank_units[sender], run.src_col // self._unit + n)
+            (run.dst_col // self._unit + n, offsets[sender], self._rank_units[sender], run.src_col // self._unit + n)
             for sender, run in runs
             for n in range(run.width // self._unit)
         )
@@ -226,9 +226,9 @@ class ColumnOrder:
         return (rows.view(*factors.shape, self._unit) * factors[:, :, None]).view(rows.shape)
 
     def _make_indices(self, batch: int) -> _Indices:
-        dst, first, rank_units, src = self._rows.unbind(1)
+        dst, offsets, rank_units, src = self._rows.unbind(1)
         examples = torch.arange(batch, device=dst.device)
-        sources = (batch * first + src)[None, :] + examples[:, None] * rank_units[None, :]
+        sources = (batch * offsets + src)[None, :] + examples[:, None] * rank_units[None, :]
         starts = (self._counts.cumsum(0) - self._counts)[None, :] + examples[:, None] * dst.numel()
         blocks = self._targets.split(self._rank_units)
         targets = [(examples[:, None] * self._units + block[None, :]).view(-1) for block in blocks]

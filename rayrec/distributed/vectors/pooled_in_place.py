@@ -62,8 +62,8 @@ def _marked(runs: Sequence[Run], covered: np.ndarray) -> Iterator[tuple[int, int
     for run in runs:
         seen = covered[run.dst_col : run.dst_col + run.width].copy()
         edges = [0, *(np.flatnonzero(seen[1:] != seen[:-1]) + 1).tolist(), run.width]
-        for first, end in zip(edges, edges[1:], strict=False):
-            yield run.src_col + first, run.dst_col + first, end - first, int(seen[first])
+        for start, stop in zip(edges, edges[1:], strict=False):
+            yield run.src_col + start, run.dst_col + start, stop - start, int(seen[start])
         covered[run.dst_col : run.dst_col + run.width] = True
 
 
@@ -74,7 +74,7 @@ class InPlaceTrip:
         columns: columns of the result.
         link: shared memory of the ranks.
         batch_sizes: examples of each rank.
-        scaled: multiplies rows of the result by the factors that make means; None if there are none.
+        scaled: multiplies rows of the result by factors that turn sums into means; None without factors.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class SequenceOrder:
         return self._spread(origins * width + per_id(shifts_O[self._outputs_C] + self._first_unit_C), sizes_C)
 
     def _spread(self, first: torch.Tensor, sizes_C: torch.Tensor) -> torch.Tensor:
-        """The positions of all units of each vector, from that of its first unit."""
+        """The positions of all units of each vector, from the position of its first unit."""
         if self._widths == [1]:
             return first
         if len(self._widths) == 1:
@@ -82,8 +82,8 @@ def _int64(numbers: list[int]) -> torch.Tensor:
 
 def _stream_of_chunk(routes: Routes) -> torch.Tensor | None:
     """The sent stream that each chunk answers; None if chunk n answers stream n."""
-    streams, first = [], 0
+    streams, num_streams = [], 0
     for route in routes.ranks:
-        streams += [first + lookup.stream for lookup in route.lookups]
-        first += len(route.streams)
-    return None if streams == list(range(first)) else _int64(streams)
+        streams += [num_streams + lookup.stream for lookup in route.lookups]
+        num_streams += len(route.streams)
+    return None if streams == list(range(num_streams)) else _int64(streams)

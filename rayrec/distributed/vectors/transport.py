@@ -21,7 +21,7 @@ from rayrec.distributed.kernel.number_formats import decode, encode, message_dty
 
 
 class VectorMessage(Protocol):
-    """The layout of one batch's vectors before and after they travel, in pieces; every rank has equally many pieces.
+    """The layout of one batch's vectors before and after they travel, in pieces, whose number is equal on all ranks.
 
     Attributes:
         sent, received: for each piece, the number of elements for, and from, each rank on the way forward.
@@ -42,7 +42,7 @@ class VectorMessage(Protocol):
     def unpack_gradients(
         self, arrived: torch.Tensor, piece: int, shapes: Sequence[torch.Size], grads: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """The gradients of the kernels' vectors, with those that arrived for a piece.
+        """The gradients of the kernels' vectors, updated with the gradients of a piece.
 
         Args:
             shapes: shapes of the vectors.
@@ -113,7 +113,7 @@ class MessageTrip:
         return 1 if self.group is None else self.group.size()
 
     def _begin(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
-        """Starts to send those of `pieces` that exist."""
+        """Starts to send `pieces`, if they exist."""
         message, codec, last = self.message, self.codec, len(self.message.sent) - 1
         kind = codec.forward if forward else codec.backward
         for piece in pieces:

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayrec import quant
 from rayrec.inference import artifact
-from rayrec.inference.graph import collections_in, configs_of, read_given_tables, replaced
+from rayrec.inference.graph import collections_in, configs_of, replace_collections, replace_module
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.quant import TableFormat
 
@@ -45,7 +45,7 @@ def quantize_inference_model(
             quantized = quant.EmbeddingBagCollection.from_float(module, formats)
         else:
             quantized = quant.EmbeddingCollection.from_float(module, formats)
-        model = replaced(model, path, quantized)
+        model = replace_module(model, path, quantized)
     return model.eval()
 
 
@@ -68,6 +68,6 @@ def read_exported_tables(model: nn.Module, folder: str | Path) -> nn.Module:
             exported = "lacks it" if table is None else f"has {(table.rows, table.dim)}"
             raise ValueError(f"table {config.name!r} has {size} (rows, dim) in the model, but {folder} {exported}")
     data = artifact.map_tables(folder / artifact.TABLES).data
-    for slot in read_given_tables(model, places):
+    for slot in replace_collections(model, places):
         slot.instead = data
     return model.eval()

@@ -16,7 +16,7 @@ from rayrec.distributed import comm
 from rayrec.distributed.plan.cuts import by_rows, whole
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import Shard
-from rayrec.inference.graph import replaced
+from rayrec.inference.graph import replace_module
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import feature_names, output_names
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
@@ -63,7 +63,7 @@ def shard_quant_model(model: nn.Module, group: comm.Group, plan: ShardingPlan | 
             sharded = ShardedQuantEmbeddingBagCollection(module, group, shards)
         else:
             sharded = ShardedQuantEmbeddingCollection(module, group, shards)
-        model = replaced(model, path, sharded)
+        model = replace_module(model, path, sharded)
     return model
 
 

@@ -17,9 +17,9 @@ from rayrec.checkpoint.manifest import read_checkpoint
 from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.data.source.windows import Windows
-from rayrec.inference.export import Export, Trained, Wanted, export
+from rayrec.inference.export import Export, ExportOptions, Trained, export
 from rayrec.inference.graph import Inputs
-from rayrec.inference.parity import FIGURES
+from rayrec.inference.parity import METRICS
 from rayrec.models import RETRIEVERS, Batch
 from rayrec.storage.folder import open_folder
 from rayrec.train.config.file import parse_config
@@ -31,7 +31,7 @@ from rayrec.train.run.choice import NEWEST, Tell, choose, refused
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.setup import build
-from rayrec.train.worker.loop import EVAL_ROWS
+from rayrec.train.worker.evaluator import EVAL_ROWS
 
 _DRAWN = 64  # row groups, or runs of small ones, that a sample of the evaluation rows is from
 
@@ -39,7 +39,7 @@ _DRAWN = 64  # row groups, or runs of small ones, that a sample of the evaluatio
 def export_run(
     source: str | Path,
     out: str | Path,
-    wanted: Wanted | None = None,
+    wanted: ExportOptions | None = None,
     data: str | None = None,
     factory: build.Factory | None = None,
     allow_code: bool = False,
@@ -63,7 +63,9 @@ def export_run(
     return _export(folder, found, out, wanted, data=data, factory=factory, allow_code=allow_code)
 
 
-def _export(folder: RunFolder, checkpoint: Checkpoint, out: str | Path, wanted: Wanted | None, **how: Any) -> Export:
+def _export(
+    folder: RunFolder, checkpoint: Checkpoint, out: str | Path, wanted: ExportOptions | None, **how: Any
+) -> Export:
     """`how`: as `trained_of` takes it."""
     if config_of_run(folder, allow_code=True)["model"].get("name") in RETRIEVERS:
         raise TrainError(f"{folder.path} is of a retriever, which scores no rows: `rayrec index {folder.path} OUT`")
@@ -213,5 +215,5 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
 def _recorded(folder: RunFolder, step: int) -> dict[str, Any] | None:
     """The figures of the run's evaluation at this step."""
     of_step = [line for line in folder.read_metrics() if line.get("kind") == "eval" and line.get("step") == step]
-    names = ("tasks", "samples", *FIGURES)
+    names = ("tasks", "samples", *METRICS)
     return {key: of_step[-1][key] for key in names if key in of_step[-1]} if of_step else None

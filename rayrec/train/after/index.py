@@ -13,7 +13,7 @@ from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping.rules import Identity
 from rayrec.inference.graph import collections_in, configs_of, table_path
 from rayrec.inference.index import IndexReport, Search, write_index
-from rayrec.inference.tower import Made, Tower, difference
+from rayrec.inference.tower import Tower, TowerSpec, difference
 from rayrec.models import RETRIEVERS
 from rayrec.storage.parquet import open_parquet
 from rayrec.train.after.export import find_checkpoint
@@ -58,7 +58,7 @@ def index_run(
     tower = _tower(config, CheckpointWeights(found.path))
     table, rows = _items(config, tower, items, id_column)
     vectors = tower.vectors(rows)
-    drawn = tower.drawn()
+    drawn = tower.examples()
     trained = tower.queries(drawn)
     if tables != "fp32":
         tower = tower.in_format(tables)
@@ -70,7 +70,7 @@ def index_run(
 
 def _tower(config: TrainConfig, weights: CheckpointWeights) -> Tower:
     plain = config.to_dict()
-    made = Made(
+    made = TowerSpec(
         name=str(config.model.name),
         settings=plain["model"]["args"],
         tables={table.name: (table.rows, table.dim, list(table.features)) for table in config.tables},

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from rayrec.data import DataSet, Schema
 from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
-from rayrec.metrics.buckets import MOST_BUCKETS
+from rayrec.metrics.buckets import MAX_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.storage.errors import suggestion
 from rayrec.storage.locations import secret_in
@@ -199,8 +199,8 @@ def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: 
         rows = next(table.rows for table in tables if name in table.features)
         if feature.kind != "id" or isinstance(feature.mapping, Hash):
             raise _refuse(field, f"{name!r} must be of kind id, mapped by identity or a vocabulary")
-        if rows > MOST_BUCKETS:
-            raise _refuse(field, f"{name!r} has a table of {rows:,} rows; slices may have {MOST_BUCKETS:,}")
+        if rows > MAX_BUCKETS:
+            raise _refuse(field, f"{name!r} has a table of {rows:,} rows; slices may have {MAX_BUCKETS:,}")
 
 
 def check_secrets(value: Any, field: str = "") -> None:

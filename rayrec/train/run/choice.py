@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
-from rayrec.checkpoint.attempt import order_of
+from rayrec.checkpoint.ownership import order_of
 from rayrec.checkpoint.retention import best_of, read_scores
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.trainer import lower_is_better

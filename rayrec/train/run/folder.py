@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rayrec.checkpoint.errors import InUseError
-from rayrec.checkpoint.launch import Lease
+from rayrec.checkpoint.ownership import Lease
 from rayrec.storage.folder import LocalFolder, open_folder
 from rayrec.storage.locations import cache_folder, inside
 from rayrec.train.config.relaunch import refused_changes

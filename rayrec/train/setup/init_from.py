@@ -8,7 +8,7 @@ from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore
 from rayrec.checkpoint.contents import TABLE
-from rayrec.checkpoint.mapping import differing
+from rayrec.checkpoint.manifest import differing
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
 from rayrec.data.mapping.rules import Vocabulary

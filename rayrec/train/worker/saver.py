@@ -1,4 +1,4 @@
-"""One rank's checkpoints: which one the run goes on from, when one is due, saving in the background, reporting."""
+"""Checkpoints of one rank: finds and loads the one to resume from, saves in the background, and reports."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.choice import best_by, refused
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every
-from rayrec.train.worker.outage import Outages, is_of_storage, within
 from rayrec.train.worker.position import Position
 from rayrec.train.worker.session import Job, Session
+from rayrec.train.worker.storage_retry import StorageRetry, call_within, is_storage_fault
 
-ReportEvent = Callable[[int, str, str], None]
-LEAST_STILL_S = 60.0  # a busy disk may take so long for a block
-LAST_WAIT_S = 20.0  # for a save that is under way when this rank's part of the run ends with an error
+ReportEvent = Callable[[str, str, int | None], None]
+MIN_STALL_S = 60.0  # a busy disk may take this long for a block
+LAST_WAIT_S = 20.0  # for an unfinished save when this rank ends with an error
 
 
 class Saver:
-    """Checkpoints of one rank; `every` says when one is due. Methods are collective unless they say otherwise.
+    """Checkpoints of one rank; `every` says when one is due. Methods are collectives unless they say otherwise.
 
     Args:
-        report: called on rank 0 with step, event and message.
+        report: called on rank 0 with event, message and step.
 
     Raises:
         OSError: checkpoints cannot be read.
-        CheckpointError: there are some but none is whole, or another launch has taken the run over.
+        CheckpointError: none of the checkpoints is whole, or another driver has taken over the run.
     """
 
     def __init__(self, job: Job, session: Session, report: ReportEvent) -> None:
         self._job, self._session, self._report = job, session, report
         storage = job.config.storage
         best = best_by(storage.keep_best, job.config.trainer.own_metrics)
-        still_s = max(storage.patience_s, LEAST_STILL_S)
-        self.store = CheckpointStore(job.checkpoints, storage.keep, best, still_s, job.launch)
+        stall_s = max(storage.patience_s, MIN_STALL_S)
+        self.store = CheckpointStore(job.checkpoints, storage.keep, best, stall_s, job.launch)
         self._group = session.control.group
-        self._outages = Outages(
+        self._retry = StorageRetry(
             session.control,
             Patience(outage_s=storage.patience_s),
             lambda text: self._report_first(self._saved_step or 0, "storage", text),
@@ -68,35 +68,35 @@ class Saver:
         self._candidates: list[Checkpoint] = []
         self._damaged: list[DamagedCheckpointError] = []
         self._scored: set[str] = set()
-        self._outages.outlast("finding the checkpoints", self._find)
+        self._retry("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
         trainer = job.config.trainer
         self.every = Every(trainer.checkpoint_every, 60 * (trainer.checkpoint_every_minutes or math.inf))
-        self._waits = False  # where there is no room for copies
+        self._waits = False  # training waits for writes, as the host has no memory for copies
 
     def _find(self) -> None:
-        """What the run can go on from. One that trains owns the folder from now on, so that nobody else changes it."""
+        """List the checkpoints to resume from. A run that trains owns the folder from now on."""
         if self._job.task == "fit":
             try:
                 self.store.claim(self._group)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise  # a full disk has room again when older ones are removed, or another file is
+                    raise  # but a full disk may have room later
         listed = on_every_rank(lambda: self._list() if self._session.rank == 0 else None, self._group)
         self._candidates, self._damaged, self._scored = broadcast_object(listed, self._group) or ([], [], set())
         if self._job.checkpoint is not None:
-            self._candidates = [one for one in self._candidates if one.name == self._job.checkpoint]
+            self._candidates = [c for c in self._candidates if c.name == self._job.checkpoint]
 
     def _list(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError], set[str]]:
-        """Checkpoints, the newest first, damaged ones, and names of those that have a score."""
+        """(checkpoints, newest first; damaged ones; names of those that have scores)"""
         scored: set[str] = set()
-        with suppress(DamagedScoresError):  # reported where scores are noted
+        with suppress(DamagedScoresError):  # reported when scores are recorded
             scored = set(read_scores(self.store.root))
         return *self.store.candidates(), scored
 
     @property
     def unscored(self) -> bool:
-        """Whether a crash has cut short the evaluation of the checkpoint that the run goes on from."""
+        """Whether a crash has interrupted the evaluation of the checkpoint that the run resumes from."""
         resumed, best = self.resumed, self._job.config.storage.keep_best
         if resumed is None or best is None or self._job.eval is None:
             return False
@@ -104,30 +104,30 @@ class Saver:
 
     @property
     def resumed(self) -> Checkpoint | None:
-        """What the run goes on from; `load` may turn to an older one."""
+        """The checkpoint to resume from; `load` may choose an older one."""
         return self._candidates[0] if self._candidates else None
 
     def load(self, learner: Learner) -> tuple[Learner, Mapping[str, torch.Tensor]]:
-        """The learner from the newest whole checkpoint, and the further tensors saved with it; reports damaged ones.
+        """The learner with the state of the newest whole checkpoint, and the additional tensors of that.
 
         Raises:
-            ValueError: the checkpoint is of another model or mapping, or none is whole.
+            ValueError: the checkpoint belongs to another model or mapping, or none is whole.
         """
         if self.resumed is None:
             self._warm_start(learner)
             return learner, {}
-        further = None
-        while further is None:
+        tensors = None
+        while tensors is None:
             checkpoint = self._candidates[0]
-            before, schema = checkpoint.manifest.mapping, self._job.config.data_schema
-            mapping = as_before(self._job.mapping, before, schema) if self._job.mapping else None
+            saved_mapping, schema = checkpoint.manifest.mapping, self._job.config.data_schema
+            mapping = as_before(self._job.mapping, saved_mapping, schema) if self._job.mapping else None
             load = partial(self.store.load, checkpoint, learner.model, learner.optimizer, self._group, mapping)
             try:
-                further = self._outages.outlast(f"reading the checkpoint of step {checkpoint.step}", load)
+                tensors = self._retry(f"reading the checkpoint of step {checkpoint.step}", load)
             except RemovedCheckpointError:
                 if self._job.checkpoint is not None:
                     raise
-                self._outages.outlast("finding the checkpoints", self._find)
+                self._retry("finding the checkpoints", self._find)
                 if not self._candidates:
                     raise
             except DamagedCheckpointError as error:
@@ -138,25 +138,25 @@ class Saver:
                     raise no_whole(self.store.root.path, self._damaged) from error
                 self._candidates.pop(0)
         if checkpoint.manifest.world_size != self._session.world_size:
-            # Random numbers cannot go on where they were; they must not begin again either.
+            # Random states belong to a world size. A new seed keeps the run from drawing the first numbers again.
             torch.manual_seed((torch.initial_seed() + 1_000_003 * checkpoint.step) % (1 << 63))
         self._saved_step = checkpoint.step
-        return replace(learner, logit_shift=checkpoint.extra.get("logit_shift", 0.0)), further
+        return replace(learner, logit_shift=checkpoint.extra.get("logit_shift", 0.0)), tensors
 
     def _warm_start(self, learner: Learner) -> None:
         init = self._job.warm_start
         if init is not None:
-            taken = load_weights(init.store, init.checkpoint, learner.model, init.names, init.rows, self._group)
-            began = f"{len(taken.tables)} tables and {len(taken.layers)} layers are those of {init.checkpoint.path}"
-            fresh = f"; fresh: {', '.join(taken.fresh)}" if taken.fresh else ""
-            self._report_first(0, "warm_start", began + fresh)
+            loaded = load_weights(init.store, init.checkpoint, learner.model, init.names, init.rows, self._group)
+            text = f"loaded {len(loaded.tables)} tables and {len(loaded.layers)} layers from {init.checkpoint.path}"
+            fresh = f"; newly initialized: {', '.join(loaded.fresh)}" if loaded.fresh else ""
+            self._report_first(0, "warm_start", text + fresh)
 
     def report_start(self) -> None:
-        """Reports damaged checkpoints."""
+        """Report damaged checkpoints. Not a collective."""
         if self.resumed is None:
             return
         for error in newer_damaged(self.resumed, self._damaged):
-            self._report_first(self.resumed.step, "damaged", f"{error}; going on from step {self.resumed.step}")
+            self._report_first(self.resumed.step, "damaged", f"{error}; resuming from step {self.resumed.step}")
 
     def save(
         self,
@@ -165,10 +165,12 @@ class Saver:
         tensors: Mapping[str, torch.Tensor] | None = None,
         to_score: bool = False,
     ) -> None:
-        """Begin a checkpoint; `position` is that of all ranks. A failure is reported and costs only this checkpoint.
+        """Begin a checkpoint. If it fails, that is reported and training continues.
 
         Args:
-            to_score: an evaluation of it comes next; after a crash in between, `unscored` is true.
+            position: of all ranks.
+            tensors: additional tensors to save.
+            to_score: an evaluation of it comes next; if that is interrupted, `unscored` is true.
         """
         step = position.step
         if self._saved_step == step:
@@ -176,7 +178,7 @@ class Saver:
         try:
             self._begin(step, learner, self._saving(position, learner, tensors, to_score))
         except OSError as error:
-            if not is_of_storage(error):
+            if not is_storage_fault(error):
                 raise
             self._report_failed(step, error)
         self.report_ended()
@@ -186,32 +188,35 @@ class Saver:
         if not storage.background:
             self.store.save(step, learner.model, learner.optimizer, group=self._group, saving=saving)
             self._report_complete(step)
-        elif not self.store.save_beside(
+        elif not self.store.save_in_background(
             step, learner.model, learner.optimizer, saving, self._group, patience_s=storage.wait_s
         ):
-            why = "the one before is still being written; save less often, or to a faster disk"
-            self._report_first(step, "save_skipped", f"no checkpoint of step {step}: {why}")
+            text = (
+                f"Skipped the checkpoint at step {step}: the previous one is still being written. Increase "
+                "trainer.checkpoint_every_minutes or use faster storage."
+            )
+            self._report_first(step, "save_skipped", text)
             return
         elif not self.store.copied and not self._waits:
             self._waits = True
-            why = "host memory has no room for a copy of what it saves"
-            self._report_first(step, "save_waits", f"training waits while a checkpoint is written: {why}")
+            text = "Training waits while checkpoints are written: host memory has no room for a copy of the state."
+            self._report_first(step, "save_waits", text)
         self._saved_step = step
 
     def save_last(
         self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None
     ) -> Checkpoint:
-        """The committed checkpoint of `position`, saved now if it is not there yet.
+        """The committed checkpoint of `position`; saves it if it does not exist yet.
 
-        Storage that is away is waited for: up to `storage.patience_s`, or until the driver ends a stop after
+        Retries while the storage is unavailable, up to `storage.patience_s`, or until the driver ends a stop after
         `trainer.grace_s`.
 
         Raises:
             OSError: it cannot be saved.
         """
         saving = self._saving(position, learner, tensors)
-        what = f"saving the last checkpoint, of step {position.step}"
-        return self._outages.outlast(what, lambda: self._save_now(position.step, learner, saving))
+        task = f"saving the final checkpoint (step {position.step})"
+        return self._retry(task, lambda: self._save_now(position.step, learner, saving))
 
     def _save_now(self, step: int, learner: Learner, saving: Saving) -> Checkpoint:
         self.store.finish(self._group)
@@ -226,19 +231,19 @@ class Saver:
         return saved
 
     def note_scores(self, position: Position, scores: Mapping[str, Any]) -> None:
-        """Records the scores of the model at `position`, on rank 0, if the best checkpoint is kept."""
+        """Record the metrics of the model at `position`, if the best checkpoint is kept. Not a collective."""
         storage, step = self._job.config.storage, position.step
         if self._session.rank != 0 or storage.keep_best is None:
             return
         try:
-            if not within(storage.wait_s, lambda: self.store.note_scores(step, scores)):
-                text = f"step {step} was evaluated and has no checkpoint, so it cannot be the best (storage.keep_best)"
-                self._report(step, "save_skipped", text)
+            if not call_within(storage.wait_s, lambda: self.store.note_scores(step, scores)):
+                text = f"No checkpoint exists for step {step}, so storage.keep_best ignores this evaluation."
+                self._report_first(step, "save_skipped", text)
         except (OSError, DamagedScoresError) as error:
-            self._report(step, "save_failed", f"the scores of step {step} cannot be kept: {error}")
+            self._report_first(step, "save_failed", f"Could not store the metrics of step {step}: {error}")
 
     def report_ended(self) -> None:
-        """Reports checkpoints that completed or failed. Not collective."""
+        """Report checkpoints that completed or failed. Not a collective."""
         for outcome in self.store.ended():
             if outcome.error is None:
                 self._report_complete(outcome.step)
@@ -246,7 +251,7 @@ class Saver:
                 self._report_failed(outcome.step, outcome.error)
 
     def close(self) -> None:
-        """Waits for a save to end. Not collective."""
+        """Wait up to 20 s for an unfinished save. Not a collective."""
         self.store.close(LAST_WAIT_S)
         self.report_ended()
 
@@ -268,14 +273,13 @@ class Saver:
         return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
 
     def _report_failed(self, step: int, error: Exception) -> None:
-        why = f"{type(error).__name__}: {error}"
-        self._report_first(
-            step, "save_failed", f"the checkpoint of step {step} failed, earlier ones are intact ({why})"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        text = f"The checkpoint at step {step} failed ({reason}). Earlier ones are intact."
+        self._report_first(step, "save_failed", text)
 
     def _report_complete(self, step: int) -> None:
         self._report_first(step, "checkpoint", f"checkpoint of step {step} is complete")
 
     def _report_first(self, step: int, event: str, message: str) -> None:
         if self._session.rank == 0:
-            self._report(step, event, message)
+            self._report(event, message, step)

@@ -58,11 +58,11 @@ def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> 
     if wanted is not None:
         return _from_option(table, wanted)
     column = next((name for label_name in LABEL_NAMES for name in binary if name.lower() == label_name), None)
-    why = "by its name"
+    explanation = "by its name"
     if column is None and binary:
         reason = "the only column" if len(binary) == 1 else f"the last of {len(binary)} columns"
-        column, why = binary[-1], f"{reason} with only 0 and 1; no --label was given"
-    return None if column is None else LabelChoice.of({"column": column}, _values(table, column), why)
+        column, explanation = binary[-1], f"{reason} with only 0 and 1; no --label was given"
+    return None if column is None else LabelChoice.of({"column": column}, _values(table, column), explanation)
 
 
 def suggested_labels(columns: Sequence[ColumnFacts]) -> str:
@@ -118,10 +118,10 @@ def _two_values(array: pa.Array, column: str) -> LabelChoice:
         return LabelChoice.of({"column": column}, array, "by --label")
     comparable = is_text(array.type) or pat.is_integer(array.type)
     if len(values) == 2 and comparable:
-        other, rare = values
-        schema = {"column": column, "positive": rare, "negative": other}
-        why = f"the rarer of its two values, {rare!r}, is 1; for the opposite: --label '{column}={other}'"
-        return LabelChoice.of(schema, array, why)
+        other_value, rare = values
+        schema = {"column": column, "positive": rare, "negative": other_value}
+        explanation = f"the rarer of its two values, {rare!r}, is 1; for the opposite: --label '{column}={other_value}'"
+        return LabelChoice.of(schema, array, explanation)
     _refuse_one_value(values, column)
     examples = [f"--label '{column}={values[0]}'"] if comparable else []
     if isinstance(values[0], int | float):

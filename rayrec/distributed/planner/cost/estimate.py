@@ -96,7 +96,7 @@ def evaluate(
     Raises:
         ValueError: an unknown table or rank in the plan.
     """
-    known = {table.key: table for table in tables}
+    table_of = {table.key: table for table in tables}
     local_R = np.zeros(topology.world_size, dtype=np.int64)
     for host in topology.hosts:
         local_R[host.ranks.start : host.ranks.stop] = host.num_ranks
@@ -105,12 +105,12 @@ def evaluate(
     executors, shared = set(), 0.0
     for path, module in plan.plan.items():
         for name, sharding in module.items():
-            if (path, name) not in known:
+            if (path, name) not in table_of:
                 raise ValueError(f"plan names table {name!r} of module {path!r}, which the model does not have")
             executors.add(executor_of(sharding.sharding_type))
             cols, rows = (len(set(cuts)) for cuts in zip(*((s.cols, s.rows) for s in sharding.shards), strict=True))
-            shared += shared_seconds(known[path, name], sharding.sharding_type, cols, rows, topology)
-            _add(known[path, name], sharding, topology, local_R, cost_RT, storage_RT)
+            shared += shared_seconds(table_of[path, name], sharding.sharding_type, cols, rows, topology)
+            _add(table_of[path, name], sharding, topology, local_R, cost_RT, storage_RT)
     return Estimate(
         cost_RT=cost_RT,
         storage_RT=storage_RT,
@@ -128,7 +128,7 @@ def _add(
     cost_RT: Floats,
     storage_RT: Floats,
 ) -> None:
-    """Add a table's shards to their ranks; computes equal shapes on equal hosts once."""
+    """Adds a table's shards to their ranks; computes equal shapes on equal hosts once."""
     ranks_of: dict[tuple[int, int, int], list[int]] = {}
     for shard in sharding.shards:
         if not 0 <= shard.rank < topology.world_size:
@@ -141,6 +141,6 @@ def _add(
     kind, kernel, factor = sharding.sharding_type, sharding.compute_kernel, sharding.load_factor
     for (rows, cols, local), ranks in ranks_of.items():
         cost = shard_cost(table, kind, kernel, (rows, cols), local, topology, factor)
-        held = shard_storage(table, kind, kernel, (rows, cols), topology, factor)
+        storage = shard_storage(table, kind, kernel, (rows, cols), topology, factor)
         np.add.at(cost_RT, ranks, np.array(cost))
-        np.add.at(storage_RT, ranks, np.array(held))
+        np.add.at(storage_RT, ranks, np.array(storage))

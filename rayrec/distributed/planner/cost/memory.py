@@ -37,7 +37,7 @@ def shard_storage(
     topology: Topology,
     cache_load_factor: float = DEFAULT_LOAD_FACTOR,
 ) -> ShardBytes:
-    """Return the bytes of a shard of `shape` (rows, columns).
+    """The bytes of a shard of `shape` (rows, columns).
 
     - weights: rows * columns * element size; optimizer: the state of those rows, two moments with the dense kernel
     - gradients: the dense kernel only, as large as the weights
@@ -65,8 +65,8 @@ def shard_storage(
         arriving += GATHER_COPIES * touched * (cols * VECTOR_ELEMENT_BYTES + ID_BYTES)
     elif table.pooled:
         blocks = min(table.rows / rows, topology.world_size)
-        parts = table.bags / topology.world_size * cols * (blocks - 1)
-        leaving += parts * (PARTIAL_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES)
+        partial_sums = table.bags / topology.world_size * cols * (blocks - 1)
+        leaving += partial_sums * (PARTIAL_COPIES * VECTOR_ELEMENT_BYTES + INDEX_BYTES)
     off = topology.compute_device == "cuda" and kernel in ("fused_uvm", "fused_uvm_caching")
     cached = (weights + optimizer) * min(1.0, cache_load_factor) if off and kernel == "fused_uvm_caching" else 0.0
     return ShardBytes(
@@ -81,7 +81,7 @@ def shard_storage(
 
 
 def reserve_bytes(tables: Sequence[Table], dense_bytes: int, memory_bytes: int, world_size: int) -> float:
-    """Return the bytes that a rank reserves: the dense part, its batch, and a share for everything else.
+    """The bytes that a rank reserves: the dense part, its batch, and a share for everything else.
 
     The batch: `SOURCE_ID_COPIES` of its ids with lengths, `SOURCE_VECTOR_COPIES` of every table's vectors with their
     indices, and one block of initial weights.
@@ -102,7 +102,9 @@ def reserve_bytes(tables: Sequence[Table], dense_bytes: int, memory_bytes: int, 
 
 
 def reserves(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> NDArray[np.float64]:
-    """Return `reserve_bytes` of every rank of `topology`."""
+    """`reserve_bytes` of every rank of `topology`."""
     memory = [host.memory_bytes for host in topology.hosts for _ in host.ranks]
-    held = {each: reserve_bytes(tables, dense_bytes, each, topology.world_size) for each in set(memory)}
-    return np.array([held[each] for each in memory])
+    reserve_of = {
+        num_bytes: reserve_bytes(tables, dense_bytes, num_bytes, topology.world_size) for num_bytes in set(memory)
+    }
+    return np.array([reserve_of[num_bytes] for num_bytes in memory])

@@ -17,46 +17,46 @@ from rayrec.distributed.planner.machine.devices import Device
 from rayrec.distributed.planner.machine.topology import Topology
 from rayrec.distributed.planner.tables.table import Table
 
-ZIPF_EXPONENT = 0.75  # skew of cached ids; about that of Criteo's large tables
+ZIPF_EXPONENT = 0.75  # skew of cached ids, similar to Criteo's large tables
 DENSE_MOMENTS = 2  # assume Adam for dense kernels; the planner does not know the optimizer
-# collectives per step: vectors and gradients of sharded tables; rows touched by replicas; ids (on GPUs also a header)
-COLLECTIVES = {"flat": 2, "replicated": 1}
+# Collectives per step: vectors and gradients of sharded tables; rows touched by replicas; ids (on GPUs also a header)
+COLLECTIVES = {"sharded": 2, "replicated": 1}
 ID_COLLECTIVES = {"cpu": 1, "cuda": 2}
 
 
 def executor_of(sharding_type: str) -> str:
-    """Return the executor of a sharding type; "flat" includes the hierarchical executor.
+    """The kind of executor of a sharding type: "replicated", or "sharded" (pooled and sequences).
 
-    The hierarchical executor's two additional exchanges inside the host are not counted; `shard_cost` includes what it
-    saves between hosts.
+    The two additional exchanges inside a host that the pooled executor makes with two tiers are not counted;
+    `shard_cost` includes the bytes that they save between hosts.
     """
-    return "replicated" if sharding_type == ShardingType.DATA_PARALLEL.value else "flat"
+    return "replicated" if sharding_type == ShardingType.DATA_PARALLEL.value else "sharded"
 
 
 def fixed_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """Return seconds per step that do not depend on the bytes moved: work and latency of collectives."""
+    """Seconds per step that do not depend on the bytes moved: work and latency of collectives."""
     return work_seconds(executors, topology) + latency_seconds(executors, topology)
 
 
 def latency_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """Return the latency of a step's collectives."""
+    """The latency of a step's collectives."""
     return topology.device.collective_s * _collectives(executors, topology)
 
 
 def work_seconds(executors: frozenset[str], topology: Topology) -> float:
-    """Return a rank's work per step that does not depend on the bytes moved; it needs a processor."""
+    """A rank's work per step that does not depend on the bytes moved; it needs a processor."""
     return topology.device.step_s + topology.device.begin_s * _collectives(executors, topology)
 
 
 def _collectives(executors: frozenset[str], topology: Topology) -> int:
-    """Return the number of collectives per step."""
+    """The number of collectives per step."""
     if topology.world_size == 1:
         return 0
     return ID_COLLECTIVES[topology.device.kind] + sum(COLLECTIVES[name] for name in executors)
 
 
 def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: int, topology: Topology) -> float:
-    """Return the seconds that a table costs every rank, wherever its shards are: routing ids, adding partial sums.
+    """The seconds that a table costs every rank, wherever its shards are: routing ids, adding partial sums.
 
     ids of a rank * (route_s * column cuts, since each cut gets all ids [+ cut_s with row cuts]), and for each further
     row block partial_s per bag plus reading and adding one partial sum per vector. Data-parallel: nothing.
@@ -71,12 +71,12 @@ def shared_seconds(table: Table, sharding_type: str, col_cuts: int, row_cuts: in
 
 
 def distinct(ids: float, rows: float) -> float:
-    """Return the expected number of distinct rows in `ids` uniform draws: rows * (1 - exp(-ids / rows))."""
+    """The expected number of distinct rows in `ids` uniform draws: rows * (1 - exp(-ids / rows))."""
     return -rows * math.expm1(-ids / rows) if rows > 0 else 0.0
 
 
 def hit_rate(cache_load_factor: float) -> float:
-    """Return the hit rate of a cache that holds the most used `cache_load_factor` of the rows.
+    """The hit rate of a cache that holds the most used `cache_load_factor` of the rows.
 
     Under Zipf's law with exponent s < 1 the first x of the rows get x ** (1 - s) of the ids.
     """
@@ -84,7 +84,7 @@ def hit_rate(cache_load_factor: float) -> float:
 
 
 def row_bandwidth(kernel: str, device: Device, cache_load_factor: float) -> float:
-    """Return the bytes per second at which the kernel reads and writes rows.
+    """Bandwidth of the kernel's row reads and writes, in bytes per second.
 
     A cache miss moves the row over the bus and then into the cache.
     """
@@ -105,15 +105,15 @@ def shard_cost(
     topology: Topology,
     cache_load_factor: float = DEFAULT_LOAD_FACTOR,
 ) -> Cost:
-    """Return the cost of a shard of `shape` (rows, columns) on a host with `local` ranks.
+    """The cost of a shard of `shape` (rows, columns) on a host with `local` ranks.
 
     With share = rows / table rows, ids = table ids * share, out = vectors * columns * 4 bytes:
 
     - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
     - input: (ids * (8 [+ 4 weighted]) + bags * 4) over the links, in the shares of this host and of other hosts
     - output and gradient: vector elements over the links likewise, in the codec's bytes; every row block sends a
-      partial sum per bag. The hierarchical executor (hosts with equal numbers of ranks) first adds the row blocks of
-      one host: elements * (local - 1) / local inside the host, and 1 / (row blocks of the host) between hosts
+      partial sum per bag. With two tiers (hosts with equal numbers of ranks) the row blocks of a host are added first:
+      elements * (local - 1) / local inside the host, and 1 / (row blocks of the host) between hosts
     - backward: reading `out` gradients, sorting ids (id_s each), and for each touched row row_s, and reading and
       writing it and its optimizer state
     - host: a constant per shard
@@ -176,7 +176,7 @@ def _links(local: int, topology: Topology) -> tuple[float, float]:
 
 
 def _ring_links(local: int, topology: Topology) -> tuple[float, float]:
-    """Return the same for a ring all-gather: ranks forward all bytes but their own, one rank per host to the next."""
+    """The same for a ring all-gather: ranks forward all bytes but their own, one rank per host to the next."""
     world, device = topology.world_size, topology.device
     passed = (world - 1) / world
     if local == world:
@@ -185,7 +185,7 @@ def _ring_links(local: int, topology: Topology) -> tuple[float, float]:
 
 
 def _vector_links(table: Table, block_rows: int, local: int, topology: Topology) -> tuple[float, float]:
-    """Return the same for pooled vectors; row blocks on one host are added there first."""
+    """The same for pooled vectors; row blocks on one host are added there first."""
     near, far = _links(local, topology)
     blocks = min(local, -(-table.rows // block_rows))
     if blocks == 1 or not table.pooled or len(topology.hosts) == 1:

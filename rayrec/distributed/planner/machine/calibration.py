@@ -28,7 +28,7 @@ class Calibration:
 
     @classmethod
     def read(cls, path: str | Path) -> Calibration:
-        """Read a calibration file.
+        """Reads a calibration file.
 
         Raises:
             ValueError: not a calibration file, another version, or figures that are unknown or not positive.
@@ -43,9 +43,9 @@ class Calibration:
                 f"{path}: calibration version {version!r}; this rayrec reads {CALIBRATION_VERSION}; "
                 "write it again with jobs/calibrate.py"
             )
-        known = set(Device.__dataclass_fields__) - {"kind", "memory_bytes", "host_bytes"}
-        if unknown := set(speeds) - known:
-            raise ValueError(f"{path}: unknown figures {sorted(unknown)}; known: {sorted(known)}")
+        field_names = set(Device.__dataclass_fields__) - {"kind", "memory_bytes", "host_bytes"}
+        if unknown := set(speeds) - field_names:
+            raise ValueError(f"{path}: unknown figures {sorted(unknown)}; known: {sorted(field_names)}")
         for name, value in speeds.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{path}: {name}={value} must be positive")

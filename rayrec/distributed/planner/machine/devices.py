@@ -116,7 +116,7 @@ DEFAULT_GPU = "a100_40"
 
 
 def device(name: str) -> Device:
-    """Return the preset `name` (case and dashes are ignored).
+    """The preset `name` (case and dashes are ignored).
 
     Raises:
         ValueError: an unknown preset.
@@ -130,5 +130,5 @@ def device(name: str) -> Device:
 
 
 def preset_of(gpu_name: str) -> str | None:
-    """Return the preset for a GPU name such as "NVIDIA H100 80GB HBM3"; None if there is none."""
+    """The preset for a GPU name such as "NVIDIA H100 80GB HBM3"; None for other GPUs."""
     return next((g for g in ("a100", "h100", "h200", "b200") if g in gpu_name.lower()), None)

@@ -21,7 +21,7 @@ class Host:
 
 
 def ranks_per_host(world_size: int, local_world_size: int | None, hosts: Sequence[int] | None) -> list[int]:
-    """Return the number of ranks of each host.
+    """The number of ranks of each host.
 
     Raises:
         ValueError: they do not add up to `world_size`.
@@ -37,7 +37,7 @@ def ranks_per_host(world_size: int, local_world_size: int | None, hosts: Sequenc
 
 
 def per_host(name: str, value: int | Sequence[int] | None, default: int, count: int) -> list[int]:
-    """Return one number for each of `count` hosts.
+    """One number for each of `count` hosts.
 
     Raises:
         ValueError: another count, or a number that is not positive.
@@ -45,14 +45,14 @@ def per_host(name: str, value: int | Sequence[int] | None, default: int, count: 
     values = [default if value is None else value] * count if value is None or isinstance(value, int) else list(value)
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} numbers for {count} hosts")
-    return [int(positive(name, each)) for each in values]
+    return [int(positive(name, number)) for number in values]
 
 
 def positive(name: str, value: float) -> float:
-    """Return `value`.
+    """Returns `value`.
 
     Raises:
-        ValueError: it is not positive.
+        ValueError: `value` is not positive.
     """
     if not value > 0:
         raise ValueError(f"{name}={value} must be positive")

@@ -71,10 +71,10 @@ class Topology:
             object.__setattr__(self, name, value)  # the only writer of this frozen dataclass
 
     def _copy(self, *, own: Device | None = None, hosts: Sequence[tuple[int, int, int]] | None = None) -> Self:
-        """Return a copy with another device or other hosts (ranks, device bytes, host bytes)."""
+        """A copy with another device or other hosts (ranks, device bytes, host bytes)."""
         copy = object.__new__(type(self))
-        given = hosts or [(host.num_ranks, host.memory_bytes, host.host_bytes) for host in self.hosts]
-        sizes, memory, host_memory = (list(column) for column in zip(*given, strict=True))
+        host_facts = hosts or [(host.num_ranks, host.memory_bytes, host.host_bytes) for host in self.hosts]
+        sizes, memory, host_memory = (list(column) for column in zip(*host_facts, strict=True))
         copy._set(self.compute_device, own or self.device, sizes, memory, host_memory)
         return copy
 
@@ -88,15 +88,15 @@ class Topology:
         return max(self.hosts, key=lambda host: host.num_ranks)
 
     def host_of(self, rank: int) -> Host:
-        """Return the host of `rank`."""
+        """The host of `rank`."""
         return next(host for host in self.hosts if rank in host.ranks)
 
     def with_device(self, own: Device) -> Self:
-        """Return the same hosts with the speeds of another device."""
+        """The same hosts with the speeds of another device."""
         return self._copy(own=own)
 
     def with_calibration(self, calibration: Calibration) -> Self:
-        """Return the same hosts with measured speeds.
+        """The same hosts with measured speeds.
 
         Raises:
             ValueError: measured on another kind of device.
@@ -109,53 +109,53 @@ class Topology:
         return self.with_device(replace(self.device, **dict[str, Any](calibration.speeds)))
 
     def less(self, num_bytes: int) -> Self:
-        """Return the same cluster with `num_bytes` less device memory per rank (RAM for "cpu")."""
+        """The same cluster with `num_bytes` less device memory per rank (RAM for "cpu")."""
         return self._copy(hosts=[(h.num_ranks, h.memory_bytes - num_bytes, h.host_bytes) for h in self.hosts])
 
     def with_hosts(self, count: int) -> Self:
-        """Return a cluster of `count` hosts like the largest one."""
+        """A cluster of `count` hosts like the largest one."""
         best = self._largest
         return self._copy(hosts=[(best.num_ranks, best.memory_bytes, best.host_bytes)] * count)
 
     def with_local(self, ranks: int) -> Self:
-        """Return one host of `ranks` ranks, each like those of the largest host."""
+        """One host of `ranks` ranks with the memory of the largest host's ranks."""
         return self._copy(hosts=[(ranks, self._largest.memory_bytes, self._largest.host_bytes)])
 
     @classmethod
     def from_world(cls, text: str, gpu: str = "h100", hbm_cap: int | None = None, ddr_cap: int | None = None) -> Self:
-        """Return the topology of `HOSTSxRANKS`: "16x8" is 16 hosts of 8 ranks, "8" is one host of 8.
+        """The topology of `HOSTSxRANKS`: "16x8" is 16 hosts of 8 ranks, "8" is one host of 8.
 
         Raises:
             ValueError: another form.
         """
-        parts = text.lower().split("x")
-        if len(parts) not in (1, 2) or not all(part.isdigit() and int(part) for part in parts):
+        sizes = text.lower().split("x")
+        if len(sizes) not in (1, 2) or not all(part.isdigit() and int(part) for part in sizes):
             raise ValueError(f"world {text!r} must be HOSTSxRANKS, as 16x8, or a number of ranks on one host, as 8")
-        hosts, local = (1, int(parts[0])) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+        hosts, local = (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
         kind = device(gpu).kind
         return cls(hosts * local, kind, local_world_size=local, gpu=gpu, hbm_cap=hbm_cap, ddr_cap=ddr_cap)
 
     @classmethod
     def of_this_machine(cls, world_size: int, local_world_size: int | None = None) -> Self:
-        """Return a topology with this machine's or container's memory: each GPU's, or RAM shared by a host's ranks."""
+        """A topology with this machine's or container's memory: each GPU's, or RAM shared by a host's ranks."""
         local = local_world_size or world_size
         ram = memory_bytes()
         if not torch.cuda.is_available():
             return cls(world_size, "cpu", local_world_size=local, ddr_cap=ram // local)
         facts = torch.cuda.get_device_properties(0)
-        known = preset_of(facts.name)
+        preset = preset_of(facts.name)
         return cls(
             world_size,
             "cuda",
             local_world_size=local,
-            gpu=known,
+            gpu=preset,
             hbm_cap=facts.total_memory,
             ddr_cap=ram // local,
         )
 
     @classmethod
     def from_calibration(cls, path: str | Path, world_size: int, **more: Any) -> Self:
-        """Return a topology with the speeds that `jobs/calibrate.py` measured.
+        """A topology with the speeds that `jobs/calibrate.py` measured.
 
         Args:
             path: the calibration file.

@@ -1,1 +1,1 @@
-"""The result of planning: check it, explain it, draw it, compare it, and the error if there is no plan."""
+"""The result of planning: check it, explain it, draw it, compare it, and the error for tables without a plan."""

@@ -22,7 +22,7 @@ def check_plan(
     topology: Topology,
     dense_bytes: int = 0,
 ) -> Estimate:
-    """Check a plan for `tables` on `topology` and return its estimate.
+    """Checks a plan for `tables` on `topology` and returns its estimate.
 
     Raises:
         ValueError: a table that is missing, unknown, or not covered exactly once; an unknown rank, sharding type or
@@ -60,17 +60,17 @@ def _check_kernel(table: Table, sharding: ParameterSharding, topology: Topology)
 
 
 def _check_cover(table: Table, sharding: ParameterSharding, topology: Topology) -> None:
-    where = f"table {table.label!r}"
+    label = f"table {table.label!r}"
     edges = np.array([(s.rows.start, s.rows.stop, s.cols.start, s.cols.stop, s.rank) for s in sharding.shards])
     if not len(edges):
-        raise ValueError(f"{where}: the plan gives it no shards")
+        raise ValueError(f"{label}: the plan gives it no shards")
     for shard in sharding.shards:
         if not 0 <= shard.rank < topology.world_size:
-            raise ValueError(f"{where}: {shard.rank} is not a rank of 0 .. {topology.world_size - 1}")
+            raise ValueError(f"{label}: {shard.rank} is not a rank of 0 .. {topology.world_size - 1}")
         outside = shard.rows.stop > table.rows or shard.cols.stop > table.dim
         if shard.rows.start < 0 or shard.cols.start < 0 or outside:
             raise ValueError(
-                f"{where}: shard rows {shard.rows}, columns {shard.cols} is outside its {table.rows} x {table.dim}"
+                f"{label}: shard rows {shard.rows}, columns {shard.cols} is outside its {table.rows} x {table.dim}"
             )
     if sharding.replicated:
         _check_replicas(table, edges, topology)
@@ -79,18 +79,18 @@ def _check_cover(table: Table, sharding: ParameterSharding, topology: Topology) 
     if overlap is not None:
         first, second = (sharding.shards[i] for i in overlap)
         raise ValueError(
-            f"{where}: two shards overlap: rows {first.rows}, columns {first.cols} on rank {first.rank} and "
+            f"{label}: two shards overlap: rows {first.rows}, columns {first.cols} on rank {first.rank} and "
             f"rows {second.rows}, columns {second.cols} on rank {second.rank}"
         )
     covered = int(((edges[:, 1] - edges[:, 0]) * (edges[:, 3] - edges[:, 2])).sum())
     if covered != table.rows * table.dim:
         missing = table.rows * table.dim - covered
-        raise ValueError(f"{where}: its shards leave {missing} of {table.rows * table.dim} numbers on no rank")
+        raise ValueError(f"{label}: its shards leave {missing} of {table.rows * table.dim} numbers on no rank")
 
 
 def _check_replicas(table: Table, edges: np.ndarray[tuple[int, int], np.dtype[np.int64]], topology: Topology) -> None:
-    whole = (edges[:, :4] == (0, table.rows, 0, table.dim)).all()
-    if not whole or sorted(edges[:, 4].tolist()) != list(range(topology.world_size)):
+    complete = (edges[:, :4] == (0, table.rows, 0, table.dim)).all()
+    if not complete or sorted(edges[:, 4].tolist()) != list(range(topology.world_size)):
         raise ValueError(
             f"table {table.label!r}: a data_parallel table needs one whole copy on each of the "
             f"{topology.world_size} ranks"
@@ -98,7 +98,7 @@ def _check_replicas(table: Table, edges: np.ndarray[tuple[int, int], np.dtype[np
 
 
 def _overlap(edges: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> tuple[int, int] | None:
-    """Return the first two rectangles that overlap."""
+    """The first two rectangles that overlap."""
     full = (edges[:, 1] > edges[:, 0]) & (edges[:, 3] > edges[:, 2])
     for i in range(len(edges) - 1):
         a, rest = edges[i], edges[i + 1 :]
@@ -112,11 +112,11 @@ def _overlap(edges: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> tuple[in
 def _check_memory(estimate: Estimate, topology: Topology) -> None:
     for host in topology.hosts:
         for rank in host.ranks:
-            need, there = float(estimate.device_bytes_R[rank]), host.memory_bytes
-            if need > there:
+            need, available = float(estimate.device_bytes_R[rank]), host.memory_bytes
+            if need > available:
                 raise NoPlanError(
-                    f"rank {rank} needs {human_bytes(need)} under this plan and has {human_bytes(there)}; "
-                    f"move {human_bytes(need - there)} of its shards to other ranks"
+                    f"rank {rank} needs {human_bytes(need)} under this plan and has {human_bytes(available)}; "
+                    f"move {human_bytes(need - available)} of its shards to other ranks"
                 )
             host_bytes = float(estimate.host_bytes_R[rank])
             if host_bytes > host.host_bytes:

@@ -12,26 +12,26 @@ SHOWN_RANKS = 8
 
 
 def diff(old: ShardingPlan, new: ShardingPlan) -> str:
-    """Return the tables that differ, `-` old and `+` new, and the share of weights that change their rank."""
-    before = {(path, name): p for path, tables in old.plan.items() for name, p in tables.items()}
-    after = {(path, name): p for path, tables in new.plan.items() for name, p in tables.items()}
+    """The tables that differ, `-` old and `+` new, and the share of weights that change their rank."""
+    old_tables = {(path, name): p for path, tables in old.plan.items() for name, p in tables.items()}
+    new_tables = {(path, name): p for path, tables in new.plan.items() for name, p in tables.items()}
     rows: list[tuple[str, ...]] = []
     moved = total = 0
-    for key in list(dict.fromkeys([*before, *after])):
-        first, second = before.get(key), after.get(key)
-        if second is not None:
-            total += _numbers(second)
-            moved += _arriving(first, second)
-        if first == second:
+    for key in list(dict.fromkeys([*old_tables, *new_tables])):
+        old_sharding, new_sharding = old_tables.get(key), new_tables.get(key)
+        if new_sharding is not None:
+            total += _numbers(new_sharding)
+            moved += _arriving(old_sharding, new_sharding)
+        if old_sharding == new_sharding:
             continue
         label = ".".join(part for part in key if part)
-        rows += [_row(sign, label, p) for sign, p in (("-", first), ("+", second)) if p is not None]
+        rows += [_row(sign, label, p) for sign, p in (("-", old_sharding), ("+", new_sharding)) if p is not None]
     if not rows:
-        return f"no difference: both plans shard {len(after)} tables alike"
+        return f"no difference: both plans shard {len(new_tables)} tables in the same way"
     changed = len({row[1] for row in rows})
     text = columns(("", "table", "sharding type", "compute kernel", "shards", "ranks"), rows, frozenset({4}))
     share = moved / total if total else 0.0
-    return f"{text}\n\n{changed} of {len(after)} tables differ; {share:.1%} of all weights change their rank"
+    return f"{text}\n\n{changed} of {len(new_tables)} tables differ; {share:.1%} of all weights change their rank"
 
 
 def _row(sign: str, label: str, p: ParameterSharding) -> tuple[str, ...]:
@@ -50,16 +50,18 @@ def _numbers(p: ParameterSharding) -> int:
 
 
 def _arriving(old: ParameterSharding | None, new: ParameterSharding) -> int:
-    """Return the number of weights that `new` puts on a rank which did not hold them under `old`."""
-    there: dict[int, list[tuple[int, int, int, int]]] = {}
+    """The number of weights that `new` puts on a rank which did not hold them under `old`."""
+    old_rectangles: dict[int, list[tuple[int, int, int, int]]] = {}
     for shard in old.shards if old is not None else ():
-        there.setdefault(shard.rank, []).append((shard.rows.start, shard.rows.stop, shard.cols.start, shard.cols.stop))
+        old_rectangles.setdefault(shard.rank, []).append(
+            (shard.rows.start, shard.rows.stop, shard.cols.start, shard.cols.stop)
+        )
     missing = 0
     for shard in new.shards:
-        kept = 0
-        for r0, r1, c0, c1 in there.get(shard.rank, ()):
+        unmoved = 0
+        for r0, r1, c0, c1 in old_rectangles.get(shard.rank, ()):
             rows = max(0, min(r1, shard.rows.stop) - max(r0, shard.rows.start))
             cols = max(0, min(c1, shard.cols.stop) - max(c0, shard.cols.start))
-            kept += rows * cols
-        missing += shard.rows.size * shard.cols.size - kept
+            unmoved += rows * cols
+        missing += shard.rows.size * shard.cols.size - unmoved
     return missing

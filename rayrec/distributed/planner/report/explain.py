@@ -41,20 +41,20 @@ class Advice:
 
 
 def explain(result: PlanResult, with_advice: bool = True) -> str:
-    """Return the plan's quality, loads by rank, limits and advice as text.
+    """The plan's quality, loads by rank, limits and advice as text.
 
     Args:
         with_advice: try changes; each is planned again.
     """
-    parts = [headline(result), loads_text(result), binding(result)]
+    sections = [headline(result), loads_text(result), binding(result)]
     if with_advice:
         lines = [f"- {a.text} lowers the worst rank by {a.gain:.0%}" for a in advice(result)]
-        parts.append("What would help:\n" + ("\n".join(lines) or f"- nothing tried lowers it by {MIN_GAIN:.0%}"))
-    return "\n\n".join(parts)
+        sections.append("What would help:\n" + ("\n".join(lines) or f"- nothing tried lowers it by {MIN_GAIN:.0%}"))
+    return "\n\n".join(sections)
 
 
 def headline(result: PlanResult) -> str:
-    """Return ranks, slowest rank, distance from the bound, and balance."""
+    """Ranks, slowest rank, distance from the bound, and balance."""
     estimate, topology = result.estimate, result.topology
     sizes = sorted({host.num_ranks for host in topology.hosts})
     world = f"{topology.world_size} ranks ({len(topology.hosts)} x {'/'.join(map(str, sizes))}, {topology.device.kind})"
@@ -68,12 +68,12 @@ def headline(result: PlanResult) -> str:
 
 
 def loads_text(result: PlanResult) -> str:
-    """Return seconds and bytes of every rank as bars; with many ranks, only the slowest and the least loaded."""
+    """Seconds and bytes of every rank as bars; with many ranks, only the slowest and the least loaded."""
     estimate = result.estimate
     seconds_R, tables_R, reserve_R = estimate.seconds_R, estimate.tables_R, estimate.reserve_R
     memory = _memory(result)
     order = sorted(range(len(memory)), key=lambda rank: (-seconds_R[rank], rank))
-    chosen = sorted(order) if len(order) <= SHOWN_RANKS else order[:8] + order[-4:]
+    ranks = sorted(order) if len(order) <= SHOWN_RANKS else order[:8] + order[-4:]
     with_host = bool(estimate.host_bytes_R.any())
     rows = [
         (
@@ -86,23 +86,23 @@ def loads_text(result: PlanResult) -> str:
             human_bytes(memory[rank]),
             *([human_bytes(float(estimate.host_bytes_R[rank]))] if with_host else []),
         )
-        for rank in chosen
+        for rank in ranks
     ]
     head = ("rank", "time", "", "device memory", "tables", "reserved", "of", *(["host memory"] if with_host else []))
     text = columns(head, rows, frozenset({0, 2, 4, 5, 6, 7}))
-    left = len(memory) - len(chosen)
-    if left:
-        text += f"\n(the 8 worst and the 4 least loaded; {left} more lie between)"
+    omitted = len(memory) - len(ranks)
+    if omitted:
+        text += f"\n(the 8 worst and the 4 least loaded; {omitted} more in between)"
     return f"{text}\n({LIGHT} reserved: the dense part, the rank's batch, and {RESERVE_SHARE:.0%} for everything else)"
 
 
 def _memory(result: PlanResult) -> list[int]:
-    """Return the device bytes of every rank."""
+    """The device bytes of every rank."""
     return [host.memory_bytes for host in result.topology.hosts for _ in host.ranks]
 
 
 def binding(result: PlanResult) -> str:
-    """Return the resources and tables that limit the slowest rank and the fullest rank."""
+    """The resources and tables that limit the slowest rank and the fullest rank."""
     return "What binds:\n" + "\n".join(f"- {line}" for line in (_time_binds(result), _memory_binds(result)))
 
 
@@ -124,21 +124,21 @@ def _named(heavy: Sequence[ShardCost], total: float) -> str:
 
 def _memory_binds(result: PlanResult) -> str:
     estimate = result.estimate
-    room = [held - float(kept) for held, kept in zip(_memory(result), estimate.reserve_R, strict=True)]
-    shares = [float(taken) / max(1.0, left) for taken, left in zip(estimate.tables_R, room, strict=True)]
+    available_R = [total - float(reserved) for total, reserved in zip(_memory(result), estimate.reserve_R, strict=True)]
+    shares = [float(used) / max(1.0, available) for used, available in zip(estimate.tables_R, available_R, strict=True)]
     fullest = max(range(len(shares)), key=lambda rank: (shares[rank], -rank))
     heavy = sorted(shard_costs(result, fullest), key=lambda each: -each.storage.device)[:3]
     named = ", ".join(f"{p.label!r} {human_bytes(p.storage.device)}" for p in heavy) or "nothing"
-    taken = f"{human_bytes(float(estimate.tables_R[fullest]))} of {human_bytes(room[fullest])}"
-    share = f"{shares[fullest]:.0%} of what rank {fullest} has for them"
-    return f"memory: tables take {share} ({taken}); largest there: {named}"
+    usage = f"{human_bytes(float(estimate.tables_R[fullest]))} of {human_bytes(available_R[fullest])}"
+    share = f"{shares[fullest]:.0%} of the memory for tables on rank {fullest}"
+    return f"memory: tables use {share} ({usage}); largest there: {named}"
 
 
 def advice(result: PlanResult) -> list[Advice]:
-    """Return changes that reduce the slowest rank by 2 % or more, best first; each is planned."""
+    """Changes that reduce the slowest rank by 2 % or more, best first; each is planned."""
     estimate: Estimate = result.estimate
     trials = TRIALS if len(result.tables) * result.topology.world_size <= TRIAL_BUDGET // TRIALS else 1
-    found = []
+    advices = []
     for change, table in islice(_changes(result), trials):
         tried = attempt(change, result.dense_bytes)
         if tried is None or tried.worst_s > estimate.worst_s * (1 - MIN_GAIN):
@@ -148,21 +148,21 @@ def advice(result: PlanResult) -> list[Advice]:
             text = (
                 f"{tried.sharding_of[table.key].replace('_', '-')} for {table.label!r}, which its constraints forbid,"
             )
-        found.append(Advice(text=text, gain=1 - tried.worst_s / estimate.worst_s))
-    return sorted(found, key=lambda each: -each.gain)
+        advices.append(Advice(text=text, gain=1 - tried.worst_s / estimate.worst_s))
+    return sorted(advices, key=lambda each: -each.gain)
 
 
 def _changes(result: PlanResult) -> Iterator[tuple[Change, Table | None]]:
     topology, tables = result.topology, result.tables
     by_key = {table.key: table for table in tables}
     heavy = sorted(shard_costs(result, result.estimate.worst_rank), key=lambda each: -each.cost.total)
-    for key in dict.fromkeys(each.key for each in heavy[:3]):
+    for key in dict.fromkeys(cost.key for cost in heavy[:3]):
         table = by_key[key]
         freed = unconstrained(table, topology)
         if freed != table:
             changed = tuple(freed if t.key == key else t for t in tables)
             yield Change(text="", tables=changed, topology=topology), table
-    yield Change(text="planning anew", tables=tuple(tables), topology=topology), None
+    yield Change(text="planning again", tables=tuple(tables), topology=topology), None
     freed_all = tuple(unconstrained(t, topology) for t in tables)
     if freed_all != tuple(tables):
         text = "dropping all constraints on sharding types, kernels and ranks"

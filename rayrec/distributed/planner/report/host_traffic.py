@@ -8,7 +8,7 @@ from rayrec.distributed.planner.machine.topology import Topology
 
 
 def exchange_text(plan: ShardingPlan, topology: Topology) -> str:
-    """Return one line: how the plan's vectors cross hosts, and why."""
+    """One line: how the plan's vectors cross hosts, and why."""
     hosts = topology.hosts
     if len(hosts) == 1:
         return "one exchange among all ranks: they share a host"
@@ -22,22 +22,20 @@ def exchange_text(plan: ShardingPlan, topology: Topology) -> str:
         )
     cut = _cut_inside_hosts(plan, topology)
     if not cut:
-        return (
-            "one exchange among all ranks: no host holds several row blocks of a table, whose partial sums it could add"
-        )
-    shown = ", ".join(cut[:3]) + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
-    return f"partial sums are added inside each host before they cross to another, where that saves enough: {shown}"
+        return "one exchange among all ranks: no host holds several row blocks of a table with partial sums to add"
+    names = ", ".join(cut[:3]) + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
+    return f"partial sums are added inside each host before they cross to another, where that saves enough: {names}"
 
 
 def _cut_inside_hosts(plan: ShardingPlan, topology: Topology) -> list[str]:
-    """Return the tables with several row blocks of the same columns on one host."""
+    """The tables with several row blocks of the same columns on one host."""
     host_of = [number for number, host in enumerate(topology.hosts) for _ in host.ranks]
-    found = []
+    names = []
     for sharded in plan.plan.values():
         for name, sharding in sharded.items():
             if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
                 continue
-            held = [(host_of[shard.rank], shard.cols.start) for shard in sharding.shards if shard.rows.size]
-            if len(set(held)) < len(held):
-                found.append(name)
-    return found
+            blocks = [(host_of[shard.rank], shard.cols.start) for shard in sharding.shards if shard.rows.size]
+            if len(set(blocks)) < len(blocks):
+                names.append(name)
+    return names

@@ -15,7 +15,7 @@ from rayrec.distributed.planner.report.text import human_bytes, human_seconds
 
 
 def write_html(result: PlanResult, path: str | Path, title: str = "sharding plan", explanation: str = "") -> Path:
-    """Draw `result` into the file `path`.
+    """Draws `result` into the file `path`.
 
     Args:
         explanation: text under the title; default: headline and limits.
@@ -32,10 +32,10 @@ def write_html(result: PlanResult, path: str | Path, title: str = "sharding plan
 
 
 def html_page(result: PlanResult, title: str = "sharding plan", explanation: str = "") -> str:
-    """Return the page, `plan.html` filled in; it loads no other resources."""
+    """The page, `plan.html` filled in; it loads no other resources."""
     drawn = (
-        Drawn(of.label, of.sharding_type, of.kernel, of.shard, of.storage.device, of.cost.total)
-        for of in shard_costs(result)
+        Drawn(shard.label, shard.sharding_type, shard.kernel, shard.shard, shard.storage.device, shard.cost.total)
+        for shard in shard_costs(result)
     )
     edges = [*(host.first_rank for host in result.topology.hosts), result.topology.world_size]
     charts = {
@@ -59,8 +59,8 @@ def _memory_chart(result: PlanResult) -> Markup:
     """Device bytes of every rank, stacked by kind, with the ranks' memory as a line."""
     estimate = result.estimate
     stacks = [
-        [*held[:-1], reserved]
-        for held, reserved in zip(estimate.storage_RT.tolist(), estimate.reserve_R.tolist(), strict=True)
+        [*row[:-1], reserved]
+        for row, reserved in zip(estimate.storage_RT.tolist(), estimate.reserve_R.tolist(), strict=True)
     ]
     kinds = [STORAGE[name] for name in (*ShardBytes._fields[:-1], "reserve")]
     lines = {f"memory {human_bytes(host.memory_bytes)}": float(host.memory_bytes) for host in result.topology.hosts}

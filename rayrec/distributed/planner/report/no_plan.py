@@ -1,4 +1,4 @@
-"""The error if there is no plan: the table or sum that does not fit, bytes needed and available, changes that fit."""
+"""The error for tables without a plan: what does not fit, bytes needed and available, changes that fit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ LISTED = 3
 
 
 def no_plan_error(problem: Problem, stuck: Stuck, dense_bytes: int) -> NoPlanError:
-    """Return the error for a problem without a plan."""
+    """The error for a problem without a plan."""
     table = problem.tables[stuck.table]
     largest = float(problem.room_R.max())
-    lone = [t for t, each in zip(problem.tables, problem.options, strict=True) if _least_unit_bytes(each) > largest]
+    lone = [
+        t for t, options in zip(problem.tables, problem.options, strict=True) if _least_unit_bytes(options) > largest
+    ]
     reason = _no_option(table, problem) if not problem.options[stuck.table] else None
     reason = reason or (_too_large(lone[0], problem) if lone else _too_much(table, problem))
     changes = islice(changes_that_fit(problem.tables, problem.topology, dense_bytes, (lone or [table])[0].key), LISTED)
@@ -47,32 +49,33 @@ def _no_option(table: Table, problem: Problem) -> str:
 
 def _too_large(table: Table, problem: Problem) -> str:
     options = problem.options[problem.tables.index(table)]
-    least = min(options, key=lambda option: option.unit_bytes)
+    smallest = min(options, key=lambda option: option.unit_bytes)
     return (
         f"table {table.label!r} ({table.rows} x {table.dim}, {human_bytes(table.weight_bytes + table.state_bytes)} "
-        f"with optimizer state) needs at least {human_bytes(least.unit_bytes)} on one rank ({least.sharding_type}, "
-        f"{least.kernel}), but a rank has {human_bytes(float(problem.room_R.max()))} for shards; {_reserved(problem)}"
+        f"with optimizer state) needs at least {human_bytes(smallest.unit_bytes)} on one rank "
+        f"({smallest.sharding_type}, {smallest.kernel}), but a rank has "
+        f"{human_bytes(float(problem.room_R.max()))} for shards; {_reserved(problem)}"
     )
 
 
 def _too_much(table: Table, problem: Problem) -> str:
-    needed = sum(min((_all_bytes(o) for o in each), default=0.0) for each in problem.options)
-    there, ranks = float(problem.room_R.sum() + problem.host_room_R.sum()), problem.world_size
+    needed = sum(min((_all_bytes(o) for o in options), default=0.0) for options in problem.options)
+    available, ranks = float(problem.room_R.sum() + problem.host_room_R.sum()), problem.world_size
     on_hosts = float(problem.host_room_R.sum())
-    where = f" ({human_bytes(on_hosts)} of it host memory)" if on_hosts else ""
+    host_text = f" ({human_bytes(on_hosts)} of it host memory)" if on_hosts else ""
     big = sorted(problem.tables, key=lambda t: -(t.weight_bytes + t.state_bytes))[:3]
-    shown = ", ".join(f"{t.label!r} {human_bytes(t.weight_bytes + t.state_bytes)}" for t in big)
-    if needed > there:
+    listed = ", ".join(f"{t.label!r} {human_bytes(t.weight_bytes + t.state_bytes)}" for t in big)
+    if needed > available:
         return (
             f"all {len(problem.tables)} tables need {human_bytes(needed)} ({human_bytes(needed / ranks)} a rank), but "
-            f"{ranks} ranks have {human_bytes(there)} for shards{where}, {human_bytes(there / ranks)} a rank, "
-            f"{human_bytes(needed - there)} too little; largest: {shown}; {_reserved(problem)}"
+            f"{ranks} ranks have {human_bytes(available)} for shards{host_text}, "
+            f"{human_bytes(available / ranks)} a rank, {human_bytes(needed - available)} too little; "
+            f"largest: {listed}; {_reserved(problem)}"
         )
-    left = human_bytes(_least_unit_bytes(problem.options[problem.tables.index(table)]))
+    smallest_unit = human_bytes(_least_unit_bytes(problem.options[problem.tables.index(table)]))
     return (
-        f"all tables need {human_bytes(needed)} of {human_bytes(there)}{where}, but they could not be packed: no rank "
-        f"has {left} left for table {table.label!r}; "
-        f"largest: {shown}; {_reserved(problem)}"
+        f"all tables need {human_bytes(needed)} of {human_bytes(available)}{host_text}, but they could not be "
+        f"packed: no rank has {smallest_unit} left for table {table.label!r}; largest: {listed}; {_reserved(problem)}"
     )
 
 

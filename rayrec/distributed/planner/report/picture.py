@@ -1,4 +1,4 @@
-"""Draws what ranks hold and how long they take, as HTML: bars by rank, and tables by rank. Knows no planner."""
+"""Drawings of ranks as HTML: bars of time or memory, and tables by rank. Independent of the planner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from markupsafe import Markup
 from rayrec.distributed.plan.shards import Shard, ShardingType
 from rayrec.distributed.planner.report.text import human_bytes, human_seconds
 
-MOST_TABLES = 400  # maximum drawn; the cheapest tables beyond are only counted
+MOST_TABLES = 400  # maximum drawn; the cheapest tables beyond it are only counted
 LABEL_W, CHART_W, CHART_H, TOP = 190, 900, 150, 12
 TERM_COLORS = ("#3b6fb6", "#8fc1e3", "#4f9dca", "#f2b872", "#e08a2e", "#6a9f58", "#d98cb3", "#b5508a", "#9a9a9a")
 STORAGE = {  # name and color
@@ -38,7 +38,7 @@ KIND_COLORS = {
 
 
 class Drawn(NamedTuple):
-    """A shard in the picture, with the bytes that it takes, and its seconds of a step where they are known."""
+    """A shard in the picture: its bytes, and its seconds per step if known."""
 
     label: str
     sharding_type: str
@@ -54,20 +54,20 @@ class _Box:
 
     first: int
     last: int
-    held: Drawn
+    drawn: Drawn
     seconds: float
 
     @property
     def color(self) -> str:
-        return KIND_COLORS[self.held.sharding_type]
+        return KIND_COLORS[self.drawn.sharding_type]
 
     @property
     def tip(self) -> str:
-        shard, ranks = self.held.shard, f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
+        shard, ranks = self.drawn.shard, f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
         cost = f"{human_seconds(self.seconds)} a step, " if self.seconds else ""
         return (
-            f"{self.held.label} on rank {ranks}\n{self.held.sharding_type}, {self.held.kernel}\n"
-            f"rows {shard.rows.size:,} x columns {shard.cols.size}\n{cost}{human_bytes(self.held.device_bytes)}"
+            f"{self.drawn.label} on rank {ranks}\n{self.drawn.sharding_type}, {self.drawn.kernel}\n"
+            f"rows {shard.rows.size:,} x columns {shard.cols.size}\n{cost}{human_bytes(self.drawn.device_bytes)}"
         )
 
     def width(self, step: float) -> float:
@@ -85,10 +85,10 @@ def rank_chart(
 
     Args:
         stacks: for each rank, the value of each kind.
-        kinds: name and color of each; those that are nowhere more than 0 are not drawn.
-        show: a value as text.
+        kinds: name and color of each kind; a kind without values above 0 is not drawn.
+        show: formats a value.
         lines: name and value of each line across the bars.
-        note: below the chart.
+        note: text below the chart.
     """
     lines = lines or {}
     top = max([*lines.values(), *map(sum, stacks), 1e-12])
@@ -104,50 +104,52 @@ def rank_chart(
             boxes.append((y, height, color))
         bars.append((rank, tip, boxes))
     used = [kind for kind, column in zip(kinds, zip(*stacks, strict=True), strict=True) if max(column) > 0]
-    at = [(text, TOP + CHART_H * (1 - value / top)) for text, value in lines.items()]
-    return _by_rank("chart", len(stacks), kinds=used, height=TOP + CHART_H + 20, bars=bars, lines=at, note=note)
+    line_positions = [(text, TOP + CHART_H * (1 - value / top)) for text, value in lines.items()]
+    return _by_rank(
+        "chart", len(stacks), kinds=used, height=TOP + CHART_H + 20, bars=bars, lines=line_positions, note=note
+    )
 
 
 def tables_by_rank(drawn: Iterable[Drawn], edges: Sequence[int]) -> Markup:
-    """Which rank holds what of which table, as HTML; those that cost most first.
+    """The tables of each rank as HTML, most expensive tables first.
 
     Args:
         edges: the first rank of each host, and the number of ranks.
     """
     by_table: dict[str, list[Drawn]] = {}
-    for one in drawn:
-        by_table.setdefault(one.label, []).append(one)
+    for shard in drawn:
+        by_table.setdefault(shard.label, []).append(shard)
 
     def cost(label: str) -> tuple[float, float]:
-        return sum(one.seconds for one in by_table[label]), sum(one.device_bytes for one in by_table[label])
+        return sum(shard.seconds for shard in by_table[label]), sum(shard.device_bytes for shard in by_table[label])
 
-    shown = sorted(sorted(by_table), key=cost, reverse=True)[:MOST_TABLES]
-    more, line = len(by_table) - len(shown), 16 if len(shown) <= 60 else 7
-    kinds = dict.fromkeys(of[0].sharding_type for of in by_table.values())
+    labels = sorted(sorted(by_table), key=cost, reverse=True)[:MOST_TABLES]
+    omitted, line = len(by_table) - len(labels), 16 if len(labels) <= 60 else 7
+    kinds = dict.fromkeys(shards[0].sharding_type for shards in by_table.values())
     return _by_rank(
         "picture",
         edges[-1],
         edges=edges,
         kinds=[(kind.replace("_", "-"), KIND_COLORS[kind]) for kind in kinds],
-        tables=[(label, _boxes(by_table[label])) for label in shown],
+        tables=[(label, _boxes(by_table[label])) for label in labels],
         line=line,
-        height=24 + len(shown) * line,
-        heaviest=max((one.seconds for of in by_table.values() for one in of), default=0.0),
-        note=f"and {more:,} tables that cost less" if more > 0 else "",
+        height=24 + len(labels) * line,
+        heaviest=max((shard.seconds for shards in by_table.values() for shard in shards), default=0.0),
+        note=f"and {omitted:,} less expensive tables" if omitted > 0 else "",
     )
 
 
 def _boxes(shards: Iterable[Drawn]) -> list[_Box]:
     boxes: list[_Box] = []
-    for held in sorted(shards, key=lambda each: (each.shard.rank, each.shard)):
+    for shard in sorted(shards, key=lambda each: (each.shard.rank, each.shard)):
         last = boxes[-1] if boxes else None
-        rank = held.shard.rank
+        rank = shard.shard.rank
         if last and rank == last.last:
-            boxes[-1] = _Box(last.first, last.last, last.held, last.seconds + held.seconds)
-        elif last and rank == last.last + 1 and _equal(last.held, held):
-            boxes[-1] = _Box(last.first, rank, last.held, last.seconds)
+            boxes[-1] = _Box(last.first, last.last, last.drawn, last.seconds + shard.seconds)
+        elif last and rank == last.last + 1 and _equal(last.drawn, shard):
+            boxes[-1] = _Box(last.first, rank, last.drawn, last.seconds)
         else:
-            boxes.append(_Box(rank, rank, held, held.seconds))
+            boxes.append(_Box(rank, rank, shard, shard.seconds))
     return boxes
 
 
@@ -156,7 +158,7 @@ def _equal(first: Drawn, second: Drawn) -> bool:
 
 
 def _by_rank(name: str, ranks: int, **values: Any) -> Markup:
-    """A template with the ranks from left to right."""
+    """Renders a template with the ranks from left to right."""
     step = CHART_W / ranks
     page = template(name).render(
         left=LABEL_W,
@@ -172,7 +174,7 @@ def _by_rank(name: str, ranks: int, **values: Any) -> Markup:
 
 @cache
 def template(name: str) -> Template:
-    """One of the files beside this one."""
+    """A template of this folder."""
     loader = FileSystemLoader(Path(__file__).parent)
-    known = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return known.get_template(f"{name}.html")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template(f"{name}.html")

@@ -27,7 +27,7 @@ class ShardCost:
 
 
 def shard_costs(result: PlanResult, rank: int | None = None) -> Iterator[ShardCost]:
-    """Yield the shards of the plan, or those on `rank`, table by table."""
+    """Yields the shards of the plan, or those on `rank`, table by table."""
     tables, topology = {table.key: table for table in result.tables}, result.topology
     local_of = {r: host.num_ranks for host in topology.hosts for r in host.ranks}
     for path, sharding, shard in result.plan.shards():

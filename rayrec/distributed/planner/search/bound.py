@@ -29,20 +29,20 @@ class Choices:
     executor_O: np.ndarray[tuple[int], np.dtype[np.str_]]
 
     def least(self, score_O: Floats) -> Floats:
-        """Return the minimum score of each table."""
+        """The minimum score of each table."""
         return np.asarray(np.minimum.reduceat(score_O, self.first_T))
 
     def best(self, score_O: Floats) -> Ints:
-        """Return each table's first option with the minimum score."""
+        """Each table's first option with the minimum score."""
         hit = score_O == self.least(score_O)[self.table_O]
-        places = np.flatnonzero(hit)
-        return np.asarray(places[np.searchsorted(places, self.first_T)])
+        matches = np.flatnonzero(hit)
+        return np.asarray(matches[np.searchsorted(matches, self.first_T)])
 
 
 def make_choices(problem: Problem) -> Choices:
-    """Return the options of `problem` as arrays."""
-    flat = [option for each in problem.options for option in each]
-    counts = [len(each) for each in problem.options]
+    """The options of `problem` as arrays."""
+    flat = [option for options in problem.options for option in options]
+    counts = [len(options) for options in problem.options]
     first_T = np.cumsum([0, *counts[:-1]])
     table_O = np.repeat(np.arange(len(counts)), counts)
     shared_O = np.array([option.shared_s for option in flat])
@@ -66,13 +66,13 @@ def make_choices(problem: Problem) -> Choices:
 
 
 def lower_bound(problem: Problem, choices: Choices, usable_O: Bools, room: float) -> float:
-    """Return the largest lower bound T of three arguments, without `shared_s`; infinite without usable options.
+    """The largest lower bound T of three arguments, without `shared_s`; infinite without usable options.
 
-    1. Work: with options whose units all cost at most T, all ranks together do at least the minimum total work that
+    1. Work: with options of units that all cost at most T, all ranks together do at least the minimum total work that
        fits into memory, so T >= work / ranks. Memory enters by Lagrange duality: for every price p >= 0 per byte,
        sum over tables of min(work + p * bytes) - p * room is at most the work of any plan that fits.
     2. Units: every table places at least its smallest unit on some rank, so T is at least the largest of these.
-    3. Pigeonhole: of the k * ranks + 1 tables with the largest such units, k + 1 share a rank.
+    3. Pigeonhole: of the k * ranks + 1 tables with the largest of these units, k + 1 share a rank.
 
     Args:
         room: bytes of all ranks together for shards; infinite to ignore memory.
@@ -109,7 +109,7 @@ def _pigeonhole(smallest_T: Floats, ranks: int) -> float:
 
 
 def _dual_work(choices: Choices, work_O: Floats, room: float) -> float:
-    """Return a lower bound of the total work of options that fit into `room` bytes."""
+    """A lower bound of the total work of options that fit into `room` bytes."""
     cheapest = choices.best(work_O)
     total = float(work_O[cheapest].sum())
     if choices.bytes_O[cheapest].sum() <= room:

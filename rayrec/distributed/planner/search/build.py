@@ -17,18 +17,18 @@ from rayrec.distributed.planner.tables.table import TableKey
 
 
 def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) -> ShardingPlan:
-    """Return the plan of a packing, with tables in the given order."""
+    """The plan of a packing, with tables in the given order."""
     number_of = {table.key: i for i, table in enumerate(problem.tables)}
-    places: dict[int, list[int]] = {}
+    ranks_by_table: dict[int, list[int]] = {}
     for u in np.lexsort((packing.unit_U, packing.table_U)):
-        places.setdefault(int(packing.table_U[u]), []).append(int(packing.place_U[u]))
+        ranks_by_table.setdefault(int(packing.table_U[u]), []).append(int(packing.place_U[u]))
     caches = _grown_caches(problem, packing)
     local_ranks = _local_ranks(problem)
     plan: dict[str, ModuleSharding] = {}
     for path, name in order:
         number = number_of[path, name]
         option = packing.chosen[number]
-        shards = _shards(problem, option, places.get(number, []), packing.hosts_of.get(number, []))
+        shards = _shards(problem, option, ranks_by_table.get(number, []), packing.hosts_of.get(number, []))
         plan.setdefault(path, {})[name] = ParameterSharding(
             sharding_type=option.sharding_type,
             compute_kernel=option.kernel,
@@ -41,11 +41,11 @@ def build_plan(problem: Problem, packing: Packing, order: Sequence[TableKey]) ->
 
 
 def _local_ranks(problem: Problem) -> dict[int, int]:
-    """Return the local ranks of GPU ranks beyond the first host; devices are numbered from 0 on every host."""
+    """The local ranks of GPU ranks beyond the first host; devices are numbered from 0 on every host."""
     if problem.topology.compute_device == "cpu":
         return {}
     hosts = problem.topology.hosts
-    return {rank: place for host in hosts for place, rank in enumerate(host.ranks) if place != rank}
+    return {rank: local_rank for host in hosts for local_rank, rank in enumerate(host.ranks) if local_rank != rank}
 
 
 def _shards(problem: Problem, option: Option, ranks: list[int], hosts: list[int]) -> tuple[Shard, ...]:
@@ -65,7 +65,7 @@ def _shards(problem: Problem, option: Option, ranks: list[int], hosts: list[int]
 
 
 def _grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, CacheParams]:
-    """Return the cache of each UVM-cached table, grown evenly into the remaining memory of its ranks.
+    """The cache of each UVM-cached table, grown evenly into the remaining memory of its ranks.
 
     Rounded down to hundredths unless the user set it: tables with equal load factors share a kernel.
     """
@@ -83,16 +83,16 @@ def _grown_caches(problem: Problem, packing: Packing) -> dict[TableKey, CachePar
     grown = {}
     for option in cached:
         table = problem.tables[option.table]
-        more = min(float(more_R[rank]) for rank, _ in ranks_of[option.table])
+        growth = min(float(more_R[rank]) for rank, _ in ranks_of[option.table])
         share = option.cache_load_factor
         if table.cache_load_factor is None:
-            share = max(share, math.floor(100 * min(1.0, share + more)) / 100)
+            share = max(share, math.floor(100 * min(1.0, share + growth)) / 100)
         grown[table.key] = CacheParams(load_factor=share)
     return grown
 
 
 def _places(problem: Problem, packing: Packing, option: Option) -> list[tuple[int, float]]:
-    """Return (rank, host bytes) of every shard."""
+    """(rank, host bytes) of every shard."""
     table = problem.tables[option.table]
     match option.units[0].scope:
         case Scope.WORLD:

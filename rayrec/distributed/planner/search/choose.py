@@ -19,7 +19,7 @@ def choose(
     byte_limit: float,
     with_lookups: bool,
 ) -> Iterator[Ints]:
-    """Yield choices of least work under the limits: first with memory free, then at memory prices at which they fit.
+    """Yields choices of least work under the limits: first with memory free, then at memory prices that make them fit.
 
     Args:
         bound_s: lower bound of the slowest rank.
@@ -34,24 +34,24 @@ def choose(
     over_bytes = np.maximum(choices.unit_bytes_O / (byte_limit * biggest), 1.0) - 1.0
     penalty = 1e3 * float(choices.work_O.max()) * (over_s + with_lookups * over_lookup + over_bytes)
     cost_O = np.where(usable_O, choices.work_O + penalty, np.inf)
-    room = float(problem.room_R.sum())
+    total_room = float(problem.room_R.sum())
     cheapest = choices.best(cost_O)
-    if choices.bytes_O[cheapest].sum() <= room:
+    if choices.bytes_O[cheapest].sum() <= total_room:
         yield cheapest
     for fill in (0.98, 0.9, 0.75):
-        if choices.bytes_O[cheapest].sum() > fill * room:
-            yield _cheapest_that_fit(choices, cost_O, fill * room)
+        if choices.bytes_O[cheapest].sum() > fill * total_room:
+            yield _cheapest_that_fit(choices, cost_O, fill * total_room)
 
 
 def _mean_lookup(choices: Choices, usable_O: Bools) -> float:
-    """Return the lookup seconds of all ranks together if every table takes its option of least work."""
-    least = choices.best(np.where(usable_O, choices.work_O, np.inf))
-    units = choices.work_O[least] / np.maximum(choices.unit_O[least], 1e-30)
-    return float((choices.unit_lookup_O[least] * units).sum())
+    """The lookup seconds of all ranks together if every table takes its option of least work."""
+    cheapest = choices.best(np.where(usable_O, choices.work_O, np.inf))
+    units = choices.work_O[cheapest] / np.maximum(choices.unit_O[cheapest], 1e-30)
+    return float((choices.unit_lookup_O[cheapest] * units).sum())
 
 
 def _cheapest_that_fit(choices: Choices, cost_O: Floats, room: float) -> Ints:
-    """Return the options of least cost plus price times bytes, at the lowest price at which they (nearly) fit."""
+    """The options of least cost plus price times bytes, at the lowest price that makes them (nearly) fit."""
     low, high = 0.0, float(choices.work_O.max()) * len(choices.first_T) * 1e6 / max(room, 1.0)
     picked = choices.best(cost_O + high * choices.bytes_O)
     for _ in range(60):
@@ -65,10 +65,10 @@ def _cheapest_that_fit(choices: Choices, cost_O: Floats, room: float) -> Ints:
 
 
 def mixtures(choices: Choices, picks: Sequence[Ints], ranks: int) -> Iterator[Ints]:
-    """Yield the first choice with some tables' options replaced by those of the other choices.
+    """Yields the first choice with some tables' options replaced by options of the other choices.
 
     With few whole tables per rank the load is uneven; some tables in smaller units even it out. The tables that lose
-    least are replaced: as many as remain after equal numbers of whole tables per rank, and larger shares.
+    least are replaced: the remainder after equal numbers of whole tables per rank, and larger shares.
     """
     if not picks:
         return

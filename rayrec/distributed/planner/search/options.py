@@ -108,17 +108,17 @@ class Option:
 
 @lru_cache(maxsize=16)
 def host_sizes(topology: Topology) -> tuple[int, ...]:
-    """Return the distinct numbers of ranks per host, ascending: the order of every tuple by host size."""
+    """The distinct numbers of ranks per host, ascending: the order of every tuple by host size."""
     return tuple(sorted({host.num_ranks for host in topology.hosts}))
 
 
 def options(number: int, table: Table, topology: Topology, off_device: bool) -> list[Option]:
-    """Return all options of table `number`.
+    """All options of table `number`.
 
     Args:
         off_device: include kernels that keep the table in host memory.
     """
-    found = []
+    options = []
     for kind, kernels in table.kernels.items():
         for kernel, factor, ceiling in _kernels(table, kernels, off_device):
             recipe = _Recipe(table=table, kind=kind, kernel=kernel, factor=factor, topology=topology)
@@ -137,12 +137,12 @@ def options(number: int, table: Table, topology: Topology, off_device: bool) -> 
                     shared_s=max(shared),
                     least_shared_s=min(shared),
                 )
-                found.append(option)
-    return found
+                options.append(option)
+    return options
 
 
 def _row_cuts(table: Table, kind: str, topology: Topology) -> tuple[int, int]:
-    """Return the minimum and maximum number of row blocks; inside a host one per rank."""
+    """The minimum and maximum number of row blocks; inside a host one per rank."""
     if kind == ShardingType.ROW_WISE.value:
         return (min(len(table.ranks), table.rows),) * 2
     hosts = [topology.hosts[number].num_ranks for number in usable_hosts(table, topology)]
@@ -152,7 +152,7 @@ def _row_cuts(table: Table, kind: str, topology: Topology) -> tuple[int, int]:
 
 
 def _kernels(table: Table, kernels: tuple[str, ...], off_device: bool) -> Iterator[tuple[str, float, float]]:
-    """Yield (kernel, cache load factor, load factor up to which the cache may grow within this option)."""
+    """Yields (kernel, cache load factor, load factor up to which the cache may grow within this option)."""
     on_device = [kernel for kernel in kernels if not kernel.startswith("fused_uvm")]
     for kernel in kernels if off_device or not on_device else on_device:
         if kernel != "fused_uvm_caching":
@@ -171,24 +171,24 @@ def _cuts(recipe: _Recipe) -> Iterator[tuple[Unit, ...]]:
         case ShardingType.TABLE_WISE:
             yield recipe.units(Scope.RANK, 1)
         case ShardingType.COLUMN_WISE:
-            for parts in _column_counts(table, len(table.ranks)):
-                yield recipe.units(Scope.RANK, parts)
+            for num_cuts in _column_counts(table, len(table.ranks)):
+                yield recipe.units(Scope.RANK, num_cuts)
         case ShardingType.TABLE_COLUMN_WISE:
-            most = max((topology.hosts[h].num_ranks for h in hosts), default=0)
-            for parts in _column_counts(table, most) if most else ():
-                yield recipe.units(Scope.RANK, parts)
+            max_ranks = max((topology.hosts[h].num_ranks for h in hosts), default=0)
+            for num_cuts in _column_counts(table, max_ranks) if max_ranks else ():
+                yield recipe.units(Scope.RANK, num_cuts)
         case ShardingType.ROW_WISE | ShardingType.DATA_PARALLEL:
             yield recipe.units(Scope.WORLD, 1)
         case ShardingType.TABLE_ROW_WISE:
             if hosts:
                 yield recipe.units(Scope.HOST, 1)
         case ShardingType.GRID_SHARD:
-            for parts in _column_counts(table, len(hosts)) if hosts else ():
-                yield recipe.units(Scope.HOST, parts)
+            for num_cuts in _column_counts(table, len(hosts)) if hosts else ():
+                yield recipe.units(Scope.HOST, num_cuts)
 
 
 def usable_hosts(table: Table, topology: Topology) -> list[int]:
-    """Return the numbers of the hosts all of whose ranks are allowed for the table."""
+    """The numbers of the hosts with all ranks allowed for the table."""
     if len(table.ranks) == topology.world_size:
         return list(range(len(topology.hosts)))
     allowed = set(table.ranks)
@@ -196,9 +196,9 @@ def usable_hosts(table: Table, topology: Topology) -> list[int]:
 
 
 def _column_counts(table: Table, most: int) -> list[int]:
-    """Return the possible numbers of column cuts; [1] if the table cannot be cut."""
+    """The possible numbers of column cuts; [1] if the table cannot be cut."""
     widest = min(most, table.dim // max(table.min_partition, COLUMN_UNIT))
-    return [parts for parts in COLUMN_CUTS if parts <= widest] or [1]
+    return [num_cuts for num_cuts in COLUMN_CUTS if num_cuts <= widest] or [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,41 +212,51 @@ class _Recipe:
     topology: Topology
 
     def units(self, scope: Scope, parts: int) -> tuple[Unit, ...]:
-        """Return `parts` units side by side."""
+        """`parts` units side by side."""
         spans = even_widths(self.table.dim, parts)
-        made = {width: self._unit(scope, width) for width in {span.size for span in spans}}
-        return tuple(replace(made[span.size], cols=span) for span in spans)
+        unit_of_width = {width: self._unit(scope, width) for width in {span.size for span in spans}}
+        return tuple(replace(unit_of_width[span.size], cols=span) for span in spans)
 
     def _unit(self, scope: Scope, width: int) -> Unit:
-        """Return a unit of the first `width` columns; costs are those of a rank with most rows."""
+        """A unit of the first `width` columns, with the costs of a rank with most rows."""
         sizes = host_sizes(self.topology)
         counts = [self._blocks(scope, size) for size in sizes]
-        of = (self.table, self.kind, self.kernel)
+        shard_args = (self.table, self.kind, self.kernel)
         cost = [
-            {n: shard_cost(*of, (n, width), size, self.topology, self.factor) for n in each}
-            for each, size in zip(counts, sizes, strict=True)
+            {n: shard_cost(*shard_args, (n, width), size, self.topology, self.factor) for n in count}
+            for count, size in zip(counts, sizes, strict=True)
         ]
-        held = {n: shard_storage(*of, (n, width), self.topology, self.factor) for each in counts for n in each}
-        largest = [max(each) for each in counts]
+        storage_of_size = {
+            n: shard_storage(*shard_args, (n, width), self.topology, self.factor)
+            for count_of_size in counts
+            for n in count_of_size
+        }
+        largest = [max(count_of_size) for count_of_size in counts]
         if scope is Scope.WORLD:  # its ranks are on hosts of all sizes
             work = sum(min(of_size[n].total for of_size in cost) * count for n, count in counts[0].items())
         else:
             works = zip(counts, cost, strict=True)
-            work = min(sum(of_size[n].total * count for n, count in each.items()) for each, of_size in works)
+            work = min(
+                sum(of_size[n].total * count for n, count in count_of_size.items()) for count_of_size, of_size in works
+            )
         return Unit(
             scope=scope,
             cols=Span(0, width),
             seconds=tuple(of_size[n].total for of_size, n in zip(cost, largest, strict=True)),
             lookup=tuple(of_size[n].lookup for of_size, n in zip(cost, largest, strict=True)),
             work=work,
-            device_bytes=tuple(held[n].device for n in largest),
-            host_bytes=tuple(held[n].host for n in largest),
-            total_device_bytes=min(sum(held[n].device * count for n, count in each.items()) for each in counts),
-            total_host_bytes=min(sum(held[n].host * count for n, count in each.items()) for each in counts),
+            device_bytes=tuple(storage_of_size[n].device for n in largest),
+            host_bytes=tuple(storage_of_size[n].host for n in largest),
+            total_device_bytes=min(
+                sum(storage_of_size[n].device * count for n, count in count_of_size.items()) for count_of_size in counts
+            ),
+            total_host_bytes=min(
+                sum(storage_of_size[n].host * count for n, count in count_of_size.items()) for count_of_size in counts
+            ),
         )
 
     def _blocks(self, scope: Scope, host_size: int) -> dict[int, int]:
-        """Return the number of a unit's shards by number of rows."""
+        """The number of a unit's shards by number of rows."""
         match scope:
             case Scope.RANK:
                 return {self.table.rows: 1}
@@ -259,7 +269,7 @@ class _Recipe:
 
 
 def block_counts(rows: int, parts: int) -> dict[int, int]:
-    """Return the number of blocks by size that `cuts.blocks(rows, parts)` creates."""
+    """The number of blocks by size that `cuts.blocks(rows, parts)` creates."""
     step = -(-rows // parts)
     counts = {step: rows // step}
     if rows % step:

@@ -61,7 +61,7 @@ class Packing:
 def pack(
     problem: Problem, chosen: Sequence[Option], extra_s: float = 0.0, memory_weight: float = 0.0
 ) -> Packing | Stuck:
-    """Place every unit of `chosen`.
+    """Places every unit of `chosen`.
 
     Args:
         extra_s: additional seconds on every rank.
@@ -134,7 +134,7 @@ def _add(problem: Problem, packing: Packing, unit: Unit, ranks: Ints) -> None:
 
 def _place_on_host(problem: Problem, packing: Packing, option: Option, unit_number: int, memory_weight: float) -> bool:
     unit = option.units[unit_number]
-    taken = packing.hosts_of.setdefault(option.table, [-1] * len(option.units))
+    hosts = packing.hosts_of.setdefault(option.table, [-1] * len(option.units))
     starts, kind = [host.first_rank for host in problem.topology.hosts], problem.class_R
     device_R = packing.device_R + np.array(unit.device_bytes)[kind]
     host_bytes_R = packing.host_bytes_R + np.array(unit.host_bytes)[kind]
@@ -144,20 +144,20 @@ def _place_on_host(problem: Problem, packing: Packing, option: Option, unit_numb
         score_H = score_H + memory_weight * np.maximum.reduceat(device_R / np.maximum(problem.room_R, 1.0), starts)
     usable = np.zeros(len(starts), dtype=np.bool_)
     usable[usable_hosts(problem.tables[option.table], problem.topology)] = True
-    usable[[host for host in taken if host >= 0]] = False
+    usable[[host for host in hosts if host >= 0]] = False
     score_H[np.logical_or.reduceat(over_R, starts) | ~usable] = np.inf
     best = int(score_H.argmin())
     if not np.isfinite(score_H[best]):
         return False
     host = problem.topology.hosts[best]
     _add(problem, packing, unit, np.arange(host.ranks.start, host.ranks.stop))
-    taken[unit_number] = best
+    hosts[unit_number] = best
     return True
 
 
 def _place_on_ranks(problem: Problem, packing: Packing, memory_weight: float) -> Stuck | None:
-    room = max(1.0, float(problem.room_R.mean()))
-    size_U = packing.seconds_UC.min(axis=1) + memory_weight * packing.device_UC.min(axis=1) / room
+    mean_room = max(1.0, float(problem.room_R.mean()))
+    size_U = packing.seconds_UC.min(axis=1) + memory_weight * packing.device_UC.min(axis=1) / mean_room
     order = np.lexsort((packing.unit_U, packing.table_U, -packing.device_UC.min(axis=1), -size_U))
     for u in order:
         table = int(packing.table_U[u])
@@ -196,11 +196,11 @@ def _pin(problem: Problem, packing: Packing, u: int, table: int, score: Floats) 
     """Keep all columns of a table on one host: the first one placed chooses the least loaded host."""
     pinned = packing.pinned_U[packing.table_U == table].max()
     if pinned < 0:
-        parts = len(packing.chosen[table].units)
+        num_units = len(packing.chosen[table].units)
         fits = {
-            host: np.sort(score[problem.host_R == host])[:parts].sum()
+            host: np.sort(score[problem.host_R == host])[:num_units].sum()
             for host in usable_hosts(problem.tables[table], problem.topology)
-            if problem.topology.hosts[host].num_ranks >= parts
+            if problem.topology.hosts[host].num_ranks >= num_units
         }
         pinned = min(fits, key=lambda host: (fits[host], host)) if fits else 0
         packing.pinned_U[packing.table_U == table] = pinned

@@ -48,7 +48,7 @@ class Problem:
 
 
 def make_problem(tables: Sequence[Table], topology: Topology, reserve_R: Floats, off_device: bool) -> Problem:
-    """Return the problem of placing `tables` on `topology`, with `reserve_R` bytes reserved per rank.
+    """The problem of placing `tables` on `topology`, with `reserve_R` bytes reserved per rank.
 
     Args:
         off_device: allow tables in host memory.

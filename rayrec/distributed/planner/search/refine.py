@@ -15,7 +15,7 @@ LEAST_GAIN = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """Move unit `out` from the slowest rank to rank `to`, and unit `back` (-1: none) from there."""
+    """Moves unit `out` from the slowest rank to rank `to`, and unit `back` (-1: none) from there."""
 
     out: int
     to: int
@@ -52,7 +52,7 @@ def refine(
 def _best_exchange(
     problem: Problem, packing: Packing, size_UC: Floats, load_R: Floats, ceiling_s: float | None
 ) -> Exchange | None:
-    """Return the exchange that minimizes the larger load of the two ranks; None if no exchange helps."""
+    """The exchange that minimizes the larger load of the two ranks; None if no exchange helps."""
     worst = int(load_R.argmax())
     mine = np.flatnonzero(packing.place_U == worst)
     if not len(mine):
@@ -63,7 +63,7 @@ def _best_exchange(
         partners = partners[partners != worst]
         if not len(partners):
             continue
-        found = [
+        exchanges = [
             step
             for step in (
                 _best_move(problem, packing, size_UC, load_R, ceiling_s, worst, mine, partners),
@@ -71,8 +71,8 @@ def _best_exchange(
             )
             if step is not None and step.value < load_R[worst] * (1 - LEAST_GAIN)
         ]
-        if found:
-            return min(found, key=lambda step: (step.value, step.back))
+        if exchanges:
+            return min(exchanges, key=lambda step: (step.value, step.back))
     return None
 
 
@@ -86,13 +86,13 @@ def _best_move(
     mine: Ints,
     partners: Ints,
 ) -> Exchange | None:
-    here, there = problem.class_R[worst], problem.class_R[partners]
+    worst_class, partner_classes = problem.class_R[worst], problem.class_R[partners]
     out = mine[:, None]
-    value = np.maximum(load_R[partners] + size_UC[out, there], load_R[worst] - size_UC[out, here])
-    bad = packing.device_R[partners] + packing.device_UC[out, there] > problem.room_R[partners]
-    bad |= packing.host_bytes_R[partners] + packing.host_bytes_UC[out, there] > problem.host_room_R[partners]
+    value = np.maximum(load_R[partners] + size_UC[out, partner_classes], load_R[worst] - size_UC[out, worst_class])
+    bad = packing.device_R[partners] + packing.device_UC[out, partner_classes] > problem.room_R[partners]
+    bad |= packing.host_bytes_R[partners] + packing.host_bytes_UC[out, partner_classes] > problem.host_room_R[partners]
     if ceiling_s is not None:
-        bad |= packing.seconds_R[partners] + packing.seconds_UC[out, there] > ceiling_s
+        bad |= packing.seconds_R[partners] + packing.seconds_UC[out, partner_classes] > ceiling_s
     bad |= ~_may_go(problem, packing, mine, partners)
     return _least(np.where(bad, np.inf, value), mine, partners, None)
 
@@ -109,29 +109,31 @@ def _best_swap(
 ) -> Exchange | None:
     is_partner = np.zeros(problem.world_size, dtype=np.bool_)
     is_partner[partners] = True
-    others = np.flatnonzero(is_partner[packing.place_U])
-    if not len(others):
+    candidates = np.flatnonzero(is_partner[packing.place_U])
+    if not len(candidates):
         return None
-    ranks = packing.place_U[others]
-    here, there, out = problem.class_R[worst], problem.class_R[ranks], mine[:, None]
+    ranks = packing.place_U[candidates]
+    worst_class, partner_classes, out = problem.class_R[worst], problem.class_R[ranks], mine[:, None]
 
     def after(load: Floats, size: Floats) -> tuple[Floats, Floats]:
-        return load[ranks] + size[out, there] - size[others, there], load[worst] - size[out, here] + size[others, here]
+        return load[ranks] + size[out, partner_classes] - size[candidates, partner_classes], load[worst] - size[
+            out, worst_class
+        ] + size[candidates, worst_class]
 
     theirs, ours = after(load_R, size_UC)
     value = np.maximum(theirs, ours)
     bad = value >= load_R[worst]
-    for load, size, room in (
+    for load, size, free in (
         (packing.device_R, packing.device_UC, problem.room_R),
         (packing.host_bytes_R, packing.host_bytes_UC, problem.host_room_R),
     ):
         far, near = after(load, size)
-        bad |= (far > room[ranks]) | (near > room[worst])
+        bad |= (far > free[ranks]) | (near > free[worst])
     if ceiling_s is not None:
         far, near = after(packing.seconds_R, packing.seconds_UC)
         bad |= (far > ceiling_s) | (near > ceiling_s)
-    bad |= ~_may_go(problem, packing, mine, ranks) | ~_may_go(problem, packing, others, np.array([worst])).T
-    return _least(np.where(bad, np.inf, value), mine, ranks, others)
+    bad |= ~_may_go(problem, packing, mine, ranks) | ~_may_go(problem, packing, candidates, np.array([worst])).T
+    return _least(np.where(bad, np.inf, value), mine, ranks, candidates)
 
 
 def _least(value: Floats, mine: Ints, ranks: Ints, others: Ints | None) -> Exchange | None:
@@ -147,7 +149,7 @@ def _least(value: Floats, mine: Ints, ranks: Ints, others: Ints | None) -> Excha
 
 
 def _may_go(problem: Problem, packing: Packing, units: Ints, ranks: Ints) -> Bools:
-    """Return whether each unit may be on each rank: allowed by the user, required host, no unit of the same table."""
+    """Whether each unit may be on each rank: allowed by the user, required host, no unit of the same table."""
     tables, pinned = packing.table_U[units], packing.pinned_U[units]
     may = (pinned[:, None] < 0) | (pinned[:, None] == problem.host_R[ranks])
     may &= ~packing.held_TR[tables[:, None], ranks]

@@ -47,27 +47,29 @@ class Solution:
 
 
 def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> tuple[Problem, Solution | Stuck]:
-    """Return the best packing of `tables`, with tables in host memory if device memory is short.
+    """The best packing of `tables`, with tables in host memory if device memory is short.
 
     Host memory is never faster, so a solution that device memory does not limit is final.
     """
     problem = make_problem(tables, topology, reserve_R, off_device=False)
     answer = search(problem)
-    spare = any(kernel.startswith("fused_uvm") for t in tables for kernels in t.kernels.values() for kernel in kernels)
-    if not spare:
+    has_host_kernels = any(
+        kernel.startswith("fused_uvm") for t in tables for kernels in t.kernels.values() for kernel in kernels
+    )
+    if not has_host_kernels:
         return problem, answer
     if isinstance(answer, Solution) and answer.worst_s <= answer.free_bound_s * MEMORY_COSTS:
         return problem, replace(answer, bound_s=answer.free_bound_s)  # also valid with host memory
     wider = make_problem(tables, topology, reserve_R, off_device=True)
-    other = search(wider)
-    if not isinstance(answer, Solution) or not isinstance(other, Solution):
-        return (problem, answer) if isinstance(answer, Solution) else (wider, other)
-    kept = (problem, answer) if answer.worst_s <= other.worst_s else (wider, other)
-    return kept[0], replace(kept[1], bound_s=min(answer.bound_s, other.bound_s))
+    wider_answer = search(wider)
+    if not isinstance(answer, Solution) or not isinstance(wider_answer, Solution):
+        return (problem, answer) if isinstance(answer, Solution) else (wider, wider_answer)
+    better = (problem, answer) if answer.worst_s <= wider_answer.worst_s else (wider, wider_answer)
+    return better[0], replace(better[1], bound_s=min(answer.bound_s, wider_answer.bound_s))
 
 
 def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
-    """Return whether the search finds a plan; checks sums of bytes first and does not refine."""
+    """Whether the search finds a plan; checks sums of bytes first and does not refine."""
     reserve_R = reserves(tables, topology, dense_bytes)
     for off_device in (False, True):
         problem = make_problem(tables, topology, reserve_R, off_device)
@@ -78,7 +80,7 @@ def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
             continue
         if choices.least(choices.unit_bytes_O).max() > problem.room_R.max():
             continue
-        flat = [option for each in problem.options for option in each]
+        flat = [option for options in problem.options for option in options]
         usable_O = np.ones(len(flat), dtype=np.bool_)
         for byte_limit in BYTE_LIMITS:
             for picked in choose(problem, choices, usable_O, 1.0, 1.0, byte_limit, False):
@@ -88,9 +90,9 @@ def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
 
 
 def search(problem: Problem) -> Solution | Stuck:
-    """Return the best packing found, or the table that could not be placed."""
-    for number, each in enumerate(problem.options):
-        if not each:
+    """The best packing found, or the table that could not be placed."""
+    for number, options in enumerate(problem.options):
+        if not options:
             return Stuck(table=number)
     choices = make_choices(problem)
     floors, free_floor = [], float("inf")
@@ -119,17 +121,17 @@ def search(problem: Problem) -> Solution | Stuck:
 
 
 def _executor_sets(choices: Choices) -> Iterator[frozenset[str]]:
-    """Yield every set of executors with an option for each table, small sets first."""
-    there = [name for name in COLLECTIVES if name in choices.executor_O]
-    for count in range(1, len(there) + 1):
-        for names in combinations(there, count):
+    """Yields every set of executors with an option for each table, small sets first."""
+    executors = [name for name in COLLECTIVES if name in choices.executor_O]
+    for count in range(1, len(executors) + 1):
+        for names in combinations(executors, count):
             usable = np.isin(choices.executor_O, names)
             if np.maximum.reduceat(usable, choices.first_T).all():
                 yield frozenset(names)
 
 
 def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) -> Packing | Stuck:
-    flat = [option for each in problem.options for option in each]
+    flat = [option for options in problem.options for option in options]
     seen: set[bytes] = set()
     stuck: Stuck | None = None
 
@@ -156,12 +158,14 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
 
     _, enough_s = _stop_at(problem, bound_s)
     for byte_limit in BYTE_LIMITS:
-        first = picks(byte_limit, False)
-        packed = packings(first)
+        first_picks = picks(byte_limit, False)
+        packed = packings(first_picks)
         if packed:
             best = _refine_best(problem, packed, bound_s)
             if best.worst_s > enough_s:
-                best = _refine_best(problem, [best, *packings(mixtures(choices, first, problem.world_size))], bound_s)
+                best = _refine_best(
+                    problem, [best, *packings(mixtures(choices, first_picks, problem.world_size))], bound_s
+                )
             if _lookup_ratio(best) > WORST_LOOKUP:
                 best = _refine_best(problem, [best, *packings(picks(byte_limit, True))], bound_s)
             return best
@@ -169,13 +173,13 @@ def _solve(problem: Problem, choices: Choices, usable_O: Bools, bound_s: float) 
 
 
 def _stop_at(problem: Problem, bound_s: float) -> tuple[float, float]:
-    """Return the seconds of the slowest rank to aim at, and those below which balanced lookups matter more."""
+    """The seconds of the slowest rank to aim at, and those below which balanced lookups matter more."""
     target, enough = (1.0005, 1.002) if len(problem.tables) <= MANY_TABLES else (1.005, 1.02)
     return bound_s * target, bound_s * enough
 
 
 def _refine_best(problem: Problem, packed: list[Packing], bound_s: float) -> Packing:
-    """Refine the packings, fastest first, until one is close to the bound and balanced."""
+    """Refines the packings, fastest first, until one is close to the bound and balanced."""
     packed.sort(key=lambda packing: packing.worst_s)
     (target_s, enough_s), limit = _stop_at(problem, bound_s), 200 + 10 * problem.world_size
     best, best_rating = packed[0], (float("inf"), float("inf"))

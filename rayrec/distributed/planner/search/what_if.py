@@ -33,7 +33,7 @@ class Tried:
 
 
 def attempt(change: Change, dense_bytes: int) -> Tried | None:
-    """Plan the changed problem; None if it has no plan."""
+    """Plans the changed problem; None if it has no plan."""
     reserve_R = reserves(change.tables, change.topology, dense_bytes)
     problem, answer = best_solution(change.tables, change.topology, reserve_R)
     if not isinstance(answer, Solution):
@@ -43,10 +43,10 @@ def attempt(change: Change, dense_bytes: int) -> Tried | None:
 
 
 def unconstrained(table: Table, topology: Topology) -> Table:
-    """Return the table without constraints: every sharding type, every kernel but dense, all ranks, finer cuts."""
+    """The table without constraints: every sharding type, every kernel but dense, all ranks, finer cuts."""
     kernels = {
-        kind: tuple(kernel for kernel in each if kernel != DENSE_KERNEL) or each
-        for kind, each in table.runnable.items()
+        kind: tuple(kernel for kernel in kernels_of_type if kernel != DENSE_KERNEL) or kernels_of_type
+        for kind, kernels_of_type in table.runnable.items()
     }
     return replace(
         table,
@@ -58,12 +58,12 @@ def unconstrained(table: Table, topology: Topology) -> Table:
 
 
 def halved(tables: Sequence[Table]) -> tuple[Table, ...]:
-    """Return the tables with 16-bit weights."""
+    """The tables with 16-bit weights."""
     return tuple(replace(t, element_bytes=min(t.element_bytes, 2)) for t in tables)
 
 
 def changes_that_fit(tables: Sequence[Table], topology: Topology, dense_bytes: int, stuck: TableKey) -> Iterator[str]:
-    """Yield descriptions of changes that have a plan, smallest first: fewer constraints, 16-bit weights, more hosts."""
+    """Yields texts of changes that have a plan, smallest first: fewer constraints, 16-bit weights, more hosts."""
     listed = tuple(tables)
     name = next(t.label for t in listed if t.key == stuck)
     freed = tuple(unconstrained(t, topology) if t.key == stuck else t for t in listed)
@@ -89,7 +89,7 @@ def changes_that_fit(tables: Sequence[Table], topology: Topology, dense_bytes: i
 
 
 def _fewest_in_half(tables: tuple[Table, ...], topology: Topology, dense_bytes: int) -> tuple[Table, ...]:
-    """Return the fewest tables, largest first, to change to 16 bits; empty if none are needed or all are not enough."""
+    """The fewest tables, largest first, to change to 16 bits; empty if none are needed or all are not enough."""
     wide = sorted((t for t in tables if t.element_bytes == 4), key=lambda t: (-t.weight_bytes, t.key))
 
     def fit(count: int) -> bool:
@@ -102,23 +102,23 @@ def _fewest_in_half(tables: tuple[Table, ...], topology: Topology, dense_bytes: 
 
 
 def _fewest_hosts(tables: tuple[Table, ...], topology: Topology, dense_bytes: int) -> int | None:
-    most = len(topology.hosts) * MOST_HOSTS
+    max_hosts = len(topology.hosts) * MOST_HOSTS
 
     def fit(count: int) -> bool:
         wider = topology.with_hosts(count)
         return fits(for_world(tables, topology, wider), wider, dense_bytes)
 
     count = len(topology.hosts) + 1
-    while count < most and not fit(count):
+    while count < max_hosts and not fit(count):
         count *= 2
-    if count >= most and not fit(most):
+    if count >= max_hosts and not fit(max_hosts):
         return None
     low = max(len(topology.hosts), count // 2)
-    return low + (_least(min(count, most) - low, lambda more: fit(low + more)) or 0)
+    return low + (_least(min(count, max_hosts) - low, lambda more: fit(low + more)) or 0)
 
 
 def _fewest_ranks(tables: tuple[Table, ...], topology: Topology, dense_bytes: int) -> int | None:
-    """Return the fewest ranks of a single host, each with as much memory as now, up to 16."""
+    """The fewest ranks of a single host, each with as much memory as now, up to 16."""
     for ranks in range(topology.world_size + 1, 17):
         wider = topology.with_local(ranks)
         if fits(for_world(tables, topology, wider), wider, dense_bytes):
@@ -127,7 +127,7 @@ def _fewest_ranks(tables: tuple[Table, ...], topology: Topology, dense_bytes: in
 
 
 def _least(most: int, good: Callable[[int], bool]) -> int | None:
-    """Return the smallest good number of 1 .. most, if all larger ones are good; None if `most` is not."""
+    """The smallest good number of 1 .. most, if all larger ones are good; None if `most` is not."""
     if most < 1 or not good(most):
         return None
     low, high = 0, most

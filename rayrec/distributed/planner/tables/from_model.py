@@ -41,28 +41,28 @@ class TableInfo:
 
 
 def find_tables(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], compute_device: str) -> list[TableInfo]:
-    """Return every table of every module that a sharder supports, in module order.
+    """Every table of every module that a sharder supports, in module order.
 
     Raises:
-        ValueError: no such module.
+        ValueError: no module that a sharder supports.
     """
-    found = []
+    infos = []
     for path, child, sharder in modules_to_shard(module, sharders):
         info, weights = _module_info(child, sharder, compute_device), sharder.shardable_parameters(child)
         for config in _configs(child):
             state = state_bytes(table_optimizer(sharder, weights.get(config.name), config.name))
-            found.append(TableInfo(path=path, config=config, state=state, **info))
-    if not found:
+            infos.append(TableInfo(path=path, config=config, state=state, **info))
+    if not infos:
         kinds = ", ".join(sharder.module_type.__name__ for sharder in sharders) or "none given"
         raise ValueError(f"{type(module).__name__} holds no module that the sharders ({kinds}) can shard")
-    return found
+    return infos
 
 
 def dense_bytes(module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> int:
-    """Return the bytes of unsharded parameters with gradients, optimizer state and buckets."""
+    """The bytes of unsharded parameters with gradients, optimizer state and buckets."""
     sharded = {id(p) for _, child, _ in modules_to_shard(module, sharders) for p in child.parameters()}
-    whole = {id(p): p for p in module.parameters() if id(p) not in sharded}
-    return DENSE_COPIES * sum(p.numel() * p.element_size() for p in whole.values())
+    unsharded = {id(p): p for p in module.parameters() if id(p) not in sharded}
+    return DENSE_COPIES * sum(p.numel() * p.element_size() for p in unsharded.values())
 
 
 def planner_tables(
@@ -71,7 +71,7 @@ def planner_tables(
     constraints: Mapping[str, ParameterConstraints] | None,
     batch_size: int,
 ) -> tuple[Table, ...]:
-    """Return the planner's tables.
+    """The planner's tables.
 
     Args:
         constraints: by table name, or by module path and table name joined by a dot.
@@ -79,23 +79,26 @@ def planner_tables(
     Raises:
         ValueError: a constraint for an unknown table, or an invalid constraint.
     """
-    listed, given = list(found), dict(constraints or {})
+    listed, constraint_of = list(found), dict(constraints or {})
     names = {f.config.name for f in listed} | {f"{f.path}.{f.config.name}" for f in listed if f.path}
-    for name in given:
+    for name in constraint_of:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; tables: {', '.join(sorted(names))}"
             raise ValueError(f"constraints name table {name!r}, which the model does not have{hint}")
     return tuple(
         _table(
-            f, given.get(f"{f.path}.{f.config.name}", given.get(f.config.name, NO_CONSTRAINTS)), topology, batch_size
+            f,
+            constraint_of.get(f"{f.path}.{f.config.name}", constraint_of.get(f.config.name, NO_CONSTRAINTS)),
+            topology,
+            batch_size,
         )
         for f in listed
     )
 
 
 def runnable_kernels(sharder: ModuleSharder[Any], compute_device: str) -> dict[str, tuple[str, ...]]:
-    """Return the kernels that `sharder` can run, by sharding type, by canonical names."""
+    """The kernels that `sharder` can run, by sharding type, by canonical names."""
     return {
         ShardingType(kind).value: tuple(
             EmbeddingComputeKernel(kernel).value for kernel in sharder.compute_kernels(kind, compute_device)
@@ -122,7 +125,7 @@ def _module_info(module: nn.Module, sharder: ModuleSharder[Any], compute_device:
 
 
 def state_bytes(optimizer: object) -> tuple[int, int]:
-    """Return optimizer state bytes (per row, per element) of a fused optimizer, given by name or enum.
+    """Optimizer state bytes (per row, per element) of a fused optimizer, given by name or enum.
 
     Raises:
         ValueError: an unknown optimizer.
@@ -131,7 +134,7 @@ def state_bytes(optimizer: object) -> tuple[int, int]:
 
 
 def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None, name: str = "") -> object:
-    """Return a table's fused optimizer: the one attached to its weight, else the sharder's, else SGD."""
+    """A table's fused optimizer: the one attached to its weight, else the sharder's, else SGD."""
     spec = getattr(sharder, "by_table", {}).get(name, getattr(sharder, "optimizer", None))
     if weight is not None and spec is not None and hasattr(weight, "_optimizer_classes"):
         spec = optimizer_of(weight, spec)
@@ -144,7 +147,7 @@ def _table(found: TableInfo, limits: ParameterConstraints, topology: Topology, b
     sizes = per_feature(config.name, "batch_sizes", limits.batch_sizes, count, batch_size)
     poolings = per_feature(config.name, "num_poolings", limits.num_poolings, count, 1.0)
     factors = per_feature(config.name, "pooling_factors", limits.pooling_factors, count, 1.0)
-    bags = [size * each * topology.world_size for size, each in zip(sizes, poolings, strict=True)]
+    bags = [size * pooling * topology.world_size for size, pooling in zip(sizes, poolings, strict=True)]
     ids = [bag * factor for bag, factor in zip(bags, factors, strict=True)]
     ranks = allowed_ranks(config.name, limits.device_group, topology)
     codec = found.codec or Codec()
@@ -172,7 +175,7 @@ def _table(found: TableInfo, limits: ParameterConstraints, topology: Topology, b
 
 
 def for_world(tables: Iterable[Table], old: Topology, new: Topology) -> tuple[Table, ...]:
-    """Return `tables` for topology `new`, with the same batch per rank and all ranks allowed."""
+    """`tables` for topology `new`, with the same batch per rank and all ranks allowed."""
     scale = new.world_size / old.world_size
     ranks = tuple(range(new.world_size))
     return tuple(replace(t, ids=t.ids * scale, bags=t.bags * scale, ranks=ranks) for t in tables)

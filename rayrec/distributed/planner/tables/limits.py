@@ -20,7 +20,7 @@ def allowed_kernels(
     ranks: tuple[int, ...],
     topology: Topology,
 ) -> dict[str, tuple[str, ...]]:
-    """Return the allowed kernels by allowed sharding type.
+    """The allowed kernels by allowed sharding type.
 
     Raises:
         ValueError: an unknown sharding type or kernel, or nothing allowed.
@@ -33,11 +33,11 @@ def allowed_kernels(
     if len(ranks) < topology.world_size:  # data_parallel needs every rank
         types = [kind for kind in types if kind != ShardingType.DATA_PARALLEL.value]
     if limits.compute_kernels is None:
-        # a dense kernel needs a torch optimizer, so it is used only if requested or if there is no other
+        # A dense kernel needs a torch optimizer, so it is used only on request or as the last choice.
         allowed = {k: tuple(c for c in runnable[k] if c != "dense") or tuple(runnable[k]) for k in types}
     else:
-        wanted = [_kernel(name, kernel, runnable, compute_device) for kernel in limits.compute_kernels]
-        allowed = {kind: tuple(kernel for kernel in runnable[kind] if kernel in wanted) for kind in types}
+        requested = [_kernel(name, kernel, runnable, compute_device) for kernel in limits.compute_kernels]
+        allowed = {kind: tuple(kernel for kernel in runnable[kind] if kernel in requested) for kind in types}
     allowed = {kind: kernels for kind, kernels in allowed.items() if kernels}
     if not allowed:
         offers = "; ".join(f"{kind}: {', '.join(kernels)}" for kind, kernels in runnable.items())
@@ -59,31 +59,32 @@ def _known_types(
     for kind in wanted:
         value = kind.value if isinstance(kind, ShardingType) else kind
         if value not in runnable:
-            every = [each.value for each in ShardingType]
-            why = "cannot run" if value in every else "does not exist"
+            every = [sharding_type.value for sharding_type in ShardingType]
+            problem = "cannot run" if value in every else "does not exist"
             raise ValueError(
-                f"table {name!r}: sharding type {value!r} {why} on {compute_device}; allowed: {', '.join(runnable)}"
+                f"table {name!r}: sharding type {value!r} {problem} on {compute_device}; allowed: {', '.join(runnable)}"
             )
         kinds.append(value)
     return [kind for kind in runnable if kind in kinds]
 
 
 def _kernel(name: str, kernel: str, runnable: Mapping[str, tuple[str, ...]], compute_device: str) -> str:
-    offered = list(dict.fromkeys(each for kernels in runnable.values() for each in kernels))
+    offered = list(dict.fromkeys(kernel for kernels in runnable.values() for kernel in kernels))
     try:
         value = EmbeddingComputeKernel(kernel).value
     except ValueError:
         value = ""
     if value not in offered:
-        shown = getattr(kernel, "value", kernel)
+        kernel_name = getattr(kernel, "value", kernel)
         raise ValueError(
-            f"table {name!r}: compute kernel {shown!r} cannot run on {compute_device}; allowed: {', '.join(offered)}"
+            f"table {name!r}: compute kernel {kernel_name!r} cannot run on {compute_device}; "
+            f"allowed: {', '.join(offered)}"
         )
     return value
 
 
 def per_feature(name: str, what: str, given: Sequence[float] | None, count: int, default: float) -> list[float]:
-    """Return one number per feature.
+    """One number per feature.
 
     Raises:
         ValueError: another count, or a number that is negative or not finite.
@@ -101,7 +102,7 @@ def per_feature(name: str, what: str, given: Sequence[float] | None, count: int,
 
 
 def allowed_ranks(name: str, group: Sequence[int] | str | None, topology: Topology) -> tuple[int, ...]:
-    """Return the allowed ranks, ascending.
+    """The allowed ranks, ascending.
 
     Raises:
         ValueError: an unknown rank or another device.
@@ -122,17 +123,17 @@ def allowed_ranks(name: str, group: Sequence[int] | str | None, topology: Topolo
 
 
 def min_partition_of(config: BaseEmbeddingConfig, limits: ParameterConstraints) -> int:
-    """Return the smallest width of a column cut.
+    """The smallest width of a column cut.
 
     Raises:
         ValueError: not a multiple of 4 from 4 to the table's dimension.
     """
-    least = limits.min_partition
-    if least is None:
+    min_width = limits.min_partition
+    if min_width is None:
         return DEFAULT_MIN_PARTITION
-    if least < 4 or least % 4 or least > config.embedding_dim:
+    if min_width < 4 or min_width % 4 or min_width > config.embedding_dim:
         raise ValueError(
-            f"table {config.name!r}: min_partition={least} must be a multiple of 4 from 4 to its "
+            f"table {config.name!r}: min_partition={min_width} must be a multiple of 4 from 4 to its "
             f"embedding_dim={config.embedding_dim}"
         )
-    return least
+    return min_width

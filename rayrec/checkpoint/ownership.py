@@ -1,0 +1,277 @@
+"""Who may write into a run's folder of checkpoints: one launch of the driver at a time, and one attempt of that launch.
+
+`launch.json` names the launch. The driver writes it when it starts, again every few seconds, and removes it when it
+ends. Clocks of two machines are not compared: a launch is alive as long as its file changes.
+
+`attempt.json` names the attempt. Rank 0 of a worker group claims the folder with a new number and a random token. A
+process that reads a different token later has been replaced: a rank that hung while its run restarted must not commit
+or remove anything. Each attempt writes into folders of its own name, so it cannot touch the bytes of another one.
+
+The two are separate files because two processes write them, and storage has no compare-and-swap: in a common file the
+driver's heartbeat could overwrite the claim of a new attempt.
+
+A rank that is frozen between `check` and its write may still commit. That is harmless: checkpoints are ordered by their
+attempts, and the attempt of that rank is older than the current one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rayrec.checkpoint.errors import FencedError, InUseError, TakenOverError
+from rayrec.storage.folder import Folder
+
+LAUNCH_FILE = "launch.json"
+HEARTBEAT_S = 15.0
+DEAD_S = 60.0  # without a heartbeat
+RELEASE_S = 10.0  # that the end of a launch waits for storage which does not answer
+STALE_S = 1800.0  # more than the clocks of two machines differ by
+
+_ATTEMPT_FILE = "attempt.json"
+_FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?")
+_tokens_here: set[str] = set()  # of this process's own launches
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A start of a run's driver.
+
+    Args:
+        space: namespace of process ids; containers of one host may have several.
+        began: seconds since 1970.
+    """
+
+    token: str
+    host: str
+    space: str
+    pid: int
+    began: float
+
+    @classmethod
+    def here(cls) -> Launch:
+        """A new launch, of this process."""
+        return cls(uuid.uuid4().hex, socket.gethostname(), _pid_namespace(), os.getpid(), time.time())
+
+    @classmethod
+    def from_dict(cls, raw: Any) -> Launch | None:
+        """The launch that `asdict` wrote; None for anything else."""
+        try:
+            return cls(str(raw["token"]), str(raw["host"]), str(raw["space"]), int(raw["pid"]), float(raw["began"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is known to have ended. Known only on its own host."""
+        if (self.host, self.space) != (socket.gethostname(), _pid_namespace()):
+            return False
+        if self.pid == os.getpid():
+            return self.token not in _tokens_here  # else an earlier process had the same id
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # another user's process
+            return False
+        return False
+
+    def __str__(self) -> str:
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.began))
+        return f"process {self.pid} on {self.host}, started {began}"
+
+
+def current_launch(root: Folder) -> Launch | None:
+    """The launch that holds a folder; None if there is no `launch.json`.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    return _read_launch(root)[0]
+
+
+def _read_launch(root: Folder) -> tuple[Launch | None, float]:
+    """(current launch, time of its last heartbeat by its own clock)"""
+    try:
+        raw = json.loads(root.read(LAUNCH_FILE))
+        return Launch.from_dict(raw["launch"]), float(raw["beat"])
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return None, 0.0
+
+
+class Lease:
+    """Holds a folder of checkpoints for this launch: call `take`, then use it as a context manager.
+
+    Args:
+        notify: called with a line when the lease waits for another launch.
+    """
+
+    def __init__(self, root: Folder, notify: Callable[[str], object] = lambda text: None) -> None:
+        self._root, self._notify = root, notify
+        self.launch = Launch.here()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._send_heartbeats, name="rayrec-lease", daemon=True)
+
+    def take(self) -> Lease:
+        """Take the folder if no launch holds it, or if the one that does has died.
+
+        Raises:
+            InUseError: another launch is alive.
+            OSError: the folder cannot be read or written.
+        """
+        launch, beat = _read_launch(self._root)
+        if launch is not None and not launch.ended and time.time() - beat < STALE_S:
+            self._await_end(launch, beat)
+        self._write()
+        _tokens_here.add(self.launch.token)
+        return self
+
+    def _await_end(self, launch: Launch, beat: float) -> None:
+        if launch.token not in _tokens_here:
+            self._notify(
+                f"Another driver ({launch}) holds {self._root.path}. Waiting up to {DEAD_S:g} s to see whether it is "
+                f"alive …"
+            )
+            end = time.monotonic() + DEAD_S
+            while (current := _read_launch(self._root)) == (launch, beat):
+                if time.monotonic() >= end or launch.ended:
+                    return
+                time.sleep(min(1.0, DEAD_S / 20))
+            if current[0] is None:
+                return
+            launch = current[0]
+        raise InUseError(
+            f"{self._root.path} is in use by a run that is still going ({launch}); wait for it, stop it, or choose "
+            f"another name"
+        )
+
+    @property
+    def held(self) -> bool:
+        """Whether the folder still belongs to this launch.
+
+        Raises:
+            OSError: that cannot be read.
+        """
+        launch = current_launch(self._root)
+        return launch is not None and launch.token == self.launch.token
+
+    def __enter__(self) -> Lease:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join(timeout=RELEASE_S)
+        _tokens_here.discard(self.launch.token)
+
+    def _send_heartbeats(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            with suppress(OSError):  # while the storage is unavailable, another launch may take over the folder
+                if not self.held:
+                    return
+                self._write()
+        with suppress(OSError):  # otherwise the next launch finds this one dead
+            if self.held:
+                self._root.remove(LAUNCH_FILE)
+            if not self._root.names():
+                self._root.remove_all()  # a launch that was refused leaves nothing behind
+
+    def _write(self) -> None:
+        self._root.write(LAUNCH_FILE, json.dumps({"launch": asdict(self.launch), "beat": time.time()}).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An owner of a folder of checkpoints: one worker group.
+
+    Args:
+        launch: that it belongs to; None if the run has no driver that holds the folder.
+    """
+
+    number: int
+    token: str
+    launch: Launch | None = None
+
+    @classmethod
+    def claim(cls, root: Folder, launch: Launch | None = None) -> Attempt:
+        """Become the owner of the folder. One process of a worker group calls it, at the start.
+
+        Raises:
+            TakenOverError: another launch holds the folder.
+            OSError: the folder cannot be read or written, or the launch does not hold it any more.
+        """
+        if launch is not None:
+            _check_launch(root, launch)
+        earlier = [order[0] for name in root.names() if (order := order_of(name))]
+        attempt = cls(max([_read_attempt(root).number, *earlier]) + 1, uuid.uuid4().hex, launch)
+        raw: dict[str, Any] = {"attempt": attempt.number, "token": attempt.token}
+        if launch is not None:
+            raw["launch"] = asdict(launch)
+        root.write(_ATTEMPT_FILE, json.dumps(raw).encode())
+        return attempt
+
+    def check(self, root: Folder) -> None:
+        """Check that this attempt still owns the folder.
+
+        Raises:
+            FencedError: another attempt does; TakenOverError: one of another launch does.
+        """
+        owner = _read_attempt(root)
+        if owner.token == self.token:
+            return
+        if self.launch is not None and owner.launch is not None and owner.launch.token != self.launch.token:
+            raise TakenOverError(root.path, str(owner.launch))
+        raise FencedError(
+            f"{root.path} belongs to attempt {owner.number} of the run; attempt {self.number} may no longer write there"
+        )
+
+
+def folder_name(step: int, attempt: int) -> str:
+    """Name of a checkpoint's folder."""
+    return f"step_{step:08d}-{attempt:04d}"
+
+
+def order_of(name: str) -> tuple[int, int] | None:
+    """(attempt, step) of a checkpoint's folder, which is larger for a later checkpoint; None for other folders.
+
+    Steps alone do not order checkpoints: after damage an attempt resumes from an older step than another one reached.
+    """
+    match = _FOLDER_NAME.fullmatch(name)
+    return (int(match[2] or 0), int(match[1])) if match else None
+
+
+def _check_launch(root: Folder, launch: Launch) -> None:
+    current = current_launch(root)
+    if current is None:
+        reason = (
+            f"{LAUNCH_FILE} not found. Either storage.path is not mounted on node {socket.gethostname()}, or another "
+            f"driver took over this run and ended"
+        )
+        raise FileNotFoundError(errno.ENOENT, reason, f"{root.path}/{LAUNCH_FILE}")
+    if current.token != launch.token:
+        raise TakenOverError(root.path, str(current))
+
+
+def _read_attempt(root: Folder) -> Attempt:
+    """The owner of a folder; attempt 0 if it has none."""
+    try:
+        raw = json.loads(root.read(_ATTEMPT_FILE))
+        return Attempt(int(raw["attempt"]), str(raw["token"]), Launch.from_dict(raw.get("launch")))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return Attempt(0, "")
+
+
+def _pid_namespace() -> str:
+    with suppress(OSError):  # Linux only
+        return os.readlink("/proc/self/ns/pid")
+    return ""

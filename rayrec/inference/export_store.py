@@ -1,0 +1,173 @@
+"""Exports on this node: checked once per node, and copied once per node from object storage."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow.fs as pafs
+
+from rayrec.inference import ExportError
+from rayrec.inference.artifact import INDEX, ExportIndex, check_listed, read_index
+from rayrec.storage.cache import CACHE_BYTES, Cache, Held
+from rayrec.storage.errors import first_line
+from rayrec.storage.folder import Folder, open_folder
+from rayrec.storage.locations import cache_folder, open_filesystem
+
+CURRENT = "current"
+Files = tuple[tuple[str, int, int], ...]
+_CHUNK_BYTES = 16 << 20
+_MAX_MARKS = 1000
+
+
+class ExportStore:
+    """An export, or a folder of exports.
+
+    The newest export of a folder is named in its file `current`, or else is the last by name. Numbers in names count as
+    numbers: v10 is after v9, and 20260201-120000 after 20260131-235959.
+
+    Copies of exports from object storage are in the user's cache folder, named by the hash of their index. The least
+    recently opened are removed to make space, unless a process of this node uses them.
+
+    Args:
+        path: A path or URI.
+        cache_bytes: Disk space on this node for copies.
+    """
+
+    def __init__(self, path: Path | str, cache_bytes: int = CACHE_BYTES) -> None:
+        self.path, self._folder, self._cache_bytes = path, open_folder(path), cache_bytes
+
+    def newest(self) -> Folder:
+        """The export to serve, at its original location.
+
+        Raises:
+            ExportError: The folder has no export, or cannot be read.
+        """
+        try:
+            names = self._folder.names()
+            if INDEX in names:
+                return self._folder
+            if CURRENT in names:
+                current = self._folder.read(CURRENT).decode("utf-8", "replace").strip().rstrip("/")
+                if current not in names:
+                    raise ExportError(f"{self.path}: {CURRENT} names {current!r}, which is not in this folder")
+                return self._folder.sub(current)
+            return self._folder.sub(next(self.names()))
+        except OSError as error:
+            raise ExportError(f"{self.path} cannot be read: {first_line(error)}") from error
+        except StopIteration:
+            fix = "make one with `rayrec export RUN OUT`"
+            raise ExportError(f"{self.path} has no export ({INDEX}), nor a folder with one: {fix}") from None
+
+    def names(self) -> Iterator[str]:
+        """Names of the exports in a folder, the newest first. Folders without an index are still being written."""
+        for name in sorted(self._folder.names(), key=_order, reverse=True):
+            with suppress(NotADirectoryError):
+                if INDEX in self._folder.sub(name).names():
+                    yield name
+
+    def open(self, export: Folder) -> Held:
+        """Checks a local export, or copies and checks a remote one; does nothing that this node has done already.
+
+        Raises:
+            ExportError: The export is damaged, or its copy does not fit the cache.
+        """
+        if not export.remote:
+            folder = Path(export.path).resolve()
+            _check_once(folder)
+            return Held(folder)
+        try:
+            return self._copy(export)
+        except OSError as error:
+            raise ExportError(
+                f"{export.path} cannot be copied to {cache_folder('exports')}: {first_line(error)}"
+            ) from error
+
+    def _copy(self, export: Folder) -> Held:
+        data = export.read(INDEX)
+        files, name = ExportIndex.parse(data, export.sub(INDEX).path).files, hashlib.sha256(data).hexdigest()[:32]
+        needed = sum(size for size, _ in files.values())
+
+        def copy(folder: Path, available: int) -> str:
+            if needed > available:
+                raise ExportError(
+                    f"an export of {needed:,} bytes does not fit {cache.root}: cache_bytes is {self._cache_bytes:,}, "
+                    f"and exports in use need {self._cache_bytes - available:,}; raise cache_bytes"
+                )
+            for file, (size, crc) in files.items():
+                _copy_file(export, file, folder, size, crc)
+            (folder / INDEX).write_bytes(data)
+            return name
+
+        cache = Cache(cache_folder("exports"), self._cache_bytes)
+        return cache.folder(name, needed, copy)
+
+
+def version_of(export: Folder) -> str:
+    """The version of an export.
+
+    Raises:
+        ExportError: Its index is damaged.
+    """
+    return ExportIndex.parse(export.read(INDEX), export.sub(INDEX).path).version
+
+
+def files_of(export: Folder) -> Files:
+    """Path, size and modification time of every file."""
+    filesystem, inner = open_filesystem(export.path)
+    infos = filesystem.get_file_info(pafs.FileSelector(inner, recursive=True))
+    return tuple((info.path, info.size or 0, info.mtime_ns or 0) for info in infos)
+
+
+def _order(name: str) -> tuple[Sequence[str | int], str]:
+    """Sort key: text and numbers of a name alternately; then the name, to order v01 and v1."""
+    tokens: list[str | int] = [*re.split("([0-9]+)", name)]
+    tokens[1::2] = map(int, tokens[1::2])
+    return tokens, name
+
+
+def _copy_file(export: Folder, name: str, folder: Path, size: int, crc: int) -> None:
+    path, actual_crc, offset = folder / name, 0, 0
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ExportError(f"{export.path} lists {name!r}, which is outside the folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = memoryview(bytearray(min(size, _CHUNK_BYTES) or 1))
+    with export.open(name) as source, open(path, "wb") as file:
+        while read := source.read_into(offset, buffer):
+            actual_crc, offset = zlib.crc32(buffer[:read], actual_crc), offset + read
+            file.write(buffer[:read])
+    if (offset, actual_crc) != (size, crc):
+        raise ExportError(f"{export.path}: {name} differs from the index; copy it again, or export again")
+
+
+def _check_once(folder: Path) -> None:
+    """Checks that an export is complete. Checksums are computed once per node, until one of its files changes.
+
+    Raises:
+        ExportError: A file is missing or damaged.
+    """
+    index = read_index(folder)
+    check_listed(folder, index.files, checksums=False)
+    stats = [(name, (folder / name).stat()) for name in (INDEX, *index.files)]
+    state = repr([(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats])
+    mark = cache_folder("checked") / hashlib.sha256(state.encode()).hexdigest()[:32]
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark_file = open(mark, "a+")  # noqa: SIM115 (closed below)
+    except OSError:  # the cache folder cannot be written
+        check_listed(folder, index.files)
+        return
+    with mark_file:
+        fcntl.flock(mark_file, fcntl.LOCK_EX)
+        mark_file.seek(0)
+        if not mark_file.read():
+            check_listed(folder, index.files)
+            mark_file.write(f"{folder}\n")
+    marks = sorted(mark.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for old in marks[:-_MAX_MARKS]:
+        old.unlink(missing_ok=True)

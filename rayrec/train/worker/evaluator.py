@@ -1,0 +1,102 @@
+"""The evaluations of a run: of all evaluation rows or the first ones, of further sets, and of the test set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rayrec.data import Cursor, empty_batch
+from rayrec.models import Retriever
+from rayrec.train.worker.evaluation import evaluate, item_counts
+from rayrec.train.worker.learner import Learner
+from rayrec.train.worker.position import Position
+from rayrec.train.worker.reporter import Reporter
+from rayrec.train.worker.session import TEST, Job, Session
+from rayrec.train.worker.streams import Streams
+
+EVAL_ROWS = Cursor.start(0)
+
+
+class Evaluator:
+    """Evaluates the model of a run. All methods are collectives.
+
+    Attributes:
+        scores: of the last evaluation.
+        scored_step: of the last evaluation of all rows.
+    """
+
+    def __init__(self, job: Job, session: Session, streams: Streams, learner: Learner, reporter: Reporter) -> None:
+        self._job, self._session, self._streams = job, session, streams
+        self._learner, self._reporter = learner, reporter
+        self.scores: dict[str, Any] | None = None
+        self.scored_step: int | None = None
+        self._counts_I: torch.Tensor | None = None
+
+    def evaluate(self, position: Position, max_rows: int | None = None) -> dict[str, Any]:
+        """Metrics of the evaluation rows at a position, and of `data.eval_sets` if all rows are read; reports them.
+
+        Args:
+            max_rows: read about this many rows.
+
+        Raises:
+            StopRequested: the run stops.
+        """
+        scores = self._score("eval", self.rows(position), max_rows)
+        config = self._job.config
+        if config.data.eval_sets and max_rows is None:
+            scores["sets"] = {name: self._score(name, EVAL_ROWS) for name in config.data.eval_sets}
+        self._reporter.record("eval", position, **scores, **({} if max_rows is None else {"partial": True}))
+        self.scores = scores
+        if max_rows is None:
+            self.scored_step = position.step
+        return scores
+
+    def is_missing(self, position: Position, last: bool) -> bool:
+        """Whether the evaluation of all rows at the end of an epoch has not been made.
+
+        Args:
+            last: it is the end of the run, whose result needs the metrics.
+        """
+        # Early stopping counts every evaluation, so those of an earlier launch are repeated.
+        counted = self._job.config.trainer.early_stopping is not None
+        reported = position.step in self._job.evaluated_steps and not counted
+        return self.scored_step != position.step and (last or not reported)
+
+    def test(self, position: Position) -> dict[str, Any]:
+        """Metrics of `data.test`; reports them.
+
+        Raises:
+            StopRequested: the run stops.
+        """
+        metrics = self._score(TEST, EVAL_ROWS)
+        values = ((name, metrics.get(name)) for name in ("auc", "ne", "logloss", "rmse", "r2"))
+        text = ", ".join(f"{name} {value:.4f}" for name, value in values if value is not None)
+        message = f"test set: {text} on {metrics['samples']:,} rows"
+        self._reporter.record("event", position, event="test", message=message)
+        return metrics
+
+    def score_all(self) -> dict[str, Any]:
+        """Metrics of the evaluation rows, without a report."""
+        counts_I, stream = self._item_counts(), self._streams.take("eval", EVAL_ROWS)
+        return evaluate(self._learner, stream, self._job.config, self._session, counts_I=counts_I)
+
+    def rows(self, position: Position) -> Cursor:
+        """The rows to evaluate on in the epoch of a position."""
+        periods, period = self._job.periods, position.cursor.only
+        only = None if periods is None or period is None else periods.evaluated_after(period)
+        return Cursor.start(position.epoch, only)
+
+    def _score(self, name: str, rows: Cursor, max_rows: int | None = None) -> dict[str, Any]:
+        stream = self._streams.take(name, rows)
+        with self._reporter.watching(stream, "evaluation"):
+            return evaluate(self._learner, stream, self._job.config, self._session, max_rows, self._item_counts())
+
+    def _item_counts(self) -> torch.Tensor | None:
+        """How often each item of a retriever is in the training rows; read once."""
+        retriever = self._learner.model.module
+        if self._counts_I is None and self._job.popular and isinstance(retriever, Retriever):
+            stream = self._streams.take("popular", EVAL_ROWS)
+            empty = empty_batch(self._job.config.data_schema.for_training)
+            self._counts_I = item_counts(retriever, stream, empty, self._session)
+        return self._counts_I
