@@ -18,11 +18,16 @@ ARGS ?=
 PYTEST_ARGS ?=
 # How many test files run at a time. Most tests use one process; those that measure time run alone.
 TESTS_AT_ONCE ?= 2
+# One file of each package, for `make quick`.
+QUICK = $(addprefix tests/,test_architecture.py test_imports.py sparse/test_jagged_and_keyed_tensor.py optim/test_rules.py \
+	modules/test_embedding.py models/test_models.py quant/test_quant.py distributed/test_embedding.py planner/test_planner.py \
+	checkpoint/test_store.py data/test_mapping.py data/test_places.py metrics/test_binary.py inference/test_parity.py \
+	serve/test_service.py train/test_config.py cli/test_tables.py torchrec/test_check.py movielens/test_config.py)
 PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
-.PHONY: help setup data train test test-long cpp-packages gpu lint types unit format reference docs docs-serve lock clean
+.PHONY: help setup data train quick test test-long cpp-packages gpu lint types unit format reference docs docs-serve lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 14
@@ -34,6 +39,9 @@ data: $(READY)  ## MovieLens-100K as Parquet in data/movielens/parquet
 
 train: data  ## train a sharded DLRM on MovieLens with a local Ray of 2 workers
 	$(BIN)/rayrec train $(DATA)/train.yaml $(ARGS)
+
+quick: lint types data  ## lint, types and the fast tests of each package: at most 3 minutes on two cores
+	$(PYTEST) $(QUICK) $(PYTEST_ARGS)
 
 test: lint types unit  ## lint, types and all tests but the long ones
 

@@ -30,6 +30,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+EMPTY_HEAD = re.compile(r"<thead>\s*<tr>\s*(?:<th[^>]*></th>\s*)+</tr>\s*</thead>")
+CELL_NAME = re.compile(r"(?<=<code>)[^<>]{24,}(?=</code>)")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Removes empty table heads, and lets long names break after dots, underscores and slashes only."""
+    html = EMPTY_HEAD.sub("", html)
+    return CELL_NAME.sub(lambda name: re.sub(r"([._/=])(?=\w)", r"\1<wbr>", name[0]), html)
+
+
 def _paths(nav: Any) -> Iterator[str]:
     """The paths in a navigation, at any depth."""
     if isinstance(nav, str):

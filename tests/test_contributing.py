@@ -183,3 +183,14 @@ def test_the_commands_and_files_of_the_page_are_there() -> None:
     assert set(re.findall(r"`make ([a-z-]+)", PAGE)) <= targets
     for name in re.findall(r"`((?:rayrec|tests|jobs)/[\w/.]+)`", PAGE):
         assert (ROOT / name).exists(), name
+
+
+def test_the_quick_tests_are_one_file_of_each_package() -> None:
+    listed = re.search(
+        r"^QUICK = \$\(addprefix tests/,((?:.*\\\n)*.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert listed is not None
+    files = listed[1].replace("\\", "").split()
+    assert [name for name in files if not (ROOT / "tests" / name).is_file()] == []
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.glob("test_*.py"))}
+    assert folders - {"hosts", "dryrun", "seeds"} <= {name.partition("/")[0] for name in files}

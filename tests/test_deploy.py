@@ -282,7 +282,7 @@ def test_the_jobs_entrypoint_prepares_and_trains(tmp_path: Path) -> None:
         words = words.replace(there, here)
     own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     own |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}", "PYTHONPATH": str(ROOT)}
-    for expected in ("evaluation after epoch 3", "is finished already"):
+    for expected in ("evaluation after epoch 3", "is already finished"):
         done = subprocess.run(shlex.split(words), env=own, cwd=tmp_path, capture_output=True, text=True, timeout=180)
         assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
     assert json.loads((tmp_path / "runs" / "movielens" / "result.json").read_text())["epochs"] == 3

@@ -1,5 +1,5 @@
-"""Reading a checkpoint: only the blocks of bytes that are needed, each checked before its numbers are used; with the
-sharded model that was saved, or rows at a time without it."""
+"""Reads a checkpoint: only the blocks that are needed, each checked before its numbers are used. Fills a sharded
+model, or reads rows of single tensors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MISMATCH = "the bytes do not match their checksum"
 
 
 class Reader:
-    """A committed checkpoint's tensors. A context manager, for any number of times: files stay open while it is.
+    """The tensors of a committed checkpoint. A reusable context manager, which keeps files open.
 
     Raises:
-        DamagedCheckpointError: the index is missing, or not what was written.
-        RemovedCheckpointError: the checkpoint is no longer there; also where the body of the context finds that.
+        DamagedCheckpointError: the index is missing or was changed.
+        RemovedCheckpointError: the checkpoint no longer exists; also raised at the end of the context.
         OSError: it cannot be read.
     """
 
@@ -40,7 +40,7 @@ class Reader:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def __enter__(self) -> Reader:
-        self._checks = self._open.enter_context(ThreadPoolExecutor(1, "rayrec-checks"))  # while the disk reads on
+        self._checks = self._open.enter_context(ThreadPoolExecutor(1, "rayrec-checks"))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -53,13 +53,13 @@ class Reader:
         """Fill the `Rectangles` of a state dict.
 
         Raises:
-            DamagedCheckpointError: names the first place; what was filled before it stays filled.
+            DamagedCheckpointError: names the first damage; rectangles before it are filled.
         """
         planner = LoadPlanner()
         planner.set_up_planner(state, self.index.metadata())
         items = planner.create_local_plan().items
         pieces = {(key, piece.offsets): piece for key, _, piece in self.index.pieces()}
-        items.sort(key=lambda item: _place(pieces, item))
+        items.sort(key=lambda item: _file_position(pieces, item))
         for item in items:
             self._fill_one(item, pieces[item.storage_index.fqn, tuple(item.storage_index.offset or ())], planner)
 
@@ -70,20 +70,20 @@ class Reader:
         start, stop, _ = rows.indices(size[0] if size else 1)
         if size:
             size[0] = max(0, stop - start)
-        out = torch.empty(size, dtype=saved.dtype)
+        result = torch.empty(size, dtype=saved.dtype)
         for piece in saved.pieces:
-            first = piece.offsets[0] if piece.offsets else 0
-            low, high = max(first, start), min(first + piece.rows, stop)
+            offset_rows = piece.offsets[0] if piece.offsets else 0
+            low, high = max(offset_rows, start), min(offset_rows + piece.rows, stop)
             if low >= high:
                 continue
-            places = [slice(at, at + n) for at, n in zip(piece.offsets, piece.sizes, strict=True)]
-            if places:
-                places[0] = slice(low - start, high - start)
-            self._rows(key, piece, low - first, high - first, out[tuple(places)])
-        return out
+            slices = [slice(offset, offset + n) for offset, n in zip(piece.offsets, piece.sizes, strict=True)]
+            if slices:
+                slices[0] = slice(low - start, high - start)
+            self._rows(key, piece, low - offset_rows, high - offset_rows, result[tuple(slices)])
+        return result
 
     def damages(self) -> Iterator[Damage]:
-        """Every place where the data is not what was written. Reads all of it, a piece at a time."""
+        """All damage of the data files. Reads all of them."""
         for name in self.index.files:
             try:
                 self._source(name)
@@ -101,25 +101,27 @@ class Reader:
                     yield from error.damages
 
     def _fill_one(self, item: ReadItem, piece: Piece, planner: LoadPlanner) -> None:
-        """What a saved piece has of a wanted rectangle."""
-        key, target = item.storage_index.fqn, planner.resolve_tensor(item)  # the part that the piece has
+        """Fill the part of a requested rectangle that a saved one covers."""
+        key, target = item.storage_index.fqn, planner.resolve_tensor(item)
         low = item.storage_offsets[0] if item.lengths else 0
         high = low + (item.lengths[0] if item.lengths else 1)
-        inner = tuple(slice(at, at + n) for at, n in zip(item.storage_offsets[1:], item.lengths[1:], strict=True))
+        inner = tuple(
+            slice(offset, offset + n) for offset, n in zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
+        )
         self._rows(key, piece, low, high, target, inner)
 
     def _rows(
         self, key: str, piece: Piece, low: int, high: int, target: torch.Tensor, inner: tuple[slice, ...] = ()
     ) -> None:
-        """Rows [low, high) of a piece into `target`; of each row the part `inner`."""
+        """Copy rows [low, high) of a saved rectangle to `target`; `inner` selects columns."""
         dtype = self.index.tensors[key].dtype
         row_bytes = piece.row_bytes(dtype.itemsize)
         if not row_bytes or high <= low:
             return
-        first = low - low % piece.block_rows
-        last = min(piece.rows, -(-high // piece.block_rows) * piece.block_rows)
+        block_start = low - low % piece.block_rows
+        block_stop = min(piece.rows, -(-high // piece.block_rows) * piece.block_rows)
         direct = (
-            (first, last) == (low, high)
+            (block_start, block_stop) == (low, high)
             and target.is_contiguous()
             and not target.is_cuda
             and target.dtype == dtype
@@ -128,16 +130,21 @@ class Reader:
         if direct:
             self._bytes(key, piece, low, high, row_bytes, target.detach().view(-1).view(torch.uint8))
             return
-        data = self._bytes(key, piece, first, last, row_bytes).view(dtype)
-        rows = data.view(last - first, *piece.sizes[1:])[(slice(low - first, high - first), *inner)]
+        data = self._bytes(key, piece, block_start, block_stop, row_bytes).view(dtype)
+        blocks = data.view(block_stop - block_start, *piece.sizes[1:])
+        rows = blocks[(slice(low - block_start, high - block_start), *inner)]
         target.copy_(rows if target.dim() else rows[0])
 
     def _bytes(
         self, key: str, piece: Piece, low: int, high: int, row_bytes: int, into: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Rows [low, high) of a piece, whole blocks, read and checked; in a buffer that the next call overwrites."""
+        """Read and check rows [low, high) of a saved rectangle, which are whole blocks.
+
+        Args:
+            into: receives the bytes; default: a buffer that the next call overwrites.
+        """
         nbytes = (high - low) * row_bytes
-        direct = into is not None  # rows for this rank alone, most likely
+        direct = into is not None  # most likely no other rank reads these rows
         if into is None:
             if len(self._buffer) < nbytes:
                 self._buffer = torch.empty(nbytes, dtype=torch.uint8)
@@ -147,31 +154,31 @@ class Reader:
         checked: list[tuple[int, int, Future[int] | None]] = []
         for begin in range(low, high, step):
             end = min(high, begin + step)
-            part = view[(begin - low) * row_bytes : (end - low) * row_bytes]
-            read = source.read_into(piece.begin + begin * row_bytes, part)
+            chunk = view[(begin - low) * row_bytes : (end - low) * row_bytes]
+            read = source.read_into(piece.begin + begin * row_bytes, chunk)
             for start in range(begin, end, piece.block_rows):
                 stop = min(end, start + piece.block_rows)
-                block = part[(start - begin) * row_bytes : (stop - begin) * row_bytes]
-                there = (stop - begin) * row_bytes <= read
-                checked.append((start, stop, self._checks.submit(zlib.crc32, block) if there else None))
+                block = chunk[(start - begin) * row_bytes : (stop - begin) * row_bytes]
+                complete = (stop - begin) * row_bytes <= read
+                checked.append((start, stop, self._checks.submit(zlib.crc32, block) if complete else None))
             if direct:
                 source.forget(piece.begin + begin * row_bytes, read)
         damages = []
-        for start, stop, sum_ in checked:
-            if sum_ is None:
+        for start, stop, checksum in checked:
+            if checksum is None:
                 damages.append(self._damage(key, piece, start, stop, "the file ends before these rows"))
-            elif sum_.result() != piece.crc32[start // piece.block_rows]:
+            elif checksum.result() != piece.crc32[start // piece.block_rows]:
                 damages.append(self._damage(key, piece, start, stop, _MISMATCH))
         if damages:
             raise DamagedCheckpointError(self.folder.path, damages)
         return into
 
     def _damage(self, key: str, piece: Piece, start: int, stop: int, what: str) -> Damage:
-        first = piece.offsets[0] if piece.offsets else 0
-        return Damage(piece.file, what, key, (first + start, first + stop))
+        offset = piece.offsets[0] if piece.offsets else 0
+        return Damage(piece.file, what, key, (offset + start, offset + stop))
 
     def _source(self, name: str) -> Source:
-        """A data file, opened, and its header checked."""
+        """An open data file, with its header checked."""
         if name not in self._sources:
             file = self.index.files[name]
             head = memoryview(bytearray(file.header_size))
@@ -180,19 +187,19 @@ class Reader:
             except FileNotFoundError:
                 raise _missing(self.folder, name) from None
             if source.read_into(0, head) != len(head) or zlib.crc32(head) != file.header_crc32:
-                raise DamagedCheckpointError(self.folder.path, [Damage(name, "its header is not what was written")])
+                raise DamagedCheckpointError(self.folder.path, [Damage(name, "its header was changed")])
             self._sources[name] = source
         return self._sources[name]
 
 
-def _place(pieces: dict[tuple[str, tuple[int, ...]], Piece], item: ReadItem) -> tuple[str, int]:
-    """In the order of the files."""
+def _file_position(pieces: dict[tuple[str, tuple[int, ...]], Piece], item: ReadItem) -> tuple[str, int]:
+    """(file, first byte) of a rectangle, to read in the order of the files."""
     piece = pieces[item.storage_index.fqn, tuple(item.storage_index.offset or ())]
     return piece.file, piece.begin
 
 
 def _is_removed(folder: Folder) -> bool:
-    """Whether a committed checkpoint was removed since: its manifest goes first."""
+    """Whether a committed checkpoint has been removed, which begins with its manifest."""
     try:
         return MANIFEST not in folder.names()
     except OSError:
@@ -225,28 +232,28 @@ class CheckpointWeights:
         path: the checkpoint's folder, a path or URI.
 
     Raises:
-        CheckpointError: it is no checkpoint, or damaged; also where rows are read.
+        CheckpointError: it is not a checkpoint, or it is damaged; also raised when rows are read.
     """
 
     def __init__(self, path: str | Path) -> None:
         folder = open_folder(path)
         checkpoint = read_checkpoint(folder)
         if checkpoint is None:
-            raise CheckpointError(f"{path} is no complete checkpoint: it has no manifest.json")
+            raise CheckpointError(f"{path} is not a complete checkpoint: it has no manifest.json")
         self.path, self.manifest = path, checkpoint.manifest
         self._reader = Reader(folder, checkpoint.manifest)
 
     def tables(self) -> dict[str, torch.Size]:
-        """Shape of each table, by the path of its module, as `embedding_bags.embedding_bags.user`."""
+        """Shape of each table, by the path of its module, such as `embedding_bags.embedding_bags.user`."""
         return {name: torch.Size(self._reader.index.tensors[f"{TABLE}/{name}"].size) for name in self._names(TABLE)}
 
     def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:
-        """`[stop - start, dim]` of a table, in the number format it was saved in."""
+        """`[stop - start, dim]` of a table, in its saved number format."""
         with self._reader:
             return self._reader.tensor(f"{TABLE}/{table}", slice(start, stop))
 
     def dense(self) -> dict[str, torch.Tensor]:
-        """Every parameter and buffer that is no table."""
+        """Every parameter and buffer that is not a table."""
         with self._reader:
             return {name: self._reader.tensor(f"{DENSE}/{name}") for name in self._names(DENSE)}
 

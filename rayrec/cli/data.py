@@ -1,25 +1,27 @@
-"""`rayrec data …`: looking at data sets before training on them."""
+"""`rayrec init` and `rayrec data …`."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rayrec.cli.next_steps import next_is
 from rayrec.cli.options import Config, Filters, Label, Paths, path, writing
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
 
-app = typer.Typer(help="Inspect, check and convert data before you train on it.", no_args_is_help=True)
+data = typer.Typer(help="Inspect, check and convert data before you train on it.", no_args_is_help=True)
 
 
-@app.command()
+@data.command()
 def inspect(
     paths: Paths,
-    rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the files.", min=1)] = 500_000,
+    rows: Annotated[int, typer.Option(help="Rows to read, spread over the files.", min=1)] = 500_000,
     filters: Filters = "[]",
     label: Label = None,
     vocabularies: Annotated[
@@ -28,7 +30,7 @@ def inspect(
             "--write-vocabularies",
             metavar="DIR",
             parser=path,
-            help="Write a vocabulary for each column of few ids.",
+            help="Write a vocabulary for each column with few distinct ids.",
         ),
     ] = None,
 ) -> None:
@@ -39,29 +41,31 @@ def inspect(
     from rayrec.data.tools.init.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
-    found = look(paths, rows, parse_yaml(filters), label)
-    show_columns(found, to_stderr=True)
+    inspection = look(paths, rows, parse_yaml(filters), label)
+    show_columns(inspection, to_stderr=True)
     typer.echo(
-        yaml.safe_dump(found.proposal(vocabularies=vocabularies), sort_keys=False, default_flow_style=None, width=120)
+        yaml.safe_dump(
+            inspection.proposal(vocabularies=vocabularies), sort_keys=False, default_flow_style=None, width=120
+        )
     )
 
 
-@app.command()
+@data.command()
 def convert(
     sources: Annotated[list[str], typer.Argument(help="CSV, TSV, JSON lines, Avro or ORC files, folders or globs.")],
     out: Annotated[
         Path,
-        typer.Argument(parser=path, help="Folder for the Parquet files; on a cluster, one that every node sees."),
+        typer.Argument(parser=path, help="Folder for the Parquet files; on a cluster, on shared storage."),
     ],
     types: Annotated[
         list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
     ] = None,
-    rows_per_file: Annotated[int, typer.Option(help="Rows of a Parquet file, at most.", min=1)] = 4 << 20,
+    rows_per_file: Annotated[int, typer.Option(help="Maximum rows per Parquet file.", min=1)] = 4 << 20,
     header: Annotated[
         bool | None,
-        typer.Option(help="Whether CSV files begin with the names of their columns; default: by their first lines."),
+        typer.Option(help="CSV files have a header line; default: detected from the first lines."),
     ] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Convert the files side by side, one Ray task each.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Convert files in parallel, one Ray task each.")] = False,
 ) -> None:
     """Convert other formats to Parquet, which training reads; files may be of any size."""
     from rayrec.data.formats.convert import convert as run_convert
@@ -80,32 +84,32 @@ def convert(
     typer.echo(f"{rows:,} rows in {files:,} Parquet files, in {out}")
 
 
-@app.command()
+@data.command()
 def vocabulary(
     paths: Paths,
-    out: Annotated[
-        Path, typer.Option(parser=path, help="The Parquet file to write; on a cluster, where every node sees it.")
-    ],
+    out: Annotated[Path, typer.Option(parser=path, help="Parquet file to write; on a cluster, on shared storage.")],
     column: Annotated[str, typer.Option(help="A column of ids, or of lists of ids.")],
     filters: Filters = "[]",
     min_count: Annotated[int, typer.Option(help="Leave rarer ids out.", min=1)] = 1,
-    max_size: Annotated[int | None, typer.Option(help="Keep so many ids, the most frequent ones.", min=1)] = None,
+    max_size: Annotated[
+        int | None, typer.Option(help="Maximum number of ids; the most frequent ones are kept.", min=1)
+    ] = None,
     extend: Annotated[
         str | None,
-        typer.Option(metavar="OLD", help="Keep the ids of this vocabulary in their rows, append those it lacks."),
+        typer.Option(metavar="OLD", help="Keep the rows of this vocabulary's ids and append new ids."),
     ] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Count the files side by side, one Ray task each.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Count files in parallel, one Ray task each.")] = False,
 ) -> None:
-    """Count a column's ids in all files and write them as a vocabulary, the most frequent first; in bounded memory."""
+    """Count a column's ids in all files, in bounded memory, and write a vocabulary, the most frequent ids first."""
     from rayrec.data.tools.vocabulary import count_column
     from rayrec.train.config.file import parse_yaml
 
-    which = {"filters": parse_yaml(filters), "min_count": min_count, "max_size": max_size, "extend": extend}
-    found = count_column(paths, column, out, **which, on_ray=ray)
-    typer.echo(f"{found.kept:,} of {found.seen:,} {'new ' if extend else ''}ids in {out}")
+    options = {"filters": parse_yaml(filters), "min_count": min_count, "max_size": max_size, "extend": extend}
+    counts = count_column(paths, column, out, **options, on_ray=ray)
+    typer.echo(f"{counts.kept:,} of {counts.seen:,} {'new ' if extend else ''}ids in {out}")
 
 
-@app.command()
+@data.command()
 def index(
     paths: Paths,
     out: Annotated[
@@ -113,15 +117,17 @@ def index(
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--column", help="Keep the ends of this column for filters; may be repeated. Default: all."),
+        typer.Option(
+            "--column", help="Keep minimum and maximum of this column for filters; may be repeated. Default: all."
+        ),
     ] = None,
     table: Annotated[
         Literal["delta", "iceberg"] | None,
-        typer.Option(help="The paths are tables, of which the newest version is read; give --out."),
+        typer.Option(help="The paths are tables; their newest version is read. Needs --out."),
     ] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Read side by side on Ray.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Read files in parallel on Ray.")] = False,
 ) -> None:
-    """Store the footers of all files, so that runs read only those of new and changed files."""
+    """Store the footers of all files, so that runs read only the footers of new and changed files."""
     from rayrec.data.source.footers import write_index
     from rayrec.storage.parallel import start_ray
 
@@ -131,11 +137,11 @@ def index(
     typer.echo(f"{done.files:,} files, {done.row_groups:,} row groups, {done.rows:,} rows in {done.path}")
 
 
-@app.command()
+@data.command()
 def sequence(
     paths: Annotated[list[str], typer.Argument(help="An interaction log: Parquet files, folders or globs.")],
     out: Annotated[Path, typer.Option(parser=path, help="Folder for the Parquet files.")],
-    user: Annotated[str, typer.Option(help="The column that says whose row it is.")],
+    user: Annotated[str, typer.Option(help="Column of the user.")],
     time: Annotated[str, typer.Option(help="The column that says when; rows of one time do not see each other.")],
     columns: Annotated[
         list[str], typer.Option("--column", help="What histories hold, e.g. the item; may be repeated.")
@@ -149,12 +155,12 @@ def sequence(
         Literal["position", "time"] | None,
         typer.Option(help="Divide into train, validation and test: a user's two newest rows, or by --test-from."),
     ] = None,
-    test_from: Annotated[
-        str | None, typer.Option(help="With --split time: the moment from which on rows are for the test.")
+    test_from: Annotated[str | None, typer.Option(help="With --split time: first time of the test rows.")] = None,
+    validation_from: Annotated[
+        str | None, typer.Option(help="First time of the validation rows, before --test-from.")
     ] = None,
-    validation_from: Annotated[str | None, typer.Option(help="An earlier one, for validation until the test.")] = None,
 ) -> None:
-    """Make rows with histories of an interaction log; no row sees itself, its own moment, or the future."""
+    """Make rows with histories from an interaction log; a history holds only events before its row's time."""
     from rayrec.data.tools.histories import Log, by_position, by_time, make_sequences
 
     if (test_from is None) == (split == "time") or (validation_from and not test_from):
@@ -162,16 +168,16 @@ def sequence(
     moments = [None if text is None else int(text) if text.isdigit() else text for text in (test_from, validation_from)]
     divide = by_position if split == "position" else None if moments[0] is None else by_time(moments[0], moments[1])
     log = Log(user=user, time=time, columns=tuple(columns))
-    for folder, made in make_sequences(paths, out, log, rows=rows, length=length, split=divide).items():
-        typer.echo(f"{made:,} rows in {folder}")
+    for folder, count in make_sequences(paths, out, log, rows=rows, length=length, split=divide).items():
+        typer.echo(f"{count:,} rows in {folder}")
 
 
-@app.command()
+@data.command()
 def fit(
     config: Config,
     out: Annotated[Path, typer.Option(parser=path, help="The config to write, with all statistics.")],
-    again: Annotated[bool, typer.Option("--again", help="Compute those that the config has as well.")] = False,
-    rows: Annotated[int, typer.Option(help="How many rows to look at, spread over the data.", min=1)] = 1_000_000,
+    again: Annotated[bool, typer.Option("--again", help="Recompute statistics that the config already has.")] = False,
+    rows: Annotated[int, typer.Option(help="Rows to read, spread over the data.", min=1)] = 1_000_000,
     filters: Filters = "[]",
 ) -> None:
     """Compute the statistics of a schema (boundaries, means) from a config's training data, and write them into it."""
@@ -184,10 +190,12 @@ def fit(
 
     loaded, extra = load_config(config), parse_yaml(filters)
     if loaded.data.progressive is not None and not extra:
-        raise typer.BadParameter("--filters: training day by day sees days that the statistics must not; name them")
+        raise typer.BadParameter(
+            "--filters: with data.progressive, --filters must name the days to compute statistics from"
+        )
 
-    def narrowed(one: Any) -> Any:
-        return one.model_copy(update={"filters": [*one.filters, *extra]})
+    def narrowed(data_set: Any) -> Any:
+        return data_set.model_copy(update={"filters": [*data_set.filters, *extra]})
 
     train = loaded.data.train
     schema = fitting.without_statistics(loaded.data_schema) if again else loaded.data_schema
@@ -202,11 +210,11 @@ def fit(
     typer.echo(f"fitted {', '.join(waiting) or 'nothing'} to {data.rows:,} training rows (before filters), in {out}")
 
 
-@app.command()
+@data.command()
 def check(
     config: Config,
     rows: Annotated[
-        int | None, typer.Option(help="Look at about so many rows, spread over the files; default: all.", min=1)
+        int | None, typer.Option(help="Approximate number of rows to read, spread over the files; default: all.", min=1)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -252,3 +260,50 @@ def _print_check(report: CheckReport) -> None:
         for n in report.numbers:
             numbers.add_row(plain(n.name), f"{n.nulls:,}", *(f"{value:.5g}" for value in (n.lowest, n.mean, n.highest)))
         show(numbers, console)
+
+
+def init(
+    data: Annotated[
+        list[str], typer.Argument(metavar="DATA…", help="Parquet, CSV, TSV, JSON lines, Avro or ORC: files or folders.")
+    ],
+    label: Label = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the config and the run; default: the name of the first file.")
+    ] = None,
+) -> None:
+    """Inspect data and write a config that trains on it, with some rows held out for evaluation."""
+    import torch
+    import yaml
+
+    from rayrec._runtime.cgroup_limits import cpus
+    from rayrec.cli.tables import show_columns
+    from rayrec.data.tools.init.make_config import Machine, removed_on_failure, start
+    from rayrec.train.config.file import parse_config
+    from rayrec.train.driver.terminal import visible
+
+    name = name or _name_of(data[0])
+    if _name_of(name) != name:
+        raise ValueError(
+            f"--name {name}: use letters, digits, dashes and underscores only; try --name {_name_of(name)}"
+        )
+    file, folder = Path(f"{name}.yaml"), Path(f"{name}-data")
+    for output in (file, folder):
+        if output.exists():
+            raise ValueError(f"{output} already exists: choose another --name or remove it")
+    machine = Machine(cores=int(cpus()), gpus=torch.cuda.device_count())
+    with removed_on_failure(folder):
+        started = start(data, name, folder, machine, label, lambda text: typer.echo(visible(text)))
+        parse_config(started.config)
+        show_columns(started.inspection, to_stderr=False)
+        values = yaml.safe_dump(started.config, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+        with open(file, "x", encoding="utf-8") as out:
+            out.write(f"# Made by `rayrec init`. `rayrec config {file}` shows it with all defaults.\n{values}")
+    typer.echo(f"wrote {file}" + (f" and {folder}" if folder.exists() else ""))
+    next_is("rayrec", "train", str(file))
+
+
+def _name_of(path: str) -> str:
+    """The name of a run, from a file or folder name."""
+    stem = path.partition("?")[0].rstrip("/").rpartition("/")[2].partition(".")[0]
+    name = re.sub(r"[^\w.-]+", "-", stem, flags=re.ASCII).strip("-._")
+    return name or "first"

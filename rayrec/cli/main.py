@@ -1,5 +1,5 @@
-"""Runs a command; what goes wrong becomes one clean message and an exit status: 1, 2 for usage,
-130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that is closed."""
+"""Runs a command. An error becomes one message and an exit status: 1, or 2 for usage, 130 for Ctrl-C, 143 for SIGTERM,
+129 for a closed terminal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def main() -> None:
     status = run(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except OSError:  # a closed pipe or a full disk; Python's own flush at the exit would change the status
+    except OSError:
+        # A closed pipe or a full disk. Python would flush again at exit, fail, and change the status.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    gc.freeze()  # Python would look through all modules for garbage at the exit: half a second with torch
+    # Without this, Python searches all modules for garbage at exit: half a second with torch.
+    gc.freeze()
     sys.exit(status)
 
 
@@ -36,12 +38,12 @@ def run(args: Sequence[str]) -> int:
     """Run a command line and return its exit status.
 
     Args:
-        args: what stands after `rayrec`; `--debug` anywhere (or RAYREC_DEBUG=1) shows tracebacks and Ray's messages.
+        args: the words after `rayrec`. `--debug` anywhere (or RAYREC_DEBUG=1) shows tracebacks and Ray's messages.
     """
     if DEBUG in args:
         os.environ["RAYREC_DEBUG"] = "1"
-    listens = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, _end) for number in STOP_SIGNALS} if listens else {}
+    main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.signal(number, _end) for number in STOP_SIGNALS} if main_thread else {}
     try:
         app(args=[arg for arg in args if arg != DEBUG], prog_name="rayrec")
     except SystemExit as end:
@@ -49,19 +51,19 @@ def run(args: Sequence[str]) -> int:
     except Exception as error:
         return _report(error)
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:
-    """Before and after a run, which listens itself, a stop signal ends the command at once."""
+    """Ends the command at a stop signal. A run installs its own handler while it trains."""
     _tell("interrupted", style="yellow")
     raise SystemExit(128 + number)
 
 
 def _tell(text: str, style: str | None = None) -> None:
-    """Print on stderr; where that fails, as on a closed pipe, the status still tells how the command ended."""
+    """Prints on stderr and ignores failures such as a closed pipe: the exit status still reports the result."""
     with suppress(Exception, SystemExit):
         Console(stderr=True).print(text, style=style, highlight=False, soft_wrap=True)
 
@@ -78,7 +80,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, Interrupted):
         _tell(plain(str(error)), style="yellow")
         return 128 + error.signal
-    own = isinstance(error, ValueError) and str(error)
-    text = str(error) if own else f"{type(error).__name__}: {error} (--debug shows where)"
+    expected = isinstance(error, ValueError) and str(error)
+    text = str(error) if expected else f"{type(error).__name__}: {error} (--debug shows where)"
     _tell(f"[bold red]error:[/] {plain(without_secrets(text))}")
     return 1

@@ -1,4 +1,4 @@
-"""What each command prints last: the command that comes after it, as it is to be typed."""
+"""The last line of each command: the next command, ready to type."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ if TYPE_CHECKING:
 
 
 def next_is(*words: str) -> None:
-    """Prints a command, its words quoted for the shell."""
+    """Prints a command, quoted for the shell."""
     _say(f"next: {shlex.join(words)}")
 
 
 def after_training(run: str, config: TrainConfig) -> None:
-    """Evaluate, then export the best checkpoint, or the last one where none is kept as the best.
+    """Suggests to evaluate, then to export the best checkpoint, or the newest if the run keeps no best one.
 
     Args:
         run: a path or a URI.
     """
-    which = "newest" if config.storage.keep_best is None else "best"
+    checkpoint = "newest" if config.storage.keep_best is None else "best"
     if config.data.eval is not None:
-        _say(f"look: {shlex.join(['rayrec', 'evaluate', _short(run), *_checkpoint(which)])}")
-    after_evaluation(run, which)
+        _say(f"look: {shlex.join(['rayrec', 'evaluate', _short(run), *_checkpoint(checkpoint)])}")
+    after_evaluation(run, checkpoint)
 
 
 def after_evaluation(run: str, checkpoint: str) -> None:
-    """Export the checkpoint that was scored."""
+    """Suggests to export the checkpoint that was scored."""
     name = Path(run.partition("?")[0]).name if "://" in run else Path(run).absolute().name
     next_is("rayrec", "export", _short(run), _free(name), *_checkpoint(checkpoint))
 
 
 def _say(text: str) -> None:
-    """A console that is gone (a closed pipe, a full disk) does not make a finished command a failed one."""
+    """Prints, and ignores a closed pipe or a full disk: the command has succeeded."""
     with suppress(OSError):
         typer.echo(text)
 
 
-def _checkpoint(which: str) -> list[str]:
-    return [] if which == "newest" else ["--checkpoint", which]
+def _checkpoint(checkpoint: str) -> list[str]:
+    return [] if checkpoint == "newest" else ["--checkpoint", checkpoint]
 
 
-def _short(place: str) -> str:
-    """From the working folder, where it lies below it."""
-    if "://" in place:
-        return place
-    here, path = Path.cwd(), Path(place)
-    return str(path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path)
+def _short(uri: str) -> str:
+    """Relative to the working folder if it is inside."""
+    if "://" in uri:
+        return uri
+    folder, path = Path.cwd(), Path(uri)
+    return str(path.relative_to(folder) if path.is_absolute() and path.is_relative_to(folder) else path)
 
 
 def _free(name: str) -> str:
-    """A folder for an export that is not there yet."""
-    numbers = (f"exports/{name}{'' if number == 1 else f'-{number}'}" for number in range(1, 1000))
-    return next(place for place in numbers if not Path(place).exists())
+    """A new folder name for an export."""
+    folders = (f"exports/{name}{'' if number == 1 else f'-{number}'}" for number in range(1, 1000))
+    return next(folder for folder in folders if not Path(folder).exists())

@@ -1,4 +1,4 @@
-"""What several commands have in common: options and arguments, paths of this machine, and output files."""
+"""Options and arguments of several commands, and checks of local paths and output files."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ from typing import Annotated
 import typer
 
 
-def path(given: str | Path) -> Path:
-    """A path of this machine, as a parser of options; a URI is refused before the command begins."""
-    if isinstance(given, Path) or "://" not in given:
-        return Path(given)
+def path(value: str | Path) -> Path:
+    """Parses an option that is a local path; refuses URIs before the command starts."""
+    if isinstance(value, Path) or "://" not in value:
+        return Path(value)
     from rayrec.storage.locations import local_path
 
     try:
-        return local_path(given)
+        return local_path(value)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
 @contextmanager
 def writing(option: str, path: Path) -> Iterator[None]:
-    """
-    Raises:
-        ValueError: names the option and the path, where the file or its folder cannot be written.
-    """
+    """Turns an `OSError` into a `ValueError` that names the option and the path."""
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{option} {path} cannot be written: {error.strerror}; name a file that can be") from error
+        raise ValueError(f"{option} {path}: cannot write the file: {error.strerror}; name another path") from error
 
 
 Config = Annotated[
@@ -44,8 +41,7 @@ WhichCheckpoint = Annotated[
     str,
     typer.Option(
         metavar="newest|whole|best|STEP",
-        help="Which checkpoint of the run: the newest, the newest without damage, the best by storage.keep_best, or a "
-        "step's.",
+        help="Checkpoint of the run: the newest, the newest undamaged one, the best by storage.keep_best, or a step.",
     ),
 ]
 
@@ -53,8 +49,8 @@ Label = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN[=VALUE]|COLUMN>=NUMBER",
-        help="What is predicted: a column of 0 and 1, a value that counts as 1, or the numbers that do. "
-        "Default: a column that looks like it.",
+        help="Label to predict: a column of 0 and 1, or the value or numbers that count as 1. "
+        "Default: chosen from the columns.",
     ),
 ]
 

@@ -1,75 +1,267 @@
-"""`rayrec serve`: models behind HTTP and gRPC, on Ray Serve; `rayrec service`: one that runs elsewhere, or later."""
+"""`rayrec export`, `predict`, `index`, `retrieve` and `serve`; `rayrec service …`."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rayrec._runtime.stop_signals import STOP_SIGNALS
-from rayrec.cli.options import path
+from rayrec.cli.next_steps import next_is
+from rayrec.cli.options import AllowCode, WhichCheckpoint, path
 
 if TYPE_CHECKING:
     from rayrec.serve.config import ServeConfig
 
+FORMATS = "fp32, fp16, int8, int4, or AUTO: AUTO chooses each table's format by its measured loss of quality."
 MODELS = (
-    "PATH, NAME=PATH or NAME=PATH@SHARE; PATH (or a URI) is an export, or a folder of exports whose newest is served."
+    "PATH, NAME=PATH or NAME=PATH@SHARE; PATH (or a URI) is an export, or a folder of exports, which serves the newest."
 )
-service = typer.Typer(name="service", help="Manifests of a service, its end, and its versions.", no_args_is_help=True)
+service = typer.Typer(
+    name="service", help="Print manifests of a service, stop it, or roll it back.", no_args_is_help=True
+)
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", parser=path, help="YAML file of a service.")]
+
+
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|CHECKPOINT", help="A run folder, or a checkpoint of one; a path or a URI.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", parser=path, help="Folder to write; must not exist.")],
+    tables: Annotated[str, typer.Option(help=FORMATS)] = "fp32",
+    dense: Annotated[str, typer.Option(help="Number format of the dense layers: fp32 or bf16.")] = "fp32",
+    target: Annotated[
+        str,
+        typer.Option(help="eager, or aoti: also native code for --march (half a minute; needs g++)."),
+    ] = "eager",
+    march: Annotated[
+        str | None,
+        typer.Option(help="With aoti: x86-64-v3 (default on x86), or native for this processor."),
+    ] = None,
+    budget: Annotated[float | None, typer.Option(help="With AUTO: table bytes as a share of fp32, e.g. 0.2.")] = None,
+    data: Annotated[str | None, typer.Option(help="Rows to compare scores on; default: the run's data.eval.")] = None,
+    parity: Annotated[
+        str, typer.Option(metavar="ROWS|all", help="Evaluation rows to compare scores on, sampled from all rows.")
+    ] = "100000",
+    force: Annotated[bool, typer.Option("--force", help="Keep an export that exceeds its limits or is slow.")] = False,
+    allow_code: AllowCode = False,
+    checkpoint: WhichCheckpoint = "newest",
+) -> None:
+    """Export a trained model and verify its scores against the trainer's (parity.html in the folder)."""
+    from rayrec._runtime.imports import quick_imports
+
+    with quick_imports():
+        from rayrec.inference import ExportOptions
+        from rayrec.train.after.export import export_run
+        from rayrec.train.driver.terminal import notice
+        from rayrec.train.run.mirror import run_here
+
+    if parity != "all" and not parity.isdecimal():
+        raise typer.BadParameter(f"{parity!r} is not a number of rows, nor all", param_hint="--parity")
+    rows = None if parity == "all" else int(parity)
+    settings = ExportOptions(
+        tables=tables, dense=dense, target=target, march=march, budget=budget, parity=rows, force=force
+    )
+    with run_here(source, notice) as run:
+        exported = export_run(run, out, settings, data, allow_code=allow_code, checkpoint=checkpoint)
+    typer.echo(f"read the checkpoint of step {exported.index.origin['step']}: {exported.index.origin['checkpoint']}")
+    parity_report = exported.parity
+    typer.echo(
+        f"{exported.folder}: {exported.index.version}, {parity_report.bytes['tables']:,} bytes of tables "
+        f"({parity_report.bytes['tables'] / parity_report.bytes['fp32']:.0%} of fp32)"
+    )
+    sampled = " sampled from all" if parity_report.sampled else ""
+    metrics = [f"{name} {a or 0:.6f} trained, {b or 0:.6f} exported" for name, a, b, _ in parity_report.compared()]
+    typer.echo(
+        f"parity on {parity_report.rows:,} rows{sampled}: logits differ by at most {parity_report.logit_max:.2g}, "
+        f"{'; '.join(metrics)}"
+    )
+    if parity_report.slow is not None:
+        typer.echo(parity_report.slow)
+    for problem in parity_report.problems:
+        typer.echo(f"exceeds its limits: {problem}")
+    next_is("rayrec", "serve", str(out))
+
+
+def predict(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN", help="An export, a folder of exports, or a run; path or URI.")
+    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="Folder or URI for the predictions; on a cluster, on shared storage.")
+    ],
+    workers: Annotated[int, typer.Option(min=0, help="Ray workers with one CPU each; 0: this process only.")] = 0,
+    columns: Annotated[str | None, typer.Option(help="Columns to keep, as user,item; default: all.")] = None,
+    bad_rows: Annotated[
+        Literal["error", "skip"], typer.Option(help="error: stop at the first bad row; skip: predict null for it.")
+    ] = "error",
+    bad_rows_limit: Annotated[int, typer.Option(min=0, help="With skip: stop after more bad rows than this.")] = 1000,
+    allow_code: AllowCode = False,
+    checkpoint: WhichCheckpoint = "newest",
+) -> None:
+    """Score Parquet files: each row once, with its columns. Run the same command again to resume."""
+    from rayrec.inference.predict import predict as score
+    from rayrec.train.after.export import exported_run
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.run.mirror import holds, run_here
+
+    if holds(model, "config.yaml"):
+        with run_here(model, notice) as run:
+            model = str(exported_run(run, allow_code, checkpoint, tell=typer.echo))
+    elif checkpoint != "newest":
+        raise typer.BadParameter(f"--checkpoint {checkpoint}: {model} is an export, which has one checkpoint")
+    names = columns.split(",") if columns else None
+    done = score(model, data, out, columns=names, workers=workers, bad_rows=bad_rows, bad_rows_limit=bad_rows_limit)
+    typer.echo(f"{out}: {done.rows:,} rows in {done.parts} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
+    for reason, count in done.skipped.items():
+        typer.echo(f"{count:,} rows without prediction: {reason}")
+
+
+def index(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|ITEMS", help="Run or checkpoint of a retriever, or Parquet with one item vector per row."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="New folder for the index.")],
+    items: Annotated[
+        str | None, typer.Option(help="For a RUN: Parquet of the items; default: all rows of its table.")
+    ] = None,
+    id_column: Annotated[str, typer.Option("--id", help="Column of unique item ids.")] = "item",
+    vector: Annotated[str, typer.Option(help="List column of numbers: the item's vector.")] = "vector",
+    search: Annotated[str, typer.Option(help="exact, ivf or hnsw; the last two need rayrec[index].")] = "exact",
+    recall: Annotated[float, typer.Option(help="Target recall of ivf or hnsw against exact search.")] = 0.98,
+    k: Annotated[int, typer.Option(min=1, help="Items per query for which recall is measured.")] = 100,
+    queries: Annotated[str | None, typer.Option(help="Parquet with a vector column, to tune ivf or hnsw.")] = None,
+    tables: Annotated[
+        str, typer.Option(help="For a RUN: format of the query tower, fp32, fp16, int8 or int4.")
+    ] = "fp32",
+    extend: Annotated[
+        Path | None, typer.Option(parser=path, help="Start from the items, query tower and search of this index.")
+    ] = None,
+    checkpoint: WhichCheckpoint = "newest",
+) -> None:
+    """Build an index from a run or from item vectors. Other columns of the items become attributes to filter by."""
+    from rayrec.checkpoint.manifest import MANIFEST
+    from rayrec.inference.index import ItemIndex, Search, write_index
+    from rayrec.inference.retrieve import read_vectors
+    from rayrec.train.after.index import index_run
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.run.mirror import holds, run_here
+
+    settings = Search(kind=search, recall=recall, k=k)
+    of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--checkpoint": checkpoint != "newest"}
+    of_vectors: dict[str, object] = {"--queries": queries, "--extend": extend, "--vector": vector != "vector"}
+    if holds(source, "config.yaml", MANIFEST):  # a run, or a checkpoint of one
+        _refuse(of_vectors, f"{source} is a run")
+        with run_here(source, notice) as run:
+            report = index_run(run, out, items, id_column, search=settings, tables=tables, checkpoint=checkpoint)
+    else:
+        _refuse(of_run, f"{source} holds item vectors, not a run")
+        if extend is not None:
+            _refuse({"--queries": queries, "--search": search != "exact"}, f"the index has the search of {extend}")
+        vectors, table = read_vectors(source, vector, id_column)
+        if extend is not None:
+            report = ItemIndex(extend).extended(out, vectors, table)
+        else:
+            tuning = None if queries is None else read_vectors(queries, vector, None)[0]
+            report = write_index(out, vectors, table, search=settings, queries=tuning)
+    typer.echo(f"{out}: {report.items:,} items of {report.dim} numbers, {report.search} search, {report.version}")
+    if report.apart is not None:
+        typer.echo(f"parity: queries differ by at most {report.apart:.2g} from the trained model's")
+    if report.recall is not None:
+        typer.echo(
+            f"recall@{report.k} {report.recall:.4f} of exact search, {report.speedup:.1f} times as fast, measured with "
+            f"{report.tuned_on}"
+        )
+        if report.recall < recall:
+            typer.echo(f"recall below the target of {recall}: use --search exact")
+
+
+def _refuse(options: dict[str, object], reason: str) -> None:
+    """Raises a `ValueError` if one of the options is set."""
+    for option, value in options.items():
+        if value:
+            raise ValueError(f"{reason}: remove {option}")
+
+
+def retrieve(
+    folder: Annotated[Path, typer.Argument(parser=path, metavar="INDEX", help="Folder of an index.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob with one query per row.")],
+    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder for the results.")],
+    k: Annotated[int, typer.Option(min=1, help="Items per row.")] = 100,
+    history: Annotated[str | None, typer.Option(help="List column of item ids, oldest first.")] = None,
+    vector: Annotated[str | None, typer.Option(help="List column of numbers: the query vector.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="List column of ids to exclude for a row.")] = None,
+    keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Allow items of the history in the results.")] = False,
+    vectors: Annotated[bool, typer.Option("--vectors", help="Also add the query vector of each row.")] = False,
+) -> None:
+    """Find the best items for each row; adds the columns `items` and `scores`.
+
+    Without --history or --vector, the data must have the columns that the run was trained with.
+    """
+    from rayrec.inference.index import ItemIndex
+    from rayrec.inference.retrieve import RetrieveOptions
+    from rayrec.inference.retrieve import retrieve as run
+
+    settings = RetrieveOptions(
+        k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors
+    )
+    done = run(ItemIndex(folder), data, out, settings)
+    typer.echo(f"{out}: {done.rows:,} rows in {done.files} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
 
 
 def serve(
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL…]", help=MODELS)] = None,
     config: Annotated[
         Path | None,
-        typer.Option(parser=path, help="YAML file with all of a service; flags and models then stay away, but --port."),
+        typer.Option(
+            parser=path, help="YAML file that describes the service, instead of models and flags; --port still applies."
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="Port to listen on; default 8000.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Port for gRPC; default: no gRPC.")] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    cpus: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 1,
-    queue: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait in a replica; more are answered with 503.")
-    ] = 128,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of replicas.")] = 1,
+    cpus: Annotated[int, typer.Option(min=1, help="Cores per replica.")] = 1,
+    queue: Annotated[int, typer.Option(min=1, help="Maximum queued requests per replica; further ones get 503.")] = 128,
     direct: Annotated[
-        bool, typer.Option("--direct", help="Replicas answer themselves, each at a port of its own, without HAProxy.")
+        bool, typer.Option("--direct", help="Each replica listens on its own port, without HAProxy.")
     ] = False,
     token_file: Annotated[
         Path | None,
-        typer.Option(parser=path, help="File with the token that requests must carry (Authorization: Bearer …)."),
+        typer.Option(parser=path, help="File with the token that requests must send (Authorization: Bearer …)."),
     ] = None,
     index: Annotated[
         Path | None,
-        typer.Option(parser=path, help="Of POST /retrieve: an index, or a folder of indexes whose newest is served."),
+        typer.Option(parser=path, help="Index for POST /retrieve, or a folder of indexes, which serves the newest."),
     ] = None,
-    name: Annotated[
-        str, typer.Option(help="Of the Serve application; services on one cluster need different ones.")
-    ] = "rayrec",
+    name: Annotated[str, typer.Option(help="Name of the Serve application, unique on the cluster.")] = "rayrec",
     route: Annotated[str, typer.Option(help="Prefix of all paths, e.g. /ctr.")] = "/",
-    watch: Annotated[float, typer.Option(min=0, help="Seconds between two looks for newer versions; 0: never.")] = 5.0,
+    watch: Annotated[float, typer.Option(min=0, help="Seconds between checks for newer versions; 0: never.")] = 5.0,
     detach: Annotated[
-        bool, typer.Option("--detach", help="On the cluster of RAY_ADDRESS: the service outlives this command.")
+        bool, typer.Option("--detach", help="Run on the cluster of RAY_ADDRESS and exit; the service keeps running.")
     ] = False,
 ) -> None:
     """Serve exported models: POST /score, GET /schema, /healthz, /metrics, and the v2 protocol. Needs rayrec[serve]."""
     if config is not None:
         if models:
-            raise ValueError(f"--config {config} names the models; give either it or MODEL")
+            raise ValueError(f"--config {config} names the models: give --config or MODEL, not both")
         from rayrec.serve.config import load_serve_config
 
         settings = load_serve_config(config)
         settings = settings if port is None else settings.model_copy(update={"port": port})
     else:
         clients = [] if token_file is None else [{"name": "default", "token_file": str(token_file.absolute())}]
-        place: dict[str, Any] = {"host": host, "port": 8000 if port is None else port, "grpc_port": grpc_port}
-        place |= {"name": name, "route": route, "direct": direct, "clients": clients, "limits": {"queue": queue}}
-        found = None if index is None else index.absolute()
-        settings = _from_flags(models or [], **place, replicas=replicas, cpus=cpus, watch_s=watch, index=found)
+        address: dict[str, Any] = {"host": host, "port": 8000 if port is None else port, "grpc_port": grpc_port}
+        address |= {"name": name, "route": route, "direct": direct, "clients": clients, "limits": {"queue": queue}}
+        index_path = None if index is None else index.absolute()
+        settings = _from_flags(models or [], **address, replicas=replicas, cpus=cpus, watch_s=watch, index=index_path)
     _serve(settings, detach)
 
 
@@ -77,7 +269,7 @@ def _from_flags(models: list[str], **flags: Any) -> ServeConfig:
     from rayrec.serve.config import ModelSpec, parse_config
 
     if not models and flags["index"] is None:
-        raise ValueError("name a model (an export, or a folder of exports), or give --index or --config")
+        raise ValueError("give a model (an export or a folder of exports), --index or --config")
     return parse_config({"models": [ModelSpec.parse(model) for model in models], **flags})
 
 
@@ -91,11 +283,11 @@ def _serve(settings: ServeConfig, detach: bool) -> None:
 
         names = ", ".join(sorted({spec.name for spec in settings.models})) or f"the index {settings.index}"
         token = Path(settings.clients[0].token_file) if settings.clients else None
-        how = f"ends with `rayrec service stop {settings.name}`" if detach else "Ctrl-C ends it"
-        typer.echo(f"serving {names} at {address} ({how})")
+        stop_hint = f"ends with `rayrec service stop {settings.name}`" if detach else "Ctrl-C ends it"
+        typer.echo(f"serving {names} at {address} ({stop_hint})")
         if settings.models:
-            first = check_version(settings.models[0].folder, settings.cache_bytes)
-            typer.echo(f"next: {request(first, address, token)}")
+            version = check_version(settings.models[0].folder, settings.cache_bytes)
+            typer.echo(f"next: {request(version, address, token)}")
         if detach:
             return
         for number in STOP_SIGNALS:
@@ -108,27 +300,27 @@ def _serve(settings: ServeConfig, detach: bool) -> None:
 def manifest(
     config: ConfigFile,
     image: Annotated[
-        str | None, typer.Option(help="Container with rayrec[serve]: print a RayService of KubeRay.")
+        str | None, typer.Option(help="Container image with rayrec[serve]: print a RayService for KubeRay.")
     ] = None,
     mount: Annotated[
         list[str] | None,
         typer.Option(metavar="CLAIM:FOLDER", help="A volume claim (or secret:NAME:FOLDER); may be repeated."),
     ] = None,
 ) -> None:
-    """Print what `serve deploy` takes, or with --image a RayService; paths in the config are those of the machines."""
+    """Print the input of `serve deploy`, or a RayService (--image). Paths in the config are paths on the cluster."""
     from rayrec.serve.config import load_serve_config
     from rayrec.serve.manifest import deploy_text, ray_service
 
     loaded = load_serve_config(config)
-    volumes = [(claim, folder) for claim, _, folder in (one.rpartition(":") for one in mount or [])]
+    volumes = [(claim, folder) for claim, _, folder in (text.rpartition(":") for text in mount or [])]
     if not all(claim and folder.startswith("/") for claim, folder in volumes):
         raise ValueError("--mount: write CLAIM:FOLDER or secret:NAME:FOLDER, e.g. --mount models:/models")
     typer.echo(deploy_text(loaded) if image is None else ray_service(loaded, image, volumes), nl=False)
 
 
 @service.command()
-def stop(name: Annotated[str, typer.Argument(help="Of the Serve application.")] = "rayrec") -> None:
-    """End one application of the cluster at RAY_ADDRESS, and no other."""
+def stop(name: Annotated[str, typer.Argument(help="Name of the Serve application.")] = "rayrec") -> None:
+    """Stop one application on the cluster of RAY_ADDRESS."""
     from rayrec.serve.on_ray import stop as end
 
     end(name)
@@ -137,11 +329,11 @@ def stop(name: Annotated[str, typer.Argument(help="Of the Serve application.")] 
 
 @service.command()
 def rollback(
-    models: Annotated[str, typer.Argument(metavar="PATH", help="A folder of exports that is served, or its URI.")],
-    to: Annotated[str | None, typer.Option(help="The version's folder; default: the one before.")] = None,
+    models: Annotated[str, typer.Argument(metavar="PATH", help="Folder of exports that is served; path or URI.")],
+    to: Annotated[str | None, typer.Option(help="Folder name of the version; default: the previous version.")] = None,
 ) -> None:
-    """Serve an earlier version (or any: --to) of a folder of exports; its name stays in the file `current`."""
+    """Serve the previous version of a folder of exports, or the one of --to; writes the file `current`."""
     from rayrec.serve.versions import switch
 
-    before, now = switch(models, to)
-    typer.echo(f"{models}: {now} instead of {before}, at the services' next look")
+    previous, current = switch(models, to)
+    typer.echo(f"{models}: {current} instead of {previous}; services switch at their next check")

@@ -14,7 +14,7 @@ from torch import nn
 
 from rayrec.distributed.ids.input_dist import PendingInput
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 T = TypeVar("T")
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
-from rayrec.inference import ExportError
-from rayrec.inference.artifact import INDEX, ExportIndex, check_listed, read_index
+from rayrec.inference.artifact import INDEX, ExportError, ExportIndex, check_listed, read_index
 from rayrec.storage.cache import CACHE_BYTES, Cache, Held
 from rayrec.storage.errors import first_line
 from rayrec.storage.folder import Folder, open_folder

@@ -13,8 +13,9 @@ from torch import nn
 
 from rayrec.modules import init
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from rayrec.sparse.keyed_jagged_tensor import check_input
+from rayrec.sparse.jagged_tensor import JaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor, check_input
+from rayrec.sparse.keyed_tensor import KeyedTensor
 
 Config = TypeVar("Config", bound=BaseEmbeddingConfig)
 

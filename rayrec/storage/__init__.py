@@ -1,1 +1,1 @@
-"""Where files lie: URIs, file systems, finding and opening files, folders to write in. Knows nothing of schemas."""
+"""Files on any storage: URIs, file systems, finding and opening files, folders to write to. Independent of schemas."""

@@ -1,4 +1,4 @@
-"""Folders that processes of a node share: each is made once, and what was opened longest ago makes room for others."""
+"""A cache of folders that the processes of a node share, evicted least recently used first."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-CACHE_BYTES = 100 << 30  # that copies of exports may take on a node, if nothing else is said
+CACHE_BYTES = 100 << 30  # default limit of the copies of exports on a node
 
 
 @dataclass(frozen=True)
 class Held:
-    """A folder on this node; as long as this object lives, no process of this node removes it from its cache."""
+    """A cached folder. While this object lives, no process of the node evicts the folder."""
 
     folder: Path
 
 
 class Cache:
-    """Folders in the folder `root`, named by what they hold.
+    """Cached folders in the folder `root`, named by their contents.
 
     Args:
-        most_bytes: that they may take together.
+        most_bytes: size limit of all of them.
     """
 
     def __init__(self, root: Path, most_bytes: int) -> None:
         self.root, self._most_bytes = root, most_bytes
 
     def folder(self, key: str, needed: int, make: Callable[[Path, int], str]) -> Held:
-        """The folder of a key, made where it is not there.
+        """The folder of a key, created if necessary.
 
         Args:
-            needed: bytes that it will take, about.
-            make: gets an empty folder to fill, and how many bytes there is room for; gives the name of what the folder
-                holds: keys of one name share it.
+            needed: approximate size in bytes.
+            make: called with an empty folder to fill and the bytes of free space; returns the name of the contents.
+                Keys with the same name share a folder.
 
         Raises:
-            OSError: the cache cannot be written; and what `make` raises.
+            OSError: the cache cannot be written. Errors of `make` pass through.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         link, making = self.root / key, self.root / "making"
         with open(self.root / "lock", "w") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)  # another process may be making the same
+            fcntl.flock(turn, fcntl.LOCK_EX)  # another process may be making the same folder
             if not link.exists():
-                shutil.rmtree(making, ignore_errors=True)  # what a kill left
-                room = self._room_for(needed)
+                shutil.rmtree(making, ignore_errors=True)  # left by a killed process
+                free_bytes = self._make_room(needed)
                 making.mkdir()
                 try:
-                    whole = self.root / make(making, room)
-                    if not whole.exists():
-                        making.rename(whole)
+                    folder = self.root / make(making, free_bytes)
+                    if not folder.exists():
+                        making.rename(folder)
                 finally:
                     shutil.rmtree(making, ignore_errors=True)
-                if link != whole:
+                if link != folder:
                     link.unlink(missing_ok=True)
-                    link.symlink_to(whole.name)
-            os.utime(link, ns=(now := time.time_ns(), now))  # more exact than the system's own
+                    link.symlink_to(folder.name)
+            os.utime(link, ns=(now := time.time_ns(), now))  # more exact than the time that the system would set
             return _hold(link.resolve())
 
-    def _room_for(self, needed: int) -> int:
-        """Bytes that there is room for, after what was opened longest ago and is not held was removed to make it."""
-        folders = [one for one in self.root.iterdir() if one.is_dir() and not one.is_symlink()]
-        sizes = {one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file()) for one in folders}
-        for one in sorted(folders, key=lambda one: one.stat().st_mtime_ns):
-            if sum(sizes.values()) + needed > self._most_bytes and _remove_unless_held(one):
-                del sizes[one]
+    def _make_room(self, needed: int) -> int:
+        """Evicts least recently used folders that no process holds; returns the bytes of free space."""
+        folders = [path for path in self.root.iterdir() if path.is_dir() and not path.is_symlink()]
+        sizes = {path: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in folders}
+        for path in sorted(folders, key=lambda path: path.stat().st_mtime_ns):
+            if sum(sizes.values()) + needed > self._most_bytes and _remove_unless_held(path):
+                del sizes[path]
         for link in self.root.iterdir():
             if link.is_symlink() and not link.exists():
                 link.unlink()
@@ -76,10 +76,10 @@ class Cache:
 
 
 def _hold(folder: Path) -> Held:
-    held, lock = Held(folder), os.open(folder, os.O_RDONLY)
-    weakref.finalize(held, os.close, lock)
+    holder, lock = Held(folder), os.open(folder, os.O_RDONLY)
+    weakref.finalize(holder, os.close, lock)
     fcntl.flock(lock, fcntl.LOCK_SH)
-    return held
+    return holder
 
 
 def _remove_unless_held(folder: Path) -> bool:

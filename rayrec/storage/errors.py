@@ -1,7 +1,4 @@
-"""The errors of the data path: input that cannot be used, and storage that does not answer.
-
-What is wrong with which input is decided where the input is read.
-"""
+"""Errors of data and storage: unusable input, and storage that does not respond."""
 
 from __future__ import annotations
 
@@ -14,16 +11,16 @@ from typing import Any, Self
 
 @dataclass(eq=False)
 class DataError(ValueError):
-    """Input data that cannot be used, located as exactly as it is known.
+    """Input data that cannot be used, located as exactly as possible.
 
     Args:
-        problem: what is wrong, without the place.
+        problem: the problem, without its location.
         file: path or URI of the file.
-        row_group: row group inside the file, from 0.
-        row: row inside the file, from 0.
-        column: Parquet column (with the feature's name where it differs).
+        row_group: row group in the file, from 0.
+        row: row in the file, from 0.
+        column: Parquet column, with the feature name if that differs.
         value: the offending value, as text.
-        fix: what to do about it.
+        fix: what the user can do.
     """
 
     problem: str
@@ -39,7 +36,7 @@ class DataError(ValueError):
         super().__init__(self._text())
 
     def _text(self) -> str:
-        places = [
+        locations = [
             f"{name} {value}"
             for name, value in (
                 ("file", self.file),
@@ -50,38 +47,38 @@ class DataError(ValueError):
             )
             if value is not None
         ]
-        where = f" ({', '.join(places)})" if places else ""
-        return f"{self.problem}{where}" + (f"; fix: {self.fix}" if self.fix else "")
+        location = f" ({', '.join(locations)})" if locations else ""
+        return f"{self.problem}{location}" + (f"; fix: {self.fix}" if self.fix else "")
 
     def at(self, file: str | None, row_group: int | None, row: int | None) -> Self:
-        """The same at a place."""
+        """A copy with a location."""
         return replace(self, file=file, row_group=row_group, row=row)
 
     def to_dict(self) -> dict[str, Any]:
-        """The error's parts as JSON values."""
+        """The fields as JSON values."""
         return asdict(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self.to_dict()
-        problem = parts.pop("problem")
-        return partial(type(self), **parts), (problem,)
+        fields = self.to_dict()
+        problem = fields.pop("problem")
+        return partial(type(self), **fields), (problem,)
 
 
 class DataUnavailable(DataError):
-    """Storage did not answer, for as long as patience lasts: the input may be right, and another attempt may work."""
+    """Storage did not respond within the patience. The input may be fine; another attempt may succeed."""
 
 
 class FileChanged(DataError):
-    """A file is not the one that it was: it was written anew while a run, or an epoch, still needs its rows."""
+    """A file was overwritten while a run or an epoch still needs its rows."""
 
 
 def first_line(error: Exception) -> str:
-    """What a foreign error says first."""
+    """The first line of an error message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no known name is close; upper and lower case are alike."""
-    lower = {other.lower(): other for other in known}
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing if no name is close. Ignores case."""
+    lower = {candidate.lower(): candidate for candidate in names}
     close = get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f"; did you mean {lower[close[0]]!r}?" if close else ""

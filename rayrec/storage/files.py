@@ -1,7 +1,4 @@
-"""Finds the files that paths, folders and globs stand for, on any file system pyarrow knows.
-
-Which file system a URI means, and how to name files on it, is `locations.py`'s matter.
-"""
+"""Finds the files of paths, folders and globs on any file system of pyarrow."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from rayrec.storage.retries import Patience, with_patience
 PARQUET = (".parquet", ".parq", ".pq")
 NEVER = 0
 _AT_ONCE = 16
-_PATIENCE = Patience(outage_s=15.0)  # a launch waits, and not for long: its address may be wrong
+_PATIENCE = Patience(outage_s=15.0)  # short: a command waits, and its address may be wrong
 _FORMATS = {
     ".csv": "CSV",
     ".tsv": "TSV",
@@ -43,8 +40,14 @@ SUFFIXES = tuple(_BY_SUFFIX)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file: how to name it (`uri`, absolute), how many bytes it had, and when it was last changed: `NEVER` for a file
-    of a table, None where that is not known; `deleted`: which of its rows a table does not have any more, as int64."""
+    """A file in a listing.
+
+    Args:
+        uri: absolute path or URI.
+        size_bytes: size when it was listed.
+        changed_ns: time of the last change; `NEVER` for a file of a table, None if unknown.
+        deleted: rows that its table has deleted, as int64.
+    """
 
     uri: str
     size_bytes: int
@@ -53,119 +56,120 @@ class Found:
 
 
 def find_files(paths: str | Sequence[str], suffixes: Sequence[str] = PARQUET) -> list[Found]:
-    """All files of the given files, folders (searched below) and globs (`*`, `?`, `[a-z]`, `**`), sorted.
+    """All files of the given files, folders (recursive) and globs (`*`, `?`, `[a-z]`, `**`), sorted.
 
-    Names that start with "." or "_" are passed over inside folders and by globs. In a URI `?` begins the options of the
-    file system and is no wildcard.
+    Folders and globs skip names that start with "." or "_". In a URI, `?` starts the options of the file system and is
+    not a wildcard.
 
     Args:
-        suffixes: which files of a folder are taken; where it has no Parquet, those that can be converted.
+        suffixes: file name suffixes to find in folders. If a folder has no Parquet files, convertible files are found.
 
     Raises:
-        DataError: a path that does not exist, or one that holds no such file.
+        DataError: a path does not exist or has no such file.
     """
-    found: dict[str, Found] = {}
+    files: dict[str, Found] = {}
     for path in [paths] if isinstance(paths, str) else paths:
         for file in _expand(path, tuple(suffixes)):
-            found[file.uri] = file
-    if not found:
+            files[file.uri] = file
+    if not files:
         raise DataError("no data paths are given", fix="name at least one Parquet file or folder")
-    return [found[uri] for uri in sorted(found)]
+    return [files[uri] for uri in sorted(files)]
 
 
 def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
-    place = locate(path)
-    info = _info(place, place.path)
+    location = locate(path)
+    info = _info(location, location.path)
     if info.type == pafs.FileType.File:
-        return _found(place, [info])
+        return _found(location, [info])
     if info.type == pafs.FileType.Directory:
-        below = _below(place, place.path)
-        seen = _visible(below, place.path)
-        files = [f for f in seen if f.path.endswith(suffixes)]
+        contents = _below(location, location.path)
+        visible = _visible(contents, location.path)
+        files = [f for f in visible if f.path.endswith(suffixes)]
         if not files and suffixes == PARQUET:
-            files = [f for f in seen if format_of(f.path)]
-        if files and suffixes == PARQUET and (kind := _table_of(below)) is not None:
+            files = [f for f in visible if format_of(f.path)]
+        if files and suffixes == PARQUET and (kind := _table_of(contents)) is not None:
             raise DataError(
-                f"the folder holds a table of {kind}: files of all its versions lie in it",
+                f"the folder holds a {kind} table, with the files of all its versions",
                 file=path,
-                fix=f"set table: {kind.lower()} beside data.train.path, which reads one version; or name files by a "
-                "pattern (…/**/*.parquet) to have them all",
+                fix=f"set data.train.table: {kind.lower()} to read one version, or give a pattern "
+                "(…/**/*.parquet) to read all files",
             )
         if not files:
-            raise _none_of(place, suffixes)
-        return _found(place, files)
-    if not re.search(r"[*?\[]", place.path):
-        raise _missing(place)
-    base = re.split(r"[*?\[]", place.path, maxsplit=1)[0].rpartition("/")[0]
-    if _info(place, base).type != pafs.FileType.Directory:
-        raise _missing(place, base)
-    pattern = _glob_pattern(place.path)
-    files = [f for f in _visible(_below(place, base), base) if pattern.fullmatch(f.path)]
+            raise _none_of(location, suffixes)
+        return _found(location, files)
+    if not re.search(r"[*?\[]", location.path):
+        raise _missing(location)
+    base = re.split(r"[*?\[]", location.path, maxsplit=1)[0].rpartition("/")[0]
+    if _info(location, base).type != pafs.FileType.Directory:
+        raise _missing(location, base)
+    pattern = _glob_pattern(location.path)
+    files = [f for f in _visible(_below(location, base), base) if pattern.fullmatch(f.path)]
     if not files:
         raise DataError("the pattern matches no file", file=path, fix="check the pattern")
-    return _found(place, files)
+    return _found(location, files)
 
 
-def _none_of(place: Location, suffixes: tuple[str, ...]) -> DataError:
-    """The error of a folder without files of the wanted kind."""
-    there = [f.path for f in _visible(_below(place, place.path), place.path)]
+def _none_of(location: Location, suffixes: tuple[str, ...]) -> DataError:
+    """The error of a folder without files of the expected kind."""
+    names = [f.path for f in _visible(_below(location, location.path), location.path)]
     plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
-    wanted = "Parquet file (*.parquet)" if suffixes == PARQUET else f"file that can be read (*{', *'.join(plain)})"
-    if not there:
-        return DataError(f"the folder is empty: it holds no {wanted}", file=place.uri, fix="check the path")
-    first, *more = (path[len(place.path) :].strip("/") for path in there)
-    seen = f"it has {first}{f' and {len(more):,} more' if more else ''}"
-    return DataError(f"the folder holds no {wanted}; {seen}", file=place.uri, fix="check the path")
+    kind = "Parquet file (*.parquet)" if suffixes == PARQUET else f"file that can be read (*{', *'.join(plain)})"
+    if not names:
+        return DataError(f"the folder is empty: it holds no {kind}", file=location.uri, fix="check the path")
+    example, *rest = (path[len(location.path) :].strip("/") for path in names)
+    contents = f"it has {example}{f' and {len(rest):,} more' if rest else ''}"
+    return DataError(f"the folder holds no {kind}; {contents}", file=location.uri, fix="check the path")
 
 
-def _found(place: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:
-    return [Found(place.uri_of(f.path), f.size, f.mtime_ns) for f in files]
+def _found(location: Location, files: Sequence[pafs.FileInfo]) -> list[Found]:
+    return [Found(location.uri_of(f.path), f.size, f.mtime_ns) for f in files]
 
 
-def _missing(place: Location, folder: str | None = None) -> DataError:
-    """The error of a path that is not there, or of the folder of a glob."""
-    if place.bucket is not None and _info(place, place.bucket).type == pafs.FileType.NotFound:
+def _missing(location: Location, folder: str | None = None) -> DataError:
+    """The error of a missing path, or of the missing folder of a glob."""
+    if location.bucket is not None and _info(location, location.bucket).type == pafs.FileType.NotFound:
         fix = "check its name, and the region, endpoint and credentials that the URI or the environment give"
-        return DataError(f"the bucket {place.bucket!r} does not exist", file=place.uri, fix=fix)
-    what = "the path" if folder is None else f"the folder {folder!r}"
+        return DataError(f"the bucket {location.bucket!r} does not exist", file=location.uri, fix=fix)
+    subject = "the path" if folder is None else f"the folder {folder!r}"
     fix = "check the path" if folder is not None else "check the path, and that every node sees it"
-    if "://" in place.uri and "%" in place.uri:
-        fix += "; in a URI a % of the name itself is written %25"
-    return DataError(f"{what} does not exist", file=place.uri, fix=fix)
+    if "://" in location.uri and "%" in location.uri:
+        fix += "; in a URI, write a % in a name as %25"
+    return DataError(f"{subject} does not exist", file=location.uri, fix=fix)
 
 
-def _info(place: Location, wanted: str | pafs.FileSelector) -> Any:
+def _info(location: Location, target: str | pafs.FileSelector) -> Any:
     try:
-        return place.filesystem.get_file_info(wanted)
+        return location.filesystem.get_file_info(target)
     except OSError as error:
-        what = "look at the path" if isinstance(wanted, str) else "list the folder"
-        problem = f"cannot {what}: {first_line(error)}"
-        raise DataError(problem, file=place.uri, fix="check access and network") from error
+        action = "look at the path" if isinstance(target, str) else "list the folder"
+        problem = f"cannot {action}: {first_line(error)}"
+        raise DataError(problem, file=location.uri, fix="check access and network") from error
 
 
-def _below(place: Location, base: str) -> list[pafs.FileInfo]:
-    """The files below a folder, by path. Folders are listed side by side, and again where their storage was busy."""
+def _below(location: Location, base: str) -> list[pafs.FileInfo]:
+    """All files in a folder, recursively, by path. Folders are listed in parallel, with retries."""
 
     def listed(folder: str, deep: bool) -> list[pafs.FileInfo]:
         selector = pafs.FileSelector(folder, recursive=deep)
-        return list(with_patience(lambda: _info(place, selector), place.uri, _PATIENCE))
+        return list(with_patience(lambda: _info(location, selector), location.uri, _PATIENCE))
 
-    found, folders = list[pafs.FileInfo](), [base]
+    files, folders = list[pafs.FileInfo](), [base]
     while folders:
-        deep = len(folders) >= _AT_ONCE  # else one level more, until there are enough to share
-        infos = [info for some in in_threads(partial(listed, deep=deep), folders) for info in some]
-        found += [info for info in infos if info.type == pafs.FileType.File]
+        # Descend a level at a time until there are enough folders to list in parallel.
+        deep = len(folders) >= _AT_ONCE
+        infos = [info for listing in in_threads(partial(listed, deep=deep), folders) for info in listing]
+        files += [info for info in infos if info.type == pafs.FileType.File]
         folders = [] if deep else [info.path for info in infos if info.type == pafs.FileType.Directory]
-    return sorted(found, key=lambda info: info.path)
+    return sorted(files, key=lambda info: info.path)
 
 
 def _visible(files: Sequence[pafs.FileInfo], base: str) -> list[pafs.FileInfo]:
-    below = ((file, file.path[len(base) :].strip("/").split("/")) for file in files)
-    return [file for file, parts in below if not any(part.startswith((".", "_")) for part in parts)]
+    names = ((file, file.path[len(base) :].strip("/").split("/")) for file in files)
+    return [file for file, components in names if not any(name.startswith((".", "_")) for name in components)]
 
 
 def _table_of(files: Sequence[pafs.FileInfo]) -> str | None:
-    """Which tables lie among the files, if any do."""
+    """The kind of table that the files belong to, or None."""
     for file in files:
         if "/_delta_log/" in file.path:
             return "Delta"
@@ -175,17 +179,17 @@ def _table_of(files: Sequence[pafs.FileInfo]) -> str | None:
 
 
 def _glob_pattern(glob: str) -> re.Pattern[str]:
-    out, at = [], 0
+    out, end = [], 0
     for token in re.finditer(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]", glob):
-        out.append(re.escape(glob[at : token.start()]))
+        out.append(re.escape(glob[end : token.start()]))
         text = token.group()
         simple = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
         out.append(simple.get(text) or ("[^" + text[2:] if text[1] in "!^" else text))
-        at = token.end()
-    return re.compile("".join([*out, re.escape(glob[at:])]))
+        end = token.end()
+    return re.compile("".join([*out, re.escape(glob[end:])]))
 
 
 def format_of(path: str) -> str | None:
-    """The format that can be converted to Parquet, by the file's name."""
+    """The format of a file that can be converted to Parquet, from its name; None for other files."""
     name = path.partition("?")[0].lower() if "://" in path else path.lower()
     return next((kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix)), None)

@@ -1,7 +1,7 @@
-"""Folders on any file system of pyarrow: whole small files, large files in pieces, ranges of bytes. No tensors.
+"""Folders on any file system of pyarrow: small files, large files written in blocks, reads of byte ranges.
 
-What has been written is on the disk when a call returns (on a local file system: synced, and so is the folder). A small
-file is there as a whole or not at all.
+Writes are durable when a call returns; on a local file system, file and folder are synced. Small files are replaced
+atomically.
 """
 
 from __future__ import annotations
@@ -20,55 +20,56 @@ from rayrec.storage.locations import inside, locate
 from rayrec.storage.retries import Patience, with_patience
 
 Bytes = bytes | memoryview
-_PATIENCE = Patience(outage_s=2.0)  # of a range of a file: whoever reads a checkpoint waits for longer outages itself
-_BUCKETS = ("s3", "gcs", "abfs")  # no folders there, and an object appears when it is complete
+# For one byte range. Checkpoint readers handle longer outages themselves.
+_PATIENCE = Patience(outage_s=2.0)
+_BUCKETS = ("s3", "gcs", "abfs")  # have no folders; an object appears when it is complete
 
 
-def open_folder(place: str | Path | Folder) -> Folder:
-    """The folder that a path or URI means; it need not exist.
+def open_folder(folder: str | Path | Folder) -> Folder:
+    """The folder of a path or URI; it need not exist.
 
     Raises:
         DataError: a URI that pyarrow has no file system for.
     """
-    if not isinstance(place, str | Path):
-        return place
-    if "://" not in str(place):
-        return LocalFolder(Path(place))
-    found = locate(str(place))
-    local = isinstance(found.filesystem, pafs.LocalFileSystem)
-    return LocalFolder(Path(found.path)) if local else ArrowFolder(found.filesystem, found.path, found.uri)
+    if not isinstance(folder, str | Path):
+        return folder
+    if "://" not in str(folder):
+        return LocalFolder(Path(folder))
+    location = locate(str(folder))
+    local = isinstance(location.filesystem, pafs.LocalFileSystem)
+    return LocalFolder(Path(location.path)) if local else ArrowFolder(location.filesystem, location.path, location.uri)
 
 
 class LocalFolder:
-    """A folder on a file system that the operating system has mounted; files in it are accessed by name.
+    """A folder on a mounted file system; files are accessed by name.
 
-    Errors are `OSError`, a missing file `FileNotFoundError`.
+    Raises `OSError`, and `FileNotFoundError` for a missing file.
     """
 
-    remote = False  # whether every request takes a while, however few bytes it is for
+    remote = False  # whether every request has a high latency
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def path(self) -> str:
-        """As a user would write it."""
+        """The path or URI for users."""
         return str(self._path)
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """The last component of the path."""
         return self._path.name
 
     def sub(self, name: str) -> LocalFolder:
-        """A folder inside this one."""
+        """A subfolder."""
         return LocalFolder(self._path / name)
 
     def parent(self) -> LocalFolder:
         return LocalFolder(self._path.absolute().parent)
 
     def names(self) -> list[str]:
-        """What lies here; nothing where the folder does not exist."""
+        """Sorted names in the folder; empty if it does not exist."""
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -78,7 +79,7 @@ class LocalFolder:
         return (self._path / name).read_bytes()
 
     def write(self, name: str, data: Bytes) -> None:
-        """Replaces a small file."""
+        """Writes or replaces a small file atomically."""
         temporary = _temporary(name)
         try:
             with self.create(temporary) as file:
@@ -92,7 +93,7 @@ class LocalFolder:
 
     @contextmanager
     def create(self, name: str) -> Iterator[_WholeWrites]:
-        """A large file, written in pieces; it is complete when the body is left without an error."""
+        """A large file, written in blocks; complete when the context exits without an error."""
         self._path.mkdir(parents=True, exist_ok=True)
         with open(self._path / name, "wb", buffering=0) as file:
             yield _WholeWrites(file)
@@ -101,16 +102,16 @@ class LocalFolder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[Source]:
-        """A file whose ranges are read."""
+        """A file, to read byte ranges of."""
         with open(self._path / name, "rb", buffering=0) as file:
             yield _LocalSource(file.fileno())
 
     def remove(self, name: str) -> None:
-        """A file; it need not be there."""
+        """Removes a file if it exists."""
         (self._path / name).unlink(missing_ok=True)
 
     def remove_all(self) -> None:
-        """The folder with all that is in it."""
+        """Removes the folder and its contents."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self._path)
 
@@ -124,33 +125,33 @@ class LocalFolder:
 
 
 def _temporary(name: str) -> str:
-    """Where a small file is written first: a name of its own for each writer, so that none moves another's away."""
+    """A temporary name for a small file, unique for each writer, so that writers do not move each other's files."""
     return f".{name}.{uuid.uuid4().hex[:8]}.tmp"
 
 
-_FOLIO = 4 << 20  # the system keeps pages in groups of up to so many bytes, and gives back whole groups only
-_BEHIND = 32 << 20  # bytes of a large file that the disk may be busy with
+_FOLIO = 4 << 20  # largest group of pages (folio) in bytes; Linux frees only whole groups
+_BEHIND = 32 << 20  # bytes of a large file that may still be in flight to the disk
 
 
 class _WholeWrites:
-    """A raw file that is written from its begin to its end, past the page cache.
+    """A raw file written sequentially, without filling the page cache.
 
-    Its pages go to the disk as they come and are given back when they are there. Left to the system they would fill
-    the memory first: pages that were not in use before are dear, on a virtual machine above all, and a save beside
-    training would take that time from the steps.
+    Each block starts its write-back at once, and its pages are dropped once they are on the disk. Otherwise dirty pages
+    would fill the memory first. Fresh pages are expensive, most of all on a virtual machine, and a background save
+    would slow training steps.
     """
 
     def __init__(self, file: Any) -> None:
         self._file, self._written = file, 0
 
     def write(self, data: Bytes) -> None:
-        left = memoryview(data)
-        while len(left):  # `write` may take a part only
-            taken = self._file.write(left)
-            left = left[taken:]
-            self._advise(self._written, taken)  # starts writing
-            self._written += taken
-            self._advise(self._written - taken - _BEHIND, taken)  # gives back what is written
+        remaining = memoryview(data)
+        while len(remaining):  # `write` may be partial
+            nbytes = self._file.write(remaining)
+            remaining = remaining[nbytes:]
+            self._advise(self._written, nbytes)  # starts the write-back
+            self._written += nbytes
+            self._advise(self._written - nbytes - _BEHIND, nbytes)  # drops pages that are on the disk
 
     def _advise(self, offset: int, nbytes: int) -> None:
         if offset >= 0:
@@ -159,8 +160,8 @@ class _WholeWrites:
 
 def _forget(descriptor: int, offset: int, nbytes: int) -> None:
     if hasattr(os, "posix_fadvise"):  # Linux
-        begin = max(0, offset - _FOLIO)  # what lies across the begin stayed the last time
-        os.posix_fadvise(descriptor, begin, offset + nbytes - begin, os.POSIX_FADV_DONTNEED)
+        start = max(0, offset - _FOLIO)  # the group of pages across `offset` was not whole at the last call
+        os.posix_fadvise(descriptor, start, offset + nbytes - start, os.POSIX_FADV_DONTNEED)
 
 
 class _LocalSource:
@@ -168,7 +169,7 @@ class _LocalSource:
         self._descriptor = descriptor
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        """Fills `view` from `offset` on; returns how many bytes there were."""
+        """Reads into `view` from `offset`; returns the number of bytes read."""
         done = 0
         while done < len(view):
             read = os.preadv(self._descriptor, [view[done:]], offset + done)
@@ -178,12 +179,12 @@ class _LocalSource:
         return done
 
     def forget(self, offset: int, nbytes: int) -> None:
-        """These bytes are not read again on this machine."""
+        """Drops bytes from the page cache that will not be read again."""
         _forget(self._descriptor, offset, nbytes)
 
 
 class ArrowFolder:
-    """The same on a file system of pyarrow's own: object stores, HDFS."""
+    """A folder on a file system of pyarrow: object stores, HDFS. Interface of `LocalFolder`."""
 
     remote = True
 
@@ -202,15 +203,15 @@ class ArrowFolder:
         return ArrowFolder(self._files, f"{self._inner}/{name}", inside(self._uri, name))
 
     def parent(self) -> ArrowFolder:
-        place, mark, options = self._uri.partition("?")
-        return ArrowFolder(self._files, self._inner.rpartition("/")[0], f"{place.rpartition('/')[0]}{mark}{options}")
+        uri, mark, options = self._uri.partition("?")
+        return ArrowFolder(self._files, self._inner.rpartition("/")[0], f"{uri.rpartition('/')[0]}{mark}{options}")
 
     def names(self) -> list[str]:
-        found = self._files.get_file_info(pafs.FileSelector(self._inner, allow_not_found=True))
-        return sorted(info.base_name for info in found)
+        infos = self._files.get_file_info(pafs.FileSelector(self._inner, allow_not_found=True))
+        return sorted(info.base_name for info in infos)
 
     def read(self, name: str) -> bytes:
-        with self._files.open_input_stream(self._at(name)) as stream:
+        with self._files.open_input_stream(self._path_of(name)) as stream:
             data: bytes = stream.read()
             return data
 
@@ -222,29 +223,29 @@ class ArrowFolder:
         temporary = _temporary(name)
         with self.create(temporary) as stream:
             stream.write(data)
-        self._files.move(self._at(temporary), self._at(name))
+        self._files.move(self._path_of(temporary), self._path_of(name))
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
         if self._files.type_name not in _BUCKETS:
             self._files.create_dir(self._inner, recursive=True)
-        with self._files.open_output_stream(self._at(name)) as stream:
+        with self._files.open_output_stream(self._path_of(name)) as stream:
             yield stream
 
     @contextmanager
     def open(self, name: str) -> Iterator[Source]:
-        with self._files.open_input_file(self._at(name)) as file:
+        with self._files.open_input_file(self._path_of(name)) as file:
             yield _ArrowSource(file, self.sub(name).path)
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
-            self._files.delete_file(self._at(name))
+            self._files.delete_file(self._path_of(name))
 
     def remove_all(self) -> None:
         with suppress(FileNotFoundError):
             self._files.delete_dir(self._inner)
 
-    def _at(self, name: str) -> str:
+    def _path_of(self, name: str) -> str:
         return f"{self._inner}/{name}"
 
 
@@ -253,13 +254,13 @@ class _ArrowSource:
         self._file, self._uri = file, uri
 
     def read_into(self, offset: int, view: memoryview) -> int:
-        # S3's client does not retry a 503 whose text is longer than the range.
+        # The S3 client does not retry a 503 response that is longer than the range.
         data = with_patience(lambda: self._file.read_at(len(view), offset), self._uri, _PATIENCE)
         view[: len(data)] = data
         return len(data)
 
     def forget(self, offset: int, nbytes: int) -> None:
-        """Nothing is kept."""
+        """Does nothing: no page cache."""
 
 
 Folder = LocalFolder | ArrowFolder

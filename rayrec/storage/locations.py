@@ -1,4 +1,4 @@
-"""Paths and URIs: which file system they mean, the path inside it, and how its files are named."""
+"""Paths and URIs: the file system, the path inside it, and the URIs of its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic import AfterValidator
 from rayrec.storage.errors import DataError, first_line
 
 _BUCKETS = ("s3", "gs", "gcs")
-# A secret may hold slashes; digits and a slash after the colon are a port, as in hdfs://host:8020/a@b.
+# A secret may contain slashes. Digits and a slash after the colon are a port, as in hdfs://host:8020/a@b.
 _USER_AND_SECRET = re.compile(r"(\b[a-z][\w+.-]*://)[^/:@\s]*:(?!\d+/)[^@\s]*@", re.IGNORECASE)
 _SECRET_OPTION = re.compile(
     r"((?:(?<=\?)|(?<=&))[\w.-]*(?:secret|password|token|credential|access_?key|account_?key|api_?key|sig)[\w.-]*)=[^&\s'\"]*",
@@ -31,7 +31,7 @@ _CREDENTIALS = {
     "abfss": "set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY",
 }
 _LOCAL = pafs.LocalFileSystem()
-_URI = re.compile(r"[A-Za-z][\w+.-]+:/")  # with one slash, as `pathlib` leaves it
+_URI = re.compile(r"[A-Za-z][\w+.-]+:/")  # one slash: `pathlib` removes the second
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Location:
     """A file, folder or glob on a file system.
 
     Args:
-        uri: as it was given.
-        path: inside the file system, decoded.
-        root, base: what uri and path begin with, alike for all files of the file system.
-        options: the URI's query, e.g. `endpoint_override=…`.
-        bucket: that it lies in, if it lies in object storage.
+        uri: the URI or path that the user gave.
+        path: path inside the file system, decoded.
+        root, base: prefixes of `uri` and `path` that all files of the file system share.
+        options: query of the URI, such as `endpoint_override=…`.
+        bucket: bucket name in object storage, otherwise None.
     """
 
     uri: str
@@ -55,7 +55,7 @@ class Location:
     bucket: str | None = None
 
     def uri_of(self, path: str) -> str:
-        """How another path of the same file system is named."""
+        """The URI of another path on the same file system."""
         if not self.root:
             return path
         inner = escaped(path[len(self.base) :].lstrip("/"))
@@ -63,30 +63,30 @@ class Location:
 
 
 def without_secrets(text: str) -> str:
-    """A text with the credentials in its URIs starred out."""
+    """Replaces credentials in the URIs of a text by stars."""
     return _SECRET_OPTION.sub(r"\1=***", _USER_AND_SECRET.sub(r"\1***@", text))
 
 
 def secret_in(uri: str) -> str | None:
-    """What is wrong with a URI that holds credentials, and what to do; None for one without. It does not repeat them.
+    """The problem and the fix for a URI with credentials, without repeating them; None if it has none.
 
-    URIs are written into configs, run folders, logs and reports, where no secret may be.
+    Configs, run folders, logs and reports contain URIs and must not contain secrets.
     """
-    shown = without_secrets(uri)
-    if shown == uri:
+    redacted = without_secrets(uri)
+    if redacted == uri:
         return None
     scheme = uri.partition("://")[0]
     return (
-        f"{shown} was given with credentials, which would be written into the run folder and logs; leave them out and "
-        f"{_CREDENTIALS.get(scheme, 'give them to the storage client in the environment')}, on every node"
+        f"{redacted} was given with credentials, which would be written into the run folder and logs; leave them "
+        f"out and {_CREDENTIALS.get(scheme, 'give them to the storage client in the environment')}, on every node"
     )
 
 
 def without_credentials(uri: str) -> str:
-    """A URI of a config, as it is.
+    """Returns the URI unchanged.
 
     Raises:
-        ValueError: it holds credentials.
+        ValueError: the URI holds credentials.
     """
     if (problem := secret_in(uri)) is not None:
         raise ValueError(problem)
@@ -97,10 +97,10 @@ Place = Annotated[str, AfterValidator(without_credentials)]
 
 
 def locate(uri: str) -> Location:
-    """What a path or URI means.
+    """The file system and path of a path or URI.
 
     Raises:
-        DataError: a scheme that pyarrow does not know, a library that it lacks, or credentials in the URI.
+        DataError: unknown scheme, missing library, or credentials in the URI.
     """
     scheme, is_uri, rest = uri.partition("://")
     if (problem := secret_in(uri)) is not None:
@@ -119,13 +119,13 @@ def locate(uri: str) -> Location:
     return Location(uri, filesystem, path, root, base, options, bucket)
 
 
-def local_path(given: str | os.PathLike[str]) -> Path:
-    """A local path to write to; of a URI `pathlib` would make a folder `s3:` in the working folder.
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """A local path to write to. `pathlib` would turn a URI into a folder named `s3:`.
 
     Raises:
-        DataError: it is a URI.
+        DataError: the path is a URI.
     """
-    text = os.fspath(given)
+    text = os.fspath(path)
     if _URI.match(text):
         problem = f"{without_secrets(text)} is a URI, and only a local path is possible here"
         raise DataError(problem, fix="name a local file or folder, and copy it there")
@@ -138,29 +138,29 @@ def open_filesystem(uri: str) -> tuple[pafs.FileSystem, str]:
     Raises:
         DataError: as `locate`.
     """
-    place = locate(uri)
-    return place.filesystem, place.path
+    location = locate(uri)
+    return location.filesystem, location.path
 
 
 def inside(folder: str, name: str) -> str:
-    """What has this name in a folder, as a path or URI."""
-    place, mark, options = folder.partition("?") if "://" in folder else (folder, "", "")
-    return f"{place.rstrip('/')}/{name}{mark}{options}"
+    """The path or URI of a name inside a folder."""
+    base, mark, options = folder.partition("?") if "://" in folder else (folder, "", "")
+    return f"{base.rstrip('/')}/{name}{mark}{options}"
 
 
 def escaped(path: str) -> str:
-    """A path as it stands in a URI."""
+    """A path, percent-encoded for a URI."""
     return quote(path, safe="/=:@,+~!$&'();")
 
 
 def plain_path(uri: str) -> str:
-    """A URI's path as its file system has it, without escapes and options; a path as it is."""
+    """A URI decoded and without its options; a path unchanged."""
     return uri if "://" not in uri else unquote(uri.partition("?")[0])
 
 
 @lru_cache(maxsize=64)
 def _filesystem(root: str, options: str) -> tuple[pafs.FileSystem, str]:
-    """Made once a process: S3 asks the network for a bucket's region every time."""
+    """Created once per process: for S3, each creation looks up the bucket's region over the network."""
     filesystem, base = pafs.FileSystem.from_uri((root if root[-1] != "/" else root + "/") + (options and f"?{options}"))
     return filesystem, str(base)
 
@@ -178,11 +178,11 @@ def _fix(scheme: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Which server of object storage is meant, for libraries that do not read the options of our URIs.
+    """An object storage server, for libraries that do not read the options of rayrec's URIs.
 
     Args:
-        endpoint: URL of a server of one's own; None is Amazon's.
-        region: as it is known.
+        endpoint: URL of the server; None for Amazon's.
+        region: region name, or None if unknown.
     """
 
     endpoint: str | None = None
@@ -190,25 +190,27 @@ class Server:
 
     @classmethod
     def of(cls, uri: str, endpoint: str | None = None, region: str | None = None) -> Server:
-        """As it is known, or the options of a URI say, or else the environment."""
-        given, environment = dict(parse_qsl(uri.partition("?")[2])), os.environ
-        if endpoint is None and "endpoint_override" in given:
-            endpoint = f"{given.get('scheme', 'https')}://{given['endpoint_override']}"
+        """From the arguments, else from the options of the URI, else from the environment."""
+        options, environment = dict(parse_qsl(uri.partition("?")[2])), os.environ
+        if endpoint is None and "endpoint_override" in options:
+            endpoint = f"{options.get('scheme', 'https')}://{options['endpoint_override']}"
         endpoint = endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-        region = region or given.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+        region = (
+            region or options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+        )
         return cls(endpoint, region or ("us-east-1" if endpoint else None))
 
     def for_delta(self) -> dict[str, str]:
-        """As `deltalake` takes it."""
+        """Storage options for `deltalake`."""
         unencrypted = {"AWS_ALLOW_HTTP": "true"} if (self.endpoint or "").startswith("http://") else {}
         return _known(AWS_ENDPOINT_URL=self.endpoint, AWS_REGION=self.region) | unencrypted
 
     def for_iceberg(self) -> dict[str, str]:
-        """As `pyiceberg` takes it."""
+        """Properties for `pyiceberg`."""
         return _known(**{"s3.endpoint": self.endpoint, "s3.region": self.region})
 
     def options(self) -> str:
-        """As the options of a URI."""
+        """The query of a URI."""
         scheme, _, host = (self.endpoint or "").rpartition("://")
         return urlencode(_known(endpoint_override=host or None, scheme=scheme or None, region=self.region), safe=":/")
 
@@ -218,5 +220,5 @@ def _known(**values: str | None) -> dict[str, str]:
 
 
 def cache_folder(kind: str) -> Path:
-    """Where this user's copies of a kind lie on this node; it need not be there, nor be writable."""
+    """The folder of this user's caches of a kind on this node. It may not exist or not be writable."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayrec" / kind

@@ -1,4 +1,4 @@
-"""Work on many files at once: on Ray where it runs, else in threads of this process."""
+"""Parallel work on many files: on Ray if it runs, otherwise in threads of this process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 _THREADS = 16
-_CPUS = 0.25  # of a task: it waits for storage more than it computes
+_CPUS = 0.25  # per task, which mostly waits for storage
 
 
 def each(function: Callable[[A], T], inputs: Iterable[A]) -> Iterator[T]:
-    """The results, in the order of the inputs, of which a few are taken ahead.
+    """The results in the order of the inputs, with a few submitted ahead.
 
     Raises:
-        DataError: what the function raised, wherever it ran.
+        DataError: raised by the function, on any node.
     """
     return in_tasks(function, inputs) if _ray_has_room() else in_threads(function, inputs)
 
 
 def one_by_one(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool) -> Iterator[T]:
-    """As `each`, for work that keeps a CPU busy: in this process, or `on_ray` in a task with a CPU an input."""
+    """As `each`, for CPU-bound work: in this process, or with `on_ray` in one Ray task with a CPU per input."""
     if not on_ray:
         return map(function, inputs)
     start_ray()
@@ -37,9 +37,9 @@ def one_by_one(function: Callable[[A], T], inputs: Iterable[A], *, on_ray: bool)
 
 
 def start_ray() -> None:
-    """Connects the Ray that RAY_ADDRESS names, or starts a local one, unless one is connected.
+    """Connects to the Ray of RAY_ADDRESS, or starts a local one, unless Ray is connected.
 
-    Without an address Ray would look for the one that this machine started last, which may have died.
+    Without an address, Ray would try the last one started on this machine, which may have died.
     """
     import ray
 
@@ -48,7 +48,7 @@ def start_ray() -> None:
 
 
 def several_nodes() -> bool:
-    """Whether a Ray is connected whose tasks may run on other machines."""
+    """Whether Ray is connected and has more than one node."""
     if "ray" not in sys.modules:
         return False
     import ray
@@ -65,32 +65,32 @@ def in_threads(function: Callable[[A], T], inputs: Iterable[A], threads: int = _
 def in_tasks(
     function: Callable[[A], T], inputs: Iterable[A], cpus: float = _CPUS, at_once: int | None = None
 ) -> Iterator[T]:
-    """As `each`, in tasks of the Ray that is connected.
+    """As `each`, in tasks of the connected Ray.
 
     Args:
-        cpus: of a task.
-        at_once: tasks; None: twice what the cluster has room for.
+        cpus: CPUs per task.
+        at_once: number of submitted tasks; None: twice as many as the cluster can run at once.
     """
     import ray
 
     task: Any = ray.remote(num_cpus=cpus, scheduling_strategy="SPREAD")(_call)
     work = ray.put(function)
 
-    def begin(item: A) -> Callable[[], T]:
+    def submit(item: A) -> Callable[[], T]:
         ref = task.remote(work, item)
         return lambda: answer(ref)
 
-    return _ahead(begin, inputs, at_once or max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / cpus)))
+    return _ahead(submit, inputs, at_once or max(2, int(2 * ray.cluster_resources().get("CPU", 1.0) / cpus)))
 
 
-def _ahead(begin: Callable[[A], Callable[[], T]], inputs: Iterable[A], at_once: int) -> Iterator[T]:
-    waiting: deque[Callable[[], T]] = deque()
+def _ahead(submit: Callable[[A], Callable[[], T]], inputs: Iterable[A], at_once: int) -> Iterator[T]:
+    pending: deque[Callable[[], T]] = deque()
     for item in inputs:
-        waiting.append(begin(item))
-        if len(waiting) >= at_once:
-            yield waiting.popleft()()
-    while waiting:
-        yield waiting.popleft()()
+        pending.append(submit(item))
+        if len(pending) >= at_once:
+            yield pending.popleft()()
+    while pending:
+        yield pending.popleft()()
 
 
 def _ray_has_room() -> bool:
@@ -102,7 +102,7 @@ def _ray_has_room() -> bool:
 
 
 def answer(ref: Any, timeout_s: float | None = None) -> Any:
-    """What a task or a call of an actor gives; raises its DataError as it is."""
+    """The result of a task or an actor call; raises its DataError unchanged."""
     import ray
 
     try:
@@ -113,16 +113,15 @@ def answer(ref: Any, timeout_s: float | None = None) -> Any:
         raise
 
 
-def actor_here(kind: type, *given: Any) -> Any:
-    """An actor on this process's own node, as no other node's end takes it away; Ray makes another where its process
-    ends."""
+def actor_here(kind: type, *args: Any) -> Any:
+    """An actor on this process's node, so that the loss of another node does not end it. Ray restarts it if it dies."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    made: Any = ray.remote(num_cpus=0)(kind)
-    return made.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=here).remote(*given)
+    this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor_class: Any = ray.remote(num_cpus=0)(kind)
+    return actor_class.options(max_restarts=-1, max_task_retries=-1, scheduling_strategy=this_node).remote(*args)
 
 
 def _call(function: Callable[[A], T], item: A) -> T:
-    return function(item)  # Ray wants a plain function, ours may be a partial one
+    return function(item)  # Ray needs a plain function; `function` may be a partial

@@ -1,4 +1,4 @@
-"""Opens Parquet files and says what is wrong with one that does not open, or is not the one that it was."""
+"""Opens Parquet files; reports files that cannot be read or that were overwritten."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rayrec.storage.errors import DataError, FileChanged, first_line
 from rayrec.storage.locations import open_filesystem
 
 _KEPT_BYTES = 64 << 20
-_TAIL_BYTES = 64 << 10  # holds nearly every footer: one request to object storage
+_TAIL_BYTES = 64 << 10  # contains nearly every footer: one request to object storage
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What identifies a file's contents, to detect that it was overwritten, as far as known.
+    """Identifies the contents of a file, to detect that it was overwritten. An unknown field is None.
 
     Args:
         changed_ns: time of the last change, on a local file system.
         footer: hash of the Parquet footer.
-        etag: hash of what object storage calls the content.
+        etag: hash of the ETag in object storage.
     """
 
     size_bytes: int
@@ -38,23 +38,23 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A file's footer, and the version that it was read of."""
+    """The footer of a file, and the version of the file."""
 
     metadata: pq.FileMetaData
     version: Version
 
 
-class _Kept:
-    """The footers that were read last, by all that tells a file's state: its windows come one after another."""
+class _FooterCache:
+    """Recently read footers by URI and file state: the windows of a file are read one after the other."""
 
     def __init__(self) -> None:
-        self._footers, self._bytes, self._turn = OrderedDict[object, Footer](), 0, threading.Lock()
+        self._footers, self._bytes, self._lock = OrderedDict[object, Footer](), 0, threading.Lock()
 
     def get(self, key: object) -> Footer | None:
         return self._footers.get(key)
 
     def put(self, key: object, footer: Footer) -> None:
-        with self._turn:
+        with self._lock:
             if key not in self._footers:
                 self._bytes += footer.metadata.serialized_size
             self._footers[key] = footer
@@ -62,11 +62,11 @@ class _Kept:
                 self._bytes -= self._footers.popitem(last=False)[1].metadata.serialized_size
 
 
-_FOOTERS = _Kept()
+_FOOTERS = _FooterCache()
 
 
 def read_footer(uri: str) -> Footer:
-    """The footer of a file: one read of its end, mostly.
+    """The footer of a file, usually with one read of its end.
 
     Raises:
         DataError: as `open_parquet`.
@@ -77,15 +77,15 @@ def read_footer(uri: str) -> Footer:
 def open_parquet(
     uri: str, version: Version | None = None, read_dictionary: Sequence[str] | None = None
 ) -> pq.ParquetFile:
-    """Opens a file for reading, its footer read.
+    """Opens a file and reads its footer.
 
     Args:
-        version: what it must be.
-        read_dictionary: paths of columns of text that are to stay as they are encoded.
+        version: expected version.
+        read_dictionary: text columns to keep dictionary-encoded.
 
     Raises:
-        FileChanged: it is another one.
-        DataError: the file is gone or is not Parquet.
+        FileChanged: the file has another version.
+        DataError: the file is missing or is not Parquet.
     """
     source, footer = _open(uri, version)
     try:
@@ -98,7 +98,8 @@ def open_parquet(
 def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Footer]:
     filesystem, path = open_filesystem(uri)
     try:
-        # Before it is opened, so that no footer is kept for the state of a file that took its place meanwhile.
+        # Before the file is opened: otherwise the footer of a file that is replaced in between would be cached
+        # under the state of the new file.
         stat = os.stat(path) if isinstance(filesystem, pafs.LocalFileSystem) else None
         source = filesystem.open_input_file(path)
         size = source.size()
@@ -108,14 +109,14 @@ def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Foo
         state = etag if stat is None else (stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
         footer, raw = _FOOTERS.get((uri, size, state)), b""
         if footer is not None:
-            found = footer.version
+            version = footer.version
         else:
             raw = _raw_footer(source, size)
-            found = Version(size, stat and stat.st_mtime_ns, _hash(raw), etag)
-        if expected is not None and (what := _difference(found, expected)) is not None:
-            raise _changed(uri, f"{what} than before")
+            version = Version(size, stat and stat.st_mtime_ns, _hash(raw), etag)
+        if expected is not None and (difference := _difference(version, expected)) is not None:
+            raise _changed(uri, f"{difference} than before")
         if footer is None:
-            footer = Footer(pq.read_metadata(pa.BufferReader(raw)), found)
+            footer = Footer(pq.read_metadata(pa.BufferReader(raw)), version)
             if state is not None:
                 _FOOTERS.put((uri, size, state), footer)
     except FileNotFoundError as error:
@@ -126,7 +127,7 @@ def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Foo
 
 
 def _raw_footer(source: pa.NativeFile, size: int) -> bytes:
-    """The footer with its length and the magic bytes; of a file that has none, what pyarrow can complain of."""
+    """The footer with its length and magic bytes; of another file, bytes that make pyarrow raise an error."""
     tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != b"PAR1" or needed > size:
@@ -134,26 +135,26 @@ def _raw_footer(source: pa.NativeFile, size: int) -> bytes:
     return bytes(tail[-needed:] if needed <= len(tail) else source.read_at(needed, size - needed))
 
 
-def _difference(found: Version, expected: Version) -> str | None:
-    if expected.footer is not None and found.footer != expected.footer:
+def _difference(version: Version, expected: Version) -> str | None:
+    if expected.footer is not None and version.footer != expected.footer:
         return "another footer"
-    if None not in (expected.etag, found.etag) and found.etag != expected.etag:
+    if None not in (expected.etag, version.etag) and version.etag != expected.etag:
         return "another ETag"
-    if expected.changed_ns and found.changed_ns and not _same_time(found.changed_ns, expected.changed_ns):
+    if expected.changed_ns and version.changed_ns and not _same_time(version.changed_ns, expected.changed_ns):
         return "another time of change"
     return None
 
 
-def _same_time(one: int, other: int) -> bool:
-    """Nodes may see a file system's times in seconds or in parts of them."""
-    if one % 1_000_000_000 and other % 1_000_000_000:
-        return one == other
-    return one // 1_000_000_000 == other // 1_000_000_000
+def _same_time(a_ns: int, b_ns: int) -> bool:
+    """Compares in seconds if one of the times has no fraction: some file systems store whole seconds."""
+    if a_ns % 1_000_000_000 and b_ns % 1_000_000_000:
+        return a_ns == b_ns
+    return a_ns // 1_000_000_000 == b_ns // 1_000_000_000
 
 
-def _changed(uri: str, what: str) -> FileChanged:
+def _changed(uri: str, difference: str) -> FileChanged:
     return FileChanged(
-        f"the file changed while the run was going on: {what}",
+        f"the file changed while the run was going on: {difference}",
         file=uri,
         fix="do not write to files that are being read, add new ones; start the run again",
     )
@@ -165,14 +166,14 @@ def _hash(raw: bytes) -> int:
 
 def _etag(source: pa.NativeFile) -> int | None:
     try:
-        found = {str(key).lower(): value for key, value in (source.metadata() or {}).items()}
+        metadata = {str(key).lower(): value for key, value in (source.metadata() or {}).items()}
     except (pa.ArrowException, OSError, AttributeError):
         return None
-    etag = next((value for key, value in found.items() if "etag" in key), None)
+    etag = next((value for key, value in metadata.items() if "etag" in key), None)
     return None if not etag else _hash(etag if isinstance(etag, bytes) else str(etag).encode())
 
 
 def unreadable(uri: str, error: Exception) -> DataError:
-    """The error of a file that is there but cannot be read."""
+    """The error of a file that exists but is not readable."""
     fix = "write the file again, or remove it"
     return DataError(f"the file is not readable as Parquet: {first_line(error)}", file=uri, fix=fix)

@@ -1,4 +1,4 @@
-"""Tries again what may have failed for a passing reason: a network, a storage service that is busy, or away."""
+"""Retries reads that failed for a transient reason: the network, or busy or unreachable storage."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LONGEST_WAIT_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to go on.
+    """How long to retry.
 
     Args:
-        retries: tries of a read that fails while its storage answers.
-        outage_s: seconds to wait for storage that does not answer.
+        retries: retries of a read that fails while its storage responds.
+        outage_s: seconds to wait for storage that does not respond.
     """
 
     retries: int = 3
@@ -44,19 +44,19 @@ def waits_s(first_s: float | None = None, longest_s: float | None = None) -> Ite
 
 
 def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
-    """The result of `work`, tried again after waits that double when a read failed for a reason that may pass.
+    """The result of `work`, retried with exponential back-off after transient failures.
 
-    A file whose storage answers is wrong after a few tries; storage that does not answer is waited for.
+    While the storage responds, a read fails after a few retries; while it does not, retries continue for an outage.
 
     Args:
-        uri: of the file that is read.
+        uri: the file that `work` reads.
 
     Raises:
-        DataUnavailable: the storage did not answer for `patience.outage_s`, and `work` raises `DataError`.
-        DataError, OSError: what the last try raised.
+        DataUnavailable: the storage did not respond for `patience.outage_s`, and `work` raises `DataError`.
+        DataError, OSError: the error of the last try.
     """
     failures, waits = 0, waits_s()
-    away_since: float | None = None
+    outage_start: float | None = None
     while True:
         try:
             return work()
@@ -65,20 +65,21 @@ def with_patience(work: Callable[[], T], uri: str, patience: Patience) -> T:
             if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
                 raise
             if _answers(uri):
-                failures, away_since = failures + 1, None
+                failures, outage_start = failures + 1, None
                 if failures > patience.retries:
                     raise
             else:
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since >= patience.outage_s:
+                outage_start = outage_start or time.monotonic()
+                if time.monotonic() - outage_start >= patience.outage_s:
                     if isinstance(error, OSError):
                         raise
                     raise _unavailable(error, uri, patience) from error
-        time.sleep(next(waits) * random.uniform(0.5, 1.0))  # ranks that failed together should not come back together
+        # Random, so that ranks that failed together do not retry together.
+        time.sleep(next(waits) * random.uniform(0.5, 1.0))
 
 
 def _answers(uri: str) -> bool:
-    """Whether the storage of a file says anything about it, be it that there is none."""
+    """Whether the storage of a file responds, even that the file does not exist."""
     try:
         filesystem, path = open_filesystem(uri)
         filesystem.get_file_info(path)
@@ -91,6 +92,6 @@ def _unavailable(error: DataError, uri: str, patience: Patience) -> DataUnavaila
     return DataUnavailable(
         f"the storage has not answered for {patience.outage_s:g} s: {error.problem}",
         file=uri,
-        fix="check storage and network, then start the run again: it goes on at its last checkpoint; "
-        "data.read.patience_s is how long it waits",
+        fix="check storage and network, then start the run again: it resumes from its last checkpoint; "
+        "data.read.patience_s sets how long it waits",
     )

@@ -1,7 +1,7 @@
 """TorchRec's tree of public names over rayrec.
 
-Change `torchrec` in your imports to `rayrec.torchrec`, or leave them and start the program with
-`python -m rayrec.torchrec train.py`. `README.md` lists what differs.
+Change `torchrec` in your imports to `rayrec.torchrec`, or start the unchanged program with
+`python -m rayrec.torchrec train.py`. `README.md` lists the differences.
 
 Names are loaded on first use.
 """

@@ -1,4 +1,4 @@
-"""`python -m rayrec.torchrec train.py …` runs a script that imports `torchrec` on rayrec; `--check` only reads it."""
+"""`python -m rayrec.torchrec train.py …` runs a script that imports `torchrec` on rayrec; `--check` analyzes it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rayrec.torchrec.script import run
 USAGE = """usage: python -m rayrec.torchrec SCRIPT [ARGUMENT ...]
        python -m rayrec.torchrec --check SCRIPT [SCRIPT ...]
 
-Runs SCRIPT with `import torchrec` meaning rayrec.torchrec. With --check, reads SCRIPT without running it and lists what
-it uses of torchrec that is missing or works differently, with line numbers and what to use instead; the exit status is
-1 if anything is missing."""
+Runs SCRIPT with `import torchrec` meaning rayrec.torchrec. With --check, analyzes SCRIPT without running it and lists
+the names of torchrec it uses that are missing or work differently, with line numbers and alternatives; the exit status
+is 1 if a name is missing."""
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _check(paths: list[str]) -> int:
-    """Prints what each program uses that is missing or different; 1 if anything is missing."""
+    """Prints the findings in each program; returns 1 if a name is missing."""
     from rayrec.torchrec.check import check, report
 
     missing = False
@@ -46,8 +46,8 @@ def _check(paths: list[str]) -> int:
 
 
 def _cannot_read(path: str, error: OSError | SyntaxError) -> NoReturn:
-    what = error.strerror if isinstance(error, OSError) else f"line {error.lineno}: {error.msg}"
-    print(f"python -m rayrec.torchrec: can't open {path!r}: {what}", file=sys.stderr)
+    reason = error.strerror if isinstance(error, OSError) else f"line {error.lineno}: {error.msg}"
+    print(f"python -m rayrec.torchrec: can't open {path!r}: {reason}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -1,4 +1,4 @@
-"""`torchrec` as another name of `rayrec.torchrec`: the module `torchrec.x` is the object `rayrec.torchrec.x`."""
+"""Makes `torchrec` an alias of `rayrec.torchrec`: the module `torchrec.x` is the object `rayrec.torchrec.x`."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restores `__spec__`, which importlib has replaced by the alias's; the module has run already."""
+        """Restores `__spec__`, which importlib has replaced by that of the alias; the module is already executed."""
         module.__spec__ = self._spec
 
 
 class _Finder:
-    """Finds `torchrec` and its submodules. First in `sys.meta_path`, so that an installed TorchRec is not found."""
+    """Finds `torchrec` and its submodules. First in `sys.meta_path`, before an installed TorchRec."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if name != ALIAS and not name.startswith(f"{ALIAS}."):
             return None
         real = f"{TARGET}{name.removeprefix(ALIAS)}"
-        found = importlib.util.find_spec(real)
-        if found is None:
+        target_spec = importlib.util.find_spec(real)
+        if target_spec is None:
             return None
-        spec = ModuleSpec(name, _Loader(real), origin=found.origin)  # type: ignore[arg-type]
-        spec.submodule_search_locations = found.submodule_search_locations
+        spec = ModuleSpec(name, _Loader(real), origin=target_spec.origin)  # type: ignore[arg-type]
+        spec.submodule_search_locations = target_spec.submodule_search_locations
         return spec
 
 
 def install() -> None:
-    """Makes `import torchrec` mean `rayrec.torchrec` in this process, for every library too.
+    """Makes `import torchrec` import `rayrec.torchrec` in this process, also in libraries.
 
-    Call it before anything imports `torchrec`. If TorchRec is installed, a warning names the copy that is not used.
+    Call it before anything imports `torchrec`. If TorchRec is installed, a warning names the unused copy.
 
     Raises:
-        ImportError: TorchRec itself has been imported already.
+        ImportError: TorchRec is already imported.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -74,7 +74,7 @@ def install() -> None:
 
 
 def _installed() -> str | None:
-    """Where TorchRec itself is installed; None if it is not."""
+    """Returns the folder of an installed TorchRec; None without one."""
     for finder in sys.meta_path:
         spec = finder.find_spec(ALIAS, None)
         if spec is not None:

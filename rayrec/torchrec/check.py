@@ -1,4 +1,4 @@
-"""Finds what a program uses of TorchRec that is missing here or works differently. The program is parsed, not run."""
+"""Finds the names of TorchRec in a program that are missing or work differently in rayrec, without running it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rayrec.torchrec.not_offered import NotOffered
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """Something of TorchRec that a program uses and that is missing or works differently.
+    """A name of TorchRec in a program that is missing or works differently.
 
     Args:
-        lines: where the program uses it.
-        name: as TorchRec calls it, `torchrec.distributed.comm_ops`.
-        missing: using it raises an error; otherwise it works differently.
-        text: what to use instead, or what differs.
+        lines: lines of the program.
+        name: name in TorchRec, for example `torchrec.distributed.comm_ops`.
+        missing: whether using it raises an error; otherwise it works differently.
+        text: the alternative, or the difference.
     """
 
     lines: tuple[int, ...]
@@ -37,14 +37,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The findings in a program, by line, and how many names of TorchRec it uses."""
+    """The findings in a program, by line, and the number of names of TorchRec it uses."""
 
     findings: tuple[Finding, ...]
     num_names: int
 
 
 class Missing(Exception):
-    """A name of TorchRec that rayrec.torchrec does not have."""
+    """A name of TorchRec that rayrec.torchrec lacks."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{name}: {text}")
@@ -55,63 +55,68 @@ def check(path: str | Path) -> Checked:
     """Checks one program.
 
     Args:
-        path: of a Python file that imports `torchrec` or `rayrec.torchrec`.
+        path: a Python file that imports `torchrec` or `rayrec.torchrec`.
 
     Raises:
         OSError: the file cannot be read.
-        SyntaxError: it is not a Python program.
+        SyntaxError: the file is not a Python program.
     """
     reader = _Reader()
     reader.visit(ast.parse(Path(path).read_bytes(), filename=str(path)))
-    known = tuple(_targets())
-    found: dict[tuple[str, bool, str], set[int]] = defaultdict(set)
+    differences = tuple(_targets())
+    lines_by_finding: dict[tuple[str, bool, str], set[int]] = defaultdict(set)
     names: set[str] = set()
     for line, name, keywords in reader.uses():
         names.add(name)
-        for missing, what, text in _judge(name, keywords, known):
-            found[what, missing, text].add(line)
-    findings = (Finding(tuple(sorted(lines)), what, missing, text) for (what, missing, text), lines in found.items())
+        for missing, finding, text in _findings(name, keywords, differences):
+            lines_by_finding[finding, missing, text].add(line)
+    findings = (
+        Finding(tuple(sorted(lines)), finding, missing, text)
+        for (finding, missing, text), lines in lines_by_finding.items()
+    )
     return Checked(tuple(sorted(findings)), len(names))
 
 
 def resolve(name: str) -> Any:
-    """The object that a dotted name of TorchRec stands for in rayrec.torchrec.
+    """Returns the object with a dotted name of TorchRec in rayrec.torchrec.
 
     Raises:
-        Missing: there is none; its text says what to use.
+        Missing: no such object; the text names the alternative.
     """
-    here, done = importlib.import_module(TARGET), ALIAS
-    for part in name.split(".")[1:]:
+    target, path = importlib.import_module(TARGET), ALIAS
+    for attribute in name.split(".")[1:]:
         try:
-            here = _child(here, part)
+            target = _child(target, attribute)
         except NotOffered as error:
-            raise Missing(f"{done}.{part}", str(error).partition(": ")[2]) from None
+            raise Missing(f"{path}.{attribute}", str(error).partition(": ")[2]) from None
         except (AttributeError, ModuleNotFoundError):
-            if not isinstance(here, ModuleType | type):
-                return here  # an attribute of an object, which only a run can know
-            near = get_close_matches(part, [item for item in dir(here) if not item.startswith("_")], n=1)
-            also = f"; did you mean {near[0]}?" if near else ""
-            text = "private in TorchRec; use a public name" if part.startswith("_") else f"no such name in {done}{also}"
-            raise Missing(f"{done}.{part}", text) from None
-        done += f".{part}"
-    return here
+            if not isinstance(target, ModuleType | type):
+                return target  # an attribute of an object, known only at run time
+            if attribute.startswith("_"):
+                text = "private in TorchRec; use a public name"
+            else:
+                similar = get_close_matches(attribute, [item for item in dir(target) if item[0] != "_"], n=1)
+                text = f"no such name in {path}" + (f"; did you mean {similar[0]}?" if similar else "")
+            raise Missing(f"{path}.{attribute}", text) from None
+        path += f".{attribute}"
+    return target
 
 
-def _child(here: Any, part: str) -> Any:
-    if not isinstance(here, ModuleType):
-        return getattr(here, part)
+def _child(target: Any, attribute: str) -> Any:
+    if not isinstance(target, ModuleType):
+        return getattr(target, attribute)
     try:
-        return getattr(here, part)
+        return getattr(target, attribute)
     except NotOffered:
         raise
     except AttributeError:
-        return importlib.import_module(f"{here.__name__}.{part}")
+        return importlib.import_module(f"{target.__name__}.{attribute}")
 
 
 def _targets() -> Iterator[tuple[Any, str, str, str]]:
-    """Of each difference: the class or function, the member or "", the argument or "", the text."""
-    for what, text in DIFFERENCES:
-        path, _, argument = what.removesuffix(")").partition("(")
+    """Yields the class or function of each difference, its member or "", the argument or "", and the text."""
+    for name, text in DIFFERENCES:
+        path, _, argument = name.removesuffix(")").partition("(")
         owner, _, member = path.rpartition(".")
         home = resolve(f"{ALIAS}.{owner}")
         if isinstance(home, ModuleType):
@@ -120,26 +125,26 @@ def _targets() -> Iterator[tuple[Any, str, str, str]]:
             yield home, member, "", text
 
 
-def _judge(
-    name: str, keywords: tuple[str, ...] | None, known: tuple[tuple[Any, str, str, str], ...]
+def _findings(
+    name: str, keywords: tuple[str, ...] | None, differences: tuple[tuple[Any, str, str, str], ...]
 ) -> Iterator[tuple[bool, str, str]]:
-    """(missing, what, text) of one use; `keywords` where it is a call."""
+    """Yields (missing, name, text) for one use of a name; `keywords` are those of a call."""
     try:
-        found = resolve(name)
+        used = resolve(name)
         owner = resolve(name.rpartition(".")[0]) if "." in name else None
     except Missing as error:
         yield True, error.name, error.text
         return
     member = name.rpartition(".")[2]
-    for target, attribute, argument, text in known:
+    for target, attribute, argument, text in differences:
         if attribute:
             if attribute == member and isinstance(owner, type) and issubclass(owner, target):
                 yield False, name, text
-        elif found is target and (not argument or argument in (keywords or ())):
+        elif used is target and (not argument or argument in (keywords or ())):
             yield False, f"{name}({argument}=…)" if argument else name, text
     for keyword in keywords or ():
-        if not _takes(found, keyword):
-            yield True, f"{name}({keyword}=…)", "the argument is not offered; leave it out"
+        if not _takes(used, keyword):
+            yield True, f"{name}({keyword}=…)", "the argument is not supported; leave it out"
 
 
 def _takes(target: Any, keyword: str) -> bool:
@@ -151,8 +156,8 @@ def _takes(target: Any, keyword: str) -> bool:
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects the names of TorchRec in a program: imports, dotted names, calls, and members of variables of which the
-    class is visible (`kjt: KeyedJaggedTensor`, `kjt = KeyedJaggedTensor(…)`)."""
+    """Collects the names of TorchRec in a program: imports, dotted names, calls, and members of variables of a visible
+    class (`kjt: KeyedJaggedTensor`, `kjt = KeyedJaggedTensor(…)`)."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # a name of the program → TorchRec's
@@ -162,7 +167,7 @@ class _Reader(ast.NodeVisitor):
         self._calls: dict[int, tuple[str, ...]] = {}  # id of a called node → its keywords
 
     def uses(self) -> Iterator[tuple[int, str, tuple[str, ...] | None]]:
-        """(line, TorchRec's name, keywords of a call or None)."""
+        """Yields (line, TorchRec's name, keywords of a call or None)."""
         yield from ((line, name, None) for line, name in self._imported)
         for node in self._nodes:
             if (name := self._torchrec_name(node)) is not None:
@@ -200,8 +205,8 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
-        if isinstance(node.value, ast.Call) and (made := self._made_by(node.value)) is not None:
-            self._classes |= {name: made for target in node.targets if (name := _dotted(target))}
+        if isinstance(node.value, ast.Call) and (class_name := self._class_of(node.value)) is not None:
+            self._classes |= {name: class_name for target in node.targets if (name := _dotted(target))}
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.generic_visit(node)
@@ -215,12 +220,12 @@ class _Reader(ast.NodeVisitor):
         if annotation is not None and (name := self._torchrec_name(annotation)) is not None:
             self._classes[variable] = name
 
-    def _made_by(self, call: ast.Call) -> str | None:
-        """TorchRec's name of the class that a call makes an object of: `Class(…)` or `Class.from_…(…)`."""
+    def _class_of(self, call: ast.Call) -> str | None:
+        """Returns TorchRec's name of the class in a call `Class(…)` or `Class.from_…(…)`."""
         name = self._torchrec_name(_bare(call.func)) or ""
-        made = name.rpartition(".")[0] if name.rpartition(".")[2].startswith("from_") else name
+        class_name = name.rpartition(".")[0] if name.rpartition(".")[2].startswith("from_") else name
         try:
-            return made if made and isinstance(resolve(made), type) else None
+            return class_name if class_name and isinstance(resolve(class_name), type) else None
         except Missing:
             return None
 
@@ -237,7 +242,7 @@ class _Reader(ast.NodeVisitor):
         return None
 
     def _member(self, cls: str, member: str) -> str | None:
-        """A member that the class has; one that only an object has is no name of TorchRec's."""
+        """Returns the name of a member of a class; None for an attribute of instances only."""
         try:
             return f"{cls}.{member}" if hasattr(resolve(cls), member) else None
         except Missing:
@@ -245,18 +250,18 @@ class _Reader(ast.NodeVisitor):
 
 
 def _as_torchrec(module: str) -> str | None:
-    """`torchrec.x` for `torchrec.x` and `rayrec.torchrec.x`; None for other modules."""
+    """Returns `torchrec.x` for `torchrec.x` and `rayrec.torchrec.x`; None for other modules."""
     name = module.removeprefix("rayrec.")
     return name if name == ALIAS or name.startswith(f"{ALIAS}.") else None
 
 
 def _bare(node: ast.expr) -> ast.expr:
-    """`Class` of `Class[In, Out]`."""
+    """Returns `Class` for `Class[In, Out]`."""
     return node.value if isinstance(node, ast.Subscript) else node
 
 
 def _dotted(node: ast.AST) -> str:
-    """`a.b.c` of a name or a chain of attributes; "" of anything else."""
+    """Returns `a.b.c` for a name or a chain of attributes; "" otherwise."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (owner := _dotted(node.value)):
@@ -265,12 +270,12 @@ def _dotted(node: ast.AST) -> str:
 
 
 def report(path: str | Path, checked: Checked) -> str:
-    """The findings as text: missing names first, then differences, each with its lines."""
+    """Returns the findings as text, with lines: first missing names, then differences."""
     missing = [item for item in checked.findings if item.missing]
-    differ = [item for item in checked.findings if not item.missing]
-    head = f"{path}: uses {checked.num_names} names of torchrec: {len(missing)} missing, {len(differ)} differences"
+    different = [item for item in checked.findings if not item.missing]
+    head = f"{path}: uses {checked.num_names} names of torchrec: {len(missing)} missing, {len(different)} differences"
     out = [head]
-    for title, items in (("missing", missing), ("works differently", differ)):
+    for title, items in (("missing", missing), ("works differently", different)):
         if items:
             out += ["", title]
             for item in items:

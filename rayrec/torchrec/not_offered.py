@@ -1,4 +1,4 @@
-"""Importing a module or name of TorchRec that rayrec does not have raises an error with the alternative."""
+"""Raises an error with the alternative when you import a module or name of TorchRec that rayrec lacks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _INSTEAD = MODULES | {f"{module}.{name}": text for module, names, text in NAMES 
 
 
 class NotOffered(ModuleNotFoundError):
-    """A module or name of TorchRec that rayrec does not have; the message names the alternative."""
+    """A module or name of TorchRec that rayrec lacks; the message names the alternative."""
 
 
 def names_left_out(module: str) -> Callable[[str], Any]:
-    """A module's `__getattr__`: raises NotOffered for the names and submodules of it that `left_out` lists.
+    """Returns the `__getattr__` of a module, which raises NotOffered for names and submodules in `left_out`.
 
     Args:
-        module: its `__name__`.
+        module: `__name__` of the module.
     """
 
     def missing(name: str) -> NoReturn:
@@ -34,7 +34,7 @@ def names_left_out(module: str) -> Callable[[str], Any]:
 
 
 def instead_of(module: str) -> str | None:
-    """What to use instead of a module, or of one that it lies in; None if neither is left out."""
+    """Returns the alternative to a module, or to a package that contains it; None if neither is left out."""
     path = module.removeprefix(_ROOT)
     while path:
         if path in MODULES:
@@ -44,7 +44,7 @@ def instead_of(module: str) -> str | None:
 
 
 class _Finder:
-    """Last in `sys.meta_path`: raises NotOffered for modules of TorchRec that no other finder has found."""
+    """Last in `sys.meta_path`; raises NotOffered for modules of TorchRec that no other finder finds."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
         if name.startswith(_ROOT) and (instead := instead_of(name)) is not None:
@@ -52,6 +52,6 @@ class _Finder:
 
 
 def install() -> None:
-    """Makes the import of a module that is not offered raise NotOffered."""
+    """Makes imports of missing modules raise NotOffered."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,7 +1,7 @@
 """Runs a script as the main module, with `import torchrec` meaning `rayrec.torchrec`.
 
-multiprocessing imports the main module anew in spawned processes, by the name in its `__spec__`. That name is this
-module's, so that those processes install the alias too, then run the script as `__mp_main__`.
+In spawned processes, multiprocessing imports the main module again, by the name in its `__spec__`. That name is this
+module's, so these processes also install the alias, and then run the script as `__mp_main__`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 
 from rayrec.torchrec.alias import install
 
-SCRIPT = "RAYREC_TORCHREC_SCRIPT"  # environment variable: the script's path, for spawned processes
+SCRIPT = "RAYREC_TORCHREC_SCRIPT"  # environment variable with the path of the script, for spawned processes
 
 
 def run(path: str) -> None:
-    """Runs a script as `python path` does; `sys.argv` holds its arguments.
+    """Runs a script like `python path`; `sys.argv` holds its arguments. Exceptions of the script propagate.
 
     Raises:
         OSError: the file cannot be read.
-        SystemExit: whatever the script raises passes through.
     """
     code = _compiled(path)
     install()

@@ -1,4 +1,4 @@
-"""Helpers of tests that programs import."""
+"""`torchrec.test_utils`: helpers for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def get_free_port() -> int:
-    """A TCP port of this host that was free a moment ago."""
+    """Returns a free TCP port of this host."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.bind(("localhost", 0))
         port: int = listener.getsockname()[1]
@@ -27,7 +27,7 @@ def get_free_port() -> int:
 
 
 def seed_and_log(wrapped_func: Callable[..., T]) -> Callable[..., T]:
-    """Decorates a function: each call seeds random, numpy and torch from the clock, and prints the seed."""
+    """Decorator: each call seeds random, numpy and torch from the clock, and prints the seed."""
 
     @functools.wraps(wrapped_func)
     def seeded(*args: Any, **kwargs: Any) -> T:
@@ -44,11 +44,11 @@ def seed_and_log(wrapped_func: Callable[..., T]) -> Callable[..., T]:
 def init_distributed_single_host(
     rank: int, world_size: int, backend: str, local_size: int | None = None
 ) -> dist.ProcessGroup:
-    """The default process group of `world_size` processes of this host, which MASTER_ADDR and MASTER_PORT name.
+    """Initializes the default process group of processes on this host, at MASTER_ADDR and MASTER_PORT.
 
     Args:
-        rank, world_size, backend: as of torch.distributed.init_process_group.
-        local_size: LOCAL_WORLD_SIZE; the world by default.
+        rank, world_size, backend: see torch.distributed.init_process_group.
+        local_size: LOCAL_WORLD_SIZE; default: the world size.
     """
     size = world_size if local_size is None else local_size
     os.environ["LOCAL_WORLD_SIZE"], os.environ["LOCAL_RANK"] = str(size), str(rank % size)
@@ -60,12 +60,12 @@ def init_distributed_single_host(
 
 
 def cuda_device_count() -> int:
-    """GPUs of this host."""
+    """Returns the number of GPUs of this host."""
     return torch.cuda.device_count()
 
 
 def is_asan() -> bool:
-    """Whether the program runs under an address sanitizer; never, for Python as it is installed."""
+    """Returns False; sanitizer builds are not supported."""
     return False
 
 
@@ -73,7 +73,7 @@ is_tsan = is_asan_or_tsan = is_asan
 
 
 def skip_if_asan(func: T) -> T:
-    """The function or class itself: there is no sanitizer."""
+    """Returns the function or class unchanged."""
     return func
 
 
@@ -81,7 +81,7 @@ skip_if_asan_class = skip_if_asan
 
 
 def get_state_buffers_parameters(model: nn.Module) -> dict[str, Any]:
-    """A model's state_dict, buffers and parameters, each by name."""
+    """Returns the state_dict, buffers and parameters of a model, each by name."""
     return {
         "named_buffers": dict(model.named_buffers()),
         "named_parameters": dict(model.named_parameters()),
@@ -96,14 +96,15 @@ def assert_state_buffers_parameters_equal(
     check_named_parameters: bool = True,
     check_state_dict: bool = True,
 ) -> None:
-    """Raises AssertionError where names or values of two models differ, in the kinds that are checked."""
-    one, other = get_state_buffers_parameters(model_1), get_state_buffers_parameters(model_2)
-    checked = {
+    """Raises AssertionError if names or values of two models differ."""
+    state_1, state_2 = get_state_buffers_parameters(model_1), get_state_buffers_parameters(model_2)
+    checks = {
         "named_buffers": check_named_buffers,
         "named_parameters": check_named_parameters,
         "state_dict": check_state_dict,
     }
-    for kind in (kind for kind, wanted in checked.items() if wanted):
-        assert one[kind].keys() == other[kind].keys(), f"{kind}: {sorted(one[kind])} and {sorted(other[kind])}"
-        for name, value in one[kind].items():
-            torch.testing.assert_close(value, other[kind][name], msg=f"{kind}: {name!r} differs")
+    for kind in (kind for kind, enabled in checks.items() if enabled):
+        names_1, names_2 = sorted(state_1[kind]), sorted(state_2[kind])
+        assert names_1 == names_2, f"{kind}: {names_1} and {names_2}"
+        for name, value in state_1[kind].items():
+            torch.testing.assert_close(value, state_2[kind][name], msg=f"{kind}: {name!r} differs")

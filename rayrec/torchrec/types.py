@@ -1,4 +1,4 @@
-"""`DataType`, and base classes of modules with a cache or their own way of copying."""
+"""`torchrec.types`: `DataType`, and base classes of modules with a cache or a custom copy."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["CacheMixin", "CopyMixIn", "DataType", "ModuleCopyMixin", "ModuleNoCo
 
 
 class CacheMixin(ABC):
-    """Something that keeps results between calls."""
+    """An object with a cache."""
 
     @abstractmethod
     def clear_cache(self) -> None:
-        """Forgets them."""
+        """Clears the cache."""
 
 
 class CopyMixIn(ABC):
-    """Something that knows how it is copied to a device."""
+    """An object that can be copied to a device."""
 
     @abstractmethod
     def copy(self, device: torch.device) -> Any:
-        """The copy."""
+        """Returns the copy."""
 
 
 class ModuleCopyMixin(CopyMixIn):
-    """A module that is moved."""
+    """A module that `copy` moves."""
 
     def copy(self, device: torch.device) -> nn.Module:
         assert isinstance(self, nn.Module)
@@ -38,7 +38,7 @@ class ModuleCopyMixin(CopyMixIn):
 
 
 class ModuleNoCopyMixin(CopyMixIn):
-    """A module that stays where it is and is shared."""
+    """A module that `copy` returns unchanged."""
 
     def copy(self, device: torch.device) -> nn.Module:
         assert isinstance(self, nn.Module)

@@ -1,4 +1,4 @@
-"""The driver: `Trainer(TrainConfig(...)).fit()` takes a config to a run folder with a trained, evaluated model."""
+"""`Trainer(TrainConfig(...)).fit()`: runs a config and writes a run folder with a trained, evaluated model."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ from rayrec.train.run.resolved import ResolvedValues, with_versions
 from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start
-from rayrec.train.worker.own_metrics import made as made_metric
+from rayrec.train.worker.own_metrics import metric_of
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import TEST, Job
 
 
 class Trainer:
-    """Trains one config, or goes on where a run of the same name stopped.
+    """Trains one config, or resumes the run of the same name.
 
     Args:
         config: what to train.
-        factory: makes the model, instead of `config.model`; called as
+        factory: Makes the model instead of `config.model`; called as
             `factory(tables=..., num_dense=..., device=..., **config.model.args)`.
-        fresh: set an earlier run of this name aside instead of going on with it.
-        root: folder that relative paths of the config start from; default the working folder.
-        display: where to show progress.
-        allow_code: in a Ray job, import a `model.factory` that was not submitted with it.
-        callbacks: called in this process as the run goes on, see `rayrec.train.Callback`.
+        fresh: Move an earlier run of this name aside instead of resuming it.
+        root: Base folder of relative paths in the config. Default: the working folder.
+        display: Shows progress.
+        allow_code: In a Ray job, import a `model.factory` that was not submitted with it.
+        callbacks: Called in this process during the run, see `rayrec.train.Callback`.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class Trainer:
         self.display = display or Display()
         self.callbacks = Callbacks(callbacks, self._warn)
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
-        self._lease: Lease  # while a run goes on
+        self._lease: Lease  # held during `fit`
         self._earlier_values: ResolvedValues  # resolved by earlier launches
         self.mirror = Mirror(self.folder)
         self._warnings: list[str] = []
         self._periods: Periods | None = None
-        self._progress: str | None = None  # among the periods
+        self._progress: str | None = None
 
     def fit(self) -> Result:
         """Train to the last epoch, evaluate, report.
 
         Raises:
-            ValueError: wrong input (`DataError`), a wrong setting, storage that cannot be written (`StorageError`), too
-                few CPUs or GPUs (`ResourceError`), a failed run (`TrainError`), Ctrl-C (`Interrupted`). The message
-                names the cause and the fix; committed checkpoints stay.
+            ValueError: invalid input (`DataError`) or settings, storage that cannot be written (`StorageError`), too
+                few CPUs or GPUs (`ResourceError`), a failed run (`TrainError`), Ctrl-C (`Interrupted`).
+                The message names the cause and the fix. Committed checkpoints are kept.
         """
         if self.fresh:
             self._set_aside()
@@ -150,27 +150,27 @@ class Trainer:
         return result
 
     def _push(self) -> None:
-        with suppress(OSError):  # reported by the push
+        with suppress(OSError):  # `push` reports it
             if not self._lease.held:
-                return  # they are another launch's files by now
+                return  # another launch owns the files now
         self.mirror.push(self._warn)
 
     def _warn(self, text: str) -> None:
         self.display.say(text, style="yellow")
 
     def _job(self, launch: Launch) -> Job:
-        """Everything that can be wrong with data and model is found here, before any worker starts."""
+        """The job for the workers. Checks data and model before any worker starts."""
         config = self.config
         footers = FooterIndex.open(self.folder.footers)
         read = config.data.read
         connect = connected if config.trainer.num_workers else nullcontext
         reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
         train, evaluation = self._data(reading)
-        config, data = self.config, self.config.data  # with the types of ids
+        config, data = self.config, self.config.data  # with resolved id types
         others = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
         sets = {name: Manifest.of(data_set, config.data_schema, reading) for name, data_set in others.items()}
         for metric in config.trainer.metrics:
-            made_metric(metric)
+            metric_of(metric)
         footers.save()
         model = build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)
@@ -196,7 +196,7 @@ class Trainer:
         )
 
     def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None]:
-        """What is trained and evaluated on; the config gets the types of ids that it is trained with."""
+        """Manifests of the training and evaluation rows. Resolves the types of ids in the config."""
         data, schema = self.config.data, self.config.data_schema
         rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
         if data.progressive is not None and isinstance(data.train, DataSet):
@@ -230,14 +230,14 @@ class Trainer:
             self._warn(f"warning: {text}")
 
     def _count_epochs(self) -> None:
-        """Progressive training has the epochs that its checkpoint has begun, and one for each period that is left."""
+        """Sets the epochs of progressive training: those begun so far, and one for each remaining period."""
         data, column = self.config.data.train, self.config.data.progressive
         if column is None:
             return
-        assert isinstance(data, DataSet), "a config's check refuses others"
+        assert isinstance(data, DataSet), "checked with the config"
         latest, periods = newest_checkpoint(self.folder), Periods.of(data, column, self.config.data_schema.text_columns)
         if latest is None:
-            self.folder.result.unlink(missing_ok=True)  # of checkpoints that are gone: all periods are trained anew
+            self.folder.result.unlink(missing_ok=True)  # its checkpoints are gone: train all periods again
         position = START if latest is None else Position.from_dict(latest.extra["position"])
         position = position.among(periods)
         assert position.cursor.only is not None, "it is among periods"
@@ -247,18 +247,18 @@ class Trainer:
         self._periods, self._progress = periods, periods.report(position.cursor.only, position.trained)
 
     def _finished(self) -> Result | None:
-        """The result of an earlier run of this name that has all its epochs."""
+        """The result of an earlier launch that completed all epochs; None if there is more to train."""
         raw = self.folder.read_result()
         if raw is None or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
             return None
         self._refuse_other_config()
-        more = "raise trainer.epochs to train on"
+        more = "raise trainer.epochs to train more"
         if self._progress is not None:
             more = f"it is {self._progress}"
         if raw.get("ended"):
             more = f"it ended early ({raw['ended']})"
         self._warn(
-            f"run {self.config.name} is finished already ({raw['epochs']} epochs); {more}, or start over with --fresh"
+            f"run {self.config.name} is already finished ({raw['epochs']} epochs); {more}, or start over with --fresh"
         )
         return Result.from_dict(self.folder.path, raw)
 
@@ -276,7 +276,7 @@ class Trainer:
         return before
 
     def _check_earlier(self) -> None:
-        """A committed checkpoint binds the run to the config it was made with."""
+        """Refuses another config if the run has a committed checkpoint."""
         if newest_checkpoint(self.folder) is None:
             return
         before = self._refuse_other_config()
@@ -284,15 +284,17 @@ class Trainer:
             return
         old, new = before["trainer"]["batch_size"], self.config.trainer.batch_size
         if old != new:
-            self._warn(f"goes on with {new:,} rows a step instead of {old:,}; schedules count the new steps")
+            self._warn(
+                f"batch size changed from {old:,} to {new:,} rows; learning-rate schedules count steps of the new size"
+            )
 
     def _set_aside(self) -> None:
         if self.folder.path.exists():
             with self.folder.locked():
                 with leased(self.folder, self._warn):
-                    pass  # no other launch is going on
+                    pass  # fails if another launch is running
                 aside = self.folder.set_aside()
-            self._warn(f"the earlier run was set aside: {aside}")
+            self._warn(f"moved the earlier run to {aside}")
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
@@ -306,14 +308,14 @@ class Trainer:
         self._push()
 
     def _with_advice(self, error: TrainError) -> TrainError:
-        """The error, and where the run can be taken up again."""
+        """The error with a hint how to resume."""
         try:
             latest = newest_checkpoint(self.folder) if self._lease.held else None
-        except (ValueError, OSError):  # it is, or hides, what the error reports
+        except (ValueError, OSError):  # the storage itself is the problem that the error reports
             return error
         if latest is None:
             return error
-        advice = f"the checkpoint of step {latest.step} is intact; the same command goes on from it"
+        advice = f"the checkpoint of step {latest.step} is intact; run the same command again to resume from it"
         if isinstance(error, Interrupted):
             return Interrupted(f"{error}\n{advice}", error.signal)
         return type(error)(f"{error}\n{advice}")

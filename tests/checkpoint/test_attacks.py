@@ -16,7 +16,7 @@ import torch
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, DamagedCheckpointError, Saving
 from rayrec.checkpoint.manifest import Manifest, sha256
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbOptimType
 from tests.checkpoint.test_store import build, train
 
 ADAGRAD = EmbOptimType.EXACT_ADAGRAD

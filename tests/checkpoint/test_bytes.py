@@ -178,7 +178,7 @@ def test_a_damaged_header_hides_its_file_alone() -> None:
         rotten = bytearray(file.read_bytes())
         rotten[9] ^= 1
         file.write_bytes(rotten)
-        assert list(reader.damages()) == [Damage(file.name, "its header is not what was written")]
+        assert list(reader.damages()) == [Damage(file.name, "its header was changed")]
         torch.testing.assert_close(reader.tensor("table/a", slice(5, 9)), numbers([4, 2], torch.float32, 10))
 
 

@@ -11,8 +11,13 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ShardingEnv,
+    ShardingPlan,
+)
 from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.models import DLRM
 from tests.checkpoint.test_store import adam, tables, train

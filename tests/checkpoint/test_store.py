@@ -12,8 +12,13 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ShardingEnv,
+    ShardingPlan,
+)
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig

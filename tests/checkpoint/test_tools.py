@@ -15,7 +15,7 @@ from rayrec.checkpoint.saving import Work
 from rayrec.checkpoint.tools import describe, find, verify
 from rayrec.checkpoint.warm_start import Names, load_weights
 from rayrec.checkpoint.writer import Item, Throttle
-from rayrec.cli.main import run
+from rayrec.cli import run
 from rayrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.distributed.kernel import EmbOptimType
 from rayrec.models import DLRM

@@ -49,7 +49,7 @@ def test_train_report_and_evaluate(config: Path, capsys: pytest.CaptureFixture[s
     assert json.loads((folder / "evaluation.json").read_text())["samples"] == 200
 
     assert run(["train", str(config), "--name", "first"]) == 0
-    assert "is finished already" in capsys.readouterr().out
+    assert "is already finished" in capsys.readouterr().out
 
 
 def test_plan_needs_no_data_and_writes_what_training_takes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written_is_named(
     (tmp_path / "a.csv").write_text("user,label\n1,0\n")
     below = str(tmp_path / "a.csv" / "below")
     for args, part in [
-        (["data", "fit", str(config), "--out", below], f"--out {below} cannot be written: "),
+        (["data", "fit", str(config), "--out", below], f"--out {below}: cannot write the file: "),
         (
             ["data", "convert", str(tmp_path / "a.csv"), below],
             f"cannot create the folder: Not a directory (file {below}); fix: ",
@@ -192,7 +192,7 @@ def test_what_turns_debugging_on(value: str | None, on: bool, monkeypatch: pytes
 def test_only_one_place_reads_whether_to_debug() -> None:
     """`RAYREC_DEBUG=0` must mean the same to training, to serving and to the commands."""
     places = [path.name for path in (ROOT / "rayrec").rglob("*.py") if 'get("RAYREC_DEBUG' in path.read_text()]
-    assert places == ["_debug.py"]
+    assert places == ["debug.py"]
 
 
 def descendants(pid: int) -> set[int]:
@@ -258,7 +258,7 @@ def test_sigterm_takes_a_last_checkpoint_ends_everything_and_the_same_command_go
             os.killpg(started.pid, signal.SIGKILL)
     assert started.returncode == 143, output
     assert "whose checkpoint is complete" in output
-    assert "the same command goes on from it" in output
+    assert "run the same command again to resume from it" in output
     assert "Traceback" not in output
     until = time.monotonic() + 60
     while time.monotonic() < until and any(map(running, below)):

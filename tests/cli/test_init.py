@@ -117,8 +117,8 @@ def test_the_config_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monk
         (["three.csv", "--label", "y"], "3 values, not two: 'a', 'b', 'c'"),
         (["three.csv", "--label", "Y=a"], "did you mean 'y'?"),
         (["three.csv", "--name", "a b"], "try --name a-b"),
-        (["three.csv", "--name", "taken"], "taken.yaml exists already and is not overwritten"),
-        (["three.csv", "--name", "held"], "held-data exists already and is not overwritten"),
+        (["three.csv", "--name", "taken"], "taken.yaml already exists"),
+        (["three.csv", "--name", "held"], "held-data already exists"),
     ],
 )
 def test_what_cannot_be_begun_is_one_message_and_leaves_nothing(

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from rayrec.cli.main import app
+from rayrec.cli.app import app
 from rayrec.data import DataError
 from rayrec.data.tools.histories import Log, by_time, make_sequences
 

@@ -232,7 +232,7 @@ def test_a_file_that_changes_or_goes_is_noticed(uri: str) -> None:
         ("s3://nowhere/x", "the bucket 'nowhere' does not exist .* region, endpoint and credentials"),
         ("s3://nowhere/*.parquet", "the bucket 'nowhere' does not exist"),
         ("s3://clicks/nothing", "the path does not exist"),
-        ("s3://clicks/train%20set/a%20b", "in a URI a % of the name itself is written %25"),
+        ("s3://clicks/train%20set/a%20b", "in a URI, write a % in a name as %25"),
         ("s3://clicks/train%20set/*.csv", "the pattern matches no file"),
     ],
 )

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.cli.main import run as cli
+from rayrec.cli import run as cli
 from rayrec.data import DataError
 from rayrec.inference import Model
 from rayrec.inference.predict import predict

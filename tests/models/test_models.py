@@ -11,8 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ShardingEnv,
+    ShardingPlan,
+)
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DCN, DLRM, MODELS, Batch, DeepFM
 from rayrec.models.interaction import InteractionArch

@@ -14,10 +14,10 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
+    EmbOptimType,
     ShardingEnv,
     ShardingPlan,
 )
-from rayrec.distributed.kernel import EmbOptimType
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import MODELS, Batch
 from rayrec.models.esmm import logit_of_both

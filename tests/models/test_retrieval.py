@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, ShardingEnv, comm
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, EmbOptimType, ShardingEnv, comm
 from rayrec.models import Batch, hstu, sasrec
 from rayrec.models.next_item import NextItem
 from rayrec.models.retrieval_loss import LOSSES, RetrievalLoss

@@ -72,7 +72,7 @@ def test_the_ends_of_a_schedule() -> None:
         WarmupStage(WarmupPolicy.POLY, max_iters=4, decay_iters=3)
     param = torch.nn.Parameter(torch.zeros(1))
     inner = KeyedOptimizerWrapper({"p": param}, lambda params: torch.optim.SGD(params, lr=7.0))
-    with pytest.raises(ValueError, match=r"must end one after the other; max_iters are \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"max_iters of the warmup stages must increase; they are \[2, 2\]"):
         WarmupOptimizer(inner, [WarmupStage(max_iters=2), WarmupStage(max_iters=2)])
     warm = WarmupOptimizer(inner, [WarmupStage(WarmupPolicy.CONSTANT, 1, 0.5)])
     rates = []

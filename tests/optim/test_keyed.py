@@ -195,7 +195,7 @@ def test_stages_follow_one_another_and_a_resumed_schedule_goes_on() -> None:
 
 
 def test_wrong_schedules_are_named() -> None:
-    with pytest.raises(ValueError, match=r"max_iters are \[5, 5\]"):
+    with pytest.raises(ValueError, match=r"must increase; they are \[5, 5\]"):
         WarmupOptimizer(keyed(w=[1.0]), [WarmupStage(max_iters=5), WarmupStage(max_iters=5)])
     with pytest.raises(ValueError, match="max_iters=0 must be at least 1"):
         WarmupStage(max_iters=0)
@@ -206,7 +206,7 @@ def test_wrong_schedules_are_named() -> None:
     with pytest.raises(ValueError, match="sgdr_period=0 must be at least 1"):
         WarmupStage(sgdr_period=0)
     for some in ({"end_value": 1.0}, {"start_interpolating_iters": 0}):
-        with pytest.raises(ValueError, match="start_interpolating_iters and end_value must be given"):
+        with pytest.raises(ValueError, match="start_interpolating_iters and end_value are required"):
             WarmupStage(policy=P.INTERPOLATE, **some)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_iters are \[1, 5, 4\]"):
         WarmupOptimizer(keyed(w=[1.0]), [WarmupStage(max_iters=end) for end in (1, 5, 4)])
@@ -323,7 +323,7 @@ def test_a_local_step_always_and_a_global_one_after_so_many() -> None:
         SemisyncOptimizer([], local, in_a_wrapper(outer))
     with pytest.raises(ValueError, match="wrap an optimizer with global_step"):
         SemisyncOptimizer([1], local, local)
-    with pytest.raises(ValueError, match="different tensors of it"):
+    with pytest.raises(ValueError, match="different tensors"):
         SemisyncOptimizer([1], local, in_a_wrapper(Noting(a=[1.0])))
     with pytest.raises(ValueError, match="no parameter has __semisync_local"):
         both.load_state_dict({"state": {"a": {}}})

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed.kernel import EmbOptimType, OptimizerSpec
+from rayrec.distributed import EmbOptimType
+from rayrec.distributed.kernel import OptimizerSpec
 from rayrec.distributed.kernel import optimizer_formulas as formulas
 from rayrec.torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayrec.cli.main import run
+from rayrec.cli import run
 from rayrec.inference import ExportError
 from rayrec.serve import ClientConfig, ModelSpec, ServeConfig, TlsConfig, load_serve_config
 from rayrec.serve.clients import read_token

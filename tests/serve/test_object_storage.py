@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from rayrec.cli.main import run
+from rayrec.cli import run
 from rayrec.inference import ExportError, artifact
 from rayrec.serve import JSON, ModelSpec, ServeConfig, Service, load_serve_config
 from rayrec.serve.on_ray import check

@@ -101,15 +101,15 @@ def test_a_checkpoint_is_indexed_as_its_run_and_options_of_the_other_form_are_re
     pq.write_table(pa.table({"item": [1], "vector": index.vectors[:1].tolist()}), tmp_path / "one.parquet")
     one, out = str(tmp_path / "one.parquet"), str(tmp_path / "out")
     for source, option, value, why in [
-        (str(trained), "--queries", one, "is a run, which takes no --queries"),
-        (str(checkpoint), "--extend", str(index.folder), "is a run, which takes no --extend"),
-        (one, "--items", one, "is no run, but item vectors, which takes no --items"),
-        (one, "--tables", "int8", "is no run, but item vectors, which takes no --tables"),
+        (str(trained), "--queries", one, "is a run: remove --queries"),
+        (str(checkpoint), "--extend", str(index.folder), "is a run: remove --extend"),
+        (one, "--items", one, "holds item vectors, not a run: remove --items"),
+        (one, "--tables", "int8", "holds item vectors, not a run: remove --tables"),
     ]:
         assert run(["index", source, out, option, value]) == 1
         assert why in capsys.readouterr().err and not Path(out).exists()
     assert run(["index", one, out, "--extend", str(index.folder), "--search", "hnsw"]) == 1
-    assert f"the search is that of {index.folder}, which takes no --search" in capsys.readouterr().err
+    assert f"the index has the search of {index.folder}: remove --search" in capsys.readouterr().err
 
 
 def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path) -> None:

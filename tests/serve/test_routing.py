@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.cli.main import run
+from rayrec.cli import run
 from rayrec.serve import JSON, App, ModelSpec, Service
 from rayrec.serve.routing import by_share, unit_hash
 from tests.serve.server import GOOD, Server

@@ -264,7 +264,7 @@ def faulty(**changes: Any) -> KeyedJaggedTensor:
         (faulty(lengths=torch.tensor([1, 2, -1, 3])), "feature 'b', example 0: length -1 is negative"),
         (faulty(lengths=torch.tensor([1, 2, 0, 3])), "lengths add up to 6, but there are 5 values"),
         (faulty(lengths=torch.ones(4, dtype=torch.int16)), "lengths are torch.int16"),
-        (KeyedJaggedTensor(["a", "a"], torch.arange(5), lengths=torch.tensor([3, 2])), "key 'a' comes twice"),
+        (KeyedJaggedTensor(["a", "a"], torch.arange(5), lengths=torch.tensor([3, 2])), "key 'a' occurs twice"),
         (faulty(values=torch.ones(5)), "values are torch.float32"),
         (faulty(weights=torch.ones(5, dtype=torch.int64)), "weights are torch.int64"),
         (
@@ -274,14 +274,14 @@ def faulty(**changes: Any) -> KeyedJaggedTensor:
         (faulty(values=torch.tensor([0, 1, 2, 3, 9])), r"feature 'b', example 1: id 9 is outside .* \[0, 7\)"),
         (faulty(values=torch.tensor([0, 1, -2, 3, 4])), r"feature 'a', example 1: id -2 is outside .* \[0, 7\)"),
         (faulty(offsets=torch.tensor([0, 1, 2, 3, 5])), "feature 'a', example 1: length 2, but offsets go from 1 to 2"),
-        (faulty(offsets=torch.tensor([1, 2, 3, 4, 5])), "offsets begin at 1"),
-        (faulty(offsets=torch.tensor([0, 5])), "2 offsets do not fit 4 lengths"),
+        (faulty(offsets=torch.tensor([1, 2, 3, 4, 5])), "offsets start at 1"),
+        (faulty(offsets=torch.tensor([0, 5])), "2 offsets for 4 lengths"),
         (
             faulty(
                 stride_per_key_per_rank=[[3], [1]],
                 inverse_indices=(["b", "a"], torch.tensor([[0, 1], [2, 2]])),
             ),
-            r"feature 'b', example 1: inverse index 1 is outside the feature's own batch \[0, 1\)",
+            r"feature 'b', example 1: inverse index 1 is outside the feature's batch \[0, 1\)",
         ),
     ],
 )

@@ -8,8 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, ShardingEnv, ShardingPlan
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ShardingEnv,
+    ShardingPlan,
+)
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
@@ -101,7 +106,7 @@ def test_gradients_are_those_of_the_plain_formula() -> None:
 def test_wrong_use_is_named() -> None:
     with pytest.raises(ValueError, match="is_weighted=True"):
         FeatureProcessedEmbeddingBagCollection(EmbeddingBagCollection(tables()), PositionWeightedProcessor({"a": 1}))
-    with pytest.raises(ValueError, match="no feature 'a'"):
+    with pytest.raises(ValueError, match="lacks feature 'a'"):
         PositionWeightedProcessor({"a": 2})(
             KeyedJaggedTensor(["b"], torch.ones(0), lengths=torch.zeros(1, dtype=torch.int64))
         )

@@ -65,7 +65,7 @@ def problem(*overrides: str) -> str:
         ("schema={label: null, dense: [{name: age}]}", ["schema: no label: give `label`"]),
         ("schema={labels: [{name: a}, {name: a}], dense: [{name: age}]}", ["appear more than once: ['a']"]),
         ("data.negative_rate=0", ["data.negative_rate: got 0"]),
-        ("model.factory=a.b:c", ["model: give `name`", "or `factory`", "not both"]),
+        ("model.factory=a.b:c", ["model: set `name`", "or `factory`", "not both"]),
         ("storage.path=s3://user:secret@bucket/runs", ["storage.path: s3://", "was given with credentials"]),
         ("name=../up", ["name: got '../up'"]),
         ("name=null", ["name: got None"]),

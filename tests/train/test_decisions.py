@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 
 from rayrec.data import Cursor
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbOptimType
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding, Shard, Span
 from rayrec.distributed.planner.cost.estimate import Estimate
@@ -27,6 +27,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.relaunch import _short
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.elastic import REQUEST, note_request, room_for, without_read_reservations
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
@@ -36,11 +37,11 @@ from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.driver.terminal import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.errors import Interrupted, describe
 from rayrec.train.planning.groups import Decision, layout_of
-from rayrec.train.run.folder import RunFolder, _short
+from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Waiting, handling_records
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import ALL, _same_rows
-from rayrec.train.worker.evaluation import Scores, _joined
+from rayrec.train.worker.evaluation import Scores, _merged
 from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
 from rayrec.train.worker.micro_batches import micro_batch_of
 from rayrec.train.worker.position import START
@@ -511,15 +512,15 @@ def test_stretches_of_time_begin_at_whole_hours_days_and_mondays(bucket: str, ti
         batch = of_rows(2)
         batch = replace(batch, time=torch.tensor([at, at]))
         scores.add(batch, torch.tensor([0.5, -0.5]))
-        (stretch,) = scores.figures()["by_time"]
+        (stretch,) = scores.compute()["by_time"]
         assert stretch["start"] == start and stretch["samples"] == 2
 
 
 def test_figures_of_groups_join_those_of_their_label() -> None:
     first = {"a": 1, "tasks": {"x": {"a": 1}, "y": {"a": 2}}}
     second = {"g": 3, "tasks": {"x": {"g": 3}, "y": {"g": 4}}}
-    assert _joined(first, second) == {"a": 1, "g": 3, "tasks": {"x": {"a": 1, "g": 3}, "y": {"a": 2, "g": 4}}}
-    assert _joined({"a": 1}, {"g": 2}) == {"a": 1, "g": 2}
+    assert _merged(first, second) == {"a": 1, "g": 3, "tasks": {"x": {"a": 1, "g": 3}, "y": {"a": 2, "g": 4}}}
+    assert _merged({"a": 1}, {"g": 2}) == {"a": 1, "g": 2}
 
 
 def test_a_position_adds_up_its_steps() -> None:
@@ -552,7 +553,7 @@ def window_of(steps: int, loss: float = 2.0) -> Window:
 def test_a_window_refuses_a_loss_that_is_not_finite_and_begins_anew() -> None:
     window = window_of(3)
     window.check(3)
-    with pytest.raises(TrainError, match="not a finite number any more at step 3"):
+    with pytest.raises(TrainError, match="not finite at step 3"):
         window.check(3, sound=False)
     figures = window.close(3)
     assert (figures["loss"], figures["samples_per_second"], figures["data_wait_fraction"]) == (2.0, 2.0, 0.25)
@@ -598,13 +599,13 @@ def test_skipped_rows_are_told_once() -> None:
     assert rows.event(0) is None
     stream.see(4)
     found = rows.event(1)
-    assert found["message"] == "1 training row could not be used and was left out in epoch 2"
+    assert found["message"] == "1 training row could not be used and was skipped in epoch 2"
     assert (found["count"], found["samples"]) == (1, [{"row": 4}])
     assert rows.event(1) is None
     for row in (5, 6):
         stream.see(row)
     found = rows.event(0)
-    assert found["message"] == "2 training rows could not be used and were left out in epoch 1"
+    assert found["message"] == "2 training rows could not be used and were skipped in epoch 1"
     assert (found["count"], found["samples"]) == (2, [{"row": 5}, {"row": 6}])
 
 

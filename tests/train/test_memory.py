@@ -17,7 +17,7 @@ from rayrec.models import DLRM, Batch
 from rayrec.train.errors import is_retryable
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.loop import fit
-from rayrec.train.worker.memory import OutOfMemory, is_out_of_memory, out_of_memory, what_took_memory
+from rayrec.train.worker.memory import OutOfMemory, is_out_of_memory, memory_use, out_of_memory
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, write_all
 
@@ -63,13 +63,13 @@ def test_the_largest_tables_are_named_first_with_their_optimizer_states(tmp_path
     learner = make_learner(make_job(raw), session_alone(Silent()))
     sizes = {place: 10_000 * place * (8 + 1) * 4 for place in range(1, 7)}  # row-wise: a number beside each row
     named = ", ".join(f"t{place} {human_bytes(sizes[place])}" for place in (6, 5, 4, 3, 2))
-    text = what_took_memory(learner, torch.device("cpu")).replace("embedding_bags.embedding_bags.", "")
-    assert text.startswith(f"6 tables with their optimizer states hold {human_bytes(sum(sizes.values()))} ({named}), ")
+    text = memory_use(learner, torch.device("cpu")).replace("embedding_bags.embedding_bags.", "")
+    assert text.startswith(f"6 tables with optimizer state use {human_bytes(sum(sizes.values()))} ({named}), ")
 
 
 def test_tables_that_do_not_fit_are_told_before_there_is_a_model() -> None:
     text = str(out_of_memory(MemoryError(), None, torch.device("cpu"), 3))
-    assert text.startswith("rank 3 is out of memory: the model was being made") and text.endswith("(MemoryError)")
+    assert text.startswith("rank 3 is out of memory: the model was being built") and text.endswith("(MemoryError)")
 
 
 @pytest.mark.parametrize(

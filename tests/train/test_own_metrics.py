@@ -22,7 +22,7 @@ from rayrec.train.errors import TrainError
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.worker.lockstep import RankError
-from rayrec.train.worker.own_metrics import OwnMetrics, made
+from rayrec.train.worker.own_metrics import OwnMetrics, metric_of
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import make_job, rank_session, raw_config, write_all
 
@@ -98,15 +98,15 @@ def test_a_metric_that_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "text"),
     [
-        ({**F1, "args": {"threshhold": 0.4}}, r"trainer\.metrics\.f1\.args: .* does not take them"),
+        ({**F1, "args": {"threshhold": 0.4}}, r"trainer\.metrics\.f1\.args: .* does not accept them"),
         ({**F1, "factory": "torchmetrics.classification:F2"}, "has no function 'F2'"),
-        ({**F1, "factory": "builtins:dict", "args": {}}, r"made dict; a torchmetrics\.Metric is needed"),
-        ({**SPREAD, "factory": "tests.train.test_own_metrics:Mean"}, "do not add up exactly"),
+        ({**F1, "factory": "builtins:dict", "args": {}}, r"returned dict, which is not a torchmetrics\.Metric"),
+        ({**SPREAD, "factory": "tests.train.test_own_metrics:Mean"}, "cannot be merged exactly"),
     ],
 )
 def test_what_is_no_exact_metric_is_refused(metric: dict[str, Any], text: str) -> None:
     with pytest.raises(TrainError, match=text):
-        made(MetricConfig(**metric))
+        metric_of(MetricConfig(**metric))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rayrec.checkpoint import CheckpointStore
 from rayrec.checkpoint.tools import verify
 from rayrec.cli import run
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import EmbOptimType
 from rayrec.models import DLRM, Batch
 from rayrec.storage.folder import open_folder
 from rayrec.train.errors import StorageError

@@ -156,4 +156,4 @@ def test_a_wait_for_room_has_a_limit_where_one_is_set(tmp_path: Path) -> None:
         assert run.ended() == 1
     said = run.said()
     assert "No room for the workers within trainer.wait_for_room_s=4 s: 2 workers need 1 CPU each" in said
-    assert "is intact; the same command goes on from it" in said
+    assert "is intact; run the same command again to resume from it" in said

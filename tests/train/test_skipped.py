@@ -38,7 +38,7 @@ def test_skipped_rows_are_kept_with_their_places(tmp_path: Path) -> None:
         assert len(samples) == 3
         for sample in samples:
             assert sample["file"].endswith("train/bad.parquet") and sample["row"] < 9 and sample["column"] == "label"
-    assert "2 evaluation rows could not be used and were left out in epoch 1" in shown(tmp_path)
+    assert "2 evaluation rows could not be used and were skipped in epoch 1" in shown(tmp_path)
     report = (result.folder / "report.html").read_text()
     for part in ("Left out 22 rows that could not be used", "Rows left out", "the label is null", "bad.parquet"):
         assert part in report

@@ -98,4 +98,4 @@ def test_rows_before_filters_are_said_to_be_so_and_another_batch_size_is_noted(t
     trainer(
         tmp_path, data={**raw_config(tmp_path)["data"], "train": filtered}, trainer__epochs=2, trainer__batch_size=16
     ).fit()
-    assert "goes on with 16 rows a step instead of 64" in shown(tmp_path)
+    assert "batch size changed from 64 to 16 rows" in shown(tmp_path)

@@ -168,9 +168,13 @@ def _stripped(batch: pa.RecordBatch, layout: CsvLayout) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """One JSON object per line; its fields are the columns."""
+    """One JSON object per line; its fields are the columns.
 
-    block_bytes: int = _BLOCK_BYTES
+    Args:
+        block_bytes: size of the blocks to parse; None: 8 MB.
+    """
+
+    block_bytes: int | None = None
 
     def schema(self, uri: str) -> pa.Schema:
         """Columns and types, inferred from the first 8 MB."""
@@ -198,7 +202,7 @@ class JsonLines:
         size = 0
         for number, line in enumerate(io.BufferedReader(_stream(uri)), 1):
             size += len(line)
-            if schema is None and size > self.block_bytes:
+            if schema is None and size > (self.block_bytes or _BLOCK_BYTES):
                 break
             if not line.strip():
                 continue
@@ -217,7 +221,7 @@ class JsonLines:
     def _open(self, stream: pa.NativeFile | io.BytesIO, schema: pa.Schema | None) -> pajson.JSONStreamingReader:
         return pajson.open_json(
             stream,
-            read_options=pajson.ReadOptions(block_size=self.block_bytes, use_threads=False),
+            read_options=pajson.ReadOptions(block_size=self.block_bytes or _BLOCK_BYTES, use_threads=False),
             parse_options=pajson.ParseOptions(
                 explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
             ),

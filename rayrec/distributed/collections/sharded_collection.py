@@ -21,7 +21,7 @@ from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, 
 from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.kernel.interface import Kernel
 from rayrec.optim import CombinedOptimizer
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 Result = TypeVar("Result")
 

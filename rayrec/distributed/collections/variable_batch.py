@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 def same_size(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -27,7 +27,7 @@ from rayrec.distributed.plan.shards import Span
 from rayrec.distributed.vectors.columns import ColumnMap, across_hosts, columns_of, inside_host, union
 from rayrec.distributed.vectors.pooled_exchange import MeanScale, PooledExchange
 from rayrec.modules.configs import EmbeddingBagConfig
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 MAX_COLUMN_FRACTION = 0.75  # columns between hosts with two tiers, as a fraction of those with one tier
 MIN_SAVED_BYTES = 1 << 18  # per rank and direction; below, another exchange costs more (jobs/bench/hosts.py)

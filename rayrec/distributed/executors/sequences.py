@@ -22,7 +22,7 @@ from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.vectors.dedup import Distinct, DistinctIds
 from rayrec.distributed.vectors.sequence_exchange import SequenceExchange
 from rayrec.distributed.vectors.sequence_order import SequenceOrder
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 class SequencesExecutor(Generic[Config]):

@@ -15,7 +15,7 @@ from rayrec.distributed.ids.exchange import IdExchange
 from rayrec.distributed.ids.routes import Config, Output, PlannedTable
 from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from rayrec.distributed.ids.routes import Routes
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.embedding import outside_rows
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 class Buckets:

@@ -28,7 +28,7 @@ from rayrec.distributed.ids.batch import (
 )
 from rayrec.distributed.ids.buckets import Buckets
 from rayrec.distributed.ids.routes import Routes
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 SPLIT_LOOPS = "rayrec.distributed.ids.split_loops"
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
-from rayrec.distributed import comm
+from rayrec.distributed.comm.collectives import Group, all_gather
 from rayrec.distributed.comm.host_memory import use_large_pages
 from rayrec.distributed.kernel.local_table import LocalTable, Lookups
 
@@ -182,7 +182,7 @@ class RowMatrix(StackedTables):
 
 
 def exchange_rows(
-    rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], counts: Sequence[Sequence[int]], group: comm.Group
+    rows: Sequence[torch.Tensor], grads: Sequence[torch.Tensor], counts: Sequence[Sequence[int]], group: Group
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Gathers the rows and gradients of all ranks for each kernel, in rank order, in one collective.
 
@@ -201,7 +201,7 @@ def exchange_rows(
     message = torch.empty(length, dtype=torch.int32, device=rows[0].device)
     words = [tensor.contiguous().view(-1).view(torch.int32) for tensor in (*rows, *grads)]
     torch.cat(words, out=message[: sum(tensor.numel() for tensor in words)])
-    messages = comm.all_gather(message, group).view(-1)
+    messages = all_gather(message, group).view(-1)
     segments = messages.split([size for by_rank in sizes for size in (*by_rank, length - sum(by_rank))])
     columns = [torch.cat(segments[n :: 2 * len(dims) + 1]) for n in range(2 * len(dims))]
     return [

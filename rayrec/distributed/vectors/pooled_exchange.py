@@ -21,7 +21,7 @@ from rayrec.distributed.vectors.columns import ColumnMap
 from rayrec.distributed.vectors.pooled_in_place import InPlaceColumns, InPlaceTrip
 from rayrec.distributed.vectors.transport import MessageTrip, begin
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
-from rayrec.sparse import KeyedJaggedTensor
+from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 MIN_PIECE_BYTES = 1 << 24  # below, another collective costs more than the memory is worth
 

@@ -1,4 +1,4 @@
-"""`torchrec.modules.crossnet`: rayrec's cross networks, and two that its own models do not use.
+"""`torchrec.modules.crossnet`: rayrec's cross networks, and two that only TorchRec has.
 
 Shapes: B examples, N features, K experts, R rank.
 """
@@ -20,8 +20,8 @@ class VectorCrossNet(nn.Module):
 
     Args:
         in_features: N.
-        num_layers: how often features are crossed.
-        device: of the parameters.
+        num_layers: number of cross layers.
+        device: device of the parameters.
 
     Raises:
         ValueError: a size below 1.
@@ -42,17 +42,17 @@ class VectorCrossNet(nn.Module):
 
 
 class LowRankMixtureCrossNet(nn.Module):
-    """A mixture of K low-rank crosses, weighed by the example itself (DCN-v2, Wang et al. 2021).
+    """A mixture of K low-rank crosses with gates that depend on the example (DCN-v2, Wang et al. 2021).
 
     x_{l+1} = Σ_k g_k(x_l) x_0 ⊙ (U_k act(C_k act(V_k x_l)) + b) + x_l, with g a softmax over experts.
 
     Args:
         in_features: N.
-        num_layers: how often features are crossed.
-        num_experts: K; a single one needs no weighing.
+        num_layers: number of cross layers.
+        num_experts: K; a single expert has no gate.
         low_rank: R.
         activation: act.
-        device: of the parameters.
+        device: device of the parameters.
 
     Raises:
         ValueError: a size below 1.

@@ -1,4 +1,4 @@
-"""DeepFM's two halves over a list of vectors, as TorchRec cuts the model: a dense net, and a factorization machine."""
+"""TorchRec's two components of DeepFM: a dense network and a factorization machine over a list of vectors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import nn
 
 
 def _joined(embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`[B, …]` each, as one `[B, all numbers]`."""
+    """Flattens and concatenates tensors `[B, …]` to `[B, N]`."""
     return torch.cat([block.flatten(1) for block in embeddings], dim=1)
 
 
 class DeepFM(nn.Module):
-    """All vectors of an example, side by side, through a dense net.
+    """A dense network over the concatenated vectors of an example.
 
     Args:
-        dense_module: takes `[B, sum of all numbers of an example]`.
+        dense_module: takes `[B, N]`, with N the total number of values of an example.
     """
 
     def __init__(self, dense_module: nn.Module) -> None:
@@ -25,16 +25,16 @@ class DeepFM(nn.Module):
         self.dense_module = dense_module
 
     def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the net makes of tensors of shape `[B, …]`."""
+        """Returns the output of the network for tensors `[B, …]`."""
         out: torch.Tensor = self.dense_module(_joined(embeddings))
         return out
 
 
 class FactorizationMachine(nn.Module):
-    """Σ_{i<j} x_i x_j over all numbers of an example (for a sum over its vectors, see `rayrec.models.deepfm`)."""
+    """Σ_{i<j} x_i x_j over all values of an example (for a sum over its vectors, see `rayrec.models.deepfm`)."""
 
     def forward(self, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
-        """`[B, 1]` of tensors of shape `[B, …]`."""
+        """Maps tensors `[B, …]` to `[B, 1]`."""
         numbers_BN = _joined(embeddings)
         square_of_sum, sum_of_squares = (
             numbers_BN.sum(1, keepdim=True).square(),

@@ -1,4 +1,4 @@
-"""Table configs (defined in `rayrec.modules.configs`), their conversions, and configs that only TorchRec has."""
+"""Table configs (defined in `rayrec.modules.configs`), conversions, and configs that only TorchRec has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class ShardingType(Enum):
-    """Sharding types by the names of inference code; plans use `ShardingType` of `rayrec.distributed`."""
+    """Sharding types of TorchRec's inference code; plans use `ShardingType` of `rayrec.distributed`."""
 
     DATA_PARALLEL = "data_parallel"
     TABLE_WISE = "table_wise"
@@ -52,7 +52,7 @@ class EmbeddingTableConfig(BaseEmbeddingConfig):
 
 
 class QuantConfig(NamedTuple):
-    """How activations and weights are quantized."""
+    """Quantization of activations and weights."""
 
     activation: Any
     weight: Any
@@ -60,52 +60,52 @@ class QuantConfig(NamedTuple):
 
 
 def data_type_to_dtype(data_type: DataType) -> torch.dtype:
-    """torch's name of a number format."""
+    """Returns the torch dtype of a data type."""
     return data_type.dtype
 
 
 def dtype_to_data_type(dtype: torch.dtype) -> DataType:
-    """The number format of a torch type.
+    """Returns the data type of a torch dtype.
 
     Raises:
-        ValueError: tables are not made of it.
+        ValueError: tables cannot have this dtype.
     """
     for data_type in DataType:
         if data_type.dtype == dtype:
             return data_type
-    raise ValueError(f"tables are not made of {dtype}; there are {', '.join(str(d.dtype) for d in DataType)}")
+    raise ValueError(f"tables cannot have dtype {dtype}; choose one of {', '.join(str(d.dtype) for d in DataType)}")
 
 
 def data_type_to_sparse_type(data_type: DataType) -> Any:
-    """fbgemm's name of a number format."""
+    """Returns fbgemm's name of a data type."""
     from fbgemm_gpu.split_embedding_configs import SparseType
 
     return getattr(SparseType, data_type.value)
 
 
 def pooling_type_to_pooling_mode(pooling_type: PoolingType, sharding_type: ShardingType | None = None) -> Any:
-    """fbgemm's name of a pooling. Row-wise shards of a mean return sums, which are divided after they are added up."""
+    """Returns fbgemm's name of a pooling. Row-wise shards compute sums; a mean is divided after summing over shards."""
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 
     rows = sharding_type in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
-    mean_of_parts = rows and pooling_type is PoolingType.MEAN
-    return getattr(PoolingMode, "SUM" if mean_of_parts else pooling_type.value)
+    is_sharded_mean = rows and pooling_type is PoolingType.MEAN
+    return getattr(PoolingMode, "SUM" if is_sharded_mean else pooling_type.value)
 
 
 def pooling_type_to_str(pooling_type: PoolingType) -> str:
-    """`"sum"` or `"mean"`, as torch names them.
+    """Returns torch's name of a pooling, `"sum"` or `"mean"`.
 
     Raises:
-        ValueError: no pooling.
+        ValueError: `PoolingType.NONE`.
     """
     if pooling_type is PoolingType.NONE:
-        raise ValueError("PoolingType.NONE is no pooling; use SUM or MEAN")
+        raise ValueError("PoolingType.NONE has no name in torch; use SUM or MEAN")
     return pooling_type.value.lower()
 
 
 @dataclass(frozen=True)
 class VirtualTableEvictionPolicy:
-    """Which rows a full virtual table evicts. rayrec has no virtual tables: policies are descriptions only."""
+    """Eviction policy of a virtual table. rayrec does not support virtual tables and ignores policies."""
 
     meta_header_len: int = 0
     embedding_dim: int = 0
@@ -114,7 +114,7 @@ class VirtualTableEvictionPolicy:
 
 @dataclass(frozen=True)
 class CountBasedEvictionPolicy(VirtualTableEvictionPolicy):
-    """Rows that were seen seldom."""
+    """Evicts rows with few accesses."""
 
     training_id_eviction_trigger_count: int = 0
     eviction_threshold: int = 15
@@ -124,7 +124,7 @@ class CountBasedEvictionPolicy(VirtualTableEvictionPolicy):
 
 @dataclass(frozen=True)
 class TimestampBasedEvictionPolicy(VirtualTableEvictionPolicy):
-    """Rows that were not seen for long."""
+    """Evicts rows with old accesses."""
 
     training_id_eviction_trigger_count: int = 0
     eviction_ttl_mins: int = 24 * 60
@@ -134,7 +134,7 @@ class TimestampBasedEvictionPolicy(VirtualTableEvictionPolicy):
 
 @dataclass(frozen=True)
 class CountTimestampMixedEvictionPolicy(VirtualTableEvictionPolicy):
-    """Rows that were seen seldom, and not for long."""
+    """Evicts rows with few and old accesses."""
 
     training_id_eviction_trigger_count: int = 0
     eviction_threshold: int = 15
@@ -146,7 +146,7 @@ class CountTimestampMixedEvictionPolicy(VirtualTableEvictionPolicy):
 
 @dataclass(frozen=True)
 class FeatureScoreBasedEvictionPolicy(VirtualTableEvictionPolicy):
-    """Rows of a low score, which features give."""
+    """Evicts rows with a low feature score."""
 
     decay_rate: float = 0.99
     training_id_eviction_trigger_count: int = 0
@@ -163,7 +163,7 @@ class FeatureScoreBasedEvictionPolicy(VirtualTableEvictionPolicy):
 
 @dataclass(frozen=True)
 class FeatureL2NormBasedEvictionPolicy(VirtualTableEvictionPolicy):
-    """Rows of a small norm."""
+    """Evicts rows with a small norm."""
 
     training_id_eviction_trigger_count: int = 0
     eviction_threshold: float = 0.0
@@ -172,4 +172,4 @@ class FeatureL2NormBasedEvictionPolicy(VirtualTableEvictionPolicy):
 
 @dataclass(frozen=True)
 class NoEvictionPolicy(VirtualTableEvictionPolicy):
-    """None."""
+    """Evicts no rows."""

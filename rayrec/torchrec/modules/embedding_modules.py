@@ -28,7 +28,7 @@ __all__ = [
 def reorder_inverse_indices(
     inverse_indices: tuple[list[str], torch.Tensor] | None, feature_names: Sequence[str]
 ) -> torch.Tensor:
-    """The rows of `[F, B]` inverse indices in the order of `feature_names`; of none, an empty tensor."""
+    """Returns the rows of inverse indices `[F, B]` in the order of `feature_names`; an empty tensor for None."""
     if inverse_indices is None:
         return torch.empty(0)
     keys, indices_FB = inverse_indices
@@ -36,7 +36,7 @@ def reorder_inverse_indices(
 
 
 def process_pooled_embeddings(pooled_embeddings: Sequence[torch.Tensor], inverse_indices: torch.Tensor) -> torch.Tensor:
-    """Blocks side by side, `[B, sum of dims]`; their rows are repeated as inverse indices `[F, B]` say."""
+    """Concatenates blocks to `[B, sum of dims]`, with rows selected by the inverse indices `[F, B]`."""
     if inverse_indices.numel():
         pooled_embeddings = [block[rows] for block, rows in zip(pooled_embeddings, inverse_indices.long(), strict=True)]
     return torch.cat(list(pooled_embeddings), dim=1)

@@ -1,4 +1,4 @@
-"""`torchrec.modules.feature_processor`: processors of features by name, and of all features at once."""
+"""`torchrec.modules.feature_processor`: processors of single features, and of all features together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class BaseFeatureProcessor(nn.Module, ABC):
-    """Features by name in and out."""
+    """Base class of processors that map features by name."""
 
     @abstractmethod
     def forward(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
@@ -34,7 +34,7 @@ class BaseFeatureProcessor(nn.Module, ABC):
 
 
 class BaseGroupedFeatureProcessor(nn.Module, ABC):
-    """All features in one tensor in and out."""
+    """Base class of processors that map all features in one tensor."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -42,10 +42,10 @@ class BaseGroupedFeatureProcessor(nn.Module, ABC):
 
 
 class PositionWeightedModule(BaseFeatureProcessor):
-    """`PositionWeightedProcessor` for features by name: those that are named get weights, the others stay as they are.
+    """`PositionWeightedProcessor` for features by name. Features without an entry stay unchanged.
 
     Args:
-        max_feature_lengths, device: as there.
+        max_feature_lengths, device: see `PositionWeightedProcessor`.
     """
 
     def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
@@ -55,7 +55,7 @@ class PositionWeightedModule(BaseFeatureProcessor):
         )
 
     def reset_parameters(self) -> None:
-        """All weights 1."""
+        """Sets all weights to 1."""
         for weight in self.position_weights.values():
             nn.init.ones_(weight)
 
@@ -67,12 +67,12 @@ class PositionWeightedModule(BaseFeatureProcessor):
 
 
 class PositionWeightedProcessor(FeatureProcessorsCollection):
-    """Weights an id by its position in its list: a learned number for every feature and position, initially 1.
+    """Multiplies the weight of each id by a learned weight of its feature and position, initially 1.
 
     Args:
-        max_feature_lengths: feature → number of positions; ids further back share the last position's weight.
-            Features that are not named keep the weights they have, or get 1.
-        device: of the parameters.
+        max_feature_lengths: number of positions by feature; later ids share the weight of the last position. Features
+            without an entry keep their weights, or get 1.
+        device: device of the parameters.
 
     Raises:
         ValueError: no features, or a feature without positions.
@@ -81,7 +81,7 @@ class PositionWeightedProcessor(FeatureProcessorsCollection):
     def __init__(self, max_feature_lengths: Mapping[str, int], device: torch.device | str | None = None) -> None:
         super().__init__()
         if not max_feature_lengths:
-            raise ValueError("PositionWeightedProcessor: max_feature_lengths is empty; name the features to weigh")
+            raise ValueError("PositionWeightedProcessor: max_feature_lengths is empty; name at least one feature")
         for feature, length in max_feature_lengths.items():
             if length < 1:
                 raise ValueError(f"feature {feature!r}: max_feature_lengths={length} must be at least 1")
@@ -90,41 +90,41 @@ class PositionWeightedProcessor(FeatureProcessorsCollection):
         )
         self._lengths = dict(max_feature_lengths)
         self._starts = dict(zip(self._lengths, accumulate([0, *self._lengths.values()]), strict=False))
-        self._places: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._ranges: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The same ids; weights that they bring are multiplied by those of their positions.
+        """Returns the ids with weights multiplied by those of their positions.
 
         Raises:
-            ValueError: the input lacks a feature that is to be weighed.
+            ValueError: the input lacks a feature of `max_feature_lengths`.
         """
         missing = [name for name in self._lengths if name not in features.index_per_key()]
         if missing:
             raise ValueError(
-                f"the input has no feature {missing[0]!r}, which is to be weighed; it has {features.keys()}"
+                f"the input lacks feature {missing[0]!r}, which has position weights; it has {features.keys()}"
             )
         count, device = features.values().numel(), features.device()
         lengths = features.lengths()
         bags = torch.arange(lengths.numel(), device=device).repeat_interleave(lengths, output_size=count)
         position_N = torch.arange(count, device=device) - features.offsets()[bags]
-        start_N, last_N = self._places_of(features)[:, bags]
+        start_N, last_N = self._weight_ranges(features)[:, bags]
         weights = self._all_weights(device)[start_N + torch.minimum(position_N, last_N)]
-        given = features.weights_or_none()
-        return features.with_weights(weights if given is None else weights * given)
+        id_weights = features.weights_or_none()
+        return features.with_weights(weights if id_weights is None else weights * id_weights)
 
     def _all_weights(self, device: torch.device) -> torch.Tensor:
-        """Every feature's weights one after the other, then the 1 of all other features."""
+        """Returns the concatenated weights of all features, followed by 1 for the other features."""
         return torch.cat([*self.position_weights.values(), torch.ones(1, device=device)])
 
-    def _places_of(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """int `[2, bags]`: where each bag's weights begin among all, and its last position."""
+    def _weight_ranges(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """Returns int64 `[2, bags]`: the start of each bag in `_all_weights`, and its last position."""
         strides = features.stride_per_key()
         key = (*features.keys(), *strides, features.device())
-        if key not in self._places:
-            self._places.clear()  # batches of a run are mostly of one size
-            nothing = sum(self._lengths.values())
-            by_key = [(self._starts.get(name, nothing), self._lengths.get(name, 1) - 1) for name in features.keys()]
+        if key not in self._ranges:
+            self._ranges.clear()  # most batches of a run have the same size
+            ones_start = sum(self._lengths.values())
+            by_key = [(self._starts.get(name, ones_start), self._lengths.get(name, 1) - 1) for name in features.keys()]
             repeats = torch.tensor(strides, dtype=torch.int64)
-            places = torch.tensor(by_key, dtype=torch.int64).view(-1, 2).t().repeat_interleave(repeats, dim=1)
-            self._places[key] = places.to(features.device())
-        return self._places[key]
+            ranges = torch.tensor(by_key, dtype=torch.int64).view(-1, 2).t().repeat_interleave(repeats, dim=1)
+            self._ranges[key] = ranges.to(features.device())
+        return self._ranges[key]

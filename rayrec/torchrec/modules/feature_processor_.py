@@ -1,6 +1,6 @@
-"""Processors of one feature, and of all features of a weighted collection at once.
+"""Processors of one feature, and of all features of a weighted collection.
 
-`feature_processor` has one of all features that takes longer lists and multiplies the weights that ids bring.
+`feature_processor.PositionWeightedProcessor` also accepts longer lists, and multiplies existing weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class FeatureProcessor(nn.Module, ABC):
-    """Computes the weights of one feature's ids."""
+    """Computes the weights of the ids of one feature."""
 
     @abstractmethod
     def forward(self, features: JaggedTensor) -> JaggedTensor:
@@ -33,7 +33,7 @@ class FeatureProcessor(nn.Module, ABC):
 
 
 class FeatureProcessorsCollection(nn.Module, ABC):
-    """Computes the weights of all features' ids."""
+    """Computes the weights of the ids of all features."""
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -41,7 +41,7 @@ class FeatureProcessorsCollection(nn.Module, ABC):
 
 
 def weighted_by_position(jt: JaggedTensor, weight_L: torch.Tensor) -> JaggedTensor:
-    """The lists with the weight of each value's position; positions beyond the last are an index error."""
+    """Weights each value by its position. Raises IndexError for a list longer than L."""
     lengths, offsets = jt.lengths(), jt.offsets()
     starts_N = offsets[:-1].repeat_interleave(lengths, output_size=jt.values().shape[0])
     position_N = torch.arange(jt.values().shape[0], device=jt.device()) - starts_N
@@ -49,11 +49,11 @@ def weighted_by_position(jt: JaggedTensor, weight_L: torch.Tensor) -> JaggedTens
 
 
 class PositionWeightedModule(FeatureProcessor):
-    """Weights an id by its position in its list: a learned number for every position, initially 1.
+    """Weights each id by a learned weight of its position, initially 1.
 
     Args:
-        max_feature_length: positions; a longer list is an index error.
-        device: of the parameter.
+        max_feature_length: number of positions; a longer list raises IndexError.
+        device: device of the parameter.
     """
 
     def __init__(self, max_feature_length: int, device: torch.device | str | None = None) -> None:
@@ -69,17 +69,17 @@ class PositionWeightedModule(FeatureProcessor):
         return weighted_by_position(features, self.position_weight)
 
     def pre_process_input(self, features: JaggedTensor) -> JaggedTensor:
-        """Weights that say each id's position."""
+        """Sets the weight of each id to its position."""
         length = max(1, features.values().shape[0])
         return weighted_by_position(features, torch.arange(length, device=features.device(), dtype=torch.float32))
 
 
 class PositionWeightedModuleCollection(FeatureProcessorsCollection):
-    """A `PositionWeightedModule` for each feature, over all features in one tensor.
+    """A `PositionWeightedModule` per feature, for all features in one tensor.
 
     Args:
-        max_feature_lengths: feature → positions; a longer list is an index error.
-        device: of the parameters.
+        max_feature_lengths: number of positions by feature; a longer list raises IndexError.
+        device: device of the parameters.
 
     Raises:
         ValueError: a feature without positions.
@@ -101,23 +101,23 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
             nn.init.ones_(weight)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Every feature of the input, weighted.
+        """Returns the input with weights.
 
         Raises:
-            ValueError: the input has a feature that has no positions.
+            ValueError: a feature of the input has no position weights.
         """
         unknown = [key for key in features.keys() if key not in self.position_weights]
         if unknown:
             raise ValueError(f"feature {unknown[0]!r} has no position weights; there are {[*self.position_weights]}")
-        parts = [weighted_by_position(features[key], self.position_weights[key]) for key in features.keys()]
-        return features.with_weights(torch.cat([part.weights() for part in parts]))
+        weighted = [weighted_by_position(features[key], self.position_weights[key]) for key in features.keys()]
+        return features.with_weights(torch.cat([jagged.weights() for jagged in weighted]))
 
     def pre_process_input(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Weights that say each id's position."""
+        """Sets the weight of each id to its position."""
         count = torch.arange(max(1, features.values().shape[0]), device=features.device(), dtype=torch.float32)
-        parts = [weighted_by_position(features[key], count) for key in features.keys()]
-        return features.with_weights(torch.cat([part.weights() for part in parts]))
+        weighted = [weighted_by_position(features[key], count) for key in features.keys()]
+        return features.with_weights(torch.cat([jagged.weights() for jagged in weighted]))
 
     def copy(self, device: torch.device) -> nn.Module:
-        """This module on another device."""
+        """Moves this module to a device."""
         return self.to(device)

@@ -1,4 +1,4 @@
-"""`torchrec.modules.fp_embedding_modules`: feature processors before a weighted collection."""
+"""`torchrec.modules.fp_embedding_modules`: a weighted collection with feature processors."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["FeatureProcessedEmbeddingBagCollection"]
 
 
 class FeatureProcessedEmbeddingBagCollection(nn.Module):
-    """A weighted embedding bag collection after feature processors, which compute the weights.
+    """A weighted embedding bag collection with feature processors, which compute the weights.
 
     Args:
-        embedding_bag_collection: with `is_weighted=True`; DistributedModelParallel shards it in place.
-        feature_processors: a processor for each feature by name, or one for all features together.
+        embedding_bag_collection: a collection with `is_weighted=True`; DistributedModelParallel shards it in place.
+        feature_processors: a processor per feature, by name, or one for all features.
 
     Raises:
-        ValueError: a collection that takes no weights, or processors of other features than the tables read.
+        ValueError: the collection is not weighted, or the processors do not match the features of the tables.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         if not embedding_bag_collection.is_weighted():
-            raise ValueError("the collection takes no weights; make it with EmbeddingBagCollection(is_weighted=True)")
+            raise ValueError("the collection is not weighted; create it with EmbeddingBagCollection(is_weighted=True)")
         self._embedding_bag_collection: nn.Module = embedding_bag_collection
         self._feature_processors: nn.Module = (
             feature_processors
@@ -45,15 +45,15 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
         )
 
     def is_weighted(self) -> bool:
-        """Always True: the processors compute weights."""
+        """Returns True; the processors compute weights."""
         return True
 
     def split(self) -> tuple[nn.Module, nn.Module]:
-        """The processors, and the collection."""
+        """Returns the processors and the collection."""
         return self._feature_processors, self._embedding_bag_collection
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        """The collection's output for the weighted ids: a KeyedTensor, awaitable if the collection is sharded."""
+        """Returns the output of the collection for the weighted ids, a KeyedTensor; lazy if it is sharded."""
         return self._embedding_bag_collection(self._processed(features))
 
     def _processed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -62,15 +62,15 @@ class FeatureProcessedEmbeddingBagCollection(nn.Module):
             return weighted
         assert isinstance(self._feature_processors, nn.ModuleDict)
         names = list(self._feature_processors)
-        parts = features.permute([features.index_per_key()[name] for name in names])
-        weights = [process(parts[name]).weights() for name, process in self._feature_processors.items()]
-        return parts.with_weights(torch.cat(weights))
+        ordered = features.permute([features.index_per_key()[name] for name in names])
+        weights = [process(ordered[name]).weights() for name, process in self._feature_processors.items()]
+        return ordered.with_weights(torch.cat(weights))
 
 
 def _by_feature(collection: EmbeddingBagCollection, processors: Mapping[str, FeatureProcessor]) -> nn.ModuleDict:
-    wanted = feature_names(collection.embedding_bag_configs())
-    unlike = sorted(set(wanted) ^ set(processors))
-    if unlike:
-        side = "no processor" if unlike[0] in wanted else "a processor, but no table that reads it"
-        raise ValueError(f"feature {unlike[0]!r} has {side}; there must be one for each of {wanted}")
-    return nn.ModuleDict({name: processors[name] for name in wanted})
+    names = feature_names(collection.embedding_bag_configs())
+    mismatch = sorted(set(names) ^ set(processors))
+    if mismatch:
+        problem = "no processor" if mismatch[0] in names else "a processor, but no table that reads it"
+        raise ValueError(f"feature {mismatch[0]!r} has {problem}; pass one processor for each of {names}")
+    return nn.ModuleDict({name: processors[name] for name in names})

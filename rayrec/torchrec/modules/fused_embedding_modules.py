@@ -1,4 +1,4 @@
-"""Unsharded collections with their optimizer in backward: `apply_optimizer_in_backward` on their tables."""
+"""Unsharded collections with an optimizer in the backward pass (`apply_optimizer_in_backward`)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Optimizer = type[torch.optim.Optimizer]
 
 
 class FusedEmbeddingBagCollection(EmbeddingBagCollection):
-    """An `EmbeddingBagCollection` with tables that are updated in backward, and have no gradient afterwards.
+    """An `EmbeddingBagCollection` that updates its tables in the backward pass, and frees their gradients.
 
     Args:
-        tables, is_weighted, device: as there.
-        optimizer_type: torch's SGD, Adagrad or Adam, or one of `rayrec.optim`'s row optimizers.
-        optimizer_kwargs: its settings, such as `{"lr": 0.02}`.
-        location: accepted for compatibility, ignored; the sharding plan places tables.
+        tables, is_weighted, device: see `EmbeddingBagCollection`.
+        optimizer_type: torch's SGD, Adagrad or Adam, or a row-wise optimizer of `rayrec.torchrec.optim`.
+        optimizer_kwargs: settings of the optimizer, for example `{"lr": 0.02}`.
+        location: ignored; the sharding plan defines the memory.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class FusedEmbeddingBagCollection(EmbeddingBagCollection):
         return self._optimizer[1]
 
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The tables' optimizers, one parameter group each."""
+        """Returns the optimizers of the tables, with one parameter group each."""
         return _optimizers(self.embedding_bags)
 
 
 class FusedEmbeddingCollection(EmbeddingCollection):
-    """An `EmbeddingCollection` with tables that are updated in backward, and have no gradient afterwards.
+    """An `EmbeddingCollection` that updates its tables in the backward pass, and frees their gradients.
 
     Args:
-        tables, device, need_indices: as there.
-        optimizer_type, optimizer_kwargs, location: as of `FusedEmbeddingBagCollection`.
+        tables, device, need_indices: see `EmbeddingCollection`.
+        optimizer_type, optimizer_kwargs, location: see `FusedEmbeddingBagCollection`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FusedEmbeddingCollection(EmbeddingCollection):
         return self._optimizer[1]
 
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The tables' optimizers, one parameter group each."""
+        """Returns the optimizers of the tables, with one parameter group each."""
         return _optimizers(self.embeddings)
 
 
@@ -92,10 +92,10 @@ def fuse_embedding_optimizer(
     device: torch.device,
     location: object = None,
 ) -> nn.Module:
-    """Replaces the collections inside a model by fused ones on `device`, with new weights; names stay.
+    """Replaces the collections of a model by fused ones on `device`, with the same names and new weights.
 
     Returns:
-        The model; of a collection, its twin.
+        The model; or the fused collection, if `model` is a collection.
     """
     settings = (optimizer_type, optimizer_kwargs)
     if type(model) is EmbeddingBagCollection:

@@ -1,4 +1,4 @@
-"""Functions that are applied to a module after its first forward has created its parameters."""
+"""Applies functions to a lazy module after its first forward, which creates the parameters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Function = Callable[[nn.Module], None]
 
 
 def lazy_apply(module: nn.Module, fn: Function) -> nn.Module:
-    """Applies `fn` to the module and all its submodules after the first forward; several, in the order they came.
+    """Applies `fn` to the module and all submodules after the first forward. Several functions run in order of calls.
 
     Returns:
         The module.
     """
-    waiting: list[Function] | None = getattr(module, "_lazy_functions", None)
-    if waiting is not None:
-        waiting.append(fn)
+    pending: list[Function] | None = getattr(module, "_lazy_functions", None)
+    if pending is not None:
+        pending.append(fn)
         return module
     module._lazy_functions = [fn]  # type: ignore[assignment]
 
@@ -35,19 +35,17 @@ def lazy_apply(module: nn.Module, fn: Function) -> nn.Module:
 
 
 class LazyModuleExtensionMixin(LazyModuleMixin):
-    """torch's mixin for modules that create parameters in the first forward, with keyword arguments too.
+    """torch's `LazyModuleMixin` with support of keyword arguments.
 
-    `initialize_parameters` is called with the forward's arguments.
+    `initialize_parameters` gets the arguments of the forward.
     """
 
     def apply(self, fn: Function) -> nn.Module:
-        """As of any module.
+        """See `torch.nn.Module.apply`.
 
         Raises:
-            RuntimeError: before the first forward; `lazy_apply` waits for it.
+            RuntimeError: before the first forward; use `lazy_apply`.
         """
         if hasattr(self, "_initialize_hook"):
-            raise RuntimeError(
-                f"{type(self).__name__} has no parameters before its first forward; use lazy_apply, which waits for it"
-            )
+            raise RuntimeError(f"{type(self).__name__} has no parameters before its first forward; use lazy_apply")
         return super().apply(fn)  # type: ignore[misc]

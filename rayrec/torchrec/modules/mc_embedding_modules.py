@@ -1,4 +1,4 @@
-"""Collections that remap ids by managed collisions before the lookup."""
+"""Collections with managed collisions, which remap ids before the lookup."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __getattr__ = names_left_out(__name__)
 
 
 class BaseManagedCollisionEmbeddingCollection(nn.Module):
-    """A collection behind managed collisions. A row that gets another id keeps its vector, as in TorchRec.
+    """A collection with managed collisions. As in TorchRec, a row that is reassigned to another id keeps its vector.
 
     Args:
         embedding_module: the collection.
-        managed_collision_collection: of the same tables.
-        return_remapped_features: returns the rows too.
-        allow_in_place_embed_weight_update: stored, not used.
+        managed_collision_collection: managed collisions of the same tables.
+        return_remapped_features: also return the rows.
+        allow_in_place_embed_weight_update: ignored.
 
     Raises:
-        ValueError: other tables.
+        ValueError: the two have different tables.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
     def forward(
         self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
     ) -> tuple[Any, KeyedJaggedTensor | None]:
-        """(what the collection returns, the rows if they are wanted)."""
+        """Returns the output of the collection, and the rows if `return_remapped_features`, else None."""
         rows = self._managed_collision_collection(features, mutate_miss_lengths)
         out = self._embedding_module(rows)
         self._managed_collision_collection.evict()
         return out, rows if self._return_remapped_features else None
 
     def lookup_remapped_lengths_mask(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """A mask of the lists that contain ids."""
+        """Returns a mask of the nonempty lists."""
         return self._managed_collision_collection(features).lengths().to(torch.bool)
 
 
 class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
-    """An `EmbeddingCollection` behind managed collisions; arguments as of the base."""
+    """An `EmbeddingCollection` with managed collisions; has the arguments of the base class."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
 
 
 class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
-    """An `EmbeddingBagCollection` behind managed collisions; arguments as of the base."""
+    """An `EmbeddingBagCollection` with managed collisions; has the arguments of the base class."""
 
     def __init__(
         self,

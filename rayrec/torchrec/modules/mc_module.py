@@ -1,4 +1,4 @@
-"""`ManagedCollisionModule`, the interface of managed collisions: ids in, rows of one table out."""
+"""`ManagedCollisionModule`, the interface of managed collisions, which map ids to rows of a table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ManagedCollisionModule(nn.Module, ABC):
     """Maps ids to rows `[0, output_size())`.
 
     Args:
-        device: of its state.
-        output_segments: ascending rows at which parts of it may begin and end; at most 1025.
-        skip_state_validation: keeps none of this in its state.
-        read_only_suffix, enable_per_feature_lookups: stored, not used.
+        device: device of the state.
+        output_segments: ascending rows at which it may be cut; at most 1025.
+        skip_state_validation: do not store the segments in the state.
+        read_only_suffix, enable_per_feature_lookups: ignored.
 
     Raises:
         ValueError: too many segments.
@@ -54,7 +54,7 @@ class ManagedCollisionModule(nn.Module, ABC):
         self.register_load_state_dict_post_hook(lambda module, keys: module.validate_state())
 
     def on_sharded(self, process_group: dist.ProcessGroup | None) -> None:
-        """Called by DistributedModelParallel: from now on a step counts the ids of all ranks."""
+        """Called by DistributedModelParallel; afterwards, each step counts the ids of all ranks."""
         self.gather = partial(all_gather_uneven, group=process_group)
 
     @property
@@ -67,48 +67,48 @@ class ManagedCollisionModule(nn.Module, ABC):
 
     @abstractmethod
     def preprocess(self, features: Features) -> Features:
-        """The first transformation of ids, for example a hash."""
+        """Transforms the ids first, for example by a hash."""
 
     @abstractmethod
     def evict(self) -> torch.Tensor | None:
-        """Rows that got another id since the last call; None without a decision."""
+        """Returns the rows that were reassigned since the last call; None without a decision."""
 
     @abstractmethod
     def remap(
         self, features: Features, mutate_miss_lengths: bool = True, write_weights: torch.Tensor | None = None
     ) -> Features:
-        """The rows of ids."""
+        """Maps ids to rows."""
 
     @abstractmethod
     def profile(self, features: Features) -> Features:
-        """Counts a step's ids; returns them."""
+        """Counts the ids of a step; returns them."""
 
     @abstractmethod
     def forward(self, features: Features, mutate_miss_lengths: bool = True) -> Features:
-        """Preprocess, profile and remap."""
+        """Preprocesses, profiles and remaps ids."""
 
     @abstractmethod
     def output_size(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
 
     @abstractmethod
     def input_size(self) -> int:
-        """End of the range of ids."""
+        """Returns the end of the id range."""
 
     @abstractmethod
     def buckets(self) -> int:
-        """Number of equal parts that it can be cut into."""
+        """Returns the number of equal segments into which it can be cut."""
 
     @abstractmethod
     def validate_state(self) -> None:
-        """Called after a state is loaded."""
+        """Checks a loaded state."""
 
     @abstractmethod
     def open_slots(self) -> torch.Tensor:
-        """Number of rows without an id."""
+        """Returns the number of free rows."""
 
     @abstractmethod
     def rebuild_with_output_id_range(
         self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
     ) -> ManagedCollisionModule:
-        """Returns a module for a part of the rows."""
+        """Returns a module for a range of rows."""

@@ -1,8 +1,8 @@
-"""Managed collisions: the most used ids of a large range get the rows of a smaller table.
+"""Managed collisions, which assign the rows of a table to the most used ids of a larger range.
 
-A module (`mch_module`) maps the ids of one table, by a policy (`mc_policies`); `ManagedCollisionCollection` has one for
-each table of a collection. Under DistributedModelParallel every rank counts the ids of all ranks, so that all ranks
-make the same decisions.
+A module (`mch_module`) maps the ids of one table by a policy (`mc_policies`); `ManagedCollisionCollection` has one
+module per table. Under DistributedModelParallel, every rank counts the ids of all ranks, so all ranks make the same
+decisions.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ __all__ = [
 
 
 class ManagedCollisionCollection(nn.Module):
-    """A module for each table of a collection; ids in, rows out.
+    """Maps the ids of all tables of a collection to rows.
 
     Args:
-        managed_collision_modules: by the tables' names.
-        embedding_configs: the tables, each as large as its module's output.
-        need_preprocess: stored, not used.
+        managed_collision_modules: module of each table, by name.
+        embedding_configs: the tables; `num_embeddings` equals the output size of the module.
+        need_preprocess: ignored.
 
     Raises:
-        ValueError: a table without a module, or of another size; a feature that several tables read.
+        ValueError: a table without module or with another size; or several tables read the same feature.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class ManagedCollisionCollection(nn.Module):
             if size != config.num_embeddings:
                 raise ValueError(
                     f"table {config.name!r}: num_embeddings={config.num_embeddings}, but its managed collision module "
-                    f"gives {size} rows"
+                    f"has {size} rows"
                 )
         names = [name for config in embedding_configs for name in config.feature_names]
         shared = next((name for name in names if names.count(name) > 1), None)
         if shared is not None:
             raise ValueError(
-                f"feature {shared!r} is read by several tables, whose managed collisions give it different rows; "
-                "copy the feature under another name for each table"
+                f"feature {shared!r} is read by several tables, which have different managed collisions; copy the "
+                "feature under another name for each table"
             )
         self._names = names
         self._managed_collision_modules = nn.ModuleDict(dict(managed_collision_modules))
@@ -94,18 +94,18 @@ class ManagedCollisionCollection(nn.Module):
         return dict(self._managed_collision_modules.items())
 
     def forward(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True) -> KeyedJaggedTensor:
-        """Rows in place of ids, keys in the order of the tables and their features.
+        """Replaces ids by rows, with keys in the order of tables and their features.
 
         Args:
-            features: ids of every feature of the tables; others are left out.
+            features: ids of all features of the tables; other features are dropped.
         """
         if features.keys() != self._names:
             features = features.permute([features.keys().index(name) for name in self._names])
         modules = self._modules_by_table()
-        parts = features.split([len(config.feature_names) for config in self._embedding_configs])
+        table_features = features.split([len(config.feature_names) for config in self._embedding_configs])
         rows = []
-        for config, part in zip(self._embedding_configs, parts, strict=True):
-            ids = JaggedTensor(part.values(), lengths=part.lengths())
+        for config, table_ids in zip(self._embedding_configs, table_features, strict=True):
+            ids = JaggedTensor(table_ids.values(), lengths=table_ids.lengths())
             rows.append(modules[config.name]({config.name: ids}, mutate_miss_lengths)[config.name].values())
         return KeyedJaggedTensor(
             keys=self._names,
@@ -118,14 +118,14 @@ class ManagedCollisionCollection(nn.Module):
         )
 
     def evict(self) -> dict[str, torch.Tensor | None]:
-        """For each table the rows that got another id since the last call."""
+        """Returns the rows of each table that were reassigned since the last call."""
         return {table: module.evict() for table, module in self._modules_by_table().items()}
 
     def open_slots(self) -> dict[str, torch.Tensor]:
-        """For each table the rows that no id has."""
+        """Returns the number of free rows of each table."""
         return {table: module.open_slots() for table, module in self._modules_by_table().items()}
 
 
 def apply_mc_method_to_jt_dict(mc_module: nn.Module, method: str, features_dict: Features) -> Features:
-    """Calls a module's method with the features."""
+    """Calls a method of a module with the features."""
     return getattr(mc_module, method)(features_dict)

@@ -1,4 +1,4 @@
-"""Eviction policies, which score ids when there are more ids than rows, and filters of rare new ids."""
+"""Eviction policies, which score ids if there are more ids than rows, and filters of rare new ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAST_SEEN = "last_access_iter"
 
 
 class MCHEvictionPolicyMetadataInfo(NamedTuple):
-    """A number that is stored for every id.
+    """A number stored for each id.
 
     Args:
         metadata_name: `counts` or `last_access_iter`.
@@ -35,9 +35,9 @@ class MCHEvictionPolicy(ABC):
     """Scores ids. The highest scores keep or get a row; among equal scores, ids with a row come first.
 
     Args:
-        metadata_info: the numbers that are stored for every id.
-        threshold_filtering_func: takes the counts `[n]` of different ids; returns the ids that may get a row (a mask or
-            places), and the threshold.
+        metadata_info: the numbers stored for each id.
+        threshold_filtering_func: takes the counts `[n]` of unique ids; returns the ids that may get a row (as a mask or
+            indices), and the threshold.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class MCHEvictionPolicy(ABC):
 
     @abstractmethod
     def scores(self, iteration: int, known: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A score for each id.
+        """Returns the score of each id.
 
         Args:
-            iteration: training steps so far.
-            known: int64 `[n]` of each number that `metadata_info` names.
+            iteration: number of training steps.
+            known: the numbers that `metadata_info` names, int64 `[n]` each.
         """
 
 
 class LFU_EvictionPolicy(MCHEvictionPolicy):
-    """Least frequently used: the count of an id since it got its row."""
+    """Least frequently used: the score is the count of an id since it got its row."""
 
     def __init__(self, threshold_filtering_func: Filter | None = None) -> None:
         super().__init__([_COUNTS], threshold_filtering_func)
@@ -67,7 +67,7 @@ class LFU_EvictionPolicy(MCHEvictionPolicy):
 
 
 class LRU_EvictionPolicy(MCHEvictionPolicy):
-    """Least recently used: the age of an id to the power of `decay_exponent`, the older the lower."""
+    """Least recently used: the score is the negative age of an id to the power of `decay_exponent`."""
 
     def __init__(self, decay_exponent: float = 1.0, threshold_filtering_func: Filter | None = None) -> None:
         super().__init__([_LAST_SEEN], threshold_filtering_func)
@@ -78,7 +78,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
 
 
 class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
-    """The count of an id, divided by its age to the power of `decay_exponent`."""
+    """The score is the count of an id, divided by its age to the power of `decay_exponent`."""
 
     def __init__(self, decay_exponent: float = 1.0, threshold_filtering_func: Filter | None = None) -> None:
         super().__init__([_COUNTS, _LAST_SEEN], threshold_filtering_func)
@@ -95,13 +95,13 @@ def _age(iteration: int, known: Mapping[str, torch.Tensor], exponent: float) -> 
 def dynamic_threshold_filter(
     id_counts: torch.Tensor, threshold_skew_multiplier: float = 10.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids that occur more often than the mean times `threshold_skew_multiplier`; and that threshold."""
+    """Selects ids with counts above `threshold_skew_multiplier` times the mean; also returns the threshold."""
     threshold = threshold_skew_multiplier / max(1, id_counts.numel()) * id_counts.sum()
     return id_counts > threshold, threshold
 
 
 def average_threshold_filter(id_counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids that occur more often than the mean; and the mean."""
+    """Selects ids with counts above the mean; also returns the mean."""
     threshold = id_counts.float().mean()
     return id_counts > threshold, threshold
 
@@ -109,6 +109,6 @@ def average_threshold_filter(id_counts: torch.Tensor) -> tuple[torch.Tensor, tor
 def probabilistic_threshold_filter(
     id_counts: torch.Tensor, per_id_probability: float = 0.01
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids that pass with this probability for each occurrence; and the numbers that were drawn."""
-    drawn = torch.rand(id_counts.size(), device=id_counts.device)
-    return 1 - (1 - per_id_probability) ** id_counts.float() > drawn, drawn
+    """Selects ids with this probability per occurrence; also returns the random thresholds."""
+    thresholds = torch.rand(id_counts.size(), device=id_counts.device)
+    return 1 - (1 - per_id_probability) ** id_counts.float() > thresholds, thresholds

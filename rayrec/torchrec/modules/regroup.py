@@ -17,16 +17,16 @@ __all__ = ["KTRegroupAsDict"]
 
 
 class KTRegroupAsDict(nn.Module):
-    """`KeyedTensor.regroup_as_dict` with its groups given once.
+    """`KeyedTensor.regroup_as_dict` with fixed groups.
 
     Args:
         groups: the keys of each group.
-        keys: the groups' names.
-        emb_dtype: the output's number format; by default that of the input.
-        multi_device: taken and not needed: nothing is kept between calls.
+        keys: the names of the groups.
+        emb_dtype: data type of the output; default: that of the input.
+        multi_device: ignored; the module has no cache.
 
     Raises:
-        ValueError: not one name a group.
+        ValueError: the number of names differs from the number of groups.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class KTRegroupAsDict(nn.Module):
         self._dtype = None if emb_dtype is None else emb_dtype.dtype
 
     def forward(self, keyed_tensors: Sequence[KeyedTensor]) -> dict[str, torch.Tensor]:
-        """Group name to `[B, widths of its keys]`."""
+        """Returns `[B, total width of the keys]` of each group, by name."""
         blocks = KeyedTensor.regroup_as_dict(keyed_tensors, self._groups, self._keys)
         if self._dtype is None:
             return blocks
         return {name: block.to(self._dtype) for name, block in blocks.items()}
 
     def clear_cache(self) -> None:
-        """Does nothing: there is no cache."""
+        """Does nothing; the module has no cache."""

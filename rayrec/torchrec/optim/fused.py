@@ -1,4 +1,4 @@
-"""`torchrec.optim.fused`: optimizers that run inside backward, and modules with such an optimizer."""
+"""`torchrec.optim.fused`: optimizers that run in the backward pass, and modules with one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["EmptyFusedOptimizer", "FusedOptimizer", "FusedOptimizerModule"]
 
 
 class FusedOptimizer(KeyedOptimizer, ABC):
-    """An optimizer that updates its parameters in backward, before `step` is called."""
+    """An optimizer that updates its parameters in the backward pass."""
 
     @abstractmethod
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -36,9 +36,9 @@ class EmptyFusedOptimizer(FusedOptimizer):
 
 
 class FusedOptimizerModule(ABC):
-    """A module whose parameters are trained in backward."""
+    """A module with parameters that are updated in the backward pass."""
 
     @property
     @abstractmethod
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizer."""
+        """The optimizer of the module."""

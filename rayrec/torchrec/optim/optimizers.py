@@ -1,7 +1,4 @@
-"""`torchrec.optim.optimizers`: the row-wise optimizers and the filter of parameters.
-
-SGD, Adagrad and Adam are torch's, here because scripts name a table's optimizer by them.
-"""
+"""`torchrec.optim.optimizers`: row-wise optimizers, and torch's SGD, Adagrad and Adam."""
 
 from torch.optim import SGD, Adagrad, Adam
 

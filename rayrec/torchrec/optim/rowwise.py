@@ -1,7 +1,7 @@
-"""Optimizers for embedding tables as plain torch optimizers: the rows that a batch touched are updated, others rest.
+"""Row-wise optimizers for embedding tables, as plain torch optimizers that update only the rows used by a batch.
 
-Given to `apply_optimizer_in_backward` they choose the fused update of a sharded table (`fused_rule` names it). On one
-process they train an unsharded table by the same rules, which makes them the oracle of the fused ones.
+`apply_optimizer_in_backward` maps them to the fused update of a sharded table (`fused_rule`). In one process they train
+an unsharded table by the same rules, so tests compare the fused updates with them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Params = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
 
 class _RowOptimizer(Optimizer):
-    """Finds the touched rows, and leaves their new values to `_update`.
+    """Finds the rows to update; `_update` computes their new values.
 
-    A row is touched where a sparse gradient names it, or where a dense gradient is not all zero. A row is the first
-    dimension; each number of a vector is its own row.
+    These are the rows in a sparse gradient, or those with nonzero values in a dense gradient. Rows are slices of the
+    first dimension; each element of a 1-D parameter is a row.
     """
 
     fused_rule: ClassVar[str]
@@ -34,7 +34,7 @@ class _RowOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates the touched rows of every parameter that has a gradient; returns the closure's loss."""
+        """Updates the rows with gradients; returns the loss of the closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -66,7 +66,7 @@ class _RowOptimizer(Optimizer):
         state: dict[str, Any],
         group: dict[str, Any],
     ) -> torch.Tensor:
-        """New values `[n, D]` of the touched rows; changes their state."""
+        """Returns the new values `[n, D]` of `rows`, and updates their state."""
         raise NotImplementedError
 
 
@@ -74,28 +74,28 @@ def _state(state: dict[str, Any], name: str, weight_RD: torch.Tensor, rowwise: b
     if name not in state:
         shape = weight_RD.shape[:1] if rowwise else weight_RD.shape
         state[name] = torch.zeros(shape, device=weight_RD.device)
-    made: torch.Tensor = state[name]
-    return made
+    tensor: torch.Tensor = state[name]
+    return tensor
 
 
 def _moving(state: torch.Tensor, rows: torch.Tensor, beta: float, new: torch.Tensor) -> torch.Tensor:
-    """Takes `new` into a moving average; returns the touched rows of it."""
+    """Updates a moving average with `new`; returns its values at `rows`."""
     state[rows] = torch.lerp(new, state[rows], beta)
     return state[rows]
 
 
 class RowWiseAdagrad(_RowOptimizer):
-    """Adagrad (Duchi et al. 2011) with one accumulator a row, which holds sums of the mean of g².
+    """Adagrad (Duchi et al. 2011) with one accumulator per row, the sum of the mean of g².
 
     Args:
-        params: as of any torch optimizer.
+        params: see torch.optim.
         lr: learning rate.
         lr_decay: the rate of step n is lr / (1 + (n - 1) lr_decay).
-        weight_decay: times the weight, added to the gradient of touched rows.
-        initial_accumulator_value: of the accumulators.
-        eps: added to the root of the accumulator.
-        maximize: steps go up the gradient.
-        unused: settings of TorchRec's that choose among its loops.
+        weight_decay: L2 penalty on the updated rows.
+        initial_accumulator_value: initial value of the accumulators.
+        eps: added to the square root of the accumulator.
+        maximize: maximize the objective.
+        unused: other settings of TorchRec's class, ignored.
 
     Raises:
         ValueError: a negative lr or eps.
@@ -141,9 +141,9 @@ class RowWiseAdagrad(_RowOptimizer):
 
 
 class _RowAdam(_RowOptimizer):
-    """Adam's direction on the touched rows; the bias correction counts steps, not visits of a row."""
+    """Adam on the updated rows. The bias correction counts steps of the optimizer, not updates of a row."""
 
-    rowwise: ClassVar[bool]  # one second moment a row
+    rowwise: ClassVar[bool]  # one second moment per row
 
     def __init__(
         self,
@@ -167,28 +167,28 @@ class _RowAdam(_RowOptimizer):
         square = grad_nD.pow(2)
         if self.rowwise:
             square = square.mean(dim=1)
-        first = _moving(_state(state, "momentum1", weight_RD), rows, beta1, grad_nD)
-        second = _moving(_state(state, "exp_avg_sq", weight_RD, self.rowwise), rows, beta2, square)
-        scale = (second / (1 - beta2**count)).sqrt() + group["eps"]
-        direction_nD = first / (1 - beta1**count) / (scale.unsqueeze(1) if self.rowwise else scale)
+        moment1 = _moving(_state(state, "momentum1", weight_RD), rows, beta1, grad_nD)
+        moment2 = _moving(_state(state, "exp_avg_sq", weight_RD, self.rowwise), rows, beta2, square)
+        scale = (moment2 / (1 - beta2**count)).sqrt() + group["eps"]
+        direction_nD = moment1 / (1 - beta1**count) / (scale.unsqueeze(1) if self.rowwise else scale)
         weight_nD = weight_RD[rows].float()
         direction_nD = direction_nD + group["weight_decay"] * weight_nD
         return weight_nD - group["lr"] * self._trust(weight_nD, direction_nD) * direction_nD
 
     def _trust(self, weight_nD: torch.Tensor, direction_nD: torch.Tensor) -> torch.Tensor:
-        """What a row's step is multiplied by, `[n, 1]` or `[]`."""
+        """Returns the factor of the step of each row, `[n, 1]` or `[]`."""
         return weight_nD.new_ones(())
 
 
 class PartialRowWiseAdam(_RowAdam):
-    """Adam (Kingma & Ba 2015) on the touched rows, with one second moment a row; weight decay is decoupled.
+    """Adam (Kingma & Ba 2015) on the updated rows, with one second moment per row and decoupled weight decay.
 
     Args:
-        params: as of any torch optimizer.
+        params: see torch.optim.
         lr: learning rate.
         betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: times lr, taken from touched rows.
+        eps: added to the square root of the second moment.
+        weight_decay: decoupled weight decay of the updated rows.
 
     Raises:
         ValueError: a negative lr or eps.
@@ -199,10 +199,10 @@ class PartialRowWiseAdam(_RowAdam):
 
 
 class LAMB(_RowAdam):
-    """LAMB (You et al. 2020) on the touched rows, with a trust ratio for each row.
+    """LAMB (You et al. 2020) on the updated rows, with a trust ratio per row.
 
     Args:
-        params, lr, betas, eps, weight_decay: as of `PartialRowWiseAdam`.
+        params, lr, betas, eps, weight_decay: see `PartialRowWiseAdam`.
 
     Raises:
         ValueError: a negative lr or eps.
@@ -212,15 +212,15 @@ class LAMB(_RowAdam):
     rowwise = False
 
     def _trust(self, weight_nD: torch.Tensor, direction_nD: torch.Tensor) -> torch.Tensor:
-        moved = direction_nD.norm(dim=1, keepdim=True)
-        return torch.where(moved > 0, weight_nD.norm(dim=1, keepdim=True) / moved, 0.0)
+        step_norm = direction_nD.norm(dim=1, keepdim=True)
+        return torch.where(step_norm > 0, weight_nD.norm(dim=1, keepdim=True) / step_norm, 0.0)
 
 
 class PartialRowWiseLAMB(LAMB):
-    """LAMB with one second moment a row.
+    """LAMB with one second moment per row.
 
     Args:
-        params, lr, betas, eps, weight_decay: as of `PartialRowWiseAdam`.
+        params, lr, betas, eps, weight_decay: see `PartialRowWiseAdam`.
 
     Raises:
         ValueError: a negative lr or eps.
@@ -231,14 +231,14 @@ class PartialRowWiseLAMB(LAMB):
 
 
 class LarsSGD(_RowOptimizer):
-    """LARS (You et al. 2017) on the touched rows, with a rate for each row, and momentum.
+    """LARS (You et al. 2017) on the updated rows, with a rate per row, and momentum.
 
     Args:
-        params: as of any torch optimizer.
+        params: see torch.optim.
         lr: learning rate.
-        momentum: decay rate of past moves.
+        momentum: momentum factor.
         eta: trust coefficient.
-        weight_decay: times the weight, added to the gradient.
+        weight_decay: L2 penalty.
 
     Raises:
         ValueError: a negative lr.
@@ -260,9 +260,9 @@ class LarsSGD(_RowOptimizer):
         group: dict[str, Any],
     ) -> torch.Tensor:
         weight_nD, decay = weight_RD[rows].float(), group["weight_decay"]
-        size_w = weight_nD.norm(dim=1)
-        size_g = grad_nD.norm(dim=1) + decay * size_w
-        rate_n = torch.where(size_g > 0, group["lr"] * group["eta"] * size_w / size_g, 0.0)
-        past = _state(state, "momentum1", weight_RD)
-        past[rows] = group["momentum"] * past[rows] + rate_n.unsqueeze(1) * (grad_nD + decay * weight_nD)
-        return weight_nD - past[rows]
+        weight_norm = weight_nD.norm(dim=1)
+        grad_norm = grad_nD.norm(dim=1) + decay * weight_norm
+        rate_n = torch.where(grad_norm > 0, group["lr"] * group["eta"] * weight_norm / grad_norm, 0.0)
+        momentum = _state(state, "momentum1", weight_RD)
+        momentum[rows] = group["momentum"] * momentum[rows] + rate_n.unsqueeze(1) * (grad_nD + decay * weight_nD)
+        return weight_nD - momentum[rows]

@@ -1,5 +1,5 @@
-"""Two optimizers in one: a local one at every step, and now and then a global one that brings groups of ranks together
-(as DiLoCo, Douillard et al. 2023, does)."""
+"""A local optimizer for every step, and a global optimizer that synchronizes groups of ranks at intervals, as in DiLoCo
+(Douillard et al. 2023)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ LOCAL_COUNT, GLOBAL_COUNT = "__semisync_local_step_counter__", "__semisync_globa
 
 
 class SemisyncOptimizer(KeyedOptimizer):
-    """Steps with `optimizer` always, and with `global_optimizer` after every `num_local_steps` of them.
+    """Steps with `optimizer` every time, and with `global_optimizer` every `num_local_steps` steps.
 
-    The state of a parameter is that of both, their keys prefixed; parameters of the global one have the two counters.
+    The state of a parameter contains the states of both, with prefixed keys; parameters of the global optimizer also
+    have two counters.
 
     Args:
-        global_params: the parameters that the global step changes, as torch's optimizers take them.
-        optimizer: the local one.
-        global_optimizer: a KeyedOptimizerWrapper whose optimizer has `global_step(local_step_counter, closure)`.
-        num_local_steps: local steps between two global ones.
-        semi_sync_worker_shard_group, offload_global_model, non_blocking: accepted for compatibility, ignored.
+        global_params: the parameters of the global step; see torch.optim.
+        optimizer: the local optimizer.
+        global_optimizer: a KeyedOptimizerWrapper of an optimizer with `global_step(local_step_counter, closure)`.
+        num_local_steps: local steps between two global steps.
+        semi_sync_worker_shard_group, offload_global_model, non_blocking: ignored.
 
     Raises:
-        ValueError: no global parameters; an optimizer without `global_step`; a name that the two optimizers have for
-            different tensors.
+        ValueError: no global parameters; an optimizer without `global_step`; or the two optimizers have different
+            tensors with the same name.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class SemisyncOptimizer(KeyedOptimizer):
         non_blocking: bool = False,
     ) -> None:
         if not list(global_params):
-            raise ValueError("global_params is empty; name the parameters that the global step changes")
+            raise ValueError("global_params is empty; pass the parameters of the global step")
         self._local, self._global = optimizer, global_optimizer
         self._step_globally = getattr(getattr(global_optimizer, "_optimizer", None), "global_step", None)
         if self._step_globally is None:
@@ -53,7 +54,7 @@ class SemisyncOptimizer(KeyedOptimizer):
             )
         for name, param in global_optimizer.params.items():
             if optimizer.params.get(name, param) is not param:
-                raise ValueError(f"parameter {name!r}: the local and the global optimizer have different tensors of it")
+                raise ValueError(f"parameter {name!r}: the local and the global optimizer have different tensors")
         self._num_local_steps = num_local_steps
         self._local_count, self._global_count = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
         self.defaults = {}
@@ -91,7 +92,7 @@ class SemisyncOptimizer(KeyedOptimizer):
     def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """
         Raises:
-            ValueError: a parameter that there is not, or a state without the two counters.
+            ValueError: an unknown parameter, or a state without the two counters.
         """
         self._check_names(state)
         counted = next((values for values in state.values() if {LOCAL_COUNT, GLOBAL_COUNT} <= values.keys()), None)
@@ -100,11 +101,11 @@ class SemisyncOptimizer(KeyedOptimizer):
         self._local_count.copy_(counted[LOCAL_COUNT])
         self._global_count.copy_(counted[GLOBAL_COUNT])
         for prefix, optimizer in ((LOCAL, self._local), (GLOBAL, self._global)):
-            parts = {
+            states = {
                 name: {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
                 for name, values in state.items()
             }
-            optimizer._load_named_state({name: values for name, values in parts.items() if values})
+            optimizer._load_named_state({name: values for name, values in states.items() if values})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self._local_count += 1

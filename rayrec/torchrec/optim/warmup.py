@@ -1,4 +1,4 @@
-"""`torchrec.optim.warmup`: learning rates that follow a schedule by iteration, for fused and plain optimizers."""
+"""`torchrec.optim.warmup`: learning rate schedules by iteration, for fused and plain optimizers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from rayrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
 
-PROGRESS = "warmup"  # what the state dict calls the schedule's (iteration, stage)
+PROGRESS = "warmup"  # key of (iteration, stage) in the state dict
 
 
 class WarmupPolicy(Enum):
-    """How a stage's factor depends on the iteration i; `value`, `max_iters`, … are the stage's."""
+    """The factor of a stage as a function of the iteration i and the arguments of the stage."""
 
     NONE = "none"  # 1
     CONSTANT = "constant"  # value
@@ -30,20 +31,20 @@ class WarmupPolicy(Enum):
 
 @dataclass
 class WarmupStage:
-    """A part of a schedule.
+    """A stage of a schedule.
 
     Args:
         policy: the shape.
         max_iters: last iteration of the stage, counted from the start of training.
-        value: the shape's parameter, see `WarmupPolicy`.
-        lr_scale: multiplies the stage's factor.
-        decay_iters: of POLY (default: max_iters) and STEP (default: 1).
+        value: parameter of the shape; see `WarmupPolicy`.
+        lr_scale: multiplier of the factor.
+        decay_iters: iterations of POLY (default: max_iters) and STEP (default: 1).
         sgdr_period: iterations of one cosine (Loshchilov & Hutter 2017).
-        start_interpolating_iters, end_value: of INTERPOLATE.
+        start_interpolating_iters, end_value: start and end of INTERPOLATE.
 
     Raises:
-        ValueError: a count that is not positive, a POLY that would pass zero before its stage ends, or an INTERPOLATE
-            without its ends.
+        ValueError: a count below 1, a POLY that reaches zero before its stage ends, or an INTERPOLATE without start or
+            end.
     """
 
     policy: WarmupPolicy = WarmupPolicy.LINEAR
@@ -66,7 +67,7 @@ class WarmupStage:
                 "make it at least as large"
             )
         if self.policy is WarmupPolicy.INTERPOLATE and None in (self.start_interpolating_iters, self.end_value):
-            raise ValueError("warmup stage 'interpolate': start_interpolating_iters and end_value must be given")
+            raise ValueError("warmup stage 'interpolate': start_interpolating_iters and end_value are required")
 
 
 def _linear(stage: WarmupStage, iteration: int) -> float:
@@ -74,8 +75,8 @@ def _linear(stage: WarmupStage, iteration: int) -> float:
 
 
 def _poly(stage: WarmupStage, iteration: int) -> float:
-    left = 1 - iteration / (stage.decay_iters if stage.decay_iters > 0 else stage.max_iters)
-    return left**stage.value
+    remaining = 1 - iteration / (stage.decay_iters if stage.decay_iters > 0 else stage.max_iters)
+    return remaining**stage.value
 
 
 def _step(stage: WarmupStage, iteration: int) -> float:
@@ -106,7 +107,7 @@ FACTORS: dict[WarmupPolicy, Callable[[WarmupStage, int], float]] = {
 
 
 def factor(stages: Sequence[WarmupStage], iteration: int) -> float:
-    """What the first learning rate is multiplied by at an iteration, counted from 0; 1 after the last stage."""
+    """Returns the multiplier of the learning rate at an iteration, counted from 0; 1 after the last stage."""
     for stage in stages:
         if iteration <= stage.max_iters:
             return FACTORS[stage.policy](stage, iteration) * stage.lr_scale
@@ -114,20 +115,20 @@ def factor(stages: Sequence[WarmupStage], iteration: int) -> float:
 
 
 class WarmupOptimizer(OptimizerWrapper):
-    """Sets the learning rate of every iteration by a schedule.
+    """Sets the learning rate of each iteration by a schedule.
 
-    A fused optimizer updates rows inside backward, so the rate of an iteration is set before it begins. State dicts
-    hold the progress as the state of a parameter that is none.
+    A fused optimizer updates rows in the backward pass, so the rate of an iteration is set at the end of the previous
+    one. State dicts store the progress as the state of an artificial parameter.
 
     Args:
-        optimizer: its learning rates are set.
+        optimizer: the wrapped optimizer.
         stages: the schedule, in order.
-        lr: rate that the factors multiply, of every param group.
-        lr_param: name of the rate in the param groups.
-        param_name: of the progress among the parameters.
+        lr: base learning rate of all param groups, which the factors multiply.
+        lr_param: name of the learning rate in the param groups.
+        param_name: name of the artificial parameter.
 
     Raises:
-        ValueError: a stage that ends before the one ahead of it.
+        ValueError: `max_iters` of the stages does not increase.
     """
 
     def __init__(
@@ -140,43 +141,43 @@ class WarmupOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         ends = [stage.max_iters for stage in stages]
-        if any(after <= before for before, after in zip(ends, ends[1:], strict=False)):
-            raise ValueError(f"warmup stages must end one after the other; max_iters are {ends}")
+        if any(end <= previous_end for previous_end, end in pairwise(ends)):
+            raise ValueError(f"max_iters of the warmup stages must increase; they are {ends}")
         self._stages, self._lr, self._lr_param, self._param_name = tuple(stages), lr, lr_param, param_name
         self._progress = torch.zeros(2, dtype=torch.int64)  # iteration, stage
-        self._stands_in = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+        self._progress_param = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
         self._set(0)
 
     @property
     def params(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
-        return {**super().params, self._param_name: self._stands_in}
+        return {**super().params, self._param_name: self._progress_param}
 
     @property
     def iteration(self) -> int:
-        """Steps taken so far."""
+        """Number of steps so far."""
         return int(self._progress[0])
 
     @property
     def state(self) -> Any:  # type: ignore[override]
         if not self.iteration:
             return self._optimizer.state
-        return {**self._optimizer.state, self._stands_in: {PROGRESS: self._progress}}
+        return {**self._optimizer.state, self._progress_param: {PROGRESS: self._progress}}
 
     @property
     def state_names(self) -> list[str]:
         return [*super().state_names, self._param_name]
 
     def named_state(self) -> dict[str, dict[str, Any]]:
-        own = {self._param_name: {PROGRESS: self._progress.clone()}} if self.iteration else {}
-        return {**super().named_state(), **own}
+        progress = {self._param_name: {PROGRESS: self._progress.clone()}} if self.iteration else {}
+        return {**super().named_state(), **progress}
 
     def _load_named_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         super()._load_named_state({name: values for name, values in state.items() if name != self._param_name})
-        own = state.get(self._param_name)
-        self._progress.copy_(torch.zeros(2) if own is None else own[PROGRESS])
+        saved = state.get(self._param_name)
+        self._progress.copy_(torch.zeros(2) if saved is None else saved[PROGRESS])
 
     def post_load_state_dict(self) -> None:
-        """Goes on where the schedule was saved; one saved without a schedule starts at its beginning."""
+        """Resumes the schedule; a state without progress starts it from the beginning."""
         super().post_load_state_dict()
         self._set(self.iteration)
 

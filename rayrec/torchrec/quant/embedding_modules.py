@@ -1,4 +1,4 @@
-"""Quantized collections by TorchRec's names, each around one of `rayrec.quant`."""
+"""Quantized collections with TorchRec's names; each wraps one of `rayrec.quant`."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ ConfigT = TypeVar("ConfigT", EmbeddingBagConfig, EmbeddingConfig)
 
 
 def formats(module: nn.Module, tables: list[str]) -> tuple[dict[str, torch.dtype], torch.dtype]:
-    """What a module's `qconfig` asks for: each table's number format, and that of the output.
+    """Returns the formats in the `qconfig` of a module: the dtype of each table, and the output dtype.
 
     Raises:
-        ValueError: no `qconfig`, or a format for a table that there is not.
+        ValueError: no `qconfig`.
     """
     config: Any = getattr(module, "qconfig", None)
     if config is None:
         raise ValueError(
             f"{type(module).__name__} has no qconfig; set one, or call inference.modules.quantize_embeddings"
         )
-    given: Mapping[str, torch.dtype] = getattr(config, "per_table_weight_dtype", None) or {}
+    overrides: Mapping[str, torch.dtype] = getattr(config, "per_table_weight_dtype", None) or {}
     default = config.weight().dtype
-    return {name: given.get(name, default) for name in tables}, config.activation().dtype
+    return {name: overrides.get(name, default) for name in tables}, config.activation().dtype
 
 
 def _quantized(
     collection: quant.EmbeddingBagCollection | quant.EmbeddingCollection, configs: list[ConfigT]
 ) -> list[ConfigT]:
-    """The configs with the number formats that the tables have now."""
+    """Returns the configs with the formats of the quantized tables."""
     kinds = collection.formats()
     return [replace(config, data_type=DataType[kinds[config.name].name]) for config in configs]
 
 
-def _made(collection: Any, kind: str) -> Any:
+def _required(collection: Any, kind: str) -> Any:
     if collection is None:
-        raise NotOffered(f"a quantized {kind} is made of a trained one: use {kind}.from_float, or quantize_embeddings")
+        raise NotOffered(f"create a quantized {kind} from a trained one, with {kind}.from_float or quantize_embeddings")
     return collection
 
 
 class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
-    """Pooled vectors from tables in few bits; `from_float` makes one. The state is one array of all tables' bytes.
+    """Pooled vectors from quantized tables; create it with `from_float`. The state is one array of the bytes of all
+    tables.
 
     Args:
         collection: the quantized tables.
-        output_dtype: of the vectors.
+        output_dtype: dtype of the vectors.
 
     Raises:
-        NotOffered: no collection is given.
+        NotOffered: `collection` is None.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         **__: Any,
     ) -> None:
         super().__init__()
-        self.collection: quant.EmbeddingBagCollection = _made(collection, "EmbeddingBagCollection")
+        self.collection: quant.EmbeddingBagCollection = _required(collection, "EmbeddingBagCollection")
         self._output_dtype = output_dtype
 
     @classmethod
     def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> EmbeddingBagCollection:
-        """The tables of a `rayrec.torchrec.EmbeddingBagCollection`, in the formats that its `qconfig` asks for.
+        """Quantizes an EmbeddingBagCollection to the formats in its `qconfig`.
 
         Raises:
-            ValueError: no `qconfig`, or numbers that do not fit a format.
+            ValueError: no `qconfig`, or weights outside the range of a format.
         """
         kinds, output = formats(module, [config.name for config in module.embedding_bag_configs()])
         return cls(collection=quant.EmbeddingBagCollection.from_float(module, kinds), output_dtype=output)
@@ -105,7 +106,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
 
 class EmbeddingCollection(EmbeddingCollectionInterface):
-    """A vector for every id, from tables in few bits; arguments as of `EmbeddingBagCollection`."""
+    """A vector per id from quantized tables; has the arguments of `EmbeddingBagCollection`."""
 
     def __init__(
         self,
@@ -115,12 +116,12 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         **__: Any,
     ) -> None:
         super().__init__()
-        self.collection: quant.EmbeddingCollection = _made(collection, "EmbeddingCollection")
+        self.collection: quant.EmbeddingCollection = _required(collection, "EmbeddingCollection")
         self._output_dtype = output_dtype
 
     @classmethod
     def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> EmbeddingCollection:
-        """As `EmbeddingBagCollection.from_float`."""
+        """See `EmbeddingBagCollection.from_float`."""
         kinds, output = formats(module, [config.name for config in module.embedding_configs()])
         return cls(collection=quant.EmbeddingCollection.from_float(module, kinds), output_dtype=output)
 
@@ -146,9 +147,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         return {
             name: JaggedTensor(
-                values=found.values().to(self._output_dtype),
-                weights=found.weights_or_none(),
-                lengths=found.lengths(),
+                values=vectors.values().to(self._output_dtype),
+                weights=vectors.weights_or_none(),
+                lengths=vectors.lengths(),
             )
-            for name, found in self.collection(features).items()
+            for name, vectors in self.collection(features).items()
         }

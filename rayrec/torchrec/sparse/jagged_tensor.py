@@ -26,18 +26,19 @@ __all__ = [
     "unflatten_kjt_list",
 ]
 
-PARTS = 6  # of a KeyedJaggedTensor as a flat list: values, weights, lengths, offsets, batch sizes, inverse indices
+# Tensors of a flattened KeyedJaggedTensor: values, weights, lengths, offsets, batch sizes, inverse indices.
+FLAT_LENGTH = 6
 
 
 class ComputeKJTToJTDict(nn.Module):
-    """A KeyedJaggedTensor's features by name."""
+    """Splits a KeyedJaggedTensor by key."""
 
     def forward(self, keyed_jagged_tensor: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         return keyed_jagged_tensor.to_dict()
 
 
 class ComputeJTDictToKJT(nn.Module):
-    """One key for each entry of a dict of JaggedTensors."""
+    """Joins a dict of JaggedTensors."""
 
     def forward(self, jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensor:
         return KeyedJaggedTensor.from_jt_dict(jt_dict)
@@ -50,7 +51,7 @@ def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
 
 
 def jt_is_equal(first: object, second: object) -> bool:
-    """Whether both are JaggedTensors of the same lists and weights, however they store where lists begin."""
+    """Whether both are JaggedTensors with equal lists and weights, stored as lengths or as offsets."""
     if not (isinstance(first, JaggedTensor) and isinstance(second, JaggedTensor)):
         return False
     return (
@@ -61,7 +62,7 @@ def jt_is_equal(first: object, second: object) -> bool:
 
 
 def kjt_is_equal(first: object, second: object) -> bool:
-    """Whether both are KeyedJaggedTensors of the same keys in the same order, batch sizes, lists and weights."""
+    """Whether both are KeyedJaggedTensors with equal keys in the same order, batch sizes, lists and weights."""
     if not (isinstance(first, KeyedJaggedTensor) and isinstance(second, KeyedJaggedTensor)):
         return False
     return (
@@ -74,17 +75,17 @@ def kjt_is_equal(first: object, second: object) -> bool:
 
 
 def permute_multi_embedding(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[torch.Tensor]:
-    """`KeyedTensor.regroup` under another name."""
+    """Alias of `KeyedTensor.regroup`."""
     return KeyedTensor.regroup(keyed_tensors, groups)
 
 
 def regroup_kts(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[torch.Tensor]:
-    """`KeyedTensor.regroup` under another name."""
+    """Alias of `KeyedTensor.regroup`."""
     return KeyedTensor.regroup(keyed_tensors, groups)
 
 
 def flatten_kjt_list(kjt_arr: Sequence[KeyedJaggedTensor]) -> tuple[list[torch.Tensor | None], list[list[str]]]:
-    """Six tensors (or None) of each, one after the other, and the keys of each."""
+    """Returns a flat list of six tensors (or None) per KeyedJaggedTensor, and the keys of each."""
     tensors: list[torch.Tensor | None] = []
     for kjt in kjt_arr:
         inverse = kjt.inverse_indices_or_none()
@@ -97,10 +98,10 @@ def flatten_kjt_list(kjt_arr: Sequence[KeyedJaggedTensor]) -> tuple[list[torch.T
 def unflatten_kjt_list(
     values: Sequence[torch.Tensor | None], contexts: Sequence[Sequence[str]]
 ) -> list[KeyedJaggedTensor]:
-    """What `flatten_kjt_list` took apart."""
+    """Inverts `flatten_kjt_list`."""
     out = []
-    for place, keys in enumerate(contexts):
-        ids, weights, lengths, offsets, strides, inverse = values[place * PARTS : (place + 1) * PARTS]
+    for index, keys in enumerate(contexts):
+        ids, weights, lengths, offsets, strides, inverse = values[index * FLAT_LENGTH : (index + 1) * FLAT_LENGTH]
         assert ids is not None
         indices = None if inverse is None else (list(keys), inverse)
         out.append(

@@ -1,4 +1,4 @@
-"""Thorough checks of a KeyedJaggedTensor that name the feature, the example and the value at fault."""
+"""Checks of all values of a KeyedJaggedTensor; errors name the feature, the example and the value."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ INTEGERS = (torch.int32, torch.int64)
 
 
 class TableConfig(Protocol):
-    """What is read of a table's config."""
+    """The fields of a table config that the check reads."""
 
     num_embeddings: int
     feature_names: list[str]
 
 
 def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor, configs: Sequence[TableConfig] | None = None) -> bool:
-    """Checks a tensor, and its ids against the tables that read them.
+    """Checks a tensor, and its ids against the sizes of the tables.
 
     Args:
-        configs: tables; features without one, and tables without a feature of this tensor, are passed over.
+        kjt: the tensor.
+        configs: the tables; features without a table are not checked.
 
     Returns:
-        False where an id lies outside a table; the log names feature, range and table size.
+        False if an id is outside its table; logs the feature, the id range and the table size.
 
     Raises:
-        ValueError: parts of the tensor that do not fit together (see `validate`).
+        ValueError: the tensor is inconsistent (see `validate`).
     """
     validate(kjt)
-    good = True
+    is_valid = True
     for config in configs or ():
         for feature in config.feature_names:
             if feature not in kjt.index_per_key():
@@ -42,28 +43,32 @@ def validate_keyed_jagged_tensor(kjt: KeyedJaggedTensor, configs: Sequence[Table
             ids = kjt[feature].values()
             if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < config.num_embeddings):
                 logger.error(
-                    "feature %r: ids from %d to %d, but its table has the rows [0, %d)",
+                    "feature %r: ids from %d to %d, but its table has rows [0, %d)",
                     feature,
                     int(ids.min()),
                     int(ids.max()),
                     config.num_embeddings,
                 )
-                good = False
-    return good
+                is_valid = False
+    return is_valid
 
 
 def validate(kjt: KeyedJaggedTensor, rows_of: Mapping[str, int] | None = None) -> None:
-    """Checks that lengths, offsets, values, weights and inverse indices fit together, that weights are finite and,
-    where `rows_of` gives a feature's table rows, that its ids lie inside. Reads every value: for tests, debugging and
-    data loading, not for every step on a GPU.
+    """Checks that lengths, offsets, values, weights and inverse indices are consistent and weights are finite.
+
+    It reads every value, so use it in tests, debugging and data loading, not in every step on a GPU.
+
+    Args:
+        kjt: the tensor.
+        rows_of: number of table rows by feature; the ids of these features are checked too.
 
     Raises:
-        ValueError: what does not fit, with feature, example and value.
+        ValueError: the first problem, with feature, example and value.
     """
     _check_dtypes(kjt)
-    twice = [key for key in kjt.keys() if kjt.keys().count(key) > 1]
-    if twice:
-        raise ValueError(f"key {twice[0]!r} comes twice in {kjt.keys()}")
+    duplicates = [key for key in kjt.keys() if kjt.keys().count(key) > 1]
+    if duplicates:
+        raise ValueError(f"key {duplicates[0]!r} occurs twice in {kjt.keys()}")
     _check_lengths(kjt)
     _check_weights(kjt)
     _check_inverse(kjt)
@@ -73,8 +78,8 @@ def validate(kjt: KeyedJaggedTensor, rows_of: Mapping[str, int] | None = None) -
 
 
 def _check_dtypes(kjt: KeyedJaggedTensor) -> None:
-    parts = {"lengths": kjt.lengths_or_none(), "offsets": kjt.offsets_or_none(), "values": kjt.values()}
-    for name, tensor in parts.items():
+    tensors = {"lengths": kjt.lengths_or_none(), "offsets": kjt.offsets_or_none(), "values": kjt.values()}
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype not in INTEGERS:
             raise ValueError(f"{name} are {tensor.dtype}; int32 or int64 is needed")
     weights = kjt.weights_or_none()
@@ -83,7 +88,7 @@ def _check_dtypes(kjt: KeyedJaggedTensor) -> None:
 
 
 def _where(kjt: KeyedJaggedTensor, bag: int) -> str:
-    """Feature and example of a bag, counted over all features."""
+    """Returns the feature and example of a bag, given by its index over all features."""
     for key, batch in zip(kjt.keys(), kjt.stride_per_key(), strict=True):
         if bag < batch:
             return f"feature {key!r}, example {bag}"
@@ -92,7 +97,7 @@ def _where(kjt: KeyedJaggedTensor, bag: int) -> str:
 
 
 def _bag_of(offsets: torch.Tensor, value: int) -> int:
-    """The bag that a value lies in; empty bags hold none."""
+    """Returns the bag of a value."""
     return int(torch.searchsorted(offsets.to(torch.int64), value, right=True)) - 1
 
 
@@ -108,12 +113,14 @@ def _check_lengths(kjt: KeyedJaggedTensor) -> None:
     if offsets is None:
         return
     if int(offsets[0]) != 0:
-        raise ValueError(f"offsets begin at {int(offsets[0])}; they must begin at 0")
+        raise ValueError(f"offsets start at {int(offsets[0])}; they must start at 0")
     if offsets.shape[0] != lengths.shape[0] + 1:
-        raise ValueError(f"{offsets.shape[0]} offsets do not fit {lengths.shape[0]} lengths; one more is needed")
-    unlike = (offsets[1:] - offsets[:-1] != lengths).nonzero()
-    if unlike.numel():
-        bag = int(unlike[0])
+        raise ValueError(
+            f"{offsets.shape[0]} offsets for {lengths.shape[0]} lengths; there must be one more offset than lengths"
+        )
+    mismatch = (offsets[1:] - offsets[:-1] != lengths).nonzero()
+    if mismatch.numel():
+        bag = int(mismatch[0])
         raise ValueError(
             f"{_where(kjt, bag)}: length {int(lengths[bag])}, but offsets go from {int(offsets[bag])} to "
             f"{int(offsets[bag + 1])}"
@@ -126,9 +133,9 @@ def _check_weights(kjt: KeyedJaggedTensor) -> None:
         return
     bad = (~torch.isfinite(weights)).nonzero()
     if bad.numel():
-        at = int(bad[0])
-        bag = _bag_of(kjt.offsets(), at)
-        raise ValueError(f"{_where(kjt, bag)}: weight {float(weights[at])} of id {int(kjt.values()[at])} is not finite")
+        index = int(bad[0])
+        location = _where(kjt, _bag_of(kjt.offsets(), index))
+        raise ValueError(f"{location}: weight {float(weights[index])} of id {int(kjt.values()[index])} is not finite")
 
 
 def _check_inverse(kjt: KeyedJaggedTensor) -> None:
@@ -140,9 +147,9 @@ def _check_inverse(kjt: KeyedJaggedTensor) -> None:
         row = indices_FB[keys.index(key)]
         outside = ((row < 0) | (row >= batch)).nonzero()
         if outside.numel():
-            at = int(outside[0])
+            example = int(outside[0])
             raise ValueError(
-                f"feature {key!r}, example {at}: inverse index {int(row[at])} is outside the feature's own batch "
+                f"feature {key!r}, example {example}: inverse index {int(row[example])} is outside the feature's batch "
                 f"[0, {batch})"
             )
 
@@ -152,8 +159,8 @@ def _check_range(kjt: KeyedJaggedTensor, key: str, rows: int) -> None:
     values = feature.values()
     outside = ((values < 0) | (values >= rows)).nonzero()
     if outside.numel():
-        at = int(outside[0])
+        index = int(outside[0])
         raise ValueError(
-            f"feature {key!r}, example {_bag_of(feature.offsets(), at)}: id {int(values[at])} is outside its table's "
-            f"rows [0, {rows})"
+            f"feature {key!r}, example {_bag_of(feature.offsets(), index)}: id {int(values[index])} is outside the "
+            f"rows [0, {rows}) of its table"
         )

@@ -1,4 +1,4 @@
-"""Sparse features that come as a tensordict (a package of its own, not needed otherwise)."""
+"""Converts a tensordict (an optional package) of sparse features."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 
 def maybe_td_to_kjt(features: Any, keys: Sequence[str] | None = None) -> KeyedJaggedTensor:
-    """A KeyedJaggedTensor as it is; of a tensordict of nested jagged tensors, the features at `keys`.
+    """Converts a tensordict of nested jagged tensors to a KeyedJaggedTensor; returns a KeyedJaggedTensor unchanged.
 
     Args:
         features: `KeyedJaggedTensor`, or a mapping of names to `torch.nested` tensors of layout jagged, [B, any].
-        keys: the features taken, in this order; all by default.
+        keys: the features to convert, in this order; default: all.
     """
     if isinstance(features, KeyedJaggedTensor):
         return features

@@ -19,26 +19,26 @@ class TableConfig(Section):
     name: str = Field(min_length=1, description="unique name of the table")
     rows: int = Field(ge=1, description="rows of the table; ids map to `[0, rows)`")
     dim: int = Field(ge=1, description="width of a row")
-    features: list[str] = Field(min_length=1, description="sparse features of the schema that read this table")
-    pooling: Literal["sum", "mean"] = Field(default="sum", description="how the vectors of a list of ids become one")
+    features: list[str] = Field(min_length=1, description="sparse features that look up this table")
+    pooling: Literal["sum", "mean"] = Field(default="sum", description="how to pool the vectors of an id list")
     data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
     init: Annotated[float, Field(gt=0)] | None = None
-    """the first weights lie within ±init, evenly; `null`: within ±sqrt(1 / rows)"""
+    """initial weights are uniform in ±init; `null`: ±sqrt(1 / rows)"""
 
 
 class LossConfig(Section):
-    """The loss of binary labels; labels that are numbers have squared error."""
+    """The loss of binary labels. Numeric labels use squared error."""
 
     kind: Literal["bce", "focal", "mse", "pairwise"] = "bce"
-    """`bce`: binary cross-entropy; `focal`: less of rows that are predicted well; `mse`: squared error of the
-    probability; `pairwise`: every positive of a step above every negative (RankNet), by the product of their weights:
-    it orders rows, and its scores are no probabilities"""
+    """`bce`: binary cross-entropy; `focal`: focal loss, down-weights well-predicted rows; `mse`: squared error of the
+    probability; `pairwise`: RankNet over the positives and negatives of a step, weighted by the product of their
+    weights; its scores rank rows but are not probabilities"""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """labels are moved by half of it towards the other one (of bce and mse)"""
+    """label smoothing for `bce` and `mse`: moves each label halfway by this amount towards the other class"""
     gamma: float = Field(default=2.0, ge=0)
-    """of `focal`: times `(1 - p)^gamma`, p of the label that is there"""
+    """focusing exponent of `focal`: scales the loss by `(1 - p)^gamma`, p the probability of the true label"""
     alpha: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """of `focal`: weight of positives, that of negatives is `1 - alpha`; `null`: 1 for both"""
+    """class weight of `focal`: `alpha` for positives, `1 - alpha` for negatives; `null`: 1 for both"""
 
     @model_validator(mode="after")
     def _is_smoothed(self) -> LossConfig:
@@ -48,17 +48,17 @@ class LossConfig(Section):
 
 
 class ModelConfig(Section):
-    """The model: a built-in one by name, or a user's own by import path."""
+    """A built-in model by name, or your own by import path."""
 
     name: str | None = None
-    """a built-in model, e.g. `dlrm`; leave out when `factory` is given"""
+    """built-in model, e.g. `dlrm`; omit it if you set `factory`"""
     factory: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """`package.module:function` that is called as `function(tables=…, num_dense=…, device=…, **args)` and returns an
-    `nn.Module` with `loss, logits = model(batch)`"""
+    """`package.module:function`, called as `function(tables=…, num_dense=…, device=…, **args)`; returns an `nn.Module`
+    whose `model(batch)` returns `loss, logits`"""
     args: dict[str, Any] = Field(default={})
-    """further arguments of the model, e.g. `dense_arch`, `over_arch`"""
+    """arguments of the model, e.g. `dense_arch`, `over_arch`"""
     loss: LossConfig = LossConfig()
-    """what is made small; a kind alone is short for `{kind: …}`. For built-in models, and others that end with a
+    """the loss; a plain kind is short for `{kind: …}`. Applies to built-in models and to your own if they end with
     `rayrec.models.Head`"""
 
     @field_validator("loss", mode="before")
@@ -69,12 +69,12 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
         if self.name is not None and self.factory is not None:
-            raise ValueError("give `name` (a built-in model) or `factory` (your own), not both")
+            raise ValueError("set `name` (a built-in model) or `factory` (your own), not both")
         return self
 
 
 class ConstraintConfig(Section):
-    """What the planner may do with one table; what is left out is free."""
+    """Restricts the planner for one table. Omitted fields are unrestricted."""
 
     sharding_types: list[str] | None = Field(
         default=None, min_length=1, description=f"any of {', '.join(SHARDING_TYPES)}"
@@ -85,11 +85,11 @@ class ConstraintConfig(Section):
         description=f"any of {', '.join(KERNELS)}; `dense` tables are trained by `optimizers.dense`",
     )
     min_partition: Annotated[int, Field(ge=4)] | None = None
-    """narrowest column cut, for column-wise sharding"""
+    """minimum shard width for column-wise sharding"""
     cache_load_factor: Annotated[float, Field(gt=0, le=1)] | None = None
-    """share of the rows in the device cache, under `fused_uvm_caching`; `null`: planned"""
+    """fraction of the rows to cache on the device with `fused_uvm_caching`; `null`: chosen by the planner"""
     pooling_factor: Annotated[float, Field(gt=0)] | None = None
-    """mean number of ids in a bag, for the planner's estimates"""
+    """mean ids per bag, used in the planner's estimates"""
 
     @field_validator("sharding_types", "compute_kernels")
     @classmethod
@@ -103,59 +103,61 @@ class ConstraintConfig(Section):
 
 
 class WireConfig(Section):
-    """Number formats in which embedding vectors and their gradients travel between workers; all else is float32."""
+    """Communication formats of embedding vectors and their gradients. Everything else is exchanged as float32."""
 
     vectors: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = "fp32"
-    """of vectors; `fp8` and `int8` have a scale for every 32 numbers"""
-    gradients: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = Field(default="fp32", description="of gradients")
+    """format of embedding vectors; `fp8` and `int8` use one scale per 32 values"""
+    gradients: Literal["fp32", "fp16", "bf16", "fp8", "int8"] = Field(default="fp32", description="format of gradients")
     gradient_scale: float = Field(default=1.0, gt=0)
-    """gradients are multiplied by it while they travel as `fp16` or `bf16`, for `fp16` holds nothing below 6e-8; a
-    power of two rounds nothing"""
+    """multiplies gradients sent as `fp16` or `bf16`, because `fp16` underflows below 6e-8; a power of two is exact"""
 
 
 class ShardingConfig(Section):
-    """How tables are spread over the workers."""
+    """How tables are sharded over the workers."""
 
-    wire: WireConfig = Field(default=WireConfig(), description="number formats between workers")
+    wire: WireConfig = Field(default=WireConfig(), description="communication formats")
 
     constraints: dict[str, ConstraintConfig] = Field(default={})
-    """table name → what the planner may do with it"""
+    """table name → restrictions for the planner"""
     replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    """2D parallelism: groups of workers that have all tables each, sharded inside the group; it divides
-    `trainer.num_workers` (of `[least, most]` workers: the largest number up to it that divides those there are);
-    `auto`: as many as make the shortest step, as planned"""
+    """2D parallelism: number of worker groups, each of which shards all tables. Must divide `trainer.num_workers` (for
+    `[least, most]`, the largest divisor up to this value is used); `auto`: the number with the shortest planned
+    step"""
     sync_every: int = Field(default=1, ge=1)
-    """steps after which groups are synchronized. 1: gradients are averaged in every step, and groups are one training
-    on the global batch; N: each trains its tables on its own rows for N steps, then they are averaged"""
-    plan: str | None = Field(default=None, description="path of a `plan.json` to use as it is; `null`: plan at start")
+    """steps between synchronizations of the groups. 1: gradients are averaged every step, equal to training on the
+    global batch; N: each group trains on its own rows for N steps, then weights are averaged"""
+    plan: str | None = Field(
+        default=None, description="path of a `plan.json` to use unchanged; `null`: plan at the start"
+    )
     calibration: str | None = None
-    """file of `jobs/calibrate.py` with speeds to plan by; `null`: `calibration.json` in `storage.path`, if it is there,
-    else presets"""
+    """measured speeds for the planner, written by `jobs/calibrate.py`; `null`: `calibration.json` in `storage.path` if
+    it exists, else presets"""
 
 
 class InitFromConfig(Section):
-    """Weights that a new run begins with, tables and layers by name; what optimizers keep begins anew."""
+    """Initial weights for a new run, matched by table and layer name. Optimizer state is not loaded."""
 
-    path: str = Field(min_length=1, description="a run folder (its newest checkpoint) or a checkpoint; a path or URI")
+    path: str = Field(min_length=1, description="run folder (uses its newest checkpoint) or checkpoint; a path or URI")
     renames: dict[str, str] = Field(default={})
-    """name there → name here, of a table, a layer, or a module with all that is in it"""
-    fresh: list[str] = Field(default=[], description="tables, layers and modules here that are not taken")
+    """name in the checkpoint → name in this run, for a table, a layer, or a whole module"""
+    fresh: list[str] = Field(
+        default=[], description="tables, layers and modules of this run to initialize randomly instead"
+    )
 
 
 class StorageConfig(Section):
-    """Where a run is kept."""
+    """Where a run is stored."""
 
     path: str = Field(default="runs", min_length=1)
-    """folder of runs, on a cluster one that every node sees; or a URI, e.g. `s3://bucket/runs`"""
-    keep: int = Field(default=3, ge=1, description="newest checkpoints that are kept")
+    """folder of runs, shared by all nodes on a cluster; or a URI, e.g. `s3://bucket/runs`"""
+    keep: int = Field(default=3, ge=1, description="number of newest checkpoints to keep")
     keep_best: str | None = None
-    """figure of the evaluation, own ones too, by which the best checkpoint stays; one is made for each evaluation"""
+    """metric that selects the best checkpoint, which is kept; saves a checkpoint at each evaluation"""
     background: bool = True
-    """checkpoints are copied to host memory, where there is room, and written while training goes on (where on CPUs,
-    with a fortieth of one for each rank); `false`: training waits until they are written"""
+    """write checkpoints in the background: copy them to host memory if it suffices (on CPUs, one fortieth per rank)
+    while training continues; `false`: training waits for each write"""
     wait_s: float = Field(default=30.0, ge=0)
-    """seconds that training waits for a checkpoint which is still being written when others are due; then those are
-    left out"""
+    """maximum seconds to wait for the previous checkpoint before skipping the next one"""
     patience_s: float = Field(default=600.0, ge=0)
-    """seconds to wait for storage that is away or takes nothing where there is no going on without it: at a start,
-    after a loss and for a run's last checkpoint; a line every minute says so"""
+    """maximum seconds to wait for unavailable storage where training cannot continue without it: at the start, after a
+    failure, and for the final checkpoint; reported every minute"""

@@ -27,7 +27,7 @@ from rayrec.train.config.trainer import TrainerConfig
 
 
 class TrainConfig(Section):
-    """Everything that makes a run; the same as the YAML file.
+    """The config of a run, with the fields of the YAML file.
 
     Raises:
         pydantic.ValidationError: a field is missing, unknown or wrong (a `ValueError`); `config.file.load_config`
@@ -35,17 +35,21 @@ class TrainConfig(Section):
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.\-]*$")
-    """name of the run, and of its folder below `storage.path`"""
-    data: DataConfig = Field(description="where the examples are")
+    """name of the run and of its folder in `storage.path`"""
+    data: DataConfig = Field(description="the data sets to train and evaluate on")
     data_schema: Schema = Field(alias="schema", description="what the columns mean")
     tables: list[TableConfig] = Field(min_length=1, description="embedding tables")
     model: ModelConfig = Field(description="the model")
-    optimizers: OptimizersConfig = Field(default=OptimizersConfig(), description="how parameters change")
-    sharding: ShardingConfig = Field(default=ShardingConfig(), description="how tables are spread over the workers")
-    trainer: TrainerConfig = Field(default=TrainerConfig(), description="how the run goes")
+    optimizers: OptimizersConfig = Field(
+        default=OptimizersConfig(), description="optimizers of the dense layers and the tables"
+    )
+    sharding: ShardingConfig = Field(default=ShardingConfig(), description="how tables are sharded over the workers")
+    trainer: TrainerConfig = Field(
+        default=TrainerConfig(), description="workers, steps, evaluations and fault handling"
+    )
     init_from: InitFromConfig | None = None
-    """weights to begin with; a path alone is short for `{path: …}`"""
-    storage: StorageConfig = Field(default=StorageConfig(), description="where the run is kept")
+    """initial weights; a plain path is short for `{path: …}`"""
+    storage: StorageConfig = Field(default=StorageConfig(), description="where the run is stored")
 
     @model_validator(mode="before")
     @classmethod
@@ -77,5 +81,5 @@ class TrainConfig(Section):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in the YAML file; `TrainConfig(**config.to_dict())` is the same config."""
+        """Plain values as in the YAML file; `TrainConfig(**config.to_dict())` is the same config."""
         return self.model_dump(mode="json", by_alias=True)

@@ -1,4 +1,4 @@
-"""How the run goes: workers, steps, evaluations, when it ends early, and what is done about faults."""
+"""The trainer section: workers, steps, evaluations, early stopping and fault handling."""
 
 from __future__ import annotations
 
@@ -14,55 +14,59 @@ Metric = Literal[
     "rmse", "r2",
 ]  # fmt: skip
 LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae", "rmse"})
-OF_NUMBERS = frozenset({"mse", "mae", "rmse", "r2"})  # figures of a label that is a number
+OF_NUMBERS = frozenset({"mse", "mae", "rmse", "r2"})  # metrics of numeric labels
 ONLY_OF_NUMBERS = frozenset({"rmse", "r2"})
 
 
 class EarlyStoppingConfig(Section):
-    """Ends the run when evaluations do not get better any more: those within epochs, where `trainer.eval_rows` limits
-    them, else all."""
+    """Ends the run when evaluations stop improving. With evaluations inside epochs, counts those of `trainer.eval_rows`
+    rows, else all."""
 
-    metric: str = Field(default="auc", description="figure of the evaluation that counts, own ones too")
-    patience: int = Field(default=3, ge=1, description="evaluations in a row without improvement that end the run")
-    min_delta: float = Field(default=0.0, ge=0, description="least change that is an improvement")
+    metric: str = Field(default="auc", description="evaluation metric to watch, built-in or from `trainer.metrics`")
+    patience: int = Field(
+        default=3, ge=1, description="consecutive evaluations without improvement before the run ends"
+    )
+    min_delta: float = Field(default=0.0, ge=0, description="minimum change that counts as an improvement")
 
 
 class GuardsConfig(Section):
-    """What ends a run that learns nothing; checked where figures are logged."""
+    """Ends a run that is not learning. Checked whenever metrics are logged."""
 
     max_ne: Annotated[float, Field(gt=0)] | None = None
-    """normalized entropy above which, `patience` times in a row, the run ends"""
+    """end the run if normalized entropy is above this for `patience` consecutive log lines"""
     min_auc: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """AUC below which, `patience` times in a row, the run ends, e.g. 0.505"""
+    """end the run if AUC is below this for `patience` consecutive log lines, e.g. 0.505"""
     halvings: int = Field(default=0, ge=0)
-    """how often training goes back to the last checkpoint with half the learning rates where the loss is not finite any
-    more, before that ends the run"""
-    after_steps: int = Field(default=0, ge=0, description="steps without checks (warm-up)")
-    patience: int = Field(default=5, ge=1, description="logged lines in a row that must be bad")
+    """how often to return to the last checkpoint with half the learning rates after a non-finite loss, before the run
+    ends"""
+    after_steps: int = Field(default=0, ge=0, description="steps before checks begin (warm-up)")
+    patience: int = Field(default=5, ge=1, description="consecutive bad log lines before the run ends")
 
 
 class MetricConfig(Section):
-    """A figure of one's own in evaluations: any `torchmetrics.Metric`."""
+    """An additional evaluation metric: any `torchmetrics.Metric`."""
 
-    name: str = Field(pattern=r"^[A-Za-z][\w@.\-]*$", description="its name among the evaluation's figures")
+    name: str = Field(pattern=r"^[A-Za-z][\w@.\-]*$", description="name of the metric in evaluations")
     factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    """`package.module:Class`, e.g. `torchmetrics.classification:BinaryF1Score`; its `update` gets probabilities and
-    labels (of a number: predictions and numbers), without weights"""
+    """`package.module:Class`, e.g. `torchmetrics.classification:BinaryF1Score`; its `update` receives probabilities and
+    labels (for numeric labels: predictions and values), without weights"""
     args: dict[str, Any] = Field(default={}, description="arguments of the class")
-    label: str | None = Field(default=None, description="which of several labels; `null`: the first")
-    lower_is_better: bool = Field(default=False, description="for early stopping, the best checkpoint, and searches")
+    label: str | None = Field(default=None, description="label to evaluate; `null`: the first")
+    lower_is_better: bool = Field(
+        default=False, description="for early stopping, `storage.keep_best` and `rayrec tune`"
+    )
 
 
 def lower_is_better(metric: str, own: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether less of a figure is better; `own` are the plain values of `trainer.metrics`."""
+    """Whether a lower value of a metric is better; `own` are the plain values of `trainer.metrics`."""
     return metric in LOWER_IS_BETTER or any(one["name"] == metric and one.get("lower_is_better") for one in own)
 
 
 class ProfileConfig(Section):
-    """torch's profiler over some steps."""
+    """Runs torch's profiler over some steps."""
 
     steps: list[Annotated[int, Field(ge=1)]] = Field(min_length=2, max_length=2)
-    """first and last step, e.g. `[100, 110]`; at most 100 of them"""
+    """first and last step, e.g. `[100, 110]`; at most 100 steps"""
     shapes: bool = Field(default=False, description="also record the shapes of tensors")
 
     @model_validator(mode="after")
@@ -76,72 +80,71 @@ class ProfileConfig(Section):
 
 
 class TrainerConfig(Section):
-    """How the run goes."""
+    """Workers, steps, evaluations and fault handling."""
 
     num_workers: Annotated[int, Field(ge=0)] | Annotated[list[int], Field(min_length=2, max_length=2)] = 2
-    """workers, one a GPU; 0 trains in this process, without Ray Train; `[least, most]`: as many as the cluster has room
-    for, fewer after a loss, more when nodes come (reads then reserve no CPUs)"""
-    batch_size: int = Field(default=1024, ge=1, description="rows of a step, over all workers together")
+    """workers, one per GPU; 0 trains in this process without Ray Train; `[least, most]`: as many as the cluster has
+    room for, fewer after a failure, more when nodes are added (data reading then reserves no CPUs)"""
+    batch_size: int = Field(default=1024, ge=1, description="rows per step, summed over all workers")
     micro_batches: int = Field(default=1, ge=1)
-    """parts that a worker works through a batch in, one after the other, for less memory; the step is the same, for
-    tables too"""
+    """micro-batches per step: less activation memory, same result"""
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
-    seed: int = Field(default=0, ge=0, description="seed of weights and of the order of rows")
+    seed: int = Field(default=0, ge=0, description="seed of the initial weights and of the row order")
     log_every: Annotated[int, Field(ge=1)] | None = None
-    """steps between two lines of `metrics.jsonl`; `null`: by `log_every_s`"""
+    """steps between lines of `metrics.jsonl`; `null`: use `log_every_s`"""
     log_every_s: float = Field(default=10.0, gt=0)
-    """seconds between two lines of `metrics.jsonl`, where `log_every` is `null`"""
+    """seconds between lines of `metrics.jsonl` if `log_every` is `null`"""
     profile: ProfileConfig | None = None
-    """record these steps of rank 0 with torch's profiler, as a trace in `profile/` of the run folder"""
+    """steps of rank 0 to record with torch's profiler; writes a trace to `profile/` in the run folder"""
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
-    """steps between two checkpoints, `null`: not by steps; one more is made at the end"""
+    """checkpointing interval in steps; `null`: not by steps. A final checkpoint is always saved"""
     checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None = 15.0
-    """the same in minutes; both may be given"""
+    """the same in minutes; you may set both"""
     eval_every: Annotated[int, Field(ge=1)] | None = None
-    """steps between two evaluations within an epoch; one more is made at its end"""
+    """evaluation interval in steps, in addition to the evaluation after each epoch"""
     eval_every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """the same in minutes; both may be given"""
+    """the same in minutes; you may set both"""
     eval_rows: Annotated[int, Field(ge=1)] | None = None
-    """about how many of the first rows evaluations within an epoch read; `null`: all"""
-    metrics: list[MetricConfig] = Field(default=[], description="further figures of evaluations")
+    """approximate number of rows for evaluations inside an epoch, from the start of the data; `null`: all"""
+    metrics: list[MetricConfig] = Field(default=[], description="additional evaluation metrics")
     slices: list[str] = Field(default=[])
-    """features for whose values evaluations give figures of their own, e.g. `[country]`: of kind `id`, mapped by
-    identity or a vocabulary, with a table of at most 1,000 rows"""
+    """features whose values get separate metrics in evaluations, e.g. `[country]`: of kind `id`, with an identity or
+    vocabulary mapping and a table of at most 1,000 rows"""
     early_stopping: EarlyStoppingConfig | None = None
-    """end when evaluations do not get better any more; `null`: never"""
-    guards: GuardsConfig = Field(default=GuardsConfig(), description="what ends a run that learns nothing")
+    """end the run when evaluations stop improving; `null`: never"""
+    guards: GuardsConfig = Field(default=GuardsConfig(), description="ends a run that is not learning")
     use_gpu: bool | Literal["auto"] = "auto"
-    """`auto`: GPUs where there are any; a machine with fewer than `num_workers` trains with one worker a GPU, and says
-    so"""
+    """`auto`: use GPUs if there are any; a machine with fewer than `num_workers` uses one worker per GPU and reports
+    it"""
     cpus_per_worker: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """CPUs a worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading"""
+    """CPUs that each worker reserves in Ray; `auto`: up to 1, leaving half of the CPUs for reading"""
     threads_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """compute threads of a worker; `auto`: the CPUs of a machine shared by its workers"""
+    """compute threads per worker; `auto`: the machine's CPUs divided by its workers"""
     dense_precision: Literal["fp32", "bf16"] = "fp32"
-    """of the products in the dense part while training; weights, tables and evaluations stay fp32"""
+    """precision of matrix products in the dense layers during training; weights, tables and evaluations stay fp32"""
     compile_dense: bool = False
-    """compile the dense layers (`torch.compile`; needs a C++ compiler): the first steps take up to a minute"""
+    """compile the dense layers with `torch.compile`, which needs a C++ compiler; the first steps take up to a minute"""
     max_failures: int = Field(default=3, ge=0)
-    """how often in a row workers may fail without a new checkpoint before the run fails"""
+    """consecutive worker failures without a new checkpoint before the run fails"""
     grace_s: float = Field(default=30.0, ge=0)
-    """seconds that SIGTERM, Ctrl-C or a closed terminal leave for a last checkpoint before the run ends"""
+    """seconds to save a final checkpoint after SIGTERM, Ctrl-C or a closed terminal"""
     hang_s: float = Field(default=900.0, gt=0)
-    """seconds without any movement after which a worker reports its stacks and all workers restart"""
+    """seconds without progress before a worker reports its stacks and all workers restart"""
     wait_for_resources_s: float = Field(default=30.0, ge=0)
-    """seconds to wait for a cluster's CPUs and GPUs to become free before refusing"""
+    """seconds to wait for free CPUs and GPUs in the cluster before the run is refused"""
     wait_for_room_s: Annotated[float, Field(gt=0)] | None = None
-    """seconds that a run which lost a node waits for room for its workers before it fails; `null`: until there is room.
-    Looked at every two minutes at least; a line every minute says what is missing"""
-    timeout_s: int = Field(default=300, ge=1, description="seconds after which a stuck exchange between workers fails")
+    """seconds to wait for room for the workers after losing a node before the run fails; `null`: no limit. Checked at
+    least every two minutes; a line every minute reports what is missing"""
+    timeout_s: int = Field(default=300, ge=1, description="seconds before a stuck collective between workers fails")
 
     @property
     def least_workers(self) -> int:
-        """Workers that the run needs to go on."""
+        """Minimum number of workers."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
 
     @property
     def most_workers(self) -> int:
-        """Workers that the run has where there is room."""
+        """Maximum number of workers."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
     @property
@@ -150,11 +153,11 @@ class TrainerConfig(Section):
         return [metric.model_dump() for metric in self.metrics]
 
     def counts_early(self, most_rows: int | None) -> bool:
-        """Whether an evaluation of so many rows counts for `early_stopping`: figures of unlike rows do not compare."""
+        """Whether an evaluation of so many rows counts for `early_stopping`; metrics over other rows do not compare."""
         within_epochs = self.eval_every is not None or self.eval_every_minutes is not None
         return most_rows == (self.eval_rows if within_epochs else None)
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of workers may change while the run goes on."""
+        """Whether the number of workers may change during the run."""
         return not isinstance(self.num_workers, int)

@@ -1,7 +1,7 @@
-"""The small files of a run whose storage is no mounted folder: kept here while it goes on, copied there.
+"""Mirrors the small files of a run between a local cache folder and remote storage (a URI).
 
-Checkpoints do not pass through here: workers write them where they belong. The copy there is what counts when a run is
-taken up again, or only read, be it on another machine.
+The run writes local files, which are copied to the storage. The remote copy is authoritative when a run is resumed or
+read, also on another machine. Checkpoints are not mirrored: workers write them directly to the storage.
 """
 
 from __future__ import annotations
@@ -28,130 +28,132 @@ FILES = (
     "exports.jsonl",
 )
 METRICS = "metrics.jsonl"
-_PART = re.compile(r"metrics\.jsonl(?:\.(\d{15}))?")
-JOINED = 8  # parts of one level that become one of the next
+_SEGMENT = re.compile(r"metrics\.jsonl(?:\.(\d{15}))?")
+JOINED = 8  # consecutive segments of one level to merge into one of the next
 
 
 class _Log:
-    """A file that only grows, as parts in a folder that cannot append: each part is named by where it begins.
+    """An append-only file, stored as segments because object stores cannot append.
 
-    What is new becomes a part; `JOINED` parts of one level become one of the next, so that each byte is sent a few
-    times, however long the file becomes, and parts stay few.
+    A segment is named by its byte offset in the file. Each push writes the new bytes as a segment. `JOINED` segments of
+    one level are merged into one of the next, as in a log-structured merge tree, so the number of segments and the
+    bytes sent grow only logarithmically.
     """
 
-    def __init__(self, path: Path, there: Folder) -> None:
-        self._path, self._there = path, there
-        self._parts: list[tuple[int, int]] = []  # where each begins, and its level
+    def __init__(self, path: Path, remote: Folder) -> None:
+        self._path, self._remote = path, remote
+        self._segments: list[tuple[int, int]] = []  # (offset, level)
         self._end = 0
 
     def pull(self, names: Collection[str]) -> bytes | None:
-        """What the parts hold; None where there are none."""
-        data, self._parts = b"", []
-        for name, found in ((name, _PART.fullmatch(name)) for name in sorted(names)):
-            begins = int(found[1] or 0) if found else -1
-            if begins == len(data):  # else it has been joined
-                data += self._there.read(name)
-                self._parts.append((begins, 0))
+        """The content of the remote file; None if it does not exist."""
+        data, self._segments = b"", []
+        for name, match in ((name, _SEGMENT.fullmatch(name)) for name in sorted(names)):
+            offset = int(match[1] or 0) if match else -1
+            # Segments that were merged into an earlier one may remain after a crash.
+            if offset == len(data):
+                data += self._remote.read(name)
+                self._segments.append((offset, 0))
         self._end = len(data)
-        return data if self._parts else None
+        return data if self._segments else None
 
     def push(self) -> None:
-        """Send what is new."""
+        """Write the new bytes to the storage."""
         size = self._path.stat().st_size
-        if size < self._end:  # begun again
-            old, self._parts, self._end = self._parts, [], 0
-            for begins, _ in old:
-                self._there.remove(_part(begins))
+        if size < self._end:  # the local file was restarted
+            old, self._segments, self._end = self._segments, [], 0
+            for offset, _ in old:
+                self._remote.remove(_segment_name(offset))
         if size == self._end:
             return
-        joined: list[tuple[int, int]] = []
-        parts = [*self._parts, (self._end, 0)]
-        while len(parts) >= JOINED and len({level for _, level in parts[-JOINED:]}) == 1:
-            begins, level = parts[-JOINED]
-            joined = [*parts[1 - JOINED :], *joined]
-            parts[-JOINED:] = [(begins, level + 1)]
+        merged: list[tuple[int, int]] = []
+        segments = [*self._segments, (self._end, 0)]
+        while len(segments) >= JOINED and len({level for _, level in segments[-JOINED:]}) == 1:
+            offset, level = segments[-JOINED]
+            merged = [*segments[1 - JOINED :], *merged]
+            segments[-JOINED:] = [(offset, level + 1)]
         with open(self._path, "rb") as file:
-            file.seek(parts[-1][0])
-            self._there.write(_part(parts[-1][0]), file.read(size - parts[-1][0]))
-        self._parts, self._end = parts, size
-        for begins, _ in joined:
-            self._there.remove(_part(begins))
+            file.seek(segments[-1][0])
+            self._remote.write(_segment_name(segments[-1][0]), file.read(size - segments[-1][0]))
+        self._segments, self._end = segments, size
+        for offset, _ in merged:
+            self._remote.remove(_segment_name(offset))
 
 
-def _part(begins: int) -> str:
-    return f"{METRICS}.{begins:015d}" if begins else METRICS
+def _segment_name(offset: int) -> str:
+    return f"{METRICS}.{offset:015d}" if offset else METRICS
 
 
 class Mirror:
-    """Of one run; does nothing where its storage is a folder.
+    """Mirrors the files of one run. Does nothing if its storage is a folder.
 
     Raises:
-        StorageError: a URI that no file system is known for.
+        StorageError: no file system supports the URI.
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        self._here = folder
+        self._local = folder
         self._sent: dict[str, tuple[int, int]] = {}
         try:
-            self._there = None if folder.remote is None else open_folder(folder.remote)
+            self._remote = None if folder.remote is None else open_folder(folder.remote)
         except ValueError as error:
             raise StorageError(f"storage.path: {error}") from error
-        self._log = None if self._there is None else _Log(folder.metrics, self._there)
+        self._log = None if self._remote is None else _Log(folder.metrics, self._remote)
 
     def pull(self, writes: bool = True) -> None:
-        """Make the files here those that are there.
+        """Replace the local files with those of the storage.
 
         Args:
-            writes: also prove that something can be written there.
+            writes: Also check that the storage can be written.
 
         Raises:
-            StorageError: it cannot be read or written.
+            StorageError: the storage cannot be read or written.
         """
-        if self._there is None or self._log is None:
+        if self._remote is None or self._log is None:
             return
         try:
-            names = self._there.names()
-            log, metrics = self._log.pull(names), self._here.metrics
+            names = self._remote.names()
+            log, metrics = self._log.pull(names), self._local.metrics
             if log is None:
                 metrics.unlink(missing_ok=True)
             elif not metrics.exists() or metrics.read_bytes() != log:
                 write_atomically(metrics, log)
             for name in FILES:
-                path = self._here.path / name
+                path = self._local.path / name
                 if name in names:
-                    data = self._there.read(name)
+                    data = self._remote.read(name)
                     if not path.exists() or path.read_bytes() != data:
                         write_atomically(path, data)
                     self._sent[name] = _state(path)
                 else:
                     path.unlink(missing_ok=True)
             if writes:
-                self._there.write("probe", b"rayrec")
-                self._there.remove("probe")
+                self._remote.write("probe", b"rayrec")
+                self._remote.remove("probe")
         except OSError as error:
             raise StorageError(
-                f"storage.path: the run folder {self._there.path} cannot be read and written "
+                f"storage.path: the run folder {self._remote.path} cannot be read and written "
                 f"({error.strerror or error}); check address, credentials and permissions"
             ) from error
 
     def push(self, report: Callable[[str], object]) -> None:
-        """Copy the files that have changed; what cannot be copied is reported, and copied the next time."""
-        if self._there is None or self._log is None:
+        """Copy the changed files to the storage. Reports a failure; the next push tries again."""
+        if self._remote is None or self._log is None:
             return
         try:
-            if self._here.metrics.exists():
+            if self._local.metrics.exists():
                 self._log.push()
             for name in FILES:
-                path = self._here.path / name
+                path = self._local.path / name
                 if not path.exists():
                     continue
                 state = _state(path)
                 if self._sent.get(name) != state:
-                    self._there.write(name, path.read_bytes())
+                    self._remote.write(name, path.read_bytes())
                     self._sent[name] = state
         except OSError as error:
             reason = error.strerror or error
-            report(f"{self._there.path}: files of the run cannot be written there ({reason}); the run goes on")
+            report(f"cannot write files of the run to {self._remote.path} ({reason}); training continues")
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -159,45 +161,49 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def holds(place: str, *names: str) -> bool:
-    """Whether one of these files lies in a path or URI; raises StorageError where it cannot be read."""
+def holds(location: str, *names: str) -> bool:
+    """Whether a path or URI contains one of these files; raises StorageError if it cannot be read."""
     try:
-        found = open_folder(place).names() if "://" in place else [n for n in names if (Path(place) / n).exists()]
+        if "://" not in location:
+            return any((Path(location) / name).exists() for name in names)
+        return not set(names).isdisjoint(open_folder(location).names())
     except OSError as error:
-        raise StorageError(f"{place} cannot be read: {first_line(error)}") from error
-    return any(name in found for name in names)
+        raise StorageError(f"{location} cannot be read: {first_line(error)}") from error
 
 
 @contextmanager
-def run_here(place: str, report: Callable[[str], object]) -> Iterator[Path]:
-    """A run, or one of its checkpoints, as a path here: a URI's small files are copied here, and back what changed.
+def run_here(location: str, report: Callable[[str], object]) -> Iterator[Path]:
+    """The local path of a run or of one of its checkpoints.
+
+    Copies the small files of a URI to the cache folder, and changed files back at the end.
 
     Args:
-        report: called with what cannot be copied back.
+        location: A path or URI.
+        report: Called with each failure to copy files back.
 
     Raises:
-        TrainError: the URI is no run.
-        StorageError: it cannot be read.
+        TrainError: the URI is not a run.
+        StorageError: the URI cannot be read.
     """
-    uri, mark, options = place.partition("?")
-    if "://" not in place:
-        yield Path(place)
+    uri, mark, options = location.partition("?")
+    if "://" not in location:
+        yield Path(location)
         return
     above, _, name = uri.rstrip("/").rpartition("/")
     checkpoint = name if above.endswith("/checkpoints") else ""
     if checkpoint:
         above, _, name = above.removesuffix("/checkpoints").rpartition("/")
     folder = RunFolder.at(f"{above}{mark}{options}", name)
-    mirror, trains = Mirror(folder), False
-    with ExitStack() as held:
+    mirror, in_training = Mirror(folder), False
+    with ExitStack() as stack:
         try:
-            held.enter_context(folder.locked())
+            stack.enter_context(folder.locked())
         except StorageError:
-            trains = True  # this machine trains it now, so its files are here
+            in_training = True  # on this machine, so the local files are the newest
         else:
             mirror.pull(writes=False)
     if not folder.config.exists():
-        raise TrainError(f"{place} is not a run folder: it has no config.yaml")
+        raise TrainError(f"{location} is not a run folder: it has no config.yaml")
     yield folder.path / "checkpoints" / checkpoint if checkpoint else folder.path
-    if not trains:
+    if not in_training:
         mirror.push(report)

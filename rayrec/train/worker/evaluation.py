@@ -1,4 +1,4 @@
-"""One pass over the evaluation rows: each exactly once, by however many ranks; figures of all, and of slices."""
+"""One pass over the evaluation rows, each exactly once on any number of ranks: metrics of all rows, and of slices."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from rayrec.train.worker.session import Session
 from rayrec.train.worker.streams import Stream
 
 BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
-POPULAR_ROWS = 1 << 20  # training rows, from anywhere, whose items are counted
+POPULAR_ROWS = 1 << 20  # shuffled training rows whose items are counted
 MONDAY_S = 4 * 86_400  # 1970 began on a Thursday
 
 
 class Scores:
-    """What is measured over the evaluation rows.
+    """Metrics over the evaluation rows.
 
     Args:
         schema: names of several labels; whether rows have groups and times.
-        own: further figures.
-        slices: features by whose values figures are given.
+        own: a user's own metrics.
+        slices: features; each of their values gets its own metrics.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Scores:
         self._first_s = MONDAY_S if self._bucket == "week" else 0
 
     def add(self, batch: Batch, logits: torch.Tensor) -> None:
-        """One batch of this rank."""
+        """Add a batch of this rank."""
         self._all.update(logits, batch.label, batch.weight)
         self._own.update(logits, batch.label)
         self._slices.update(batch, logits)
@@ -63,43 +63,43 @@ class Scores:
             bucket = (batch.time - self._first_s) // BUCKET_S[self._bucket]
             self._times.update(bucket, logits, batch.label, batch.weight)
 
-    def figures(self) -> dict[str, Any]:
-        """Those of all ranks: what `LabelMetrics` gives, `gauc` and `groups` where rows have groups, and `by_time`
-        where they have times: the same figures for each stretch, with its `start`; `by_value` where there are slices.
-        A collective.
+    def compute(self) -> dict[str, Any]:
+        """Metrics over all ranks: those of `LabelMetrics`; `gauc` and `groups` if rows have groups; `by_time`, a list
+        with metrics and `start` of each bucket, if rows have times; `by_value` if there are slices. A collective.
         """
-        figures = self._all.compute(self._session.group)
-        figures |= self._own.compute(self._session.control)
+        metrics = self._all.compute(self._session.group)
+        metrics |= self._own.compute(self._session.control)
         control = self._session.control.group
         if self._groups is not None:
-            figures = _joined(figures, self._groups.compute(control))
+            metrics = _merged(metrics, self._groups.compute(control))
         if self._times is not None:
             by_time = self._times.compute(control).items()
-            figures["by_time"] = [{"start": self._start(bucket), **of_bucket} for bucket, of_bucket in by_time]
+            metrics["by_time"] = [{"start": self._start(bucket), **values} for bucket, values in by_time]
         if by_value := self._slices.compute(control):
-            figures["by_value"] = by_value
-        return figures
+            metrics["by_value"] = by_value
+        return metrics
 
     def _start(self, bucket: int) -> str:
         start = datetime.fromtimestamp(bucket * BUCKET_S[self._bucket] + self._first_s, UTC)
         return start.strftime("%Y-%m-%d %H:00" if self._bucket == "hour" else "%Y-%m-%d")
 
 
-def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of both, also of each of several labels."""
-    joined = {**first, **second}
-    if "tasks" in first:
-        joined["tasks"] = {name: {**of, **second["tasks"][name]} for name, of in first["tasks"].items()}
-    return joined
+def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of both, also for each of several labels."""
+    merged = {**a, **b}
+    if "tasks" in a:
+        merged["tasks"] = {name: {**metrics, **b["tasks"][name]} for name, metrics in a["tasks"].items()}
+    return merged
 
 
 class Ranking:
-    """Of a retriever: every row's target ranked among all items. Items' vectors are made once, on every rank.
+    """Ranking metrics of a retriever: each row's target is ranked among all items. Computes the vectors of all items
+    once, on every rank.
 
-    A collective, as each call of `add`.
+    The constructor and `add` are collectives.
 
     Args:
-        counts_I: of each item in the training rows, for the figures of a model that goes by them.
+        counts_I: occurrences of each item in the training rows, to compare with a ranking by popularity.
     """
 
     def __init__(self, retriever: Retriever, session: Session, counts_I: torch.Tensor | None) -> None:
@@ -110,45 +110,45 @@ class Ranking:
 
     @torch.no_grad()
     def add(self, batch: Batch) -> None:
-        """One batch of this rank."""
-        asked = self._retriever.question(batch)
-        seen = None if asked.seen is None else Jagged(*asked.seen)
-        ranks = {"": target_ranks(asked.query, self._items_ID, asked.target, seen)}
+        """Add a batch of this rank."""
+        question = self._retriever.question(batch)
+        seen = None if question.seen is None else Jagged(*question.seen)
+        ranks = {"": target_ranks(question.query, self._items_ID, question.target, seen)}
         if self._counts_I is not None:
-            ranks["popularity"] = popularity_ranks(self._counts_I, asked.target, seen)
-        for name, of in ranks.items():
-            more = RankingMetrics.of(of, filtered=seen is not None)
-            self._sums[name] = self._sums[name] + more if name in self._sums else more
+            ranks["popularity"] = popularity_ranks(self._counts_I, question.target, seen)
+        for name, ranks_B in ranks.items():
+            metrics = RankingMetrics.of(ranks_B, filtered=seen is not None)
+            self._sums[name] = self._sums[name] + metrics if name in self._sums else metrics
 
-    def figures(self) -> dict[str, Any]:
-        """Of all ranks; `recall@10` and `ndcg@10` also by these names, for `trainer.early_stopping`; `popularity`, the
-        same of the most frequent items. A collective."""
-        found = {}
+    def compute(self) -> dict[str, Any]:
+        """Metrics over all ranks; `recall@10` and `ndcg@10` have these names too, for `trainer.early_stopping`.
+        `popularity` has the same metrics for a ranking by popularity. A collective."""
+        result = {}
         for name, sums in self._sums.items():
             total = sums.over(self._group)
-            figures = total.metrics()
-            short = {key.removesuffix("/unseen").replace("hr@", "recall@"): value for key, value in figures.items()}
-            found[name] = {**figures, **short, "samples": int(total.sums[-1])}
-        return {**found.pop("", {}), **found}
+            metrics = total.metrics()
+            aliases = {key.removesuffix("/unseen").replace("hr@", "recall@"): value for key, value in metrics.items()}
+            result[name] = {**metrics, **aliases, "samples": int(total.sums[-1])}
+        return {**result.pop("", {}), **result}
 
 
 @torch.no_grad()
 def item_counts(retriever: Retriever, stream: Stream, empty: Batch, session: Session) -> torch.Tensor:
-    """`[I]`: how often each item comes in the rows of the stream, or in `POPULAR_ROWS` of very many; a collective.
+    """`[I]`: occurrences of each item in the first `POPULAR_ROWS` rows of the stream. A collective.
 
     Raises:
-        RankError: rows that cannot be read, on any rank.
-        StopRequested: the run is to stop.
+        RankError: rows cannot be read on some rank.
+        StopRequested: the run stops.
     """
     counts_I = torch.zeros(retriever.num_items, dtype=torch.int64, device=session.device)
     rows = 0
     with stream:
-        for given in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
-            if given.stop:
+        for step in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
+            if step.stop:
                 raise StopRequested
-            ids = retriever.positives(given.on(session.device).batch)
+            ids = retriever.positives(step.on(session.device).batch)
             counts_I += torch.bincount(ids, minlength=retriever.num_items)
-            rows += given.rows
+            rows += step.rows
             if rows >= POPULAR_ROWS:
                 break
     return comm.all_reduce(counts_I, session.group)
@@ -159,18 +159,18 @@ def evaluate(
     stream: Stream,
     config: TrainConfig,
     session: Session,
-    most_rows: int | None = None,
+    max_rows: int | None = None,
     counts_I: torch.Tensor | None = None,
 ) -> dict[str, Any]:
-    """What `Scores` measures, over the rows of all ranks, and how many rows were `skipped`; a collective.
+    """The metrics of `Scores` over the rows of all ranks, and the number of rows that were `skipped`. A collective.
 
     Args:
-        most_rows: no batch is read after so many rows of all ranks together.
+        max_rows: stop after the batch that reaches this many rows of all ranks.
         counts_I: of `item_counts`, for a retriever.
 
     Raises:
-        RankError: rows that cannot be read, on any rank.
-        StopRequested: the run is to stop.
+        RankError: rows cannot be read on some rank.
+        StopRequested: the run stops.
     """
     scores = Scores(config.data_schema, session, config.trainer.metrics, config.trainer.slices)
     learner.synchronise()
@@ -179,25 +179,25 @@ def evaluate(
     model.eval()
     try:
         with stream, learner.dense.averaged():
-            seen, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
-            found = model.module
-            ranking = Ranking(found, session, counts_I) if isinstance(found, Retriever) else None
-            for given in in_step(stream, empty, session.control, purpose=purpose):
-                if given.stop:
+            rows, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
+            module = model.module
+            ranking = Ranking(module, session, counts_I) if isinstance(module, Retriever) else None
+            for step in in_step(stream, empty, session.control, purpose=purpose):
+                if step.stop:
                     raise StopRequested
-                batch = given.on(session.device).batch
+                batch = step.on(session.device).batch
                 if ranking is not None:
                     ranking.add(batch)
                 else:
                     scores.add(batch, learner.score(batch))
-                seen += given.rows
-                if most_rows is not None and seen >= most_rows:
+                rows += step.rows
+                if max_rows is not None and rows >= max_rows:
                     break
     finally:
         model.train(training)
     (skipped,) = session.control.sums([stream.skipped.count])
-    figures = scores.figures() if ranking is None else {**scores.figures(), **ranking.figures()}
-    return {**figures, "skipped": int(skipped)}
+    metrics = scores.compute() if ranking is None else {**scores.compute(), **ranking.compute()}
+    return {**metrics, "skipped": int(skipped)}
 
 
 if TYPE_CHECKING:
@@ -205,10 +205,10 @@ if TYPE_CHECKING:
 
 
 class Slices:
-    """The figures of the rows of each value of some features, such as each country's.
+    """Metrics for each value of some features, such as each country.
 
     Args:
-        features: names of features with one id a row; `trainer.slices`, which is checked with the config.
+        features: names of features with one id per row (`trainer.slices`).
     """
 
     def __init__(self, features: Sequence[str], schema: Schema) -> None:
@@ -217,7 +217,7 @@ class Slices:
         self._by_row = {name: BucketedMetrics(schema.task_names, schema.label_kinds) for name in features}
 
     def update(self, batch: Batch, logits: torch.Tensor) -> None:
-        """One batch of this rank."""
+        """Add a batch of this rank."""
         for name, metrics in self._by_row.items():
             ids = batch.sparse[name]
             rows_B = ids.lengths().new_full((batch.rows,), -1, dtype=torch.int64)
@@ -225,22 +225,22 @@ class Slices:
             metrics.update(rows_B, logits, batch.label, batch.weight)
 
     def compute(self, group: dist.ProcessGroup | None) -> dict[str, list[dict[str, Any]]]:
-        """For each feature, the figures of every value that was seen, those of most rows first. A collective."""
-        found = {}
+        """For each feature, the metrics of every value that occurred, the most frequent first. A collective."""
+        result = {}
         for feature in self._features:
-            figures = self._by_row[feature.name].compute(group)
+            by_row = self._by_row[feature.name].compute(group)
             names = _names(feature)
-            lines = [{"value": _value(row, names), **of} for row, of in figures.items()]
-            found[feature.name] = sorted(lines, key=lambda line: (-line["samples"], line["value"]))
-        return found
+            lines = [{"value": _value(row, names), **metrics} for row, metrics in by_row.items()]
+            result[feature.name] = sorted(lines, key=lambda line: (-line["samples"], line["value"]))
+        return result
 
 
 def _names(feature: SparseFeature) -> list[str] | None:
-    """The value of each table row; None where it is the row's number."""
+    """The value of each table row; None: the value is the row number."""
     rule = feature.mapping
     if not isinstance(rule, Vocabulary):
         return None
-    ids = [str(one) for part in ids_in(rule.path) for one in part.tolist()]
+    ids = [str(value) for chunk in ids_in(rule.path) for value in chunk.tolist()]
     return ["(not in the vocabulary)"] * rule.oov_rows + ids
 
 

@@ -1,7 +1,7 @@
-"""How ranks stay in step: a small exchange before every step says how many rows it has and whether anyone failed.
+"""Keeps ranks in lockstep: before every step, a small collective exchanges the number of rows and errors.
 
-It runs on the CPU (gloo) beside the exchanges of the model, so that a rank with bad data can inform the others before
-they wait for it. Every exchange carries its purpose and number, so ranks that disagree raise an error.
+It runs on the CPU (gloo), apart from the collectives of the model, so that a rank with bad data can tell the others
+before they wait for it. Every exchange carries its purpose and number, so that ranks which disagree raise an error.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from rayrec.models import Batch
 from rayrec.train.errors import TrainError, describe, is_retryable
 
 T = TypeVar("T")
-VALUES = 6  # numbers that one exchange carries; all exchanges are of one size, so that different kinds are still paired
+VALUES = 6  # numbers of an exchange; all exchanges have one size, so that even different ones match
 
 
 class RankError(TrainError):
-    """A rank failed; raised alike on every rank. `retry`: whether another attempt may end otherwise."""
+    """A rank failed; every rank raises the same error.
+
+    Args:
+        retry: another attempt may succeed.
+    """
 
     def __init__(self, message: str, retry: bool = False) -> None:
         super().__init__(message)
@@ -35,15 +39,15 @@ class RankError(TrainError):
 
 
 class NotFiniteError(RankError):
-    """The loss or a dense parameter is not a finite number any more."""
+    """The loss or a dense parameter is not finite."""
 
 
 class StopRequested(Exception):
-    """Raised alike on every rank, between two steps, after the driver has requested a stop."""
+    """Raised on every rank between two steps, after the driver has requested a stop."""
 
 
 class Purpose(IntEnum):
-    """What an exchange is for."""
+    """The purpose of an exchange."""
 
     STEP = auto()
     EVALUATION_STEP = auto()
@@ -56,8 +60,8 @@ class Purpose(IntEnum):
 
 
 class Load(NamedTuple):
-    """What all ranks bring to a step: rows, their weights' sum, the longest wait for them, whether to stop after it;
-    and rank 0's clock, so that all agree on what is due by time."""
+    """Totals over ranks for a step: rows, weight sum, longest data wait, stop flag; and rank 0's clock, so that all
+    ranks agree on what is due by time."""
 
     rows: int
     weight: float
@@ -68,11 +72,11 @@ class Load(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The group that joins the ranks for small exchanges on the CPU.
+    """The process group for small exchanges on the CPU.
 
     Args:
-        stop_requested: whether this rank knows that the run is to stop; called at every step.
-        numbers: of this rank's exchanges.
+        stop_requested: returns whether this rank knows of a stop request; called at every step.
+        numbers: counts this rank's exchanges.
     """
 
     rank: int
@@ -89,10 +93,13 @@ class Control:
         error: BaseException | None = None,
         purpose: Purpose = Purpose.STEP,
     ) -> Load:
-        """What all ranks bring to the next step; one exchange.
+        """Totals over ranks for the next step; one exchange.
+
+        Args:
+            error: of this rank.
 
         Raises:
-            RankError: on every rank, if any rank brought an error, or they are not at the same exchange.
+            RankError: on every rank, if some rank has an error, or if they are not at the same exchange.
         """
         mine = [rows, weight, wait_s, float(self.stop_requested()), time.monotonic()]
         by_rank = self._exchange(purpose, mine, error)
@@ -100,12 +107,10 @@ class Control:
         return Load(int(all_rows), all_weight, float(by_rank[:, 2].max()), bool(stop), float(by_rank[0, 4]))
 
     def together(self, act: Callable[[], T]) -> T:
-        """Do something on every rank; if it fails on any, it fails on all with that rank's error.
-
-        For acts that exchange nothing themselves.
+        """Call a function without collectives on every rank; if it fails on some rank, all raise that rank's error.
 
         Raises:
-            RankError: it failed somewhere.
+            RankError: it failed on some rank.
         """
         error, value = None, None
         try:
@@ -116,11 +121,11 @@ class Control:
         return value  # type: ignore[return-value]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Each of at most `VALUES` numbers added up over the ranks; one exchange."""
+        """Sums over ranks of at most `VALUES` numbers; one exchange."""
         return [float(x) for x in self._exchange(Purpose.SUM, values).sum(dim=0)[: len(values)].tolist()]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank."""
+        """The values of all ranks, in order."""
         self._exchange(Purpose.GATHER, [])
         return all_gather_object(value, self.group)
 
@@ -128,49 +133,49 @@ class Control:
         """`[W, VALUES]`: every rank's numbers.
 
         Raises:
-            RankError: ranks are at unlike exchanges, or one brought an error.
+            RankError: ranks are at different exchanges, or one has an error.
         """
-        assert len(values) <= VALUES, "an exchange has room for few numbers"
+        assert len(values) <= VALUES, "too many numbers for an exchange"
         header = [purpose, next(self.numbers), error is not None]
         mine = torch.tensor([*header, *values, *[0.0] * (VALUES - len(values))], dtype=torch.float64)
         by_rank = all_gather(mine, self.group)
         if (by_rank[:, :2] != mine[:2]).any():
-            self._refuse_unlike(by_rank)
+            self._refuse_mismatch(by_rank)
         if by_rank[:, 2].any():
             self._raise(error)
         return by_rank[:, 3:]
 
-    def _refuse_unlike(self, by_rank: torch.Tensor) -> None:
-        places = [
+    def _refuse_mismatch(self, by_rank: torch.Tensor) -> None:
+        exchanges = [
             f"rank {r}: {Purpose(int(p))} (exchange {int(n)})" for r, (p, n) in enumerate(by_rank[:, :2].tolist())
         ]
         raise RankError(
-            f"ranks are not at the same place: {'; '.join(places)}; what a model or a callback does must not depend on "
-            f"the rank"
+            f"ranks are not at the same exchange: {'; '.join(exchanges)}; what a model or a callback does must not "
+            f"depend on the rank"
         )
 
     def _raise(self, error: BaseException | None) -> None:
         mine = None if error is None else (describe(error), is_retryable(error))
-        everyone = all_gather_object(mine, self.group)
-        failures = [(rank, *failure) for rank, failure in enumerate(everyone) if failure is not None]
-        lasting = [failure for failure in failures if not failure[2]]
-        _, message, retry = (lasting or failures)[0]
+        by_rank = all_gather_object(mine, self.group)
+        failures = [(rank, *failure) for rank, failure in enumerate(by_rank) if failure is not None]
+        permanent = [failure for failure in failures if not failure[2]]
+        _, message, retry = (permanent or failures)[0]
         raise RankError(message, retry) from error
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What one rank brings to one step.
+    """One rank's input of a step.
 
     Args:
-        batch: this rank's rows; none if it has run out.
+        batch: this rank's rows; empty if it has run out.
         rows: rows of all ranks in this step.
-        weight: sum of the weights of this rank's rows; how many there are where they have none.
-        share: this rank's part of the weights of all ranks in this step, in [0, 1].
+        weight: sum of the weights of this rank's rows, or their number without weights.
+        share: this rank's fraction of the weights of all ranks, in [0, 1].
         cursor: this rank's reading position after the batch.
-        wait_s: seconds that the rank which got its batch last has waited for it; the others wait for that rank.
-        stop: whether the run is to stop after this step.
-        clock: rank 0's clock.
+        wait_s: the longest wait of a rank for its batch, in seconds.
+        stop: stop after this step.
+        clock: of rank 0.
     """
 
     batch: Batch
@@ -183,7 +188,7 @@ class StepInput:
     clock: float = 0.0
 
     def on(self, device: torch.device) -> StepInput:
-        """The same with the batch on `device`."""
+        """This input with the batch on `device`."""
         if device.type == "cpu":
             return self
         return replace(self, batch=self.batch.pin_memory().to(device, non_blocking=True))
@@ -196,30 +201,30 @@ def in_step(
     since: float | None = None,
     purpose: Purpose = Purpose.STEP,
 ) -> Iterator[StepInput]:
-    """This rank's batches, as many steps as the rank with the most has; a rank that runs out goes on with `empty`.
+    """The inputs of this rank, until no rank has rows; a rank that runs out continues with `empty`.
 
     Args:
-        since: when waiting for the first batch began (`time.perf_counter`), if that was before this call.
+        since: start of the wait for the first batch (`time.perf_counter`); default: this call.
 
     Raises:
-        RankError: on every rank, if reading failed on any.
+        RankError: on every rank, if reading failed on some rank.
     """
-    batches, cursor, more = iter(stream), stream.start_cursor, True
+    batches, cursor, has_rows = iter(stream), stream.start_cursor, True
     while True:
         batch, error = empty, None
-        began, since = since or time.perf_counter(), None
-        if more:
+        start, since = since or time.perf_counter(), None
+        if has_rows:
             try:
                 with span(ROWS):
-                    found = next(batches, None)
+                    item = next(batches, None)
             except Exception as caught:
-                found, error = None, caught
-            more = found is not None
-            if found is not None:
-                batch, cursor = found
+                item, error = None, caught
+            has_rows = item is not None
+            if item is not None:
+                batch, cursor = item
         weight = batch.total_weight
         with span(ROWS):
-            load = control.load(batch.rows, weight, time.perf_counter() - began, error, purpose)
+            load = control.load(batch.rows, weight, time.perf_counter() - start, error, purpose)
         if load.rows == 0:
             return
         share = weight / load.weight if load.weight else 0.0
@@ -227,9 +232,12 @@ def in_step(
 
 
 class Every:
-    """When something is done that comes every so many steps (None: not by steps), or seconds, or both.
+    """Decides when something is due that happens every N steps, every N seconds, or both.
 
-    Seconds are those of rank 0's clock, so that all ranks agree, from the first step on that is looked at.
+    Seconds are by rank 0's clock, so that all ranks agree, and count from the first call of `is_due`.
+
+    Args:
+        steps: None: not by steps.
     """
 
     def __init__(self, steps: int | None, seconds: float = math.inf) -> None:
@@ -237,7 +245,7 @@ class Every:
         self._since: float | None = None
 
     def is_due(self, step: int, clock: float) -> bool:
-        """Whether it is done after this step; asked once after each."""
+        """Whether it is due after this step. Call it once after each step."""
         if self._since is None:
             self._since = clock
         by_step = self._steps is not None and step % self._steps == 0
@@ -247,5 +255,5 @@ class Every:
         return by_step or by_time
 
     def restart(self) -> None:
-        """The time up to the next step does not count."""
+        """Restart the clock at the next step."""
         self._since = None

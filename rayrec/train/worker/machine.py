@@ -1,4 +1,4 @@
-"""Which host a rank is on and what it has there, and from all ranks' words the topology that is planned for."""
+"""The host of each rank and its resources, and the topology for the planner that follows from them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rayrec.distributed.replicas import GroupLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What one rank sees.
+    """The host of a rank, as the rank sees it.
 
     Args:
-        node: identifies the host: Ray's id of the node, or the hostname.
-        name: what people call it: its address, or the host's name.
-        memory_bytes: RAM of the host, as the container sees it, for all its ranks together.
+        node: id of the host: Ray's node id, or the hostname.
+        name: for people: the host's address or name.
+        memory_bytes: RAM of the host, within the container's limit, for all its ranks together.
         cpus: CPUs of the host, likewise.
-        gpu: name of the rank's GPU; None where it computes on CPUs.
+        gpu: name of the rank's GPU; None: it runs on CPUs.
         gpu_bytes: memory of that GPU.
     """
 
@@ -43,34 +43,34 @@ class Machine:
 
     @classmethod
     def here(cls, device: torch.device, node: str | None = None, name: str | None = None) -> Machine:
-        """This process's."""
+        """The machine of this process."""
         host = socket.gethostname()
-        facts = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+        properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
         return cls(
             node=node or host,
             name=name or host,
             memory_bytes=memory_bytes(),
             cpus=cpus(),
-            gpu=None if facts is None else facts.name,
-            gpu_bytes=0 if facts is None else facts.total_memory,
+            gpu=None if properties is None else properties.name,
+            gpu_bytes=0 if properties is None else properties.total_memory,
         )
 
 
 def ranks_by_host(machines: Sequence[Machine]) -> list[list[int]]:
-    """Ranks of each host, in order; a host whose ranks do not follow each other counts as several."""
+    """Ranks of each host, in order. A host whose ranks are not consecutive counts as several hosts."""
     runs = groupby(range(len(machines)), key=lambda rank: machines[rank].node)
     return [list(ranks) for _, ranks in runs]
 
 
 def topology_of(machines: Sequence[Machine], calibration: Calibration | None = None) -> Topology:
-    """The hosts that the ranks are on: how many ranks each has, their share of its memory, and how fast they are.
+    """The topology of the hosts: number of ranks, memory per rank, and speeds.
 
     Args:
-        machines: every rank's.
-        calibration: measured speeds, instead of those of the preset.
+        machines: of each rank.
+        calibration: measured speeds, instead of presets.
 
     Raises:
-        ValueError: the calibration is of another kind of device.
+        ValueError: the calibration is for another kind of device.
     """
     hosts = ranks_by_host(machines)
     on_node = Counter(machine.node for machine in machines)
@@ -91,10 +91,10 @@ def planned_for(
     calibration: Calibration | None = None,
     layout: GroupLayout | None = None,
 ) -> dict[str, Any]:
-    """What a plan was made for, as `plan.json` keeps it: hosts, whence speeds are, how and why vectors cross hosts.
+    """The hosts and speeds that a plan was made for, and how vectors cross hosts; for `plan.json`.
 
     Args:
-        layout: the sharding groups, of which each has the plan; by default one.
+        layout: the sharding groups; the plan is that of each group. Default: one group.
     """
     topology = topology_of(machines, calibration)
     hosts = [
@@ -108,5 +108,5 @@ def planned_for(
         for host in topology.hosts
     ]
     speeds = "presets" if calibration is None else calibration.path
-    own = topology if layout is None else group_topology(topology, layout)
-    return {"hosts": hosts, "speeds": speeds, "exchange": exchange_text(plan, own)}
+    per_group = topology if layout is None else group_topology(topology, layout)
+    return {"hosts": hosts, "speeds": speeds, "exchange": exchange_text(plan, per_group)}

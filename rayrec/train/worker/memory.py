@@ -1,4 +1,4 @@
-"""Out-of-memory errors, reported with what had used the memory."""
+"""Out-of-memory errors, reported with the memory use of the rank."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.learner import Learner
 
-_MOST_TABLES = 5
-_CPU_ALLOCATOR = "DefaultCPUAllocator"  # torch's error of it has no type of its own
+_MAX_TABLES = 5
+# torch raises a plain RuntimeError that names it.
+_CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 class OutOfMemory(TrainError):
-    """A rank's GPU, or its host, has no more memory; the message names what took it."""
+    """The memory of a rank's GPU or host ran out; the message says what uses it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's or the host's memory ran out. Decides the message, never whether to retry."""
+    """Whether the memory of the device or host ran out. Decides the message only, never whether to retry."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return type(error) is RuntimeError and _CPU_ALLOCATOR in str(error)
 
 
-def what_took_memory(learner: Learner, device: torch.device) -> str:
-    """One line on a rank's memory: its shards of the largest tables with their optimizer states, the dense part with
-    its optimizer's, and all that the process holds beside them."""
+def memory_use(learner: Learner, device: torch.device) -> str:
+    """One line about a rank's memory: its shards of the largest tables with optimizer state, the dense part with
+    optimizer state, and the rest of the process."""
     tables = {
         name: sum(_bytes([shard.parameter, *shard.state.values()]) for shard in table.local)
         for name, table in learner.model.tables().items()
     }
     moments = (value for state in learner.optimizer.state.values() for value in state.values())
     dense = _bytes(learner.model.other_parameters().values()) + _bytes(moments)
-    largest = sorted(tables, key=tables.__getitem__, reverse=True)[:_MOST_TABLES]
-    named = ", ".join(f"{name} {human_bytes(tables[name])}" for name in largest)
-    here = sum(tables.values())
+    largest = sorted(tables, key=tables.__getitem__, reverse=True)[:_MAX_TABLES]
+    largest_text = ", ".join(f"{name} {human_bytes(tables[name])}" for name in largest)
+    table_bytes = sum(tables.values())
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        held = torch.cuda.memory_reserved(device)
-        where = f"its GPU has {human_bytes(free)} of {human_bytes(total)} free"
+        used = torch.cuda.memory_reserved(device)
+        device_text = f"its GPU has {human_bytes(free)} of {human_bytes(total)} free"
     else:
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        where = f"its host has {human_bytes(available_bytes())} of {human_bytes(memory_bytes())} free"
-    rest = max(0, held - here - dense)
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        device_text = f"its host has {human_bytes(available_bytes())} of {human_bytes(memory_bytes())} free"
+    rest = max(0, used - table_bytes - dense)
     return (
-        f"{len(tables)} tables with their optimizer states hold {human_bytes(here)} ({named}), the dense part with its "
-        f"optimizer's {human_bytes(dense)}, batches, activations and all else {human_bytes(rest)}; {where}"
+        f"{len(tables)} tables with optimizer state use {human_bytes(table_bytes)} ({largest_text}), the dense part "
+        f"with optimizer state {human_bytes(dense)}, batches, activations and the rest {human_bytes(rest)}; "
+        f"{device_text}"
     )
 
 
@@ -57,13 +59,13 @@ def out_of_memory(error: BaseException, learner: Learner | None, device: torch.d
     """The error that a user sees.
 
     Args:
-        learner: None where the model was still being made.
+        learner: None: the model was still being built.
     """
-    took = "the model was being made" if learner is None else what_took_memory(learner, device)
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    use = "the model was being built" if learner is None else memory_use(learner, device)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return OutOfMemory(
-        f"rank {rank} is out of memory: {took}. A smaller trainer.batch_size, trainer.micro_batches or more "
-        f"workers take less. ({first})"
+        f"rank {rank} is out of memory: {use}. Reduce trainer.batch_size, increase trainer.micro_batches, or use more "
+        f"workers. ({line})"
     )
 
 

@@ -1,4 +1,4 @@
-"""A user's own figures of an evaluation: any `torchmetrics.Metric`, exact on any number of ranks."""
+"""A user's own metrics of an evaluation: any `torchmetrics.Metric`, exact on any number of ranks."""
 
 from __future__ import annotations
 
@@ -20,29 +20,36 @@ EXACT = {"dim_zero_sum", "dim_zero_cat", "dim_zero_max", "dim_zero_min"}
 
 
 class OwnMetrics:
-    """The metrics of `trainer.metrics`, over the evaluation rows.
+    """The metrics of `trainer.metrics` over the evaluation rows.
 
     Raises:
-        TrainError: a factory that is not there, does not take its arguments, or makes no metric that is exact.
+        TrainError: a factory does not exist, does not accept its arguments, or makes a metric that is not exact over
+            several ranks.
     """
 
     def __init__(self, configs: Sequence[MetricConfig], schema: Schema, device: torch.device) -> None:
         names = [task.name for task in schema.tasks]
-        self._parts = [
-            (config.name, 0 if config.label is None else names.index(config.label), made(config).to(device))
+        self._metrics = [
+            (config.name, 0 if config.label is None else names.index(config.label), metric_of(config).to(device))
             for config in configs
         ]
         self._binary = [kind == "binary" for kind in schema.label_kinds]
         self._error: Exception | None = None
 
     def update(self, logits: torch.Tensor, label: torch.Tensor) -> None:
-        """One batch of this rank, `[B]` or `[B, T]` both: a metric gets the probabilities and 0 or 1 of one label (of
-        a number, its prediction and itself), of the rows in which it was observed. An error waits for `compute`."""
-        for name, place, metric in self._parts:
-            predicted, target = (x[:, place] if x.dim() == 2 else x for x in (logits.detach().float(), label))
-            seen = ~target.isnan()
-            predicted, target = predicted[seen], target[seen]
-            if self._binary[place]:
+        """Add a batch of this rank. Errors are raised by `compute`.
+
+        A metric gets the predictions and values of one label, from the rows in which it was observed: probabilities and
+        0 or 1 for a binary label, numbers for others.
+
+        Args:
+            logits, label: `[B]`, or `[B, T]` for several labels.
+        """
+        for name, task, metric in self._metrics:
+            predicted, target = (x[:, task] if x.dim() == 2 else x for x in (logits.detach().float(), label))
+            observed = ~target.isnan()
+            predicted, target = predicted[observed], target[observed]
+            if self._binary[task]:
                 predicted, target = predicted.sigmoid(), target.long()
             try:
                 if len(target):
@@ -51,17 +58,18 @@ class OwnMetrics:
                 self._error = self._error or TrainError(f"trainer.metrics: {name}: {error}")
 
     def compute(self, control: Control) -> dict[str, Any]:
-        """Figures over all ranks' rows: numbers, lists of them, or by name; None where no row was seen.
+        """Metrics over the rows of all ranks: numbers, lists or dicts; None without rows. A collective.
 
         Raises:
-            RankError: a metric failed, on any rank.
+            RankError: a metric failed on some rank.
         """
-        if not self._parts:
+        if not self._metrics:
             return {}
         control.together(self._raise)
-        by_rank = control.gather([metric.cpu() for _, _, metric in self._parts])
+        by_rank = control.gather([metric.cpu() for _, _, metric in self._metrics])
+        names = [name for name, _, _ in self._metrics]
         return control.together(
-            lambda: {part[0]: _joined([of[n] for of in by_rank]) for n, part in enumerate(self._parts)}
+            lambda: {name: _merged_value([metrics[n] for metrics in by_rank]) for n, name in enumerate(names)}
         )
 
     def _raise(self) -> None:
@@ -69,40 +77,41 @@ class OwnMetrics:
             raise self._error
 
 
-def made(config: MetricConfig) -> Metric:
+def metric_of(config: MetricConfig) -> Metric:
     """The metric of a config; raises TrainError as `OwnMetrics`."""
-    from torchmetrics import Metric  # takes a second, which runs without own metrics need not wait
+    # This import takes a second.
+    from torchmetrics import Metric
 
     field = f"trainer.metrics.{config.name}"
     try:
         metric = build.import_factory(config.factory, f"{field}.factory")(**config.args)
     except (TypeError, ValueError) as error:
-        raise TrainError(f"{field}.args: {config.factory} does not take them: {error}") from error
+        raise TrainError(f"{field}.args: {config.factory} does not accept them: {error}") from error
     if not isinstance(metric, Metric):
         raise TrainError(
-            f"{field}.factory: {config.factory} made {type(metric).__name__}; a torchmetrics.Metric is needed"
+            f"{field}.factory: {config.factory} returned {type(metric).__name__}, which is not a torchmetrics.Metric"
         )
     inexact = {getattr(how, "__name__", str(how)) for how in metric._reductions.values()} - EXACT
     if inexact or metric.full_state_update:
         raise TrainError(
-            f"{field}.factory: states of {type(metric).__name__} of several workers do not add up exactly; keep states "
+            f"{field}.factory: {type(metric).__name__} cannot be merged exactly over several workers; use states "
             'with dist_reduce_fx "sum", "cat", "max" or "min", and full_state_update=False'
         )
     return metric
 
 
-def _joined(by_rank: Sequence[Metric]) -> Any:
-    """The figure over what all ranks have seen."""
-    used = [metric for metric in by_rank if metric.update_called]
-    if not used:
+def _merged_value(by_rank: Sequence[Metric]) -> Any:
+    """The value of a metric over the rows of all ranks."""
+    updated = [metric for metric in by_rank if metric.update_called]
+    if not updated:
         return None
-    for metric in used[1:]:
-        metric.merge_state(used[0])  # what is merged comes first
-        used[0] = metric
-    return _plain(used[0].compute())
+    for metric in updated[1:]:
+        metric.merge_state(updated[0])  # puts the state of earlier ranks first
+        updated[0] = metric
+    return _plain(updated[0].compute())
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(of) for name, of in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return value.tolist() if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""Where a run is: what every checkpoint keeps beside weights and optimizer state."""
+"""The position of a run, which every checkpoint stores besides weights and optimizer state."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rayrec.train.worker.lockstep import Control, StepInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A moment between two steps.
+    """A point between two steps.
 
     Args:
-        step: steps made.
+        step: number of steps so far.
         samples: rows trained on, over all ranks and epochs.
-        skipped: rows that could not be used and were left out: of all ranks and epochs, but for those since `cursor`'s
-            stream was opened.
-        seconds: time spent on steps, by this rank's clock; `wait_s`: the part of it that some rank waited for rows.
-        cursor: what of the epoch has been read: by this rank while an epoch goes on, by all ranks in a checkpoint.
+        skipped: unusable rows of all ranks and epochs, except those since the cursor's stream was opened.
+        seconds: time spent on steps, by this rank's clock.
+        wait_s: the part of `seconds` in which some rank waited for rows.
+        cursor: what has been read of the epoch: by this rank within an epoch, by all ranks in a checkpoint.
         best: the best evaluation so far.
-        halvings: how often the learning rates have been halved, after a loss that was not finite.
-        trained: of progressive training, the periods before the cursor's.
+        halvings: how often the learning rates were halved after a loss that was not finite.
+        trained: for progressive training, the periods before the cursor's.
     """
 
     step: int
@@ -42,38 +42,39 @@ class Position:
     def epoch(self) -> int:
         return self.cursor.epoch
 
-    def after(self, given: StepInput, seconds: float) -> Position:
+    def after(self, step: StepInput, seconds: float) -> Position:
         """The position one step later."""
         return replace(
             self,
             step=self.step + 1,
-            samples=self.samples + given.rows,
+            samples=self.samples + step.rows,
             seconds=self.seconds + seconds,
-            wait_s=self.wait_s + given.wait_s,
-            cursor=given.cursor,
+            wait_s=self.wait_s + step.wait_s,
+            cursor=step.cursor,
         )
 
     def merged(self, control: Control) -> Position:
-        """The position of all ranks together; a collective."""
+        """The position of all ranks together. A collective."""
         cursor = Cursor.merge(control.gather(self.cursor))
         return replace(self, cursor=replace(cursor, skipped=0), skipped=self.skipped + cursor.skipped)
 
     def next_epoch(self, periods: Periods | None = None) -> Position:
-        """The beginning of the next epoch, on the next of the periods.
+        """The start of the next epoch, which has the next period.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no next period.
         """
-        at = self.cursor.only
-        if periods is None or at is None:
+        period = self.cursor.only
+        if periods is None or period is None:
             return replace(self, cursor=Cursor.start(self.epoch + 1))
-        return replace(self, cursor=Cursor.start(self.epoch + 1, periods.next(at[1])), trained=(*self.trained, at[1]))
+        cursor = Cursor.start(self.epoch + 1, periods.next(period[1]))
+        return replace(self, cursor=cursor, trained=(*self.trained, period[1]))
 
     def among(self, periods: Periods | None) -> Position:
-        """The same place among the periods that are there now; the next one where filters leave out the rest of it.
+        """The position among the periods that exist now; the next period if filters exclude the current one.
 
         Raises:
-            DataError: as `Periods.goes_on` and `next`.
+            DataError: see `Periods.continues` and `next`.
         """
         if periods is None:
             return replace(self, cursor=replace(self.cursor, only=None))
@@ -87,14 +88,14 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        own = {"cursor": self.cursor.to_dict(), "best": self.best.to_dict(), "trained": list(self.trained)}
-        return {f.name: getattr(self, f.name) for f in fields(self)} | own
+        nested = {"cursor": self.cursor.to_dict(), "best": self.best.to_dict(), "trained": list(self.trained)}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | nested
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
-        known = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
-        known |= {"cursor": Cursor.from_dict(raw["cursor"]), "best": Best.from_dict(raw.get("best"))}
-        return cls(**known | {"trained": tuple(raw.get("trained", ()))})
+        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+        values |= {"cursor": Cursor.from_dict(raw["cursor"]), "best": Best.from_dict(raw.get("best"))}
+        return cls(**values | {"trained": tuple(raw.get("trained", ()))})
 
 
 START = Position(step=0, samples=0, seconds=0.0, wait_s=0.0, cursor=Cursor.start(0))

@@ -1,4 +1,4 @@
-"""Who a worker is: its rank, device, process groups, and the way to the driver."""
+"""The job of a worker, and its session: rank, device, process groups, and the sink of records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rayrec.train.setup.init_from import WarmStart
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.machine import Machine, ranks_by_host
 
-TEST = " test"  # not a name that a config's set would have
+TEST = " test"  # cannot be the name of a set in a config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""The streams of a run, opened shortly before they are needed: the first rows of an epoch take Ray a moment to find.
+"""The data streams of a run, opened ahead of time, as it takes a moment until the first rows of an epoch arrive.
 
-Rows that they skip are reported.
+Also counts the rows that a stream skips.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from rayrec.train.setup import build
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.session import Job, Session
 
-Use = str  # "train", "popular" (its items are counted), "eval", or one of the job's `sets`
+# "train", "popular" (training rows whose items are counted), "eval", or a name in the job's `sets`.
+Use = str
 Stream = BatchStream | MixedStream
 
 
 class Streams:
-    """This rank's streams of training and evaluation rows, by what they are for and their epoch."""
+    """This rank's streams of training and evaluation rows, by use and epoch."""
 
     def __init__(self, job: Job, session: Session) -> None:
         self._job, self._session = job, session
         self._ready: dict[tuple[Use, int], Stream | Exception] = {}
 
     def prepare(self, use: Use, cursor: Cursor) -> None:
-        """Start reading ahead for `take`, which raises what goes wrong."""
+        """Open a stream for a later `take`, which raises the error if this fails."""
         key = (use, cursor.epoch)
         if key not in self._ready:
             try:
@@ -35,14 +36,14 @@ class Streams:
                 self._ready[key] = error
 
     def take(self, use: Use, cursor: Cursor) -> Stream:
-        """The stream of what the cursor leaves of its epoch; close it after use. A collective.
+        """The stream of the rest of the cursor's epoch; close it after use. A collective.
 
         Raises:
-            RankError: on every rank, if it cannot be opened on any.
+            RankError: on every rank, if it cannot be opened on some rank.
         """
         self.prepare(use, cursor)
-        found = self._ready.pop((use, cursor.epoch))
-        return self._session.control.together(lambda: _opened(found))
+        stream = self._ready.pop((use, cursor.epoch))
+        return self._session.control.together(lambda: _raise_error(stream))
 
     def __enter__(self) -> Streams:
         return self
@@ -51,7 +52,7 @@ class Streams:
         self.close()
 
     def close(self) -> None:
-        """End the streams that nobody took."""
+        """Close the streams that were not taken."""
         for stream in self._ready.values():
             if not isinstance(stream, Exception):
                 stream.close()
@@ -102,41 +103,41 @@ class Streams:
         )
 
 
-def _opened(found: Stream | Exception) -> Stream:
-    if isinstance(found, Exception):
-        raise found
-    return found
+def _raise_error(stream: Stream | Exception) -> Stream:
+    if isinstance(stream, Exception):
+        raise stream
+    return stream
 
 
 class SkippedRows:
-    """The rows that one stream skips, reported at checkpoints and at its end.
+    """Counts the rows that a stream skips, for reports at checkpoints and at its end.
 
-    A stream reads ahead, so reported rows may lie a few batches beyond the checkpoint.
+    A stream reads ahead, so a report may include rows from a few batches after the checkpoint.
 
     Args:
-        what: whose rows they are, "training" or "evaluation".
+        purpose: of the rows, "training" or "evaluation".
     """
 
-    def __init__(self, stream: BatchStream | MixedStream, control: Control, what: str) -> None:
-        self._stream, self._control, self._what = stream, control, what
+    def __init__(self, stream: BatchStream | MixedStream, control: Control, purpose: str) -> None:
+        self._stream, self._control, self._purpose = stream, control, purpose
         self._reported = self._reported_samples = 0
 
     def event(self, epoch: int) -> dict[str, Any] | None:
-        """An event with the rows of all ranks since the last one: `count`, and `samples` with their places. None where
-        there are none. A collective.
+        """An event about the rows of all ranks since the last one: their `count`, and `samples` with files and rows.
+        None if there are none. A collective.
         """
-        found = self._stream.skipped
-        count, samples = found.count - self._reported, found.samples[self._reported_samples :]
+        skipped = self._stream.skipped
+        count, samples = skipped.count - self._reported, skipped.samples[self._reported_samples :]
         self._reported, self._reported_samples = self._reported + count, self._reported_samples + len(samples)
         ranks = self._control.gather((count, [sample.to_dict() for sample in samples]))
-        count = sum(counted for counted, _ in ranks)
+        count = sum(rank_count for rank_count, _ in ranks)
         if not count:
             return None
-        rows = f"{count:,} {self._what} row{'' if count == 1 else 's'}"
-        message = f"{rows} could not be used and {'was' if count == 1 else 'were'} left out in epoch {epoch + 1}"
+        rows = f"{count:,} {self._purpose} row{'' if count == 1 else 's'}"
+        message = f"{rows} could not be used and {'was' if count == 1 else 'were'} skipped in epoch {epoch + 1}"
         return {
             "event": "skipped",
             "message": message,
             "count": count,
-            "samples": [s for _, some in ranks for s in some],
+            "samples": [sample for _, samples in ranks for sample in samples],
         }

@@ -1,4 +1,4 @@
-"""What is measured between two logging steps: loss, quality, speed, time spent waiting for data, rows of tables."""
+"""Metrics between two logging steps: loss, quality, speed, time spent waiting for data, lookups per table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayrec.train.worker.lockstep import Control, NotFiniteError, StepInput
 
 
 class Window:
-    """Sums over the steps since the last `close`; adding a step never waits for the device.
+    """Sums over the steps since the last `close`. Adding a step never waits for the device.
 
     Args:
         names: of several labels.
@@ -38,21 +38,22 @@ class Window:
         self._wait_s = self._exchange_s = self._seconds = 0.0
 
     def add(
-        self, given: StepInput, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float, exchange_s: float = 0.0
+        self, step: StepInput, loss: torch.Tensor, logits_B: torch.Tensor, seconds: float, exchange_s: float = 0.0
     ) -> None:
-        """One step.
+        """Add a step.
 
         Args:
-            loss: this rank's mean; `logits_B`: its logits.
-            seconds: how long the step took, with its wait for data.
-            exchange_s: how much of that this rank's host waited in exchanges.
+            loss: mean over this rank's rows.
+            logits_B: of this rank's rows.
+            seconds: duration of the step, including its wait for data.
+            exchange_s: the part of it in which this rank's host waited in collectives.
         """
-        self._loss += loss.double() * given.weight
-        self._metrics.update(logits_B, given.batch.label, given.batch.weight)
-        self._weight += given.weight
-        self._rows += given.batch.rows
-        self._all_rows += given.rows
-        self._wait_s += given.wait_s
+        self._loss += loss.double() * step.weight
+        self._metrics.update(logits_B, step.batch.label, step.batch.weight)
+        self._weight += step.weight
+        self._rows += step.batch.rows
+        self._all_rows += step.rows
+        self._wait_s += step.wait_s
         self._exchange_s += exchange_s
         self._seconds += seconds
 
@@ -61,14 +62,14 @@ class Window:
         return self._all_rows == 0
 
     def close(self, step: int) -> dict[str, Any]:
-        """Figures of the window, over all ranks; starts a new one. A collective.
+        """Metrics of the window over all ranks; starts a new window. A collective.
 
         Raises:
-            NotFiniteError: the loss is not a finite number any more.
+            NotFiniteError: the loss is not finite.
         """
         loss_sum, weight, rows, wait_s, exchange_s, seconds = self._control.sums(self._sums())
         quality = self._metrics.compute(self._group)
-        figures = {
+        metrics = {
             "loss": loss_sum / weight if weight else None,
             **_quality(quality),
             "samples_per_second": rows / max(seconds / self._control.world_size, 1e-9),
@@ -77,76 +78,76 @@ class Window:
         }
         if "tasks" in quality:
             tasks = quality["tasks"].items()
-            figures["tasks"] = {name: _quality(task) for name, task in tasks}
+            metrics["tasks"] = {name: _quality(task) for name, task in tasks}
         self._metrics.reset()
         self._loss.zero_()
         self._weight = 0.0
         self._rows = self._all_rows = 0
         self._wait_s = self._exchange_s = self._seconds = 0.0
         _refuse_infinite(loss_sum, step)
-        return figures
+        return metrics
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What the ranks have seen together, for a checkpoint; a collective."""
+        """The sums of all ranks, for a checkpoint. A collective."""
         totals = torch.tensor([*self._control.sums(self._sums()), self._all_rows], dtype=torch.float64)
         return {"window/sums": totals, **{f"window/{k}": v for k, v in self._metrics.state(self._group).items()}}
 
     def _sums(self) -> list[float]:
-        """What this rank has added up, apart from the rows of all ranks."""
+        """The sums of this rank."""
         return [float(self._loss), self._weight, self._rows, self._wait_s, self._exchange_s, self._seconds]
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what `state` gave, if anything: rank 0 has seen it all."""
-        own = {key.removeprefix("window/"): value for key, value in state.items() if key.startswith("window/")}
-        if not own:
+        """Restore what `state` returned; rank 0 gets the sums of all ranks."""
+        saved = {key.removeprefix("window/"): value for key, value in state.items() if key.startswith("window/")}
+        if not saved:
             return
-        *sums, all_rows = own.pop("sums").tolist()
+        *sums, all_rows = saved.pop("sums").tolist()
         self._all_rows = int(all_rows)
         if self._control.rank == 0:
             loss, self._weight, rows, self._wait_s, self._exchange_s, self._seconds = sums
             self._loss.fill_(loss)
             self._rows = int(rows)
-            self._metrics.load_state(own)
+            self._metrics.load_state(saved)
 
     def check(self, step: int, sound: bool = True) -> None:
-        """A collective that only looks at the loss, so that one that is not finite never reaches a checkpoint.
+        """Check that the loss is finite, before a checkpoint is saved. A collective.
 
         Args:
             sound: whether this rank's parameters are finite.
 
         Raises:
-            NotFiniteError: on every rank, if it is not a finite number any more.
+            NotFiniteError: on every rank, if loss or parameters are not finite on some rank.
         """
         (loss_sum,) = self._control.sums([float(self._loss) if sound else math.nan])
         _refuse_infinite(loss_sum, step)
 
 
-def _quality(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of a label in lines of training: of a binary one `ne` and `auc`, of a number `rmse` and `r2`."""
-    return {name: figures[name] for name in ("ne", "auc", "rmse", "r2") if name in figures}
+def _quality(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of a label that training logs: `ne` and `auc` if it is binary, `rmse` and `r2` if it is a number."""
+    return {name: metrics[name] for name in ("ne", "auc", "rmse", "r2") if name in metrics}
 
 
 def _refuse_infinite(loss_sum: float, step: int) -> None:
     if not math.isfinite(loss_sum):
         raise NotFiniteError(
-            f"the loss is not a finite number any more at step {step}; earlier checkpoints are intact: lower "
-            f"optimizers.dense.lr or optimizers.sparse.lr, and check dense features for extreme values"
+            f"the loss is not finite at step {step}; lower optimizers.dense.lr or optimizers.sparse.lr, and check "
+            f"dense features for extreme values (earlier checkpoints are intact)"
         )
 
 
 def touched(sparse: KeyedJaggedTensor, tables: Iterable[tuple[str, Iterable[str]]]) -> dict[str, dict[str, Any]]:
-    """By table: `ids` that the batch has for it, `rows` of it that those are, and `top`, the part of the ids that are
-    of the most frequent row (None without an id). Waits for the device.
+    """For each table, the number of `ids` in a batch, the number of distinct `rows` among them, and `top`, the fraction
+    of ids that are the most frequent row (None without ids). Waits for the device.
 
     Args:
         sparse: a batch's features.
         tables: names of tables, each with its features.
     """
     features = sparse.to_dict()
-    found = {}
+    lookups = {}
     for table, names in tables:
         ids = torch.cat([features[name].values() for name in names])
         counts = torch.unique(ids, return_counts=True)[1]
         top = float(counts.max()) / ids.numel() if ids.numel() else None
-        found[table] = {"ids": ids.numel(), "rows": counts.numel(), "top": top}
-    return found
+        lookups[table] = {"ids": ids.numel(), "rows": counts.numel(), "top": top}
+    return lookups

@@ -58,7 +58,7 @@ class TrainPipeline(pipeline.TrainPipeline[In], Generic[In, Out]):
     ) -> None:
         super().__init__(model, device=device, features=features, move=move)
         if not send_ahead:
-            self._collections, self._begun_for = {}, set()
+            self._collections, self._active = {}, set()
         self._model: Any = model
         self._optimizer = optimizer
         self._forward: Any = self._model if forward is None else forward

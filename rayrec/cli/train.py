@@ -1,0 +1,274 @@
+"""`rayrec train`, `evaluate`, `plan`, `report`, `config` and `tune`; `rayrec runs …` and `rayrec checkpoint …`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayrec.cli.next_steps import after_evaluation, after_training
+from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckpoint, path
+
+runs = typer.Typer(help="Look at runs, and compare them.", no_args_is_help=True)
+checkpoints = typer.Typer(name="checkpoint", help="Verify, inspect and convert checkpoints.", no_args_is_help=True)
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="RUN|CHECKPOINT", help="Run folder (its newest checkpoint) or checkpoint; path or URI."),
+]
+
+
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; the same as --set name=NAME.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over; an earlier run of this name is renamed.")] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option(parser=path, help="Base folder of relative paths in the config; default: the current folder."),
+    ] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="In a Ray job: import a model.factory that was not submitted with it.")
+    ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also send metrics to mlflow, wandb or comet; may be repeated."),
+    ] = None,
+) -> None:
+    """Train a model, or resume the run of the same name."""
+    from importlib import import_module
+
+    from rayrec._runtime.imports import quick_imports
+
+    with quick_imports():
+        from rayrec.train import load_config
+        from rayrec.train.driver.cluster import connected_for
+
+    train_config = load_config(config, [*(overrides or []), *([f"name={name}"] if name is not None else [])])
+    with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
+        from rayrec.train import Trainer
+        from rayrec.train.driver.trackers import tracker
+
+        callbacks = [tracker(name, "rayrec") for name in track or []]
+        trainer = Trainer(train_config, fresh=fresh, root=root, allow_code=allow_code, callbacks=callbacks)
+        trainer.fit()
+    after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
+
+
+def evaluate(
+    run_dir: RunDir,
+    data: Annotated[
+        str | None, typer.Option(help="Parquet file, folder or glob; default: the run's data.eval.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Number of workers; 0: this process only.")] = 0,
+    allow_code: AllowCode = False,
+    checkpoint: WhichCheckpoint = "newest",
+    importance: Annotated[
+        bool,
+        typer.Option("--importance", help="Also measure permutation importance, by table and by number."),
+    ] = False,
+) -> None:
+    """Score a checkpoint of a run; writes evaluation.json there."""
+    from rayrec.train.after.evaluate import evaluate_run
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.run.mirror import run_here
+
+    with run_here(run_dir, notice) as run:
+        evaluate_run(run, data, workers, allow_code=allow_code, checkpoint=checkpoint)
+        if importance:
+            from rayrec.cli.tables import show_importance
+            from rayrec.train.after.importance import importance_of_run
+
+            show_importance(importance_of_run(run, data, allow_code=allow_code, checkpoint=checkpoint))
+    after_evaluation(run_dir, checkpoint)
+
+
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    world: Annotated[
+        str | None,
+        typer.Option(help="Workers, or HOSTSxWORKERS such as 16x8; compares several, such as 1x8,4x8."),
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Device of a worker: cpu, a100_80, h100, …")] = "cpu",
+    load: Annotated[
+        Path | None, typer.Option(parser=path, help="Evaluate this plan instead of searching for one.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option("--diff", parser=path, help="Show differences from this plan.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(parser=path, help="Write the plan to this file, for sharding.plan.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(parser=path, help="Write a picture of the plan to this file.")] = None,
+) -> None:
+    """Show how tables would be sharded, the bottleneck, and what would help; needs no cluster and no GPU."""
+    from rayrec.train import load_config
+    from rayrec.train.planning.plan_only import show_plan
+
+    if world is not None and "," in world:
+        from rayrec.train.planning.shapes import show_shapes
+
+        if load or against or save or html:
+            raise ValueError("--load, --diff, --save and --html need a single cluster in --world")
+        show_shapes(load_config(config, overrides or []), world.split(","), gpu)
+        return
+    files = {"load": load, "against": against, "save": save, "html": html}
+    show_plan(load_config(config, overrides or []), world, gpu, **files)
+
+
+def report(run_dir: RunDir) -> None:
+    """Write report.html of a run, also while it trains or after it failed."""
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.report import write_report
+    from rayrec.train.run.mirror import run_here
+
+    with run_here(run_dir, notice) as run:
+        typer.echo(write_report(run))
+
+
+def config(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="CONFIG", parser=path, help="Show this config with all defaults."),
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """List all config fields (Markdown), or show a config with its defaults."""
+    import yaml
+
+    from rayrec.train import load_config
+    from rayrec.train.config.reference import config_reference
+
+    if file is None:
+        typer.echo(config_reference())
+    else:
+        resolved = load_config(file, overrides or []).to_dict()
+        typer.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), nl=False)
+
+
+def tune(
+    config: Config,
+    params: Annotated[
+        list[str],
+        typer.Option(
+            "--param",
+            metavar="FIELD=SPACE",
+            help="Field to vary, e.g. optimizers.sparse.lr=log(0.001,0.1); SPACE is a list [a, b], uniform(low,high), "
+            "log(low,high) or int(low,high); may be repeated.",
+        ),
+    ],
+    overrides: Overrides = None,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials.")] = 10,
+    metric: Annotated[str, typer.Option(help="Evaluation metric that decides.")] = "auc",
+    concurrent: Annotated[
+        int | None, typer.Option(min=1, help="Concurrent trials; default: as many as fit on the cluster.")
+    ] = None,
+    grace: Annotated[
+        int | None,
+        typer.Option(min=1, help="Evaluations before a trial may be stopped; default: a third, at least 2."),
+    ] = None,
+    algorithm: Annotated[
+        str, typer.Option("--search", help="random, or optuna: sample near good trials (pip install rayrec[search]).")
+    ] = "random",
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    track: Annotated[str | None, typer.Option(help="Also send metrics to mlflow, wandb or comet.")] = None,
+) -> None:
+    """Search for good values of fields; poor trials stop early, and the same command again resumes."""
+    from rayrec.train import load_config
+    from rayrec.train.driver.console import Display
+    from rayrec.train.tune import Search, folder_of, tune
+    from rayrec.train.tune.shown import trials_table
+
+    search = Search(
+        params=params,
+        trials=trials,
+        metric=metric,
+        concurrent=concurrent,
+        grace=grace,
+        algorithm=algorithm,
+        seed=seed,
+        track=track,
+    )
+    read = load_config(config, overrides or [])
+    display = Display()
+    results = tune(read, search, display=display)
+    display.console.print(trials_table(results, metric))
+    display.say(f"best config: {folder_of(read).partition('?')[0]}/best.yaml")
+
+
+@runs.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(parser=path, help="Folder of runs, their storage.path.")] = Path("runs"),
+) -> None:
+    """List the runs in a folder with their last metrics, newest first."""
+    from rayrec.train.driver.console import Display
+    from rayrec.train.run.runs import find_runs, list_table
+
+    found_runs = find_runs(folder)
+    if not found_runs:
+        typer.echo(f"no runs in {folder}")
+        return
+    Display().console.print(list_table(found_runs))
+
+
+@runs.command()
+def compare(
+    run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR…", help="Two run folders or more; paths or URIs.")],
+    html: Annotated[Path, typer.Option(parser=path, help="File for the page with the curves.")] = Path("compare.html"),
+) -> None:
+    """Show last metrics and differing config fields of runs, and write a page with their curves."""
+    from rayrec.train.driver.console import Display
+    from rayrec.train.driver.terminal import notice
+    from rayrec.train.report.run import read_run
+    from rayrec.train.run.mirror import run_here
+    from rayrec.train.run.runs import compare_table, write_comparison
+
+    if len(run_dirs) < 2:
+        raise typer.BadParameter("give two run folders or more")
+    loaded = []
+    for run_dir in run_dirs:
+        with run_here(run_dir, notice) as run:
+            loaded.append(read_run(run))
+    display = Display()
+    display.console.print(compare_table(loaded))
+    write_comparison(loaded, html)
+    display.say(f"curves side by side: {html}")
+
+
+@checkpoints.command()
+def verify(source: Source) -> None:
+    """Read every byte of a checkpoint, or of all checkpoints of a run, and name damaged parts."""
+    from rayrec.checkpoint.tools import verify as verify_checkpoints
+
+    damaged = False
+    for checked, damages in verify_checkpoints(source):
+        typer.echo(f"{checked}: {'whole' if not damages else 'DAMAGED'}")
+        for damage in damages:
+            typer.echo(f"  {damage}")
+        damaged = damaged or bool(damages)
+    if damaged:
+        raise typer.Exit(1)
+
+
+@checkpoints.command()
+def inspect(source: Source) -> None:
+    """Show the contents of a checkpoint: step, tables, layers, sizes and id mappings."""
+    from rayrec.checkpoint.tools import describe
+
+    typer.echo("\n".join(describe(source)))
+
+
+@checkpoints.command()
+def convert(
+    source: Source,
+    out: Annotated[Path, typer.Argument(metavar="FILE", parser=path, help="File to write.")],
+    optimizer: Annotated[bool, typer.Option("--optimizer", help="Also write optimizer state.")] = False,
+) -> None:
+    """Write a checkpoint's weights to a safetensors file, by the names of the unsharded model."""
+    from rayrec.checkpoint.tools import convert as convert_checkpoint
+
+    checkpoint, count, size = convert_checkpoint(source, out, optimizer)
+    typer.echo(f"read the checkpoint of step {checkpoint.step}: {checkpoint.path}")
+    typer.echo(f"{out}: {count} tensors, {size / 1e6:,.1f} MB")
