@@ -205,7 +205,7 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
         cursor=EVAL_ROWS,
         seed=config.trainer.seed,
         shuffle=some,
-        interleave=4 * _DRAWN,  # the first quarter of these windows comes first
+        interleave=4 * _DRAWN,  # a quarter of these windows comes first
         options=config.data.read.model_copy(update={"reader": "local"}),
     )
     with stream:

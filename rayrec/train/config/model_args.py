@@ -52,9 +52,8 @@ def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]
         args_of(model)(**args)
     except ValidationError as error:
         found = [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
-        return sorted(
-            found, key=lambda wrong: wrong[1] != "extra_forbidden"
-        )  # unknown first: a misspelt argument is also missing
+        # Unknown arguments first: a misspelt argument is also reported as missing.
+        return sorted(found, key=lambda wrong: wrong[1] != "extra_forbidden")
     return []
 
 

@@ -51,7 +51,7 @@ class Search:
         params: `FIELD=SPACE` strings, see `space_of`.
         trials: number of trials.
         metric: evaluation metric to optimize; may be one of `trainer.metrics`.
-        lower: whether a lower value of such a metric is better.
+        lower: whether a lower value is better; set by `tune`.
         concurrent: number of concurrent trials; None: as many as fit on the cluster's CPUs.
         grace: evaluations before a trial may be stopped early; None: a third of the epochs, at least 2.
         algorithm: "random", or "optuna" (TPE), which requires that package.
