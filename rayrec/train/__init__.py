@@ -1,6 +1,6 @@
-"""Training runs: the config, the driver, the workers' loop, recovery, and what is kept of a run.
+"""Training runs: config, driver, worker loop, recovery, run folder. `README.md` shows how they fit together.
 
-Models, sharding, data and metrics have packages of their own; this one only puts them together.
+Models, sharding, data and metrics are separate packages; this package combines them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayrec.train.run.result import Result
     from rayrec.train.trainer import Trainer
 
-# Read when first used: a report or a config reference needs neither torch's compilers nor Ray.
+# Imported on first use: a report or a config reference needs neither torch's compilers nor Ray.
 __getattr__ = lazy_names(__name__)
 
 __all__ = [

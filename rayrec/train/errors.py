@@ -1,4 +1,4 @@
-"""What can go wrong with a run, and which of it is worth another attempt."""
+"""Errors of a run, and which of them are worth another attempt."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rayrec.storage.errors import DataUnavailable
 
 
 class TrainError(ValueError):
-    """A run that ended before its end; the message names the cause and what to do."""
+    """A run failed; the message names the cause and the fix."""
 
 
 class ResourceError(TrainError):
-    """Ray has not the CPUs or GPUs that the run needs."""
+    """Ray has too few CPUs or GPUs for the run."""
 
 
 class StorageError(TrainError):
-    """The run folder cannot be made, written or used."""
+    """The run folder cannot be created, read or written."""
 
 
 class RunInUseError(StorageError):
-    """Another process holds the run folder."""
+    """Another process has locked the run folder."""
 
 
 class Interrupted(TrainError):
@@ -36,16 +36,17 @@ class Interrupted(TrainError):
         self.signal = signal
 
 
-# An error that comes out of here is what a rank sees of the others: torch raises most of them as plain RuntimeErrors.
+# Modules whose errors mean that another rank failed: torch raises most of these as plain RuntimeErrors.
 _EXCHANGES = ("torch.distributed.", "rayrec.distributed.comm.")
-# DistributedDataParallel exchanges in C++, inside of a backward: of a lost peer only gloo's or NCCL's text is left.
+# DistributedDataParallel communicates from C++ during the backward pass, so only the text of gloo or NCCL identifies
+# a lost peer.
 _BACKWARD = "torch.autograd."
 _CONNECTION = re.compile(
     r"gloo[/\\].*(connection|closed|reset|refused|broken pipe|read error|write error|timed out)"
     r"|connection (closed|reset) by peer|NCCL (error|communicator was aborted)|ncclRemoteError",
     re.IGNORECASE | re.DOTALL,
 )
-# Of a device or its driver, where it is no torch.AcceleratorError: cuBLAS and other packages raise RuntimeErrors.
+# Device faults that are not a torch.AcceleratorError: cuBLAS and other packages raise RuntimeErrors.
 _DEVICE = re.compile(
     r"CUDA error: .*(ECC error|unspecified launch failure|launch failed|hardware stack error|illegal instruction"
     r"|CUBLAS_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_INTERNAL_ERROR|device unavailable|system not yet initialized)"
@@ -55,22 +56,22 @@ _DEVICE = re.compile(
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether `error` is what a rank sees of another rank's end, so not a cause of its own.
+    """Whether `error` is the effect of another rank's exit rather than a cause.
 
-    Decided by its type and by where it was raised; by its words only where it comes out of C++ in a backward.
+    Decided by the type and the module that raised it; by the text only for errors from C++ in a backward pass.
     """
     if "torch.distributed" in sys.modules and isinstance(error, sys.modules["torch.distributed"].DistError):
         return True
     if type(error) not in (RuntimeError, TimeoutError, ConnectionError):
         return False
-    where = _raised_in(error)
-    return where.startswith(_EXCHANGES) or (where.startswith(_BACKWARD) and bool(_CONNECTION.search(str(error))))
+    module = _raised_in(error)
+    return module.startswith(_EXCHANGES) or (module.startswith(_BACKWARD) and bool(_CONNECTION.search(str(error))))
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether a GPU or its driver failed (ECC, a launch failure, a lost mapping): a new process may find it well.
+    """Whether a GPU or its driver failed (ECC, a launch failure, a lost mapping). A new process may succeed.
 
-    A wrong index in a kernel looks the same to CUDA; it comes again, and `trainer.max_failures` ends the run.
+    CUDA reports an index error in a kernel the same way. That error recurs until `trainer.max_failures` ends the run.
     """
     accelerator = getattr(sys.modules.get("torch"), "AcceleratorError", None)
     if accelerator is not None and isinstance(error, accelerator):
@@ -79,19 +80,18 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def _raised_in(error: BaseException) -> str:
-    """The module whose line raised the error, with a dot at its end; of foreign code, the one that called it."""
-    place, where = error.__traceback__, ""
-    while place is not None:
-        where, place = str(place.tb_frame.f_globals.get("__name__", "")), place.tb_next
-    return f"{where}."
+    """The module of the innermost Python frame, with a dot appended; for C++ errors, that is the calling module."""
+    traceback, module = error.__traceback__, ""
+    while traceback is not None:
+        module, traceback = str(traceback.tb_frame.f_globals.get("__name__", "")), traceback.tb_next
+    return f"{module}."
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether a new attempt may end otherwise: lost workers, faults of a device, of storage or network, never a wrong
-    input."""
+    """Whether a new attempt may succeed: lost workers and device, storage or network faults, never invalid input."""
     if is_lost_peer(error) or is_device_fault(error) or _is_lost_by_ray(error) or isinstance(error, DataUnavailable):
         return True
-    if _is_fenced(error):  # this attempt is over; the one of this launch that has replaced it goes on
+    if _is_fenced(error):  # a newer attempt of this launch has replaced this one and continues
         return True
     if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)):
         return False
@@ -99,8 +99,10 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def _is_fenced(error: BaseException) -> bool:
-    """Whether another attempt of this launch owns the checkpoints. Without the import of checkpoints, and so of torch,
-    where none were ever used."""
+    """Whether another attempt of this launch owns the checkpoints.
+
+    Does not import the checkpoint modules, and thus torch, in a process that never used them.
+    """
     checkpoints = sys.modules.get("rayrec.checkpoint.errors")
     if checkpoints is None or isinstance(error, checkpoints.TakenOverError):
         return False
@@ -108,7 +110,7 @@ def _is_fenced(error: BaseException) -> bool:
 
 
 def _is_lost_by_ray(error: BaseException) -> bool:
-    """Whether a Ray task, actor or object was lost, be it under an error of our own."""
+    """Whether Ray lost a task, actor or object; also if that is the `__cause__` of the error."""
     if "ray.exceptions" not in sys.modules:
         return False
     from ray import exceptions
@@ -124,7 +126,7 @@ def _is_lost_by_ray(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The text a user should see: own errors as they are, foreign ones with their type."""
+    """The text for users: a ValueError's message as is, other errors prefixed with their type."""
     if isinstance(error, ValueError) and str(error):
         return str(error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,4 +1,4 @@
-"""Drops errors of what a run can do without: its console output, records, reports and callbacks."""
+"""Drops errors in optional work: console output, records, reports and callbacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECORD = "Could not write a log record"
 
 
 class Tolerance:
-    """Drops errors and reports them, the first one of each subject.
+    """Drops errors and reports the first one of each subject.
 
     Args:
         show: called with each report; by default a line on stderr, as the console itself may be what fails.
@@ -66,7 +66,7 @@ P = ParamSpec("P")
 
 
 def tolerated(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """A method whose errors the `tolerance` of its object drops."""
+    """Decorate a method so that `self.tolerance` drops its errors."""
 
     @functools.wraps(method)
     def guarded(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -1,4 +1,4 @@
-"""The driver's process: connects to Ray, starts and restarts the workers, and shows and keeps what they report.
+"""The driver process: connects to Ray, starts and restarts the workers, and shows and stores their records.
 
-The private parts of Ray that this needs are in `rayrec/_runtime/ray_internals.py`.
+Access to Ray's private API is in `rayrec/_runtime/ray_internals.py`.
 """

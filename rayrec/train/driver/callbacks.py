@@ -1,4 +1,4 @@
-"""Callbacks: a user's own code that a run calls in its driver. `trackers.py` has those for MLflow, W&B and Comet."""
+"""Callbacks: user code that a run calls in its driver. `trackers.py` implements callbacks for MLflow, W&B and Comet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """The run that a callback belongs to.
+    """The run that calls a callback.
 
     Args:
-        name: of the run.
-        folder: the run folder.
-        config: the config that is trained.
+        name: name of the run.
+        folder: run folder.
+        config: config of the run.
     """
 
     name: str
@@ -44,20 +44,20 @@ class Callback:
         """Metrics of the steps since the last call, as often as `trainer.log_every` says: `step`, `epoch`, `loss`, …"""
 
     def on_evaluation(self, record: Mapping[str, Any]) -> None:
-        """After an evaluation: `step`, `epoch`, `auc`, …; `partial` is set if it did not read all rows."""
+        """After an evaluation: `step`, `epoch`, `auc`, …; `partial` is set if the evaluation did not read all rows."""
 
     def on_checkpoint(self, record: Mapping[str, Any]) -> None:
         """A checkpoint is complete: `step`, `message`."""
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
-        """The run has ended, with a result, which `result.json` holds, or with an error, which the run raises next."""
+        """The run has ended: with a result (as in `result.json`), or with an error, which the run then raises."""
 
 
 class Callbacks:
     """Calls every callback, and reports the first error of each method.
 
     Args:
-        warn: shows a line.
+        warn: prints a line.
     """
 
     def __init__(self, callbacks: Sequence[Callback], warn: Callable[[str], object]) -> None:

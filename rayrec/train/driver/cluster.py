@@ -1,4 +1,4 @@
-"""Connects the driver to Ray: the cluster that is there, or a local Ray that ends with the run."""
+"""Connects the driver to Ray: to an existing cluster, or to a local Ray that ends with the run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rayrec.train.driver.resources import Supply
 from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
 
-# Ray Train polls workers every 2 s by default, and would change their working directory to a folder of its own, which
-# breaks relative imports of a user's model.
+# Ray Train's defaults poll workers only every 2 s, and change their working directory, which breaks relative imports of
+# a user's model.
 TRAIN_ENV = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -30,9 +30,9 @@ TRAIN_ENV = {
     "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
-# Until Ray notices that a node is lost, a worker group waits this long for room on it and then counts again.
+# A worker group that waits for resources on a lost node is retried with a new size after this time.
 ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4"}
-# A single machine has no preemption notices, and nobody collects its metrics: two actors fewer to start.
+# A single machine has no preemption notices and no metrics collector: saves the start of two actors.
 LOCAL_ENV = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -44,17 +44,17 @@ _local_runs = 0  # nested `connected` blocks that use a local Ray of this proces
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A connected Ray.
+    """A connected Ray cluster.
 
     Args:
-        local: this process started it for this run, so it never grows.
+        local: this process started Ray for this run, so the cluster never grows.
     """
 
     local: bool
 
     @property
     def subject(self) -> str:
-        """Begins a sentence about what it has."""
+        """Subject and verb of a sentence about the resources."""
         return "this machine has" if self.local else "the Ray cluster has"
 
     def total(self) -> Supply:
@@ -66,11 +66,11 @@ class Cluster:
 
 @contextlib.contextmanager
 def connected(elastic: bool = False) -> Iterator[Cluster]:
-    """Connect to Ray while the body runs: the one that is connected already, else RAY_ADDRESS (set in a Ray job), else
-    a new local one.
+    """Connect to Ray while the body runs. Uses an existing connection, else RAY_ADDRESS (set in a Ray job), else starts
+    a local Ray.
 
     Args:
-        elastic: the run continues with as many workers as there is room for.
+        elastic: the run continues with as many workers as fit.
 
     Raises:
         TrainError: no Ray answers at RAY_ADDRESS.
@@ -96,8 +96,10 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
-    """Start the local Ray that a run needs while a thread calls `prepare`, which may import the trainer. Each takes
-    seconds, and Ray's start is mostly waiting. Does nothing for other runs."""
+    """Start a local Ray if the run needs one, while a thread calls `prepare`, for example to import the trainer.
+
+    Both take seconds, and Ray's start is mostly waiting. For other runs this does nothing.
+    """
     if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
         yield
         return
@@ -123,8 +125,8 @@ def _init(address: str | None) -> None:
 
 @contextlib.contextmanager
 def _hangups_blocked() -> Iterator[None]:
-    """Processes that start in the body ignore SIGHUP, as they ignore Ctrl-C: when the terminal is closed, the run still
-    needs them for its final checkpoint."""
+    """Make processes that start in the body ignore SIGHUP like Ctrl-C: when the terminal is closed, the run needs them
+    for its final checkpoint."""
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
@@ -134,7 +136,7 @@ def _hangups_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_env(values: Mapping[str, str]) -> Iterator[None]:
-    """Set those environment variables that the user has not set, while the body runs."""
+    """Set the environment variables that the user has not set, while the body runs."""
     added = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in added})
     try:
@@ -145,14 +147,14 @@ def default_env(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def refuse_unseen(folder: str, use_gpu: bool) -> None:
-    """Check that every node that may get workers sees a folder.
+    """Check that every node that may run workers can read a folder.
 
     Args:
-        folder: a path of this machine that workers will read.
-        use_gpu: workers are placed only on nodes that have a GPU.
+        folder: local path that the workers will read.
+        use_gpu: workers run only on nodes with a GPU.
 
     Raises:
-        TrainError: a node does not see it; names the node.
+        TrainError: a node cannot read the folder; names the node.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -34,7 +34,7 @@ def format_metric(value: float | None, digits: int = 4) -> str:
 
 
 class Display:
-    """Shows a run on a `rich` console. An error of the console, such as a closed pipe, loses output, not the run."""
+    """Shows a run on a `rich` console. A console error (a closed pipe) loses output but does not end the run."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.tolerance = Tolerance()
@@ -55,7 +55,7 @@ class Display:
         self.console.print(plain(text), style=style, highlight=False, soft_wrap=True)
 
     def writing(self, path: Path) -> AbstractContextManager[None]:
-        """Report that a file of the run cannot be written, and continue."""
+        """Report an error while the body writes a file of the run, and continue."""
         return self._file_tolerance.drop_errors(f"Could not write {path}")
 
     def debug(self, text: str) -> None:
@@ -65,14 +65,14 @@ class Display:
 
     @tolerated
     def plan(self, plan: Mapping[str, Any]) -> None:
-        """Print the sharding plan as a table, its bytes per rank, and the hosts that it was made for."""
+        """Print the sharding plan as a table, its bytes per rank, and the hosts for which it was planned."""
         self.console.print(plan_table(plan))
         for line in [*memory_lines(plan), *host_lines(plan)]:
             self.say(line)
 
     @tolerated
     def begin(self, record: Mapping[str, Any]) -> None:
-        """A worker group starts, at `resumed_step` or at step 0."""
+        """Start a new progress bar for a worker group, which starts at `resumed_step` or at step 0."""
         self.close()
         self._metrics = {}
         if self.console.is_terminal:
@@ -175,7 +175,7 @@ def evaluation_lines(head: str, scores: Mapping[str, Any]) -> list[str]:
 
 
 def _scores(tasks: Mapping[str, Mapping[str, Any]], *names: str) -> list[tuple[str, str]]:
-    """Lines of the summary: a metric for each label that has it. Without an evaluation, lines with a dash."""
+    """Lines of the summary: each metric for each label that has it; a dash if there was no evaluation."""
     rows = {label: scores for label, scores in tasks.items() if names[0] in scores or (not scores and "ne" in names)}
     return [
         (f"evaluation {TITLES[name]}{label}", format_metric(scores.get(name)))

@@ -1,8 +1,8 @@
-"""Restarts a run when nodes come or go: it leaves a node that Ray is about to remove, such as a reclaimed spot
-instance, after a checkpoint, and an elastic run grows when there is room for more workers.
+"""Restarts a run when nodes join or leave.
 
-Ray Train starts fewer workers after a loss. Growing costs a restart, so it happens at a checkpoint made for it, and
-less often after an attempt that brought no more workers.
+Before Ray removes a node (a reclaimed spot instance, for example), the run saves a checkpoint and restarts without it.
+An elastic run grows when more workers fit. After a loss, Ray Train starts fewer workers. Growth costs a restart, so the
+run saves a checkpoint first, and waits longer after an attempt that added no workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
 
 
 def room_for(per_worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]], limit: int) -> int:
-    """How many workers fit on a cluster, at most `limit`.
+    """Number of workers that fit on a cluster, at most `limit`.
 
     Args:
         per_worker: resources that a worker reserves.
@@ -41,9 +41,9 @@ def room_for(per_worker: Mapping[str, float], nodes: Sequence[Mapping[str, float
 class Growth:
     """Decides when a run restarts with more workers.
 
-    A node that joins during an attempt is certain to be room. Room that was already there when the attempt began was
-    none for Ray: a node that is about to be declared dead, or free resources in fragments on several nodes. Growth into
-    such room is tried later, less and less often.
+    A node that joins during an attempt certainly fits workers. Resources that were free at the start of the attempt may
+    be unusable, because Ray did not use them: they may be on a node that Ray will soon declare dead, or in fragments on
+    several nodes. Growth into these resources is tried after a wait, which doubles after each failure.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Growth:
         self._requested = False
 
     def due(self, running: RunState, room: int, nodes: Collection[str], now: float) -> bool:
-        """Whether to request growth now; at most once an attempt.
+        """Whether to request growth now; true at most once per attempt.
 
         Args:
             running: the current attempt.
@@ -79,17 +79,17 @@ class Growth:
 
 
 class DrainNotices:
-    """Decides when a run leaves draining nodes: once an attempt for each node, as Ray places no later one there."""
+    """Decides when a run leaves draining nodes: once per attempt and node, as Ray places no later attempt there."""
 
     def __init__(self) -> None:
         self._reported: set[tuple[int, str]] = set()
 
     def reason_to_leave(self, attempt: int, nodes: Collection[str], draining: Collection[str]) -> str | None:
-        """Why the workers restart elsewhere now, if they do.
+        """The reason to restart the workers on other nodes; None: do not restart.
 
         Args:
-            attempt: the current one.
-            nodes: ids of the nodes that its workers are on.
+            attempt: number of the current attempt.
+            nodes: ids of the nodes on which its workers run.
             draining: ids of the nodes that Ray is about to remove.
         """
         leaving = sorted(node for node in set(nodes) & set(draining) if (attempt, node) not in self._reported)
@@ -121,7 +121,7 @@ def resizing(
             return
         alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
         nodes: dict[str, Any] = {node: resources for node, resources in alive.items() if node not in draining}
-        # Other jobs may hold a part of the nodes.
+        # Other jobs may use some resources of the nodes.
         free = room_for(need.per_worker, [ray.available_resources()], trainer.most_workers)
         room = min(room_for(need.per_worker, list(nodes.values()), trainer.most_workers), running.world_size + free)
         if growth.due(running, room, nodes, time.monotonic()):
@@ -138,14 +138,14 @@ def note_request(folder: Path, name: str) -> None:
 
 
 def release_request(folder: Path) -> None:
-    """Withdraw the request that a killed driver of this run has left: Ray holds its resources for three minutes, and an
-    elastic run would wait for them."""
-    # There may be none, or Ray has been restarted since.
+    """Cancel the resource request of a killed driver of this run. Ray would hold these resources for three minutes, in
+    which an elastic run would wait for them."""
+    # The request may not exist, or Ray may have restarted since.
     with suppress(Exception):
         cancel_request((folder / REQUEST).read_text(encoding="utf-8"))
 
 
 def without_read_reservations(config: TrainConfig) -> TrainConfig:
-    """The config with reads that reserve no CPUs, so that workers may take all of them."""
+    """The config with reads that reserve no CPUs, so that workers may use all of them."""
     read = config.data.read.model_copy(update={"cpus_per_read": 0.0})
     return config.model_copy(update={"data": config.data.model_copy(update={"read": read})})

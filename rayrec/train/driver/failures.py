@@ -1,6 +1,6 @@
-"""What Ray Train's controller does about a worker group that failed, and how failures are reported.
+"""Decides in Ray Train's controller whether a failed worker group restarts, and describes failures.
 
-The controller is a process of its own and imports what this file imports, so this is little.
+The controller is a separate process that imports this file, so keep its imports few.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from rayrec._runtime.ray_internals import is_failed_start
 from rayrec.train.errors import TrainError, describe
 from rayrec.train.run.log import call_actor
 
-SHUTDOWN_TIMEOUT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for ranks that hang
-MAX_FAILED_STARTS = 3  # of worker groups in a row; a lack of room does not count
+SHUTDOWN_TIMEOUT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for hung ranks
+MAX_FAILED_STARTS = 3  # in a row; a lack of resources does not count
 
 
 def failure_reporter(mailbox: Any, max_failures: int) -> Any:
-    """A `ray.train.UserCallback` that reports to the driver why a worker group failed. It raises, which ends the run,
-    where the error would come again or the group has failed too often without a new checkpoint.
+    """A `ray.train.UserCallback` that reports to the driver why a worker group failed.
 
-    A lost worker counts more than what other ranks report: their errors may be its consequence, and if not, they come
-    again.
+    It raises, which ends the run, if the error is permanent or the group has failed too often without a new checkpoint.
+    If a worker was lost, errors of other ranks are ignored: they may follow from the loss; if not, they occur again.
     """
     from ray.train import UserCallback
 
@@ -53,11 +52,11 @@ def failure_reporter(mailbox: Any, max_failures: int) -> Any:
 
 
 class RestartLimit:
-    """Decides when Ray Train stops restarting a run: after too many failed starts in a row, or when the run has failed
-    while it waited for room. Waits for room themselves are not limited here.
+    """Decides when Ray Train stops restarting a run: after too many failed starts in a row, or if the run has failed
+    while it waited for resources. Does not limit the wait itself.
 
     Args:
-        mailbox: knows whether the run has failed.
+        mailbox: counts the failed ranks.
     """
 
     def __init__(self, mailbox: Any) -> None:
@@ -68,7 +67,7 @@ class RestartLimit:
         """Whether to give up.
 
         Args:
-            failure: of Ray Train's controller; None where workers failed.
+            failure: error of Ray Train's controller; None if workers failed.
         """
         self._failed_starts = self._failed_starts + 1 if is_failed_start(failure) else 0
         if self._failed_starts > MAX_FAILED_STARTS:
@@ -77,7 +76,7 @@ class RestartLimit:
 
 
 def too_often(failures: int, max_failures: int, reason: str) -> str:
-    """Why a run is given up."""
+    """The error message of a run that failed too often."""
     times = "once" if failures == 1 else f"{failures} times"
     return (
         f"The workers failed {times} without a new checkpoint in between; trainer.max_failures={max_failures} is the "
@@ -86,7 +85,7 @@ def too_often(failures: int, max_failures: int, reason: str) -> str:
 
 
 def failure_reason(failures: dict[int, Exception]) -> str:
-    """One line for the errors of workers, by rank: those of lost workers, or else all."""
+    """One line with the errors of workers, by rank: only of lost workers if there are any."""
     lost = {rank: text for rank, error in failures.items() if (text := _cause_of_death(error))}
     if lost:
         return ", ".join(f"worker {rank} was lost: {text}" for rank, text in sorted(lost.items()))
@@ -94,7 +93,7 @@ def failure_reason(failures: dict[int, Exception]) -> str:
 
 
 def _cause_of_death(error: Exception) -> str | None:
-    """How a worker process ended, if the error says so."""
+    """How a worker process ended; None if the worker was not lost."""
     from ray.exceptions import RayActorError
 
     cause = getattr(error, "health_check_failure", error)

@@ -1,4 +1,4 @@
-"""Handles the records of a run in the driver: keeps them in files, shows them, and tracks the state of the run."""
+"""Handles the records of a run in the driver: writes them to files, shows them, and tracks the state of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_QUEUED_LINES = 100_000
 
 
 class Lines:
-    """Appends lines to a file. A failure is reported once, and the lines stay in memory for the next attempt."""
+    """Appends lines to a file. Reports a failure once, and keeps the lines in memory for the next attempt."""
 
     def __init__(self, path: Path, display: Display) -> None:
         self._path, self._display = path, display
@@ -51,11 +51,10 @@ class Lines:
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """Append all of the lines, or none if the disk has no room for all. First ends a line that a killed driver left
-    incomplete.
+    """Append all lines, or none if the disk is full. First completes an unfinished line of a killed driver.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the lines cannot be written.
     """
     with open(path, "ab+", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
@@ -71,15 +70,15 @@ def _append(path: Path, lines: bytes) -> None:
 
 
 class Recorder:
-    """Handles every record of a run, in order: updates the state of the run, then keeps and shows the record.
+    """Handles every record of a run, in order: updates the state of the run, then stores and shows the record.
 
-    An error while a record is kept or shown does not affect the next one.
+    An error with one record does not affect the next one.
 
     Args:
-        folder: gets `metrics.jsonl`, `plan.json` and TensorBoard events.
+        folder: receives `metrics.jsonl`, `plan.json` and TensorBoard events.
         display: shows the records.
         on_checkpoint: called when a checkpoint is complete.
-        on_record: called with each record after it was kept and shown.
+        on_record: called with each record after it is stored and shown.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Recorder:
         self._metrics = Lines(folder.metrics, display)
         self._board: Any = None
         self._restart: str | None = None
-        self.failures: list[str] = []  # of worker groups, since the last one began
+        self.failures: list[str] = []  # of worker groups, since the last start
         self.recoveries = 0
         self.state = RunState()
 
@@ -135,8 +134,8 @@ class Recorder:
                 self._display.debug(record.get("traceback", ""))
 
     def _begin(self, record: Record) -> None:
-        """A worker group starts: the first one, one that resumes from a checkpoint, or one after a failure."""
-        # The result of an earlier launch holds until the run continues.
+        """Report how a worker group starts: from a checkpoint, after a failure, or with another size."""
+        # The result of an earlier launch is valid until the run continues.
         with suppress(OSError):
             self._folder.result.unlink(missing_ok=True)
         resumed = record["resumed_step"]
@@ -169,7 +168,7 @@ class Recorder:
             self._board.add_scalar(name, value, record["step"], walltime=record["time"])
 
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Write the lines that are still in memory, and close the files."""
         with self._display.tolerance.drop_errors():
             self._metrics.close()
         if self._board is not None:

@@ -1,4 +1,4 @@
-"""Checks whether the workers and readers of a run fit on what Ray has. Nothing here talks to Ray."""
+"""Checks whether the workers and readers of a run fit on Ray's resources. Makes no calls to Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_READER_CPUS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:
-    """CPUs and GPUs: all that Ray has, or those that are free now."""
+    """CPUs and GPUs of Ray: all of them, or the free ones."""
 
     cpus: float
     gpus: float
@@ -26,7 +26,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a run reserves; for an elastic run, with the fewest workers."""
+    """Resources that a run reserves; for an elastic run, with its minimum number of workers."""
 
     num_workers: int
     cpus_per_worker: float
@@ -48,8 +48,7 @@ class Demand:
 
 
 def demand_of(config: TrainConfig, total: Supply) -> Demand:
-    """The resources that a run reserves on a Ray with `total` resources. Rows that Ray tasks read need CPUs besides
-    those of the workers."""
+    """The resources that a run reserves on a cluster with `total` resources, including CPUs for Ray tasks that read."""
     trainer, read = config.trainer, config.data.read
     workers, reads_on_ray = trainer.least_workers, read.reader != "local" and not trainer.elastic
     return Demand(
@@ -61,8 +60,8 @@ def demand_of(config: TrainConfig, total: Supply) -> Demand:
 
 
 def one_worker_per_gpu(config: TrainConfig, total: Supply) -> TrainConfig:
-    """The config with as many workers as this machine has GPUs, if it asks for more and nothing else depends on their
-    number: neither a given plan nor groups of workers."""
+    """The config with one worker per GPU of this machine, if it requests more workers. Unchanged if a plan or sharding
+    groups depend on the number of workers."""
     trainer, sharding, gpus = config.trainer, config.sharding, int(total.gpus)
     is_fixed = trainer.elastic or sharding.plan is not None or sharding.replicas not in (1, "auto")
     if trainer.use_gpu != "auto" or is_fixed or not 0 < gpus < trainer.least_workers:
@@ -79,10 +78,10 @@ def _worker_cpus(trainer: TrainerConfig, total: Supply) -> float:
 
 
 def refuse_if_short(need: Demand, supply: Supply, subject: str) -> None:
-    """Check that a run fits on a supply of resources; Ray itself would wait without a limit.
+    """Check that a run fits on the available resources; Ray itself would wait without a limit.
 
     Args:
-        subject: begins the sentence about the supply, as in "the Ray cluster has".
+        subject: subject and verb of the sentence about the supply: "the Ray cluster has".
 
     Raises:
         ResourceError: names the CPUs or GPUs requested and available, and the settings that change it.

@@ -1,4 +1,4 @@
-"""Waits until a cluster has room for a run's workers: before the first ones start, and after a node was lost."""
+"""Waits until a run's workers fit on the cluster: before they first start, and after the loss of a node."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PENDING_S = 5.0
 
 
 def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Display) -> None:
-    """Return when the free resources cover a run that has no workers yet. A cluster with an autoscaler is requested to
-    grow meanwhile; later Ray Train's own request for the workers holds.
+    """Wait until the free resources cover a run that has no workers yet.
+
+    During the wait, requests the resources from the cluster's autoscaler. Afterwards Ray Train requests them itself.
 
     Raises:
-        ResourceError: this machine has too little, or the cluster has too little free after `wait_s` seconds. Ray
-            itself would wait without a limit.
+        ResourceError: this machine has too few resources, or the cluster has too few free ones after `wait_s` seconds.
     """
     if cluster.local:
         refuse_if_short(need, cluster.total(), cluster.subject)
@@ -63,7 +63,7 @@ def _requested(need: Demand) -> Iterator[None]:
 
 
 class RoomWait:
-    """Measures how long a run without workers has waited for room, and decides what to report.
+    """Measures how long a run without workers has waited for resources, and decides when to report.
 
     Args:
         limit_s: seconds after which the run gives up; None: never.
@@ -79,8 +79,8 @@ class RoomWait:
         """The line to report now, if any; sets `given_up` at the limit.
 
         Args:
-            idle_s: seconds without workers; 0 while some run.
-            missing: returns what the workers lack; None if they have room and are only being started.
+            idle_s: seconds without workers; 0 while workers run.
+            missing: returns the missing resources; None if the workers fit and are starting.
             now: a clock, in seconds.
         """
         lack = missing() if idle_s > 0 else None
@@ -99,11 +99,11 @@ class RoomWait:
 
 
 def missing_resources(need: Demand, nodes: list[dict[str, float]], free: Supply) -> str | None:
-    """What a cluster lacks for the workers; None: nothing.
+    """The resources that a cluster lacks for the workers, as text; None if they fit.
 
     Args:
         nodes: resources of each node.
-        free: resources that nobody has reserved.
+        free: resources without a reservation.
     """
     unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     capacity = room_for(need.per_worker, nodes, need.num_workers)
@@ -117,7 +117,7 @@ def missing_resources(need: Demand, nodes: list[dict[str, float]], free: Supply)
 
 
 def has_pending_request(need: Demand) -> bool:
-    """Whether Ray holds a request for these workers that it cannot meet."""
+    """Whether a placement group for these workers is pending."""
     from ray.util import placement_group_table
 
     table: dict[str, Any] = placement_group_table()
@@ -132,10 +132,10 @@ def has_pending_request(need: Demand) -> bool:
 def waiting_for_room(
     limit_s: float | None, need: Demand, mailbox: Any, cluster: Cluster, display: Display
 ) -> Iterator[None]:
-    """While the body runs, report from a thread when workers wait for room, and fail the run after `limit_s`.
+    """While the body runs, report from a thread when workers wait for resources, and fail the run after `limit_s`.
 
-    The failure is recorded in the mailbox. Ray Train reads it when its own wait for the workers ends, after at most two
-    minutes.
+    Records the failure in the mailbox. Ray Train reads it when its own wait for the workers times out, after two
+    minutes at most.
     """
     if cluster.local:
         yield
@@ -151,8 +151,8 @@ def waiting_for_room(
             return lack
         if has_pending_request(need):
             pending_at = now
-        # Ray Train withdraws its request and makes it again: without one, the workers themselves may hold what is
-        # not free.
+        # Ray Train cancels and repeats its request. Without a recent one, the run's own workers may use the resources
+        # that are not free.
         return lack if now - pending_at < PENDING_S else None
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""Runs a job to its end, in this process or with Ray Train's workers."""
+"""Runs a job to its end, in this process or in Ray Train workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_job(
     Args:
         state: updated by `handle` with each record.
         handle: called with each record, from a thread.
-        previous_attempts: of earlier launches of the run.
+        previous_attempts: number of attempts of earlier launches.
 
     Raises:
         TrainError: the job failed; names the cause. `ResourceError` if Ray has too few resources, `Interrupted` if a
@@ -125,7 +125,7 @@ def _run_on_ray(
     unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     count = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"Starting {count} workers ({unit} each) on {'a local' if cluster.local else 'the'} Ray …")
-    # Not restarted: a second mailbox would not have the records that the first one still held.
+    # Ray does not restart this actor: a second mailbox would lack the records of the first one.
     mailbox = actor_here(Mailbox, previous_attempts)
     signals = _stop_signals(job, lambda: call_actor(mailbox.request_stop), display)
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
@@ -142,12 +142,12 @@ def _run_on_ray(
             shared(job.train, job.eval) as (train, evaluation),
             resizing(trainer, need, state, lambda why: call_actor(mailbox.request_restart, why), cluster.local),
             waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),
-            # A worker that is frozen as a whole cannot report a hang itself, but fails Ray's health check.
+            # A frozen worker process cannot report a hang, but fails Ray's health check.
             default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
             _fit(replace(job, train=train, eval=evaluation), mailbox, need, signals)
     except _RayGaveUp:
-        # All records have been handled by now, and what the workers reported says more.
+        # All records have been handled. A reason that the workers reported is more precise than Ray's.
         if state.fatal is None and state.stopped is None:
             raise
     finally:
@@ -178,7 +178,7 @@ def _fit(job: Job, mailbox: Any, need: Demand, signals: StopSignals) -> None:
     from ray.train import TrainingFailedError
 
     try:
-        # Outside of the main thread Ray Train installs no signal handler of its own.
+        # Outside of the main thread, Ray Train installs no signal handlers.
         run_in_background(lambda: _torch_trainer(job, mailbox, need).fit(), signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
@@ -205,7 +205,7 @@ def _torch_trainer(job: Job, mailbox: Any, need: Demand) -> Any:
         RestartLimit(mailbox),
         skip_draining=trainer.elastic,
         train_loop_per_worker=start_worker,
-        # As bytes: the controller passes the job on and need not import what it contains.
+        # As bytes, so that the controller does not import the modules of the job's contents.
         train_loop_config={"job": cloudpickle.dumps(job), "log": mailbox},
         torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.timeout_s),
         scaling_config=scaling_config(
@@ -218,8 +218,8 @@ def _torch_trainer(job: Job, mailbox: Any, need: Demand) -> Any:
         run_config=RunConfig(
             name=job.config.name,
             storage_path=str(job.files.ray_state),
-            # Ray counts failures over the whole run and a wait for room among them. `failure_reporter` counts those
-            # without progress, `RestartLimit` failed starts, and `room.py` limits waits.
+            # Ray counts failures over the whole run, including waits for resources. Instead, `failure_reporter` counts
+            # failures without progress, `RestartLimit` counts failed starts, and `room.py` limits waits.
             failure_config=failure_config(max_failures=-1, controller_failure_limit=-1),
             callbacks=[failure_reporter(mailbox, trainer.max_failures)],
         ),

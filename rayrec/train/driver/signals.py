@@ -1,4 +1,4 @@
-"""Stop signals: the first one requests a stop with a final checkpoint; a second one, or the end of the grace period,
+"""Stop signals: the first one requests a stop with a final checkpoint; the second one, or the end of the grace period,
 ends the run at once."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StopSignals:
 
     Args:
         request_stop: called once, in a thread, at the first signal.
-        grace_s: seconds that the run then has to stop.
+        grace_s: seconds that the run has to stop after that.
     """
 
     def __init__(self, request_stop: Callable[[], object], grace_s: float) -> None:
@@ -43,7 +43,7 @@ class StopSignals:
 
     @property
     def reason_to_exit(self) -> str | None:
-        """Why the run is not waited for any longer; None: it is."""
+        """The reason to exit without waiting for the run; None: keep waiting."""
         if self._count > 1:
             return "Exited on the second interrupt; no final checkpoint was saved."
         if time.monotonic() > self._deadline:
@@ -70,8 +70,8 @@ def handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call `handler` for stop signals while the body runs. Does nothing outside of the main thread, which receives no
-    signals."""
+    """Call `handler` for stop signals while the body runs. Does nothing outside of the main thread, because only the
+    main thread receives signals."""
     with handlers_kept():
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
@@ -80,7 +80,7 @@ def handling(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
 
 
 def run_in_background(function: Callable[[], object], signals: StopSignals) -> None:
-    """Call `function` in a thread and wait for it here, where signals are handled at once.
+    """Call `function` in a thread and wait for its end. Signals are handled during the wait.
 
     Raises:
         Interrupted: the stop took too long; the thread is abandoned.

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from rayrec.distributed.planner.report.text import human_bytes
 
-# Control characters except tab and newline, and those that change the direction of writing: a name or value that
-# contains them could clear the screen, colour it, or disguise itself.
+# Control characters except tab and newline, and characters that change the text direction. In a name or value they
+# could clear or colour the screen, or disguise the text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -30,16 +30,16 @@ def plain(text: str) -> str:
 
 
 def notice(text: str) -> None:
-    """Print a line on stderr, which keeps it out of piped results."""
+    """Print a line on stderr, so that it does not mix with piped results."""
     with suppress(Exception):  # stderr may be closed
         print(f"rayrec: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def table(*heads: str, title: str | None = None) -> Table:
-    """An empty table whose first column does not wrap.
+    """An empty table. Its first column does not wrap.
 
     Args:
-        heads: column titles; a title that ends in `>` aligns its column to the right.
+        heads: column titles; a trailing `>` aligns the column to the right.
     """
     result = Table(title=title, title_justify="left")
     for index, head in enumerate(heads):
@@ -49,7 +49,7 @@ def table(*heads: str, title: str | None = None) -> Table:
 
 
 def plan_table(plan: Mapping[str, Any], limit: int = 60) -> Table:
-    """A plan, as `ShardingPlan.to_dict` writes it, with a line for each of the first `limit` embedding tables."""
+    """The plan of `ShardingPlan.to_dict` as a table, with a line for each of the first `limit` embedding tables."""
     result = table("table", "rows × dim>", "sharding", "kernel", "shards>", "ranks>", title="sharding plan")
     tables = [(name, sharding) for module in plan["plan"].values() for name, sharding in module.items()]
     for name, sharding in tables[:limit]:
@@ -89,7 +89,7 @@ def memory_lines(plan: Mapping[str, Any]) -> list[str]:
 
 
 def host_lines(plan: Mapping[str, Any]) -> list[str]:
-    """The hosts and speeds that the planner assumed, and how vectors cross hosts."""
+    """The hosts and speeds that the planner assumed, and how hosts exchange embedding vectors."""
     planned = plan.get("planned_for")
     if planned is None:
         return []

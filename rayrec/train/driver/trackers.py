@@ -1,7 +1,7 @@
 """Sends a run's metrics to MLflow, Weights & Biases or Comet, and to Prometheus.
 
-Prometheus reads them from Ray's own metrics of the driver process, as `ray_rayrec_…`; `deploy/grafana-dashboard.json`
-plots them. Ray itself exports the memory and processor use of workers.
+Prometheus scrapes them from Ray's metrics of the driver process, as `ray_rayrec_…`; `deploy/grafana-dashboard.json`
+plots them. Ray itself exports the memory and CPU use of workers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TAG = "run"
 
 
 def _run_id(run: RunInfo) -> str:
-    """The same id when a run resumes, so that it continues the tracker's run."""
+    """Id of the run in a tracker. A resumed run has the same id, so that it continues the tracker's run."""
     return hashlib.sha256(str(run.folder).encode()).hexdigest()[:32]
 
 
@@ -63,8 +63,8 @@ class MLflow(_Tracker):
     """Logs metrics, the config and the report to MLflow.
 
     Args:
-        experiment: its name; created if missing.
-        uri: of the server or store; None: MLflow's own setting (`MLFLOW_TRACKING_URI`).
+        experiment: name of the experiment; created if missing.
+        uri: URI of the tracking server or store; None: MLflow's setting (`MLFLOW_TRACKING_URI`).
     """
 
     def __init__(self, experiment: str = "rayrec", uri: str | None = None) -> None:
@@ -120,7 +120,7 @@ class WandB(_Tracker):
 
 
 class Comet(_Tracker):
-    """Logs metrics and the config to a project of Comet."""
+    """Logs metrics and the config to a Comet project."""
 
     def __init__(self, project: str = "rayrec") -> None:
         self._project = project
@@ -159,7 +159,7 @@ def tracker(name: str, project: str) -> Callback:
     if name == "mlflow":
         import mlflow
 
-        # An absolute URI, as each trial of a search has its own working directory.
+        # An absolute URI, because each trial of a search has its own working directory.
         return MLflow(project, mlflow.get_tracking_uri())
     return WandB(project) if name == "wandb" else Comet(project)
 

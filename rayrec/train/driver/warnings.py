@@ -1,4 +1,4 @@
-"""Warnings about a run that has not failed: a line each, with the number that is suspicious and what to change."""
+"""Warnings about a run that has not failed: one line each, with the suspicious number and the setting to change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rayrec.train.config.train_config import TrainConfig
 
 
 def at_start(config: TrainConfig, rows: int, cores: float | None) -> list[str]:
-    """Warnings that are known before the first step.
+    """Warnings before the first step.
 
     Args:
-        rows: of the training files, before filters.
-        cores: that this process may use; None if workers run on other machines.
+        rows: number of rows of the training files, before filters.
+        cores: number of cores that this process may use; None if workers run on other machines.
     """
     trainer, warnings = config.trainer, []
     if trainer.batch_size >= rows:
@@ -27,7 +27,11 @@ def at_start(config: TrainConfig, rows: int, cores: float | None) -> list[str]:
 
 
 def at_end(config: TrainConfig, outcome: Mapping[str, Any]) -> list[str]:
-    """Warnings about the outcome of a run, as rank 0 reports it."""
+    """Warnings about the outcome of a run.
+
+    Args:
+        outcome: the result that rank 0 reported.
+    """
     batch, train = config.trainer.batch_size, outcome["train"]
     warnings = []
     rows = train["samples"] // max(1, outcome["epochs"])

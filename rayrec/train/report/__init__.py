@@ -1,6 +1,6 @@
-"""`write_report`: the page people look at, beside the run's other files.
+"""The HTML report of a run.
 
-`run.py` reads a run folder, `page.py` lays it out, `svg.py` draws.
+`run.py` reads the run folder, `page.py` builds the page, `svg.py` draws the charts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rayrec.train.run.folder import write_atomically
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes `report.html` from what the run folder holds so far; works while the run goes on, and after it failed.
+    """Write `report.html` from the files in the run folder. Also works for a running or failed run.
 
     Args:
         run_dir: `<storage path>/<name>`, with any of config.yaml, plan.json, metrics.jsonl and result.json.
 
     Returns:
-        The path of the report. It replaces an earlier one at once, so a reader never sees half a page.
+        The path of the report. An earlier report is replaced atomically.
 
     Raises:
         ValueError: `run_dir` is not a run folder, or the report cannot be written there.

@@ -1,4 +1,4 @@
-"""Several runs on one HTML page: their last figures, what their configs do not share, their curves side by side."""
+"""Several runs on one HTML page: final metrics, config differences, and curves side by side."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ SAME_EVERYWHERE = ("name", "storage.path")
 
 
 def last_figures(run: RunRecord) -> Line:
-    """The last evaluation that stands, or the last one that was made."""
+    """The last valid evaluation, or the last one undone by a recovery if none is valid."""
     evals, _ = history(run.evals)
     return evals[-1] if evals else (run.result or {}).get("eval") or {}
 
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
-    """The config fields in which the runs differ, with each run's value, None where it has none."""
+    """Config fields that differ → the value of each run; None if it has none."""
     found = config_differences([run.config for run in runs])
     return {name: values for name, values in found.items() if name not in SAME_EVERYWHERE}
 
 
 def compare_page(runs: Sequence[RunRecord]) -> str:
-    """The whole HTML document; it needs no network."""
+    """The complete HTML document, without external resources."""
     title = " · ".join(run.name for run in runs)
     return render(
         "compared", title=title, figures=_figures(runs), differences=_differences(runs), curves=list(_curves(runs))
@@ -59,7 +59,7 @@ def _differences(runs: Sequence[RunRecord]) -> Markup:
 
 
 def _curves(runs: Sequence[RunRecord]) -> Iterator[Markup]:
-    """One row a figure, one column a run, all of a row on the same axes."""
+    """One row per metric and one column per run; the charts of a row share their axes."""
     last_step = max((run.steps for run in runs), default=0)
     for dots, key, title, colour in CURVES:
         series = [(points_of(history(run.train)[0], key), points_of(history(run.evals)[0], dots)) for run in runs]

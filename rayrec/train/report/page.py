@@ -1,4 +1,4 @@
-"""A run's record as one HTML page. Everything is inline: the page needs no network and can be mailed or archived."""
+"""A run as one HTML page. Everything is inline, so the page works offline and can be mailed or archived."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROFILE = Markup("<a href='profile/{}'>{}</a>")
 
 
 def page(run: RunRecord, now: float) -> str:
-    """The whole HTML document; `now` (unix seconds) is the time of writing that it states."""
+    """The complete HTML document; `now` (Unix seconds) is printed as the time of writing."""
     charts, keys = _charts(run)
     sections = {
         "Evaluations": evaluations_table(run.evals),
@@ -68,7 +68,7 @@ def page(run: RunRecord, now: float) -> str:
 
 
 def _notices(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """What a reader must know before the figures: how it ended, what could not be read."""
+    """(CSS class, text) of the notices above the metrics: how the run ended, which files could not be read."""
     if run.status in ENDS:
         verb = "failed" if run.status == "failed" else "was interrupted"
         yield "failed", f"The run {verb}. {(run.end or {}).get('message', '')}"
@@ -88,7 +88,7 @@ def _notices(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield "failed", f"Not shown: {problem}"
 
 
-Card = tuple[str, str, str, str]  # name, value, what it is about, look
+Card = tuple[str, str, str, str]  # title, value, explanation, CSS class
 
 
 def _cards(run: RunRecord) -> list[Card]:
@@ -113,7 +113,7 @@ def _cards(run: RunRecord) -> list[Card]:
 
 
 def _best_card(best: object) -> list[Card]:
-    """The checkpoint that `storage.keep_best` kept, if the run has one."""
+    """The card of the checkpoint that `storage.keep_best` keeps; empty if there is none."""
     if not isinstance(best, dict) or number(best, "value") is None:
         return []
     about = f"{best.get('metric')} {number(best, 'value'):.4f}; read with --checkpoint best"
@@ -121,7 +121,7 @@ def _best_card(best: object) -> list[Card]:
 
 
 def _lead_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
-    """The figures of a label that is 0 or 1, or a number."""
+    """The main metrics of a binary or numeric label."""
 
     def card(name: str, key: str, about: str = "", choose: Callable[..., Line] | None = None) -> Card:
         if choose is not None:
@@ -139,7 +139,10 @@ def _lead_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
 
 
 def _waited(run: RunRecord) -> tuple[str, str]:
-    """The part of the training time in which some worker waited for rows: of the whole run, or of what is known."""
+    """Fraction of training time in which a worker waited for rows, and its explanation.
+
+    Covers the whole run if it has a result; else this is the median over the logged intervals.
+    """
     whole = (run.result or {}).get("train")
     whole = whole if isinstance(whole, dict) else {}
     fraction, seconds = number(whole, "data_wait_fraction"), number(whole, "seconds")
@@ -150,7 +153,7 @@ def _waited(run: RunRecord) -> tuple[str, str]:
 
 
 def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
-    """The charts, and what their marks mean: pairs of a CSS class and a text."""
+    """The charts, and their legend as (CSS class, text)."""
     standing, undone = history(run.train)
     evals, _ = history(run.evals)
     shown = [line for line in run.events if number(line, "step") is not None]
@@ -172,7 +175,7 @@ def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
 
     four = "{:.4f}".format
     ne, auc, calibration = "Normalized entropy", "AUC", "Calibration"
-    # The loss of several labels is their sum, which no evaluation has.
+    # With several labels the loss is their sum, which evaluations do not report.
     numbers = not names and any("rmse" in line for line in run.train)
     dots = None if names else "mse" if numbers else "logloss"
     title = "Loss" if names else "Squared error" if numbers else "Log loss"
@@ -207,7 +210,7 @@ def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
 
 
 def _moving_rates(lines: Sequence[Line]) -> list[str]:
-    """Names of the learning rates that did not stay the same."""
+    """Names of the learning rates that changed."""
     seen: dict[str, set[float]] = {}
     for line in lines:
         rates = line.get("lr")
@@ -240,7 +243,7 @@ def _events(run: RunRecord) -> Markup:
 
 
 def _profiles(run: RunRecord) -> Markup:
-    """Links to the traces of torch's profiler."""
+    """Links to the PyTorch profiler traces."""
     links = Markup(", ").join(PROFILE.format(name, name) for name in run.profiles)
     how = Markup("traces of rank 0; open them in <a href='https://ui.perfetto.dev'>ui.perfetto.dev</a>")
     return Markup("<p>{}: {}</p>").format(links, how) if links else Markup("")
@@ -261,7 +264,7 @@ def _epochs(run: RunRecord) -> str:
 
 
 def _best(lines: Sequence[Line], key: str, choose: Callable[..., Line]) -> str:
-    """`best 0.7041 at step 300`, where there is more than one evaluation to choose from."""
+    """`best 0.7041 at step 300`; empty with fewer than two evaluations."""
     defined = [line for line in lines if number(line, key) is not None]
     if len(defined) < 2:
         return ""

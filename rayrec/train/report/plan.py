@@ -1,4 +1,4 @@
-"""The sharding plan as HTML: who holds how much of which table, and each rank's memory and predicted time."""
+"""The sharding plan as HTML: the shards of each rank, its memory and its predicted time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rayrec.train.driver.terminal import ranks_text
 from rayrec.train.report.run import number
 from rayrec.train.report.templates import Column, table
 
-MOST_TABLES = 60  # listed; the smaller ones are only counted
-# Key in plan.json → name and color.
+MOST_TABLES = 60  # the largest tables are listed, the others counted
+# Key in plan.json → label and color.
 MEMORY = {
     "weights_bytes": STORAGE["weights"],
     "optimizer_bytes": STORAGE["optimizer"],
@@ -37,7 +37,11 @@ COLUMNS = (
 
 
 def plan_section(plan: ShardingPlan, table_bits: Mapping[str, int]) -> Markup:
-    """The plan as a picture and as a table, its tables by size; `table_bits` has those that are not float32."""
+    """The plan as a drawing and a table, sorted by size.
+
+    Args:
+        table_bits: bits per weight of tables that are not float32, by name.
+    """
 
     def nbytes(name: str, shape: Sequence[int]) -> int:
         return shape[0] * shape[1] * table_bits.get(name, 32) // 8
@@ -61,12 +65,12 @@ def plan_section(plan: ShardingPlan, table_bits: Mapping[str, int]) -> Markup:
 
 
 def memory_section(memory: Sequence[Mapping[str, Any]]) -> Markup:
-    """A stacked bar for each rank: embedding weights, optimizer state, dense part."""
+    """A stacked bar per rank: bytes of embedding weights, optimizer state and dense parameters."""
     return _stacked(memory, MEMORY, human_bytes, "fullest rank")
 
 
 def time_section(times: Sequence[Mapping[str, Any]]) -> Markup:
-    """A stacked bar for each rank: what the planner expects of the embedding part of a step."""
+    """A stacked bar per rank: predicted time of the embedding part of a step."""
     note = "the embedding part of a step, from the planner's figures for such devices; not measured"
     return _stacked(times, TIME, human_seconds, "busiest rank", note)
 

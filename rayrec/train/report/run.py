@@ -1,7 +1,4 @@
-"""A run folder as a frozen record: what `report` shows, read from files that may be missing, half written or damaged.
-
-Reading only; how it looks is the business of `page` and `svg`.
-"""
+"""Reads a run folder into a frozen record for the report. Files may be missing, incomplete or damaged."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ from rayrec.distributed.plan.sharding_plan import ShardingPlan
 Line = Mapping[str, Any]
 """One line of metrics.jsonl, or one rank of plan.json's `memory` or `time`."""
 
-MOST_LINES, MOST_EVENTS = 10_000, 2_000  # of each kind; evenly chosen where there are more
+MOST_LINES, MOST_EVENTS = 10_000, 2_000  # limits per kind; longer logs are sampled evenly
 BRIEF_BYTES = 1 << 14
-ENDS = ("failed", "interrupted")  # events after which a run does not go on
+ENDS = ("failed", "interrupted")  # events that end a run
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What is known of a run; pieces that are not there are None or empty.
+    """The contents of a run folder; missing files are None or empty.
 
-    `problems` says which files could not be read, and why. Of a long run `train`, `evals` and `events` are an even
-    choice of its lines, with the last ones; `num_events` counts all.
+    `problems` names the files that could not be read, and why. In a long run, `train`, `evals` and `events` are evenly
+    sampled and always include the last lines; `num_events` counts all events.
     """
 
     path: Path
@@ -54,38 +51,38 @@ class RunRecord:
 
     @property
     def lines(self) -> Iterator[Line]:
-        """All lines of metrics.jsonl, kind by kind."""
+        """The lines that were read from metrics.jsonl, grouped by kind."""
         yield from self.train
         yield from self.evals
         yield from self.events
 
     @property
     def first_time(self) -> float | None:
-        """Unix seconds of the first thing recorded."""
+        """Unix seconds of the first record."""
         return min((t for line in self.lines if (t := number(line, "time")) is not None), default=None)
 
     @property
     def last_time(self) -> float | None:
-        """Unix seconds of the last thing recorded."""
+        """Unix seconds of the last record."""
         return max((t for line in self.lines if (t := number(line, "time")) is not None), default=None)
 
     @property
     def steps(self) -> int:
-        """The furthest step recorded."""
+        """The highest recorded step."""
         seen = [number(line, "step") or 0 for line in self.lines]
         done = number(self.result or {}, "steps") or 0
         return int(max([*seen, done], default=0))
 
     @property
     def table_bits(self) -> dict[str, int]:
-        """Bits of one weight, by table, of the tables that the config describes."""
+        """Bits per weight of the tables in the config, by name."""
         tables = self.config.get("tables")
         found = [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
         return {str(t.get("name")): 16 if t.get("data_type") in ("fp16", "bf16") else 32 for t in found}
 
     @property
     def status(self) -> str:
-        """`finished`, `failed`, `interrupted`, or `unfinished` (still running, or ended without a word)."""
+        """`finished`, `failed`, `interrupted`, or `unfinished` (running, or killed before it could record its end)."""
         if self.result is not None:
             return "finished"
         end = str((self.end or {}).get("event"))
@@ -93,12 +90,12 @@ class RunRecord:
 
     @property
     def end(self) -> Line | None:
-        """The last line of all, which says how a run ended that has no result."""
+        """The last line, which records how a run without a result ended."""
         return max(self.lines, key=lambda line: (number(line, "time") or 0, line.get("kind") == "event"), default=None)
 
 
 def number(line: Line, key: str) -> float | None:
-    """A finite number of a line, or None."""
+    """The value of `key` if it is a finite number, else None."""
     value = line.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -106,19 +103,19 @@ def number(line: Line, key: str) -> float | None:
 
 
 def points_of(lines: Sequence[Line], key: str | None) -> list[tuple[float, float]]:
-    """(step, value) of the lines that have both."""
+    """(step, value) of the lines with finite numbers for both."""
     pairs = ((number(line, "step"), number(line, key)) for line in lines if key is not None)
     return [(step, value) for step, value in pairs if step is not None and value is not None]
 
 
 def task_names(lines: Sequence[Line]) -> list[str]:
-    """The names of several labels, from the last line that has figures of them; none where there is one label."""
+    """Label names from the last line with metrics per label; empty for a run with one label."""
     found: Line = next((line["tasks"] for line in reversed(lines) if isinstance(line.get("tasks"), dict)), {})
     return [str(name) for name in found]
 
 
 def of_task(lines: Sequence[Line], name: str) -> list[Line]:
-    """The lines with the figures of one of several labels in place of the first one's."""
+    """The lines with top-level metrics replaced by those of the label `name`."""
     tasks = [(line, line["tasks"]) for line in lines if isinstance(line.get("tasks"), dict)]
     own = {key for _, of in tasks for figures in of.values() if isinstance(figures, dict) for key in figures}
     return [
@@ -129,9 +126,9 @@ def of_task(lines: Sequence[Line], name: str) -> list[Line]:
 
 
 def history(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
-    """Lines that stand, and lines that were undone because the run went back to an earlier checkpoint.
+    """(valid lines, undone lines); a recovery from an earlier checkpoint undoes lines.
 
-    The run went back where a step is not beyond that of the line before it: what came at or after that step is undone.
+    A step that does not increase marks a recovery; it undoes the earlier lines at or after that step.
     """
     standing: list[Line] = []
     undone: list[Line] = []
@@ -146,13 +143,13 @@ def history(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
 
 
 def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
-    """Reads a run folder.
+    """Read a run folder.
 
     Args:
-        brief: only the beginning and the end of its metrics, and no plan where it has a result.
+        brief: read only the beginning and the end of the metrics, and skip the plan of a finished run.
 
     Raises:
-        ValueError: it is not a folder, or holds nothing of a run.
+        ValueError: not a folder, or without any file of a run.
     """
     if not run_dir.is_dir():
         raise ValueError(f"run folder {run_dir}: not a folder; give <storage path>/<name> of a run")
@@ -209,7 +206,7 @@ def _read(path: Path, problems: list[str]) -> str | None:
 
 
 def _rows(path: Path, problems: list[str]) -> Iterator[str]:
-    """Its lines, one by one."""
+    """The lines of a text file; read errors are added to `problems`."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             yield from file
@@ -220,7 +217,7 @@ def _rows(path: Path, problems: list[str]) -> Iterator[str]:
 
 
 def _ends(path: Path) -> Iterator[str]:
-    """Whole lines of its beginning and its end."""
+    """The complete lines at the beginning and the end of a file."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
@@ -250,7 +247,7 @@ def _json(text: str | None, name: str, problems: list[str]) -> dict[str, Any] | 
 
 def _json_lines(rows: Iterable[str], name: str, problems: list[str]) -> Iterator[dict[str, Any]]:
     seen = bad = 0
-    for seen, row in enumerate(rows, start=1):  # noqa: B007 - how many there were
+    for seen, row in enumerate(rows, start=1):  # noqa: B007 - the number of rows
         try:
             line = json.loads(row)
         except json.JSONDecodeError:
@@ -285,7 +282,7 @@ def _yaml(text: str | None, problems: list[str]) -> dict[str, Any]:
 
 
 class Thinned(Generic[T]):
-    """Takes items one by one; keeps up to `most` evenly spaced ones, the first among them, and the last `tail`."""
+    """Samples a stream: up to `most` evenly spaced items including the first, and the last `tail` items."""
 
     def __init__(self, most: int, tail: int = 1) -> None:
         self._most, self._stride, self.seen = most, 1, 0

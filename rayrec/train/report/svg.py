@@ -1,4 +1,4 @@
-"""Curves over steps as inline SVG, from plain numbers. Colours are CSS classes; `report.css` decides them."""
+"""Charts over steps as inline SVG. Colours are CSS classes of `report.css`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 18, 28
 MAX_POINTS = 600  # a longer curve is averaged down to this many points
 MAX_DOTS = 300
-SMOOTHED_FROM = 40  # points; a shorter curve is readable as it is
+SMOOTHED_FROM = 40  # points; a shorter curve is not smoothed
 
 EDGES = {
     "width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM
@@ -28,7 +28,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at a step: a dashed line with a tooltip. `kind` is its CSS class."""
+    """An event at a step, drawn as a dashed line with a tooltip. `kind` is its CSS class."""
 
     step: float
     kind: str
@@ -37,13 +37,13 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart: a training curve, what was undone of it, and evaluation dots.
+    """A training curve, its undone points, and evaluation dots.
 
     Args:
-        unit: how a value is written, such as `"{:.4f}".format`.
-        smooth: draws the curve faint, and its moving average bold.
-        reference: a value with a meaning, and that meaning; drawn where it is near the data.
-        low, high: ends of the value axis; taken from the data where None.
+        unit: formats a value, such as `"{:.4f}".format`.
+        smooth: draw the curve faint and its moving average bold.
+        reference: a value and its label; drawn only near the data.
+        low, high: ends of the value axis; None takes them from the data.
     """
 
     title: str
@@ -61,7 +61,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From data to pixels."""
+    """Maps data to pixels."""
 
     steps: tuple[float, float]
     values: tuple[float, float]
@@ -80,7 +80,7 @@ class _Scale:
 
 
 def svg_chart(chart: Chart, last_step: float) -> Markup:
-    """The chart as an HTML `figure`, its step axis from 0 to `last_step`; says so where there is nothing to draw."""
+    """The chart as an HTML `figure`, with steps from 0 to `last_step`; an empty chart says that it has no data."""
     curve = thin(chart.curve, MAX_POINTS)
     chart = replace(chart, curve=curve, dots=evenly(chart.dots, MAX_DOTS))
     smoothed = chart.smooth and len(curve) > SMOOTHED_FROM
@@ -107,7 +107,7 @@ def svg_chart(chart: Chart, last_step: float) -> Markup:
 
 
 def thin(points: Points, most: int) -> list[tuple[float, float]]:
-    """At most `most` points, each the mean of as many neighbours."""
+    """At most `most` points, each the mean of a group of neighbours."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)
@@ -116,13 +116,13 @@ def thin(points: Points, most: int) -> list[tuple[float, float]]:
 
 
 def evenly(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most `most` of them, evenly chosen, the last one among them."""
+    """At most `most` evenly spaced items, including the last."""
     stride = -(-len(items) // most) or 1
     return items[::-stride][::-1]
 
 
 def moving_average(points: Points, share: float = 0.08) -> list[tuple[float, float]]:
-    """Each value as the mean of its neighbours, `share` of them all wide; narrow at the start, one-sided at the end."""
+    """Moving average over a window of `share` of all points; narrower at the start, one-sided at the end."""
     half = max(1, int(len(points) * share / 2))
     sums = [0.0]
     for _, value in points:
@@ -144,7 +144,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def _value_range(chart: Chart, curve: Points, trend: Points) -> tuple[float, float]:
-    """The values shown: all of the trend after its start, all dots, and the bulk of the noise."""
+    """The value axis: covers the trend after its start, all dots, and most of the noise."""
     noise = sorted(value for _, value in [*curve, *chart.undone])
     cut = len(noise) // 50
     seen = [*noise[cut : len(noise) - cut], *(v for _, v in trend[len(trend) // 50 :]), *(v for _, v in chart.dots)]
@@ -168,7 +168,7 @@ def _tick(value: float, percent: bool = False) -> str:
 
 
 def _reference(scale: _Scale, reference: tuple[float, str] | None, beside: Points) -> dict[str, Any] | None:
-    """Where a dotted line is drawn, with its name at the end where the points are farther away; None: nowhere."""
+    """The dotted reference line, labelled at the end with more distance to the points; None if it is not drawn."""
     if not reference or not scale.values[0] <= reference[0] <= scale.values[1]:
         return None
     at_end = abs(beside[-1][1] - reference[0]) >= abs(beside[0][1] - reference[0]) and len(beside) > 1

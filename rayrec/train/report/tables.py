@@ -1,4 +1,4 @@
-"""The report's tables: evaluations, and the last one by time and value; exports; importance; rows left out."""
+"""The report's tables: evaluations, also by time and by value; exports; feature importance; skipped rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LINK = Markup("<a href='{}' title='{}'>{}</a>")
 REMOVED = Markup("<span class='soft' title='{}'>{} (removed)</span>")
 BAR = Markup("<progress max='1' value='{:.3f}'></progress>")
 NOTE = Markup("<p class='note'>{}</p>")
-MOST_SAMPLES = 50  # of rows that were left out
+MOST_SAMPLES = 50  # of skipped rows
 SAMPLES = {
     "problem": "what is wrong",
     "column": "column",
@@ -52,11 +52,11 @@ SAMPLES = {
     "file": "file",
 }
 MOST_ROWS = 200
-ALWAYS = ("auc", "ne", "logloss", "calibration")  # of a label that is 0 or 1
+ALWAYS = ("auc", "ne", "logloss", "calibration")  # for a binary label
 
 
 def evaluations_table(evals: Sequence[Line]) -> Markup:
-    """A row for each evaluation that stands, and each of several labels; the best AUC, RMSE or NDCG@10 is marked."""
+    """A row per valid evaluation and label; the best AUC, RMSE or NDCG@10 is marked."""
     lines, _ = history(evals)
     rows, marked = list[tuple[str, Sequence[str], Line]](), set[int]()
     for name, of in _by_label(lines):
@@ -71,7 +71,7 @@ def evaluations_table(evals: Sequence[Line]) -> Markup:
 
 
 def popularity_table(evals: Sequence[Line]) -> Markup:
-    """The last evaluation of a retriever beside that of the most frequent training items; nothing of other models."""
+    """The last evaluation of a retriever against the popularity baseline; empty for other models."""
     popular = _of_last(evals, "popularity")
     if not isinstance(popular, dict):
         return Markup("")
@@ -80,14 +80,14 @@ def popularity_table(evals: Sequence[Line]) -> Markup:
 
 
 def by_time_table(evals: Sequence[Line]) -> Markup:
-    """The last evaluation's figures by stretches of time (UTC); nothing where rows have no times."""
+    """Metrics of the last evaluation by time interval (UTC); empty for rows without times."""
     lines = _lines(_of_last(evals, "by_time"))
     rows = [(name, [str(line.get("start"))], line) for name, of in _by_label(lines) for line in of]
     return _table(lines, ["from (UTC)"], rows)
 
 
 def by_value_table(evals: Sequence[Line]) -> Markup:
-    """The last evaluation's figures by values of `trainer.slices`; nothing without slices."""
+    """Metrics of the last evaluation by value of each feature in `trainer.slices`; empty without slices."""
     slices = _of_last(evals, "by_value")
     rows = [
         (label, [name, str(line.get("value"))], line)
@@ -99,7 +99,7 @@ def by_value_table(evals: Sequence[Line]) -> Markup:
 
 
 def _of_last(evals: Sequence[Line], key: str) -> object:
-    """What the last evaluation that stands says under a key."""
+    """The value of `key` in the last valid evaluation."""
     lines, _ = history(evals)
     return lines[-1].get(key) if lines else None
 
@@ -109,7 +109,7 @@ def _lines(given: object) -> list[Line]:
 
 
 def _by_label(lines: Sequence[Line]) -> list[tuple[str, Sequence[Line]]]:
-    """The lines of each of several labels, with its name."""
+    """(label, lines with its metrics); the name is empty for a run with one label."""
     if not lines:
         return []
     return [(name, of_task(lines, name)) for name in task_names(lines)] or [("", lines)]
@@ -122,7 +122,7 @@ def _goodness(line: Line) -> float:
 
 
 def _shown(lines: Sequence[Line]) -> dict[str, str]:
-    """The figures that some line has, of any of several labels."""
+    """Metric → column title, for the metrics that occur in any line and label."""
     every = [line for _, of in _by_label(lines) for line in of] or lines
     always = () if all("rmse" in line or "mrr" in line for line in every) else ALWAYS
     return {key: title for key, title in FIGURES.items() if key in always or any(key in line for line in every)}
@@ -134,7 +134,11 @@ def _table(
     rows: Sequence[tuple[str, Sequence[str], Line]],
     marked: Collection[int] = (),
 ) -> Markup:
-    """Rows of (label, first cells, figures)."""
+    """A table of metrics.
+
+    Args:
+        rows: (label, first cells, line with the metrics) each.
+    """
     shown = _shown(lines)
     labels = [Column("label")] if task_names(lines) else []
     columns = [*labels, *(Column(name, "num") for name in (*first, *shown.values(), "rows"))]
@@ -156,13 +160,13 @@ def count_text(line: Line, key: str) -> str:
 
 
 def epoch_text(line: Line) -> str:
-    """Of a line of metrics.jsonl, which counts epochs from 0, for people."""
+    """The epoch counted from 1; metrics.jsonl counts from 0."""
     epoch = number(line, "epoch")
     return "–" if epoch is None else f"{epoch + 1:,.0f}"
 
 
 def exports_table(exports: Sequence[Line], run_dir: Path) -> Markup:
-    """Newest first, each with a link to its page; a removed one is marked."""
+    """The exports, newest first, with links to their pages; removed exports are marked."""
     return table(EXPORT_COLUMNS, [_export(line, run_dir) for line in reversed(exports)])
 
 
@@ -186,7 +190,7 @@ def _export(line: Line, run_dir: Path) -> list[object]:
 
 
 def _auc(figures: Any) -> str:
-    """Of one label, or of each of several."""
+    """The AUC of each label, separated by commas."""
     figures = figures if isinstance(figures, dict) else {}
     tasks = figures.get("tasks")
     of = list(tasks.values()) if isinstance(tasks, dict) else [figures]
@@ -195,7 +199,7 @@ def _auc(figures: Any) -> str:
 
 
 def importance_table(parts: Sequence[Line]) -> Markup:
-    """A row for each table and number, with a bar; nothing where it was not measured."""
+    """A row with a bar per table and dense feature; empty if importance was not measured."""
     figures = [(part, number(part, "ne"), number(part, "auc")) for part in parts]
     shown = [(part, ne, auc) for part, ne, auc in figures if ne is not None and auc is not None]
     most = max((0.0, *(ne for _, ne, _ in shown)))
@@ -208,7 +212,7 @@ def importance_table(parts: Sequence[Line]) -> Markup:
 
 
 def skipped_section(events: Sequence[Line]) -> Markup:
-    """How many rows were left out of what, and the described ones with their places; nothing where there were none."""
+    """Counts of skipped rows, and samples with their file and row; empty if none were skipped."""
     skipped = [line for line in events if line.get("event") == "skipped"]
     notes = [NOTE.format(line.get("message", "")) for line in skipped[-MOST_SAMPLES:]]
     samples = [sample for line in skipped for sample in line.get("samples") or () if isinstance(sample, dict)]
@@ -220,5 +224,5 @@ def skipped_section(events: Sequence[Line]) -> Markup:
 
 
 def skipped_rows(events: Sequence[Line]) -> int:
-    """Rows of all events."""
+    """Number of skipped rows over all events."""
     return sum(int(number(line, "count") or 0) for line in events if line.get("event") == "skipped")

@@ -1,4 +1,4 @@
-"""Fills in the HTML of the report, which lies in `templates/`: texts are escaped, what `render` gave is not again."""
+"""Renders the HTML templates in `templates/`. Text is escaped; results of `render` are not escaped again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 class Column(NamedTuple):
-    """Of a table: its title, and the CSS class of its cells (`num`: numbers)."""
+    """A table column: its title and the CSS class of its cells (`num` for numbers)."""
 
     title: str
     look: str = ""
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -30,23 +30,24 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     for name in ("report.css", "report.js"):
-        found.globals[name.rpartition(".")[2]] = Markup((HERE / name).read_text("utf-8"))
-    return found
+        environment.globals[name.rpartition(".")[2]] = Markup((HERE / name).read_text("utf-8"))
+    return environment
 
 
 def render(name: str, **values: Any) -> Markup:
-    """The template `templates/<name>.html` with these values."""
+    """Render `templates/<name>.html`."""
     return Markup(_environment().get_template(f"{name}.html").render(values))
 
 
 def table(
     columns: Sequence[Column], rows: Iterable[Sequence[object]], look: str = "", marked: Collection[int] = ()
 ) -> Markup:
-    """A table that scrolls where it is wide; nothing without rows.
+    """A horizontally scrolling table; empty without rows.
 
     Args:
-        rows: cells, texts or HTML of `render`.
-        look: CSS class of the table; `marked`: rows that stand out.
+        rows: cells, as text or results of `render`.
+        look: CSS class of the table.
+        marked: indices of highlighted rows.
     """
     listed = list(rows)
     return render("table", columns=columns, rows=listed, look=look, marked=marked) if listed else Markup("")

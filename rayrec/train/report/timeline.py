@@ -1,4 +1,4 @@
-"""A few steps by rank, as an SVG, and what they were spent on beside what the plan expected."""
+"""A timeline of a few steps by rank as SVG, and mean times per phase against the plan's prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayrec.train.report.svg import ticks
 from rayrec.train.report.templates import Column, render, table
 
 WIDTH, LABEL = 1100, 70
-LANES = (  # name, height and kinds of spans: what holds others is above them
+LANES = (  # name, height and kinds of spans; enclosing spans come first
     ("step", 18, ("rows", "forward", "backward", "update")),
     ("tables", 14, ("route", "ids", "lookup", "vectors")),
     ("exchange", 6, ("exchange",)),
@@ -40,7 +40,7 @@ COLUMNS = [
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Of one rank: its name, and its start and length in ms."""
+    """A span of one rank; `start` and `ms` (its length) are in milliseconds."""
 
     name: str
     start: float
@@ -48,10 +48,10 @@ class Span:
 
 
 def timeline_section(line: Line, times: Sequence[Mapping[str, Any]]) -> Markup:
-    """The spans of `line`, a record of metrics.jsonl; nothing where it has none.
+    """The timeline of `line`, a record of metrics.jsonl; empty if it has no spans.
 
     Args:
-        times: what the plan expects of each rank.
+        times: predicted seconds per rank, from plan.json.
     """
     ranks = _spans(line.get("ranks"))
     if not any(ranks):
@@ -75,7 +75,7 @@ def timeline_section(line: Line, times: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _placed(spans: Sequence[Span], top: int, scale: float) -> Iterator[tuple[Span, float, int, float, int]]:
-    """Each span with its x, y, width and height."""
+    """(span, x, y, width, height) of each drawn span, in pixels."""
     for _, height, kinds in LANES:
         for span in spans:
             if span.name in kinds:
@@ -84,7 +84,7 @@ def _placed(spans: Sequence[Span], top: int, scale: float) -> Iterator[tuple[Spa
 
 
 def _spans(ranks: object) -> list[list[Span]]:
-    """What can be read of each rank's spans."""
+    """The valid spans of each rank."""
     return [[span for entry in of if (span := _span(entry)) is not None] for of in _lists(ranks)]
 
 
@@ -92,8 +92,8 @@ def _span(entry: object) -> Span | None:
     if not isinstance(entry, list | tuple) or len(entry) != 3 or entry[0] not in NAMES:
         return None
     name, start, ms = entry
-    whole = all(isinstance(x, int | float) and math.isfinite(x) and x >= 0 for x in (start, ms))
-    return Span(name, start, ms) if whole else None
+    valid = all(isinstance(x, int | float) and math.isfinite(x) and x >= 0 for x in (start, ms))
+    return Span(name, start, ms) if valid else None
 
 
 def _lists(value: object) -> list[list[Any]]:
@@ -101,7 +101,7 @@ def _lists(value: object) -> list[list[Any]]:
 
 
 def _means(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) -> list[list[object]]:
-    """Means over the steps; the planned lookups beside the measured ones, both over their mean."""
+    """A table row per rank: mean times over the steps, and measured and planned lookups relative to their means."""
     steps = [max(1, sum(span.name == "update" for span in spans)) for spans in ranks]
     means = [
         {kind: sum(span.ms for span in spans if span.name == kind) / count for kind in NAMES}
@@ -116,6 +116,6 @@ def _means(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) 
 
 
 def _balance(values: Sequence[float]) -> list[str]:
-    """Each value as a part of their mean."""
+    """Each value divided by the mean of all."""
     mean = sum(values) / len(values)
     return [f"{value / mean:.2f} ×" if mean else "–" for value in values]

@@ -1,4 +1,4 @@
-"""The dense parameters' optimizer step with averaged weights, and the learning rates of a step."""
+"""The optimizer step of the dense parameters, their averaged weights, and the learning rates of a step."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WEIGHTS = "trained/"
 class DenseUpdate:
     """Steps the dense optimizer, and keeps a running average of the dense parameters if one is configured.
 
-    A checkpoint stores the average as the model's weights, which is what everyone but the trainer wants, and the
-    trained weights as additional tensors.
+    A checkpoint stores the average as the model's weights, for evaluation and export, and the trained weights as
+    additional tensors, for resuming.
 
     Args:
-        parameters: by name, without tables.
-        decay: of the running average; None: no average.
+        parameters: dense parameters by name, without tables.
+        decay: decay of the running average; None: no average.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float | None = None) -> None:
@@ -40,7 +40,7 @@ class DenseUpdate:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Give the model the averaged weights, if there are any, while the body runs."""
+        """Use the averaged weights in the model while the body runs. Does nothing without an average."""
         self._swap()
         try:
             yield
@@ -53,7 +53,8 @@ class DenseUpdate:
             parameter.data, self._average[name] = average, parameter.data
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The trained weights, if a checkpoint stores averaged ones as the model's; the same on all ranks."""
+        """The trained weights, which a checkpoint stores besides the averaged ones; the same on all ranks. Empty
+        without an average."""
         return {f"{WEIGHTS}{name}": self._parameters[name].detach().clone() for name in self._average}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -111,7 +112,7 @@ class Rates:
         Args:
             step: counted from 0.
             dense: rate of the dense optimizer.
-            sparse: rate of tables that have none of their own; those are scaled by the same schedule.
+            sparse: rate of tables without a separate rate. The schedule scales separate rates by the same factor.
         """
         for group in optimizer.param_groups:
             group["lr"] = dense
@@ -125,7 +126,7 @@ class Rates:
             self._fused.settings_changed()
 
     def drop_frozen_gradients(self, step: int) -> None:
-        """Drop the gradients of parameters that are frozen in this step, so that the optimizer skips them."""
+        """Set the gradients of parameters that are frozen in this step to None, so that the optimizer skips them."""
         for until, parameter in self._frozen:
             if step < until:
                 parameter.grad = None
@@ -133,5 +134,5 @@ class Rates:
 
 def _table_of(name: str) -> str:
     """The table of a weight `path.table.weight`, or of a further shard `path.table.weight_1`."""
-    parts = name.split(".")
-    return parts[-2] if len(parts) > 1 else name
+    components = name.split(".")
+    return components[-2] if len(components) > 1 else name

@@ -31,18 +31,18 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
 
 
 def work_alone(job: Job, sink: Mailbox) -> None:
-    """Run one attempt in this process, as the only rank; a hang is only reported."""
+    """Run one attempt in this process, as the only rank. Reports a hang, but does not end the process."""
     set_threads(job.config, 1)
     with Watch(sink, 0, 1, hang_s=job.config.trainer.hang_s, end=None) as watch:
         attempt(job, sink, 0, 1, lambda: session_alone(sink, lambda: watch.stop_requested() or sink.stop_requested()))
 
 
 def attempt(job: Job, sink: Mailbox, rank: int, world_size: int, join: Callable[[], Session]) -> None:
-    """Train to the end, or report to the driver why not.
+    """Train to the end, or report the error to the driver.
 
-    An error that another attempt may not see (a lost peer, a storage fault) is raised to Ray, which restarts the group.
-    Any other error is first reported. If all ranks have one, they return; otherwise Ray ends the ranks that wait for
-    this one, and the run (`driver/failures.py`). If Ray starts another attempt nevertheless, it returns at once.
+    Raises a transient error (a lost peer, a storage fault) to Ray, which restarts the worker group. Reports any other
+    error to the driver. If all ranks fail, they return; otherwise this rank raises, so that Ray ends the ranks that
+    wait for it, and `driver/failures.py` ends the run. If Ray starts another attempt nevertheless, it returns at once.
     """
     if sink.begin(leader=rank == 0):
         return

@@ -1,4 +1,5 @@
-"""One pass over the evaluation rows, each exactly once on any number of ranks: metrics of all rows, and of slices."""
+"""One pass over the evaluation rows: metrics of all rows and of slices. Reads each row exactly once on any number of
+ranks."""
 
 from __future__ import annotations
 
@@ -25,17 +26,17 @@ from rayrec.train.worker.session import Session
 from rayrec.train.worker.streams import Stream
 
 BUCKET_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400}
-POPULAR_ROWS = 1 << 20  # shuffled training rows whose items are counted
-MONDAY_S = 4 * 86_400  # 1970 began on a Thursday
+POPULAR_ROWS = 1 << 20  # number of shuffled training rows in which items are counted
+MONDAY_S = 4 * 86_400  # the first Monday: 1970-01-01 was a Thursday
 
 
 class Scores:
     """Metrics over the evaluation rows.
 
     Args:
-        schema: names of several labels; whether rows have groups and times.
-        own: a user's own metrics.
-        slices: features; each of their values gets its own metrics.
+        schema: defines the labels, and whether rows have groups and times.
+        own: custom metrics of the user (`trainer.metrics`).
+        slices: names of features; `by_value` has the metrics of each of their values.
     """
 
     def __init__(
@@ -64,8 +65,11 @@ class Scores:
             self._times.update(bucket, logits, batch.label, batch.weight)
 
     def compute(self) -> dict[str, Any]:
-        """Metrics over all ranks: those of `LabelMetrics`; `gauc` and `groups` if rows have groups; `by_time`, a list
-        with metrics and `start` of each bucket, if rows have times; `by_value` if there are slices. A collective.
+        """Metrics over all ranks. A collective.
+
+        Returns:
+            The metrics of `LabelMetrics`; `gauc` and `groups` if rows have groups; `by_time`, a list with metrics and
+            `start` of each bucket, if rows have times; `by_value` if there are slices.
         """
         metrics = self._all.compute(self._session.group)
         metrics |= self._own.compute(self._session.control)
@@ -85,7 +89,7 @@ class Scores:
 
 
 def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of both, also for each of several labels."""
+    """The metrics of both dicts, merged for each label if there are several."""
     merged = {**a, **b}
     if "tasks" in a:
         merged["tasks"] = {name: {**metrics, **b["tasks"][name]} for name, metrics in a["tasks"].items()}
@@ -93,13 +97,12 @@ def _merged(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Ranking:
-    """Ranking metrics of a retriever: each row's target is ranked among all items. Computes the vectors of all items
-    once, on every rank.
+    """Ranking metrics of a retriever: ranks each row's target among all items.
 
-    The constructor and `add` are collectives.
+    Computes the vectors of all items once, on every rank. The constructor and `add` are collectives.
 
     Args:
-        counts_I: occurrences of each item in the training rows, to compare with a ranking by popularity.
+        counts_I: occurrences of each item in the training rows, for the comparison with a ranking by popularity.
     """
 
     def __init__(self, retriever: Retriever, session: Session, counts_I: torch.Tensor | None) -> None:
@@ -121,8 +124,11 @@ class Ranking:
             self._sums[name] = self._sums[name] + metrics if name in self._sums else metrics
 
     def compute(self) -> dict[str, Any]:
-        """Metrics over all ranks; `recall@10` and `ndcg@10` have these names too, for `trainer.early_stopping`.
-        `popularity` has the same metrics for a ranking by popularity. A collective."""
+        """Metrics over all ranks. A collective.
+
+        Adds `recall@10` and `ndcg@10` as aliases for `trainer.early_stopping`. `popularity` has the same metrics for a
+        ranking by popularity.
+        """
         result = {}
         for name, sums in self._sums.items():
             total = sums.over(self._group)
@@ -162,11 +168,11 @@ def evaluate(
     max_rows: int | None = None,
     counts_I: torch.Tensor | None = None,
 ) -> dict[str, Any]:
-    """The metrics of `Scores` over the rows of all ranks, and the number of rows that were `skipped`. A collective.
+    """The metrics of `Scores` over the rows of all ranks, and `skipped`, the number of skipped rows. A collective.
 
     Args:
-        max_rows: stop after the batch that reaches this many rows of all ranks.
-        counts_I: of `item_counts`, for a retriever.
+        max_rows: stop after the batch that reaches this number of rows over all ranks.
+        counts_I: result of `item_counts`, for a retriever.
 
     Raises:
         RankError: rows cannot be read on some rank.
@@ -205,7 +211,7 @@ if TYPE_CHECKING:
 
 
 class Slices:
-    """Metrics for each value of some features, such as each country.
+    """Metrics for each value of some features, for example for each country.
 
     Args:
         features: names of features with one id per row (`trainer.slices`).
@@ -225,7 +231,7 @@ class Slices:
             metrics.update(rows_B, logits, batch.label, batch.weight)
 
     def compute(self, group: dist.ProcessGroup | None) -> dict[str, list[dict[str, Any]]]:
-        """For each feature, the metrics of every value that occurred, the most frequent first. A collective."""
+        """For each feature, the metrics of every observed value, the most frequent value first. A collective."""
         result = {}
         for feature in self._features:
             by_row = self._by_row[feature.name].compute(group)

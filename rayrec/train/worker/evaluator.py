@@ -1,4 +1,4 @@
-"""The evaluations of a run: of all evaluation rows or the first ones, of further sets, and of the test set."""
+"""The evaluations of a run: on all evaluation rows or the first ones, on `data.eval_sets`, and on the test set."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Evaluator:
     """Evaluates the model of a run. All methods are collectives.
 
     Attributes:
-        scores: of the last evaluation.
-        scored_step: of the last evaluation of all rows.
+        scores: metrics of the last evaluation.
+        scored_step: step of the last evaluation of all rows.
     """
 
     def __init__(self, job: Job, session: Session, streams: Streams, learner: Learner, reporter: Reporter) -> None:
@@ -34,10 +34,10 @@ class Evaluator:
         self._counts_I: torch.Tensor | None = None
 
     def evaluate(self, position: Position, max_rows: int | None = None) -> dict[str, Any]:
-        """Metrics of the evaluation rows at a position, and of `data.eval_sets` if all rows are read; reports them.
+        """Evaluate at a position and report the metrics; includes `data.eval_sets` if all rows are read.
 
         Args:
-            max_rows: read about this many rows.
+            max_rows: approximate number of rows to read; None: all.
 
         Raises:
             StopRequested: the run stops.
@@ -53,18 +53,18 @@ class Evaluator:
         return scores
 
     def is_missing(self, position: Position, last: bool) -> bool:
-        """Whether the evaluation of all rows at the end of an epoch has not been made.
+        """Whether the evaluation of all rows at the end of an epoch is missing.
 
         Args:
-            last: it is the end of the run, whose result needs the metrics.
+            last: the run ends with this epoch, so its result needs the metrics.
         """
-        # Early stopping counts every evaluation, so those of an earlier launch are repeated.
+        # Early stopping counts every evaluation, so evaluations of an earlier launch are repeated.
         counted = self._job.config.trainer.early_stopping is not None
         reported = position.step in self._job.evaluated_steps and not counted
         return self.scored_step != position.step and (last or not reported)
 
     def test(self, position: Position) -> dict[str, Any]:
-        """Metrics of `data.test`; reports them.
+        """Evaluate on `data.test` and report the metrics.
 
         Raises:
             StopRequested: the run stops.
@@ -77,7 +77,7 @@ class Evaluator:
         return metrics
 
     def score_all(self) -> dict[str, Any]:
-        """Metrics of the evaluation rows, without a report."""
+        """Evaluate on all evaluation rows without reporting the metrics."""
         counts_I, stream = self._item_counts(), self._streams.take("eval", EVAL_ROWS)
         return evaluate(self._learner, stream, self._job.config, self._session, counts_I=counts_I)
 
@@ -93,7 +93,7 @@ class Evaluator:
             return evaluate(self._learner, stream, self._job.config, self._session, max_rows, self._item_counts())
 
     def _item_counts(self) -> torch.Tensor | None:
-        """How often each item of a retriever is in the training rows; read once."""
+        """Occurrences of each item of a retriever in the training rows; counted once."""
         retriever = self._learner.model.module
         if self._counts_I is None and self._job.popular and isinstance(retriever, Retriever):
             stream = self._streams.take("popular", EVAL_ROWS)

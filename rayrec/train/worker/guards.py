@@ -1,4 +1,4 @@
-"""Ends a run before its last epoch: evaluations that do not improve, or metrics of a model that learns nothing."""
+"""Ends a run before its last epoch: if evaluations do not improve, or if metrics show that the model does not learn."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Best:
     """The best evaluation so far.
 
     Args:
-        value: of the metric; None before the first evaluation.
-        step: of the best evaluation.
-        stale: evaluations since then.
+        value: value of the metric; None before the first evaluation.
+        step: step of the best evaluation.
+        stale: number of evaluations since then.
     """
 
     value: float | None = None
@@ -27,7 +27,7 @@ class Best:
     def after(
         self, scores: Mapping[str, Any], step: int, config: EarlyStoppingConfig, own: Sequence[Mapping[str, Any]] = ()
     ) -> Best:
-        """The best after one more evaluation; unchanged if the step was counted already.
+        """The best evaluation after one more; unchanged if the step was already counted.
 
         Args:
             own: `trainer.metrics`, as plain values.
@@ -41,7 +41,7 @@ class Best:
         return replace(self, stale=self.stale + 1)
 
     def end(self, config: EarlyStoppingConfig) -> str | None:
-        """Why the run ends now, if it does."""
+        """The reason to end the run; None: continue."""
         if self.stale < config.patience:
             return None
         best = "was never defined" if self.value is None else f"is best at step {self.step} ({self.value:.4f})"
@@ -63,7 +63,7 @@ class Guards:
     in_a_row: dict[str, int] = field(default_factory=dict)
 
     def check(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Check the metrics of a logging line. They are those of all ranks, so every rank decides the same.
+        """Check the metrics of a logging line. The metrics cover all ranks, so every rank decides the same.
 
         Raises:
             RankError: too many bad lines in a row.

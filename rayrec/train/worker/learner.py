@@ -1,4 +1,4 @@
-"""The sharded model with its optimizers: how it is built, a training step, and scoring a batch."""
+"""The sharded model with its optimizers: builds them, runs a training step, and scores a batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from rayrec.train.worker.session import Job, Session
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A sharded model and the optimizer of its dense part, which includes tables with a dense kernel. The optimizer of
-    the other tables is fused into backward.
+    """A sharded model and its optimizers.
+
+    `optimizer` updates the dense part, which includes tables with a dense kernel. The optimizer of the other tables is
+    fused into backward.
 
     Args:
         decision: the sharding groups, and the plan of each group with its estimate.
-        logit_shift: added to logits when scoring. A model trained on all positives and a share w of the negatives
+        logit_shift: added to logits in scoring. A model trained on all positives and a share w of the negatives
             predicts p for a true probability of p / (p + (1 - p) / w), which is the logit plus log(w) (He et al.,
             "Practical lessons from predicting clicks on ads at Facebook", 2014, section 6.3).
         micro_batches: number of micro-batches of a step.
@@ -49,7 +51,7 @@ class Learner:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of all groups."""
+        """Number of ranks over all sharding groups."""
         return self.decision.layout.world_size
 
     def synchronise(self) -> None:
@@ -65,8 +67,11 @@ class Learner:
                 self.model.after_step()
 
     def gradient_norm(self) -> float | None:
-        """Norm of the gradients of the dense parameters without tables, before clipping; None without such parameters.
-        Waits for the device."""
+        """Gradient norm of the dense parameters without tables, before clipping. Waits for the device.
+
+        Returns:
+            None if no dense parameter has a gradient.
+        """
         if isinstance(self.optimizer, GradientClippingOptimizer) and self.optimizer.last_total_grad_norm is not None:
             return float(self.optimizer.last_total_grad_norm)
         grads = [p.grad for p in self.model.other_parameters().values() if p.grad is not None]
@@ -78,12 +83,12 @@ class Learner:
         return not params or bool(torch.nn.utils.get_total_norm(params).isfinite())
 
     def step(self, batch: Batch, share: float, number: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Train on a batch of each rank, with the result of one process that trains on all of them together.
+        """Train on a batch of each rank. The result equals a step of one process on all batches together.
 
         Args:
             batch: this rank's rows; may be empty.
             share: this rank's fraction of the row weights of all ranks.
-            number: of the step, counted from 0; some parameters may be frozen in the first steps.
+            number: number of the step, counted from 0; parameters may be frozen in the first steps.
 
         Returns:
             (this rank's mean loss, logits `[B]`), both detached; the loss of an empty batch is 0.
@@ -96,8 +101,8 @@ class Learner:
             return loss_and_logits
         with span(FORWARD), self._precision(batch):
             loss, logits = self.model(batch)
-        # Gradients are averaged over ranks regardless of their rows, so each rank's mean is weighted by its share. An
-        # empty batch takes part with a gradient of zero, as all ranks must call the collectives of backward.
+        # DDP averages gradients over ranks regardless of their numbers of rows, so each rank's mean is weighted by its
+        # share. An empty batch contributes a zero gradient, because all ranks must call the collectives of backward.
         weighted = loss * (share * self.world_size) if batch.rows else logits.sum() * 0.0
         with span(BACKWARD):
             weighted.backward()
@@ -109,7 +114,7 @@ class Learner:
         return torch.autocast(batch.dense.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     def score(self, batch: Batch) -> torch.Tensor:
-        """Logits of a batch, corrected for negatives that were left out of training. A collective like `step`."""
+        """Logits of a batch, corrected for negatives that training dropped. A collective like `step`."""
         with torch.no_grad():
             _, logits = self.model(batch)
         return logits + self.logit_shift if self.logit_shift else logits

@@ -1,7 +1,7 @@
 """Keeps ranks in lockstep: before every step, a small collective exchanges the number of rows and errors.
 
-It runs on the CPU (gloo), apart from the collectives of the model, so that a rank with bad data can tell the others
-before they wait for it. Every exchange carries its purpose and number, so that ranks which disagree raise an error.
+It runs on the CPU (gloo), separate from the collectives of the model, so that a rank with bad data can report its error
+before other ranks wait for it. Every exchange carries its purpose and number, so that ranks out of step raise an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rayrec.models import Batch
 from rayrec.train.errors import TrainError, describe, is_retryable
 
 T = TypeVar("T")
-VALUES = 6  # numbers of an exchange; all exchanges have one size, so that even different ones match
+VALUES = 6  # numbers per exchange; all have the same size, so that even mismatched exchanges complete
 
 
 class RankError(TrainError):
@@ -60,8 +60,10 @@ class Purpose(IntEnum):
 
 
 class Load(NamedTuple):
-    """Totals over ranks for a step: rows, weight sum, longest data wait, stop flag; and rank 0's clock, so that all
-    ranks agree on what is due by time."""
+    """Totals over ranks for a step: rows, weight sum, longest data wait, stop flag.
+
+    `clock` is rank 0's clock, by which all ranks make the same decisions about time.
+    """
 
     rows: int
     weight: float
@@ -96,7 +98,7 @@ class Control:
         """Totals over ranks for the next step; one exchange.
 
         Args:
-            error: of this rank.
+            error: error of this rank.
 
         Raises:
             RankError: on every rank, if some rank has an error, or if they are not at the same exchange.
@@ -107,7 +109,7 @@ class Control:
         return Load(int(all_rows), all_weight, float(by_rank[:, 2].max()), bool(stop), float(by_rank[0, 4]))
 
     def together(self, act: Callable[[], T]) -> T:
-        """Call a function without collectives on every rank; if it fails on some rank, all raise that rank's error.
+        """Call a function on every rank, and raise on all ranks if it fails on some. It must not use collectives.
 
         Raises:
             RankError: it failed on some rank.
@@ -173,9 +175,9 @@ class StepInput:
         weight: sum of the weights of this rank's rows, or their number without weights.
         share: this rank's fraction of the weights of all ranks, in [0, 1].
         cursor: this rank's reading position after the batch.
-        wait_s: the longest wait of a rank for its batch, in seconds.
-        stop: stop after this step.
-        clock: of rank 0.
+        wait_s: longest wait of a rank for its batch, in seconds.
+        stop: whether to stop after this step.
+        clock: clock of rank 0, in seconds.
     """
 
     batch: Batch
@@ -201,7 +203,7 @@ def in_step(
     since: float | None = None,
     purpose: Purpose = Purpose.STEP,
 ) -> Iterator[StepInput]:
-    """The inputs of this rank, until no rank has rows; a rank that runs out continues with `empty`.
+    """The inputs of this rank, until no rank has rows. A rank without rows continues with the batch `empty`.
 
     Args:
         since: start of the wait for the first batch (`time.perf_counter`); default: this call.
@@ -232,12 +234,12 @@ def in_step(
 
 
 class Every:
-    """Decides when something is due that happens every N steps, every N seconds, or both.
+    """Decides when an action is due that repeats every N steps, every N seconds, or both.
 
-    Seconds are by rank 0's clock, so that all ranks agree, and count from the first call of `is_due`.
+    Seconds count by rank 0's clock, so that all ranks agree, from the first call of `is_due`.
 
     Args:
-        steps: None: not by steps.
+        steps: number of steps; None: only by time.
     """
 
     def __init__(self, steps: int | None, seconds: float = math.inf) -> None:
@@ -245,7 +247,7 @@ class Every:
         self._since: float | None = None
 
     def is_due(self, step: int, clock: float) -> bool:
-        """Whether it is due after this step. Call it once after each step."""
+        """Whether the action is due after this step. Call once after each step."""
         if self._since is None:
             self._since = clock
         by_step = self._steps is not None and step % self._steps == 0

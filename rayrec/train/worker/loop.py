@@ -36,7 +36,7 @@ TABLES_EVERY_S = 60.0
 
 
 def fit(job: Job, session: Session) -> dict[str, Any]:
-    """Train to the last epoch, and return what the driver needs for the result.
+    """Train to the last epoch, and return the outcome for the driver.
 
     Raises:
         NotFiniteError: the loss is not finite, and the learning rates were already halved as often as allowed.
@@ -55,17 +55,17 @@ def fit(job: Job, session: Session) -> dict[str, Any]:
                 factor = 0.5**halvings
                 message = f"{error}; returning to the last checkpoint with learning rates times {factor:g}"
                 reporter.event("halved", message)
-        # The model is part of reference cycles, and there is no memory for a second one.
+        # The model is in reference cycles, and memory may not suffice for a second model.
         gc.collect()
 
 
 def _fit_from_checkpoint(
     job: Job, session: Session, streams: Streams, reporter: Reporter, halvings: int
 ) -> dict[str, Any]:
-    """Train from the newest whole checkpoint.
+    """Train from the newest undamaged checkpoint.
 
     Args:
-        halvings: of the learning rates, at least; the checkpoint may have more.
+        halvings: minimum number of halvings of the learning rates; the checkpoint may have more.
     """
     learner: Learner | None = None
     saver = Saver(job, session, reporter.event)
@@ -94,20 +94,20 @@ def _resumed_position(job: Job, saver: Saver, halvings: int) -> Position:
 
 
 def _load(job: Job, session: Session, saver: Saver) -> tuple[Learner, Mapping[str, torch.Tensor]]:
-    """The sharded model from the newest whole checkpoint, and the additional tensors of that. A collective."""
+    """The sharded model from the newest undamaged checkpoint, and its additional tensors. A collective."""
     learner, tensors = saver.load(make_learner(job, session))
     learner.dense.load_state(tensors)
     return learner, tensors
 
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
-    """Metrics of a checkpoint, the job's or the newest one, on the evaluation rows."""
+    """Metrics of the job's checkpoint (default: the newest one) on the evaluation rows."""
     with Streams(job, session) as streams:
         reporter = Reporter(job, session)
         saver = Saver(job, session, reporter.event)
         learner, _ = _load(job, session, saver)
         resumed = saver.resumed
-        if resumed is None:  # the driver has seen one
+        if resumed is None:  # the driver has listed it
             raise ValueError(f"{job.checkpoints}: the checkpoint was removed meanwhile; run the command again")
         scores = Evaluator(job, session, streams, learner, reporter).score_all()
     return {**scores, "step": resumed.step, "checkpoint": resumed.path, "data": str(job.config.data.eval)}
@@ -119,7 +119,7 @@ class Loop:
     Args:
         learner: restored from the checkpoint that `saver` resumes from.
         tensors: additional tensors of that checkpoint.
-        reporter: has the position of that checkpoint, and then the current one.
+        reporter: holds the position, at first that of the checkpoint.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Loop:
         self.saver, self.learner, self.reporter = saver, learner, reporter
         self.evaluator = Evaluator(job, session, streams, learner, reporter)
         self.last_epoch = self._last_epoch(reporter.position)
-        self.saved: Checkpoint | None = None  # the last one that is known to be complete
+        self.saved: Checkpoint | None = None  # the last complete one
         schema, trainer = self.config.data_schema, self.config.trainer
         self.window = Window(session.device, session.control, session.group, schema.task_names, schema.label_kinds)
         self.window.load_state(tensors)
@@ -165,7 +165,7 @@ class Loop:
         self.reporter.begin(self.saver.resumed, self.learner)
         self.saver.report_start()
         self.reporter.periods(self.saver.resumed)
-        if self.saver.unscored:  # a crash cut its evaluation short, and it may be the best
+        if self.saver.unscored:  # a crash interrupted its evaluation, and it may be the best
             position = self._evaluate(position)
         while True:
             position = self._epoch(position)
@@ -223,7 +223,7 @@ class Loop:
         return position.merged(self.session.control)
 
     def _on_device(self, steps: Iterator[StepInput]) -> Iterator[StepInput]:
-        """The inputs of steps on the device. For a GPU, the next one is copied during a step."""
+        """The inputs of steps on the device. On a GPU, the next input is copied during a step."""
         device = self.session.device
         if device.type == "cpu":
             return steps
@@ -232,19 +232,19 @@ class Loop:
         ).ahead(steps)
 
     def _steps_left(self, position: Position, stream: Stream) -> int:
-        """Expected steps to the end of the run; the number of rows that are filtered out is an estimate."""
+        """Expected steps to the end of the run; estimates the number of rows that filters drop."""
         per_epoch = self.job.epoch_rows(position.cursor) * stream.share_given / self.config.trainer.batch_size
         return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
 
     def _prepare_next(self, position: Position) -> None:
-        """Start to read what comes after this epoch."""
+        """Start to read the rows after this epoch: of the evaluation and of the next epoch."""
         if self.job.eval is not None:
             self.streams.prepare("eval", self.evaluator.rows(position))
         if position.epoch < self.last_epoch:
             self.streams.prepare("train", position.next_epoch(self.job.periods).cursor)
 
     def _after_step(self, position: Position, step: StepInput) -> Position:
-        """Log, evaluate and save what is due after a step."""
+        """Log, evaluate and save after a step, if each is due."""
         if (message := self._profile.after_step(position.step)) is not None:
             self.reporter.event("profile", message)
         if self._lines.is_due(position.step, step.clock):
@@ -264,7 +264,7 @@ class Loop:
         return position
 
     def _learning_rates(self, position: Position) -> tuple[float, float]:
-        """Rates of the dense parameters and of the tables in the step after a position."""
+        """Learning rates of the dense parameters and of the tables in the step after a position."""
         dense, sparse = self.config.optimizers.dense, self.config.optimizers.sparse
         factor = 0.5**position.halvings
         step = position.step
@@ -278,7 +278,7 @@ class Loop:
         self.guards.check(position.step, self.metrics)
 
     def _tables(self, step: StepInput) -> dict[str, Any]:
-        """What rank 0's batch looks up in each table. At most once a minute, as it is long for many tables."""
+        """Lookups of rank 0's batch in each table. At most once a minute, as the record is long for many tables."""
         if self.session.rank or time.monotonic() - self._tables_at < TABLES_EVERY_S:
             return {}
         self._tables_at = time.monotonic()
@@ -288,7 +288,7 @@ class Loop:
         """Evaluate; returns the position with the best evaluation so far.
 
         Args:
-            within_epoch: the position is this rank's, not that of all ranks.
+            within_epoch: the position is this rank's, not yet merged over all ranks.
         """
         with self._saving_at_stop(position, within_epoch), self._stalls.measured():
             scores = self.evaluator.evaluate(position, max_rows)
@@ -307,7 +307,7 @@ class Loop:
 
     @contextmanager
     def _saving_at_stop(self, position: Position, within_epoch: bool = False) -> Iterator[None]:
-        """If the body is asked to stop, end the run with a checkpoint of this position; raises as `_stop`."""
+        """If a stop is requested in the body, end the run with a checkpoint of this position; raises like `_stop`."""
         try:
             yield
         except StopRequested:
@@ -317,7 +317,7 @@ class Loop:
         """End between two steps, with a checkpoint of the position of all ranks.
 
         Raises:
-            StopRequested: the run is over for now.
+            StopRequested: the run stops.
             RankError: the workers restart.
         """
         self._save_last(position)
@@ -328,10 +328,10 @@ class Loop:
         raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
 
     def _save(self, position: Position, to_score: bool = False) -> None:
-        """Begin a checkpoint of the position of all ranks.
+        """Start a checkpoint of the merged position of all ranks.
 
         Args:
-            to_score: an evaluation of it comes next.
+            to_score: an evaluation of the checkpoint follows.
 
         Raises:
             NotFiniteError: the loss or a dense parameter is not finite; nothing is written.
@@ -340,10 +340,10 @@ class Loop:
             self.saver.save(position, self.learner, tensors, to_score)
 
     def _save_last(self, position: Position) -> None:
-        """Save the position of all ranks, unless its step has a checkpoint; complete when this returns.
+        """Save the merged position of all ranks, unless its step has a checkpoint. Waits until it is complete.
 
         Raises:
-            NotFiniteError: as `_save`.
+            NotFiniteError: like `_save`.
         """
         if self.saved is None or self.saved.step != position.step:
             with self._as_saved(position) as tensors:
@@ -351,10 +351,10 @@ class Loop:
 
     @contextmanager
     def _as_saved(self, position: Position) -> Iterator[dict[str, torch.Tensor]]:
-        """Give the model its weights of checkpoints, the averaged ones, while the body runs.
+        """Use the weights that checkpoints store, the averaged ones, in the model while the body runs.
 
         Yields:
-            Tensors that a checkpoint has besides the model and its optimizers.
+            Tensors that a checkpoint stores besides the model and its optimizers.
 
         Raises:
             NotFiniteError: the loss or a dense parameter is not finite.

@@ -1,4 +1,4 @@
-"""The host of each rank and its resources, and the topology for the planner that follows from them."""
+"""The host of each rank with its resources, and the planner's topology of all hosts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Machine:
 
     Args:
         node: id of the host: Ray's node id, or the hostname.
-        name: for people: the host's address or name.
+        name: address or name of the host, for display.
         memory_bytes: RAM of the host, within the container's limit, for all its ranks together.
-        cpus: CPUs of the host, likewise.
-        gpu: name of the rank's GPU; None: it runs on CPUs.
+        cpus: CPUs of the host, within the container's limit, for all its ranks together.
+        gpu: name of the rank's GPU; None: the rank uses the CPU.
         gpu_bytes: memory of that GPU.
     """
 
@@ -57,7 +57,7 @@ class Machine:
 
 
 def ranks_by_host(machines: Sequence[Machine]) -> list[list[int]]:
-    """Ranks of each host, in order. A host whose ranks are not consecutive counts as several hosts."""
+    """Ranks of each host, in order. A host with non-consecutive ranks counts as several hosts."""
     runs = groupby(range(len(machines)), key=lambda rank: machines[rank].node)
     return [list(ranks) for _, ranks in runs]
 
@@ -66,7 +66,7 @@ def topology_of(machines: Sequence[Machine], calibration: Calibration | None = N
     """The topology of the hosts: number of ranks, memory per rank, and speeds.
 
     Args:
-        machines: of each rank.
+        machines: machine of each rank.
         calibration: measured speeds, instead of presets.
 
     Raises:
@@ -91,10 +91,10 @@ def planned_for(
     calibration: Calibration | None = None,
     layout: GroupLayout | None = None,
 ) -> dict[str, Any]:
-    """The hosts and speeds that a plan was made for, and how vectors cross hosts; for `plan.json`.
+    """The hosts and speeds that the planner assumed, and how hosts exchange embedding vectors; for `plan.json`.
 
     Args:
-        layout: the sharding groups; the plan is that of each group. Default: one group.
+        layout: the sharding groups, which all use `plan`. Default: one group.
     """
     topology = topology_of(machines, calibration)
     hosts = [

@@ -13,24 +13,24 @@ from rayrec.train.errors import TrainError
 from rayrec.train.worker.learner import Learner
 
 _MAX_TABLES = 5
-# torch raises a plain RuntimeError that names it.
+# torch raises a plain RuntimeError that contains this name.
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 class OutOfMemory(TrainError):
-    """The memory of a rank's GPU or host ran out; the message says what uses it."""
+    """The memory of a rank's GPU or host ran out; the message lists its use."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the memory of the device or host ran out. Decides the message only, never whether to retry."""
+    """Whether the memory of the device or host ran out. Affects only the message, never whether to retry."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return type(error) is RuntimeError and _CPU_ALLOCATOR in str(error)
 
 
 def memory_use(learner: Learner, device: torch.device) -> str:
-    """One line about a rank's memory: its shards of the largest tables with optimizer state, the dense part with
-    optimizer state, and the rest of the process."""
+    """One line about a rank's memory: its shards of the largest tables and the dense part, both with optimizer state,
+    and the rest of the process."""
     tables = {
         name: sum(_bytes([shard.parameter, *shard.state.values()]) for shard in table.local)
         for name, table in learner.model.tables().items()
@@ -56,10 +56,10 @@ def memory_use(learner: Learner, device: torch.device) -> str:
 
 
 def out_of_memory(error: BaseException, learner: Learner | None, device: torch.device, rank: int) -> OutOfMemory:
-    """The error that a user sees.
+    """An error with the memory use of a rank.
 
     Args:
-        learner: None: the model was still being built.
+        learner: None if the model was not yet built.
     """
     use = "the model was being built" if learner is None else memory_use(learner, device)
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

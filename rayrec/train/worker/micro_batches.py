@@ -1,6 +1,6 @@
-"""A training step in micro-batches: tables are looked up and updated once, the dense part runs once per micro-batch.
+"""A training step in micro-batches: looks up and updates tables once, and runs the dense part once per micro-batch.
 
-The result is that of a step on the whole batch, but only the activations of one micro-batch are in memory.
+The result equals a step on the whole batch, but only the activations of one micro-batch are in memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class LookedUp(nn.Module):
     """Replaces a sharded collection while the micro-batches of a batch go through the model.
 
     Args:
-        name: of the collection in the model.
-        collection: looks up the whole batch at once, here.
+        name: name of the collection in the model.
+        collection: called once here, for the whole batch.
         sparse: features of the whole batch.
     """
 
@@ -38,7 +38,7 @@ class LookedUp(nn.Module):
         self._rows: SampleRange = (0, 0)
 
     def begin(self, sparse: KeyedJaggedTensor, rows: SampleRange) -> None:
-        """Prepare for the call with this micro-batch, which has these rows of the batch."""
+        """Prepare for the call with a micro-batch, which has the given range of rows of the batch."""
         self._micro_batch, self._rows = sparse, rows
 
     def forward(self, sparse: KeyedJaggedTensor) -> KeyedTensor | dict[str, JaggedTensor]:
@@ -87,12 +87,12 @@ def step_in_micro_batches(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Forward and backward of `factor` times the batch's mean loss; the caller steps the dense optimizer.
 
-    Every rank runs `count` micro-batches, also of an empty batch. The last backward updates the tables.
+    Every rank runs `count` micro-batches, even of an empty batch. The last backward updates the tables.
 
     Args:
         batch: this rank's rows.
         factor: scales the mean loss of the batch.
-        count: number of micro-batches, of as equal sizes as possible.
+        count: number of micro-batches; their sizes differ by at most one row.
 
     Returns:
         (mean loss, logits), detached; the loss of an empty batch is 0.
@@ -118,7 +118,7 @@ def step_in_micro_batches(
 
 @contextlib.contextmanager
 def _looked_up(model: DistributedModelParallel, sparse: KeyedJaggedTensor) -> Iterator[list[LookedUp]]:
-    """Replace the model's collections by their outputs for the whole batch."""
+    """Replace the model's collections by their outputs for the whole batch while the body runs."""
     collections: Mapping[str, nn.Module] = model.sharded_modules()
     outputs = {path: LookedUp(path, collection, sparse) for path, collection in collections.items()}
     parents = {path: model.module.get_submodule(path.rpartition(".")[0]) for path in collections}

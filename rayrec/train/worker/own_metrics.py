@@ -1,4 +1,4 @@
-"""A user's own metrics of an evaluation: any `torchmetrics.Metric`, exact on any number of ranks."""
+"""Custom metrics of an evaluation: any `torchmetrics.Metric`, exact on any number of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OwnMetrics:
     """The metrics of `trainer.metrics` over the evaluation rows.
 
     Raises:
-        TrainError: a factory does not exist, does not accept its arguments, or makes a metric that is not exact over
+        TrainError: a factory does not exist, does not accept its arguments, or returns a metric that is not exact over
             several ranks.
     """
 
@@ -39,8 +39,8 @@ class OwnMetrics:
     def update(self, logits: torch.Tensor, label: torch.Tensor) -> None:
         """Add a batch of this rank. Errors are raised by `compute`.
 
-        A metric gets the predictions and values of one label, from the rows in which it was observed: probabilities and
-        0 or 1 for a binary label, numbers for others.
+        A metric receives the predictions and values of one label, from the rows in which the label was observed:
+        probabilities and 0 or 1 for a binary label, numbers otherwise.
 
         Args:
             logits, label: `[B]`, or `[B, T]` for several labels.
@@ -78,8 +78,8 @@ class OwnMetrics:
 
 
 def metric_of(config: MetricConfig) -> Metric:
-    """The metric of a config; raises TrainError as `OwnMetrics`."""
-    # This import takes a second.
+    """The metric of a config; raises TrainError like `OwnMetrics`."""
+    # Imported here because the import takes a second.
     from torchmetrics import Metric
 
     field = f"trainer.metrics.{config.name}"
@@ -91,7 +91,7 @@ def metric_of(config: MetricConfig) -> Metric:
         raise TrainError(
             f"{field}.factory: {config.factory} returned {type(metric).__name__}, which is not a torchmetrics.Metric"
         )
-    inexact = {getattr(how, "__name__", str(how)) for how in metric._reductions.values()} - EXACT
+    inexact = {getattr(reduce, "__name__", str(reduce)) for reduce in metric._reductions.values()} - EXACT
     if inexact or metric.full_state_update:
         raise TrainError(
             f"{field}.factory: {type(metric).__name__} cannot be merged exactly over several workers; use states "

@@ -19,13 +19,13 @@ class Position:
     Args:
         step: number of steps so far.
         samples: rows trained on, over all ranks and epochs.
-        skipped: unusable rows of all ranks and epochs, except those since the cursor's stream was opened.
+        skipped: unusable rows of all ranks and epochs, without rows since the cursor's stream was opened.
         seconds: time spent on steps, by this rank's clock.
         wait_s: the part of `seconds` in which some rank waited for rows.
-        cursor: what has been read of the epoch: by this rank within an epoch, by all ranks in a checkpoint.
+        cursor: rows of the epoch that have been read: by this rank within an epoch, by all ranks in a checkpoint.
         best: the best evaluation so far.
-        halvings: how often the learning rates were halved after a loss that was not finite.
-        trained: for progressive training, the periods before the cursor's.
+        halvings: number of times that the learning rates were halved after a non-finite loss.
+        trained: periods before the cursor's, in progressive training.
     """
 
     step: int
@@ -54,15 +54,15 @@ class Position:
         )
 
     def merged(self, control: Control) -> Position:
-        """The position of all ranks together. A collective."""
+        """The merged position of all ranks. A collective."""
         cursor = Cursor.merge(control.gather(self.cursor))
         return replace(self, cursor=replace(cursor, skipped=0), skipped=self.skipped + cursor.skipped)
 
     def next_epoch(self, periods: Periods | None = None) -> Position:
-        """The start of the next epoch, which has the next period.
+        """The start of the next epoch, in progressive training with the next period.
 
         Raises:
-            DataError: there is no next period.
+            DataError: no period is left.
         """
         period = self.cursor.only
         if periods is None or period is None:
@@ -71,7 +71,7 @@ class Position:
         return replace(self, cursor=cursor, trained=(*self.trained, period[1]))
 
     def among(self, periods: Periods | None) -> Position:
-        """The position among the periods that exist now; the next period if filters exclude the current one.
+        """The position within the periods that exist now. Moves to the next period if filters exclude the current one.
 
         Raises:
             DataError: see `Periods.continues` and `next`.

@@ -1,4 +1,4 @@
-"""Measures what the time of training is spent on: collectives, stops between steps, and a torch profile of rank 0."""
+"""Measures where training spends its time: collectives, pauses between steps, and a torch profile of rank 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = "profile"
 
 
 class ExchangeClock:
-    """Sums the seconds that this rank's host has waited in collectives of the model; a listener of spans."""
+    """A listener of spans that sums the seconds in which this rank's host waits in the model's collectives."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -28,14 +28,14 @@ class ExchangeClock:
 
 
 class Stalls:
-    """Measures how long checkpoints and evaluations stop training between two steps."""
+    """Measures how long checkpoints and evaluations pause training between two steps."""
 
     def __init__(self) -> None:
         self._seconds, self._since = 0.0, time.perf_counter()
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Count the body as a stop; stops may be nested."""
+        """Count the body as a pause; pauses may be nested."""
         start, earlier_s = time.perf_counter(), self._seconds
         try:
             yield
@@ -43,7 +43,7 @@ class Stalls:
             self._seconds = earlier_s + time.perf_counter() - start
 
     def close(self) -> float:
-        """The fraction of the time since the last call that was spent in stops."""
+        """The fraction of the time since the last call that was spent in pauses."""
         now = time.perf_counter()
         fraction = min(1.0, self._seconds / max(now - self._since, 1e-9))
         self._seconds, self._since = 0.0, now
@@ -51,11 +51,11 @@ class Stalls:
 
 
 class Profile:
-    """Records a range of steps with torch's profiler, once an attempt.
+    """Records a range of steps with torch's profiler, once per attempt.
 
     Args:
-        folder: of the run.
-        config: names the steps; None: no profile.
+        folder: run folder.
+        config: range of steps; None: no profile.
     """
 
     def __init__(self, folder: Path, config: ProfileConfig | None, device: torch.device) -> None:
@@ -73,8 +73,8 @@ class Profile:
         """
         if self._config is None or self._running is not None:
             return
-        first, last = self._config.steps
-        if first <= step <= last:
+        start_step, last_step = self._config.steps
+        if start_step <= step <= last_step:
             self._running = profile(activities=self._activities, record_shapes=self._config.shapes)
             self._running.start()
 

@@ -24,7 +24,7 @@ class Reporter:
     """Sends records to the driver.
 
     Attributes:
-        position: of this rank; events are reported there.
+        position: current position of this rank; events are reported at this position.
     """
 
     def __init__(self, job: Job, session: Session) -> None:
@@ -45,13 +45,13 @@ class Reporter:
         """Send an event.
 
         Args:
-            step: that it is about; default: the current one.
+            step: step of the event; default: the current one.
         """
         position = self.position if step is None else replace(self.position, step=step)
         self.record("event", position, event=event, message=message)
 
     def begin(self, resumed: Checkpoint | None, learner: Learner) -> None:
-        """Send the start of an attempt, and its plan."""
+        """Send the start and the plan of an attempt."""
         session = self._session
         if session.rank == 0:
             nodes = sorted({machine.node for machine in session.machines})
@@ -73,7 +73,7 @@ class Reporter:
         }
 
     def periods(self, resumed: Checkpoint | None) -> None:
-        """Send what progressive training has trained on so far and comes to next."""
+        """Send the periods of progressive training: those trained on and the current one."""
         cursor = self.position.cursor
         if self._job.periods is None or cursor.only is None:
             return
@@ -83,7 +83,7 @@ class Reporter:
         self.event("periods", text)
 
     def progress(self, total_steps: int) -> None:
-        """Send the current step, a few times a second at most.
+        """Send the current step, at most every 0.2 s.
 
         Args:
             total_steps: expected until the end of the run.
@@ -95,10 +95,10 @@ class Reporter:
 
     @contextmanager
     def watching(self, stream: Stream, purpose: str) -> Iterator[None]:
-        """Report the rows that a stream skips: at the end of the body, and when too many of them end it. A collective.
+        """Report the skipped rows of a stream at the end of the body, also if too many of them end it. A collective.
 
         Args:
-            purpose: of the stream's rows, "training" or "evaluation".
+            purpose: use of the rows: "training" or "evaluation".
         """
         outer, skipped = self._skipped, SkippedRows(stream, self._session.control, purpose)
         self._skipped = skipped

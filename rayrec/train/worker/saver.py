@@ -37,19 +37,19 @@ from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.storage_retry import StorageRetry, call_within, is_storage_fault
 
 ReportEvent = Callable[[str, str, int | None], None]
-MIN_STALL_S = 60.0  # a busy disk may take this long for a block
-LAST_WAIT_S = 20.0  # for an unfinished save when this rank ends with an error
+MIN_STALL_S = 60.0  # a busy disk may need this long for one block
+LAST_WAIT_S = 20.0  # for an unfinished save, if this rank ends with an error
 
 
 class Saver:
-    """Checkpoints of one rank; `every` says when one is due. Methods are collectives unless they say otherwise.
+    """Checkpoints of one rank; `every` decides when one is due. Methods are collectives unless documented otherwise.
 
     Args:
         report: called on rank 0 with event, message and step.
 
     Raises:
         OSError: checkpoints cannot be read.
-        CheckpointError: none of the checkpoints is whole, or another driver has taken over the run.
+        CheckpointError: all checkpoints are damaged, or another driver has taken over the run.
     """
 
     def __init__(self, job: Job, session: Session, report: ReportEvent) -> None:
@@ -72,23 +72,23 @@ class Saver:
         self._saved_step = self.resumed.step if self.resumed is not None else None
         trainer = job.config.trainer
         self.every = Every(trainer.checkpoint_every, 60 * (trainer.checkpoint_every_minutes or math.inf))
-        self._waits = False  # training waits for writes, as the host has no memory for copies
+        self._waits = False  # training waits for writes, because the host has no memory for copies
 
     def _find(self) -> None:
-        """List the checkpoints to resume from. A run that trains owns the folder from now on."""
+        """List the checkpoints to resume from. A training run also claims the folder."""
         if self._job.task == "fit":
             try:
                 self.store.claim(self._group)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise  # but a full disk may have room later
+                    raise  # a full disk may have space later
         listed = on_every_rank(lambda: self._list() if self._session.rank == 0 else None, self._group)
         self._candidates, self._damaged, self._scored = broadcast_object(listed, self._group) or ([], [], set())
         if self._job.checkpoint is not None:
             self._candidates = [c for c in self._candidates if c.name == self._job.checkpoint]
 
     def _list(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError], set[str]]:
-        """(checkpoints, newest first; damaged ones; names of those that have scores)"""
+        """(checkpoints, newest first; damaged checkpoints; names of checkpoints with recorded scores)"""
         scored: set[str] = set()
         with suppress(DamagedScoresError):  # reported when scores are recorded
             scored = set(read_scores(self.store.root))
@@ -96,7 +96,7 @@ class Saver:
 
     @property
     def unscored(self) -> bool:
-        """Whether a crash has interrupted the evaluation of the checkpoint that the run resumes from."""
+        """Whether a crash interrupted the evaluation of the checkpoint to resume from."""
         resumed, best = self.resumed, self._job.config.storage.keep_best
         if resumed is None or best is None or self._job.eval is None:
             return False
@@ -108,10 +108,10 @@ class Saver:
         return self._candidates[0] if self._candidates else None
 
     def load(self, learner: Learner) -> tuple[Learner, Mapping[str, torch.Tensor]]:
-        """The learner with the state of the newest whole checkpoint, and the additional tensors of that.
+        """The learner with the state of the newest undamaged checkpoint, and the checkpoint's additional tensors.
 
         Raises:
-            ValueError: the checkpoint belongs to another model or mapping, or none is whole.
+            ValueError: the checkpoint belongs to another model or mapping, or all are damaged.
         """
         if self.resumed is None:
             self._warm_start(learner)
@@ -138,7 +138,7 @@ class Saver:
                     raise no_whole(self.store.root.path, self._damaged) from error
                 self._candidates.pop(0)
         if checkpoint.manifest.world_size != self._session.world_size:
-            # Random states belong to a world size. A new seed keeps the run from drawing the first numbers again.
+            # Random states are valid for one world size only. A new seed avoids drawing the same numbers again.
             torch.manual_seed((torch.initial_seed() + 1_000_003 * checkpoint.step) % (1 << 63))
         self._saved_step = checkpoint.step
         return replace(learner, logit_shift=checkpoint.extra.get("logit_shift", 0.0)), tensors
@@ -165,12 +165,12 @@ class Saver:
         tensors: Mapping[str, torch.Tensor] | None = None,
         to_score: bool = False,
     ) -> None:
-        """Begin a checkpoint. If it fails, that is reported and training continues.
+        """Start a checkpoint. If it fails, report the failure and continue.
 
         Args:
-            position: of all ranks.
+            position: merged position of all ranks.
             tensors: additional tensors to save.
-            to_score: an evaluation of it comes next; if that is interrupted, `unscored` is true.
+            to_score: an evaluation of the checkpoint follows; `unscored` is true after a resume without its result.
         """
         step = position.step
         if self._saved_step == step:
@@ -206,13 +206,12 @@ class Saver:
     def save_last(
         self, position: Position, learner: Learner, tensors: Mapping[str, torch.Tensor] | None = None
     ) -> Checkpoint:
-        """The committed checkpoint of `position`; saves it if it does not exist yet.
+        """Save and commit a checkpoint of `position`, unless one exists.
 
-        Retries while the storage is unavailable, up to `storage.patience_s`, or until the driver ends a stop after
-        `trainer.grace_s`.
+        Retries while the storage is unavailable, up to `storage.patience_s`; during a stop, up to `trainer.grace_s`.
 
         Raises:
-            OSError: it cannot be saved.
+            OSError: the checkpoint cannot be saved.
         """
         saving = self._saving(position, learner, tensors)
         task = f"saving the final checkpoint (step {position.step})"
@@ -231,7 +230,7 @@ class Saver:
         return saved
 
     def note_scores(self, position: Position, scores: Mapping[str, Any]) -> None:
-        """Record the metrics of the model at `position`, if the best checkpoint is kept. Not a collective."""
+        """Record the metrics at `position`, if `storage.keep_best` is set. Not a collective."""
         storage, step = self._job.config.storage, position.step
         if self._session.rank != 0 or storage.keep_best is None:
             return

@@ -32,23 +32,26 @@ TEST = " test"  # cannot be the name of a set in a config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the driver hands to every worker.
+    """The input of every worker, which the driver sends.
 
     Args:
-        config: the run's config.
-        train: files and rows of an epoch; `eval`: those of the evaluation, if there is one.
-        folder: the run folder, the same path on every node; `checkpoints`: path or URI of those.
-        launch: that holds the checkpoints, for a job that saves some.
-        factory: makes the model, when it was given in Python instead of in the config.
-        evaluated_steps: steps whose evaluation an earlier launch has already written down.
-        mapping: what maps an id to a row, by feature; checkpoints of another mapping are refused.
-        warm_start: weights that a run without a checkpoint begins with.
-        popular: evaluations are also made of how often each item comes in `train`; for a `Retriever`.
+        config: config of the run.
+        train: files and rows of an epoch.
+        eval: files and rows of the evaluation; None: no evaluation.
+        folder: run folder, the same path on every node.
+        checkpoints: path or URI of the folder of checkpoints.
+        launch: launch that owns the checkpoints, for a job that saves checkpoints.
+        factory: builds the model, if the user passed it in Python instead of in the config.
+        evaluated_steps: steps with an evaluation that an earlier launch has recorded.
+        mapping: rule that maps ids to rows, by feature; checkpoints of another mapping are refused.
+        warm_start: initial weights of a run without a checkpoint.
+        popular: for a `Retriever`, compare evaluations with a ranking by the popularity of items in `train`.
         task: train to the end, or only score a checkpoint on the evaluation rows.
-        checkpoint: name of the only one to load; None: the newest whole one.
+        checkpoint: name of the checkpoint to load; None: the newest undamaged one.
         calibration: measured speeds for the planner.
-        sets: of `data.eval_sets` by name, and `TEST`, `data.test`.
-        periods: where each epoch trains on one, and is evaluated on the next; `period_rows`: of each, before filters.
+        sets: data sets of `data.eval_sets` by name, and `data.test` as `TEST`.
+        periods: progressive training: each epoch trains on one period and is evaluated on the next.
+        period_rows: rows of each period, before filters.
     """
 
     config: TrainConfig
@@ -83,11 +86,11 @@ class Session:
     """One rank of a running worker group.
 
     Args:
-        device: where the model lies.
-        group: exchanges of the model (NCCL on GPUs); None in a world of one.
+        device: device of the model.
+        group: process group of the model's collectives (NCCL on GPUs); None for a single rank.
         control: small exchanges on the CPU.
-        sink: the way to the driver.
-        machines: what every rank sees of the host it is on.
+        sink: sends records to the driver.
+        machines: host of every rank.
     """
 
     device: torch.device
@@ -106,46 +109,51 @@ class Session:
 
     @property
     def neighbours(self) -> list[int]:
-        """The ranks of this one's host, this one too."""
-        (own,) = (ranks for ranks in ranks_by_host(self.machines) if self.rank in ranks)
-        return own
+        """The ranks on this rank's host, including this rank."""
+        (host_ranks,) = (ranks for ranks in ranks_by_host(self.machines) if self.rank in ranks)
+        return host_ranks
 
     @property
     def env(self) -> ShardingEnv:
-        """With the number of ranks on this one's host: executors see from different numbers that hosts differ."""
+        """The sharding environment. `local_world_size` counts the ranks on this rank's host; it may differ by rank."""
         return ShardingEnv(self.world_size, self.rank, self.group, local_world_size=len(self.neighbours))
 
 
 def session_of(
     device: torch.device, group: Group, control: Control, sink: Mailbox, machine: Machine | None = None
 ) -> Session:
-    """The session of a rank on `machine` (default: as this process sees it); a collective of the control group."""
+    """The session of a rank. A collective of the control group.
+
+    Args:
+        machine: host of the rank; default: the host of this process.
+    """
     machines = control.gather(machine or Machine.here(device))
     return Session(device=device, group=group, control=control, sink=sink, machines=tuple(machines))
 
 
 def session_alone(sink: Mailbox, stop_requested: Callable[[], bool] = lambda: False) -> Session:
-    """A world of one, on the CPU of this process."""
+    """A session with a single rank, on the CPU of this process."""
     control = Control(0, 1, None, stop_requested=stop_requested)
     return session_of(torch.device("cpu"), None, control, sink)
 
 
 def session_on_ray(sink: Mailbox, timeout_s: float, stop_requested: Callable[[], bool]) -> Session:
-    """The session of a Ray Train worker, whose process group Ray has made; exchanges fail after `timeout_s`."""
+    """The session of a Ray Train worker. Uses Ray's process group for the model; control exchanges fail after
+    `timeout_s`."""
     import ray
     import ray.train.torch
 
     device = ray.train.torch.get_device()
     group = dist.group.WORLD
     assert group is not None
-    # A separate group: the control exchange must never wait for a GPU, nor be paired with a collective of the model.
-    own = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    control = Control(group.rank(), group.size(), own, stop_requested=stop_requested)
+    # A separate group: a control exchange must never wait for a GPU, nor match a collective of the model.
+    control_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    control = Control(group.rank(), group.size(), control_group, stop_requested=stop_requested)
     machine = Machine.here(device, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
     return session_of(device, group, control, sink, machine)
 
 
 def set_threads(config: TrainConfig, workers_here: int) -> None:
-    """Share the CPUs that this process may use, a container's quota of them, among the workers on the machine."""
-    wanted = config.trainer.threads_per_worker
-    torch.set_num_threads(wanted if not isinstance(wanted, str) else max(1, int(cpus()) // max(1, workers_here)))
+    """Set torch's threads: each worker on the machine gets an equal share of the CPUs in the container's quota."""
+    threads = config.trainer.threads_per_worker
+    torch.set_num_threads(threads if not isinstance(threads, str) else max(1, int(cpus()) // max(1, workers_here)))

@@ -1,5 +1,7 @@
-"""The train function that Ray Train calls in each worker. Ray Train's controller imports this file too, so it imports
-little."""
+"""The train function that Ray Train calls in each worker.
+
+Ray Train's controller imports this file too, so keep its imports few.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from rayrec._runtime.imports import quick_imports
 
 
 def start_worker(handed: dict[str, Any]) -> None:
-    """Work on a job.
+    """Run a job in this worker.
 
     Args:
-        handed: `job`, as bytes; `log`, the mailbox actor.
+        handed: `train_loop_config`: `job`, a pickled `Job`; `log`, the mailbox actor.
     """
     import_worker()
     from ray import cloudpickle
@@ -23,9 +25,9 @@ def start_worker(handed: dict[str, Any]) -> None:
 
 
 def import_worker() -> None:
-    """Import what a worker needs."""
+    """Import the modules of a worker."""
     with quick_imports():
-        # torch imports it when the first optimizer is made.
+        # torch imports this module when the first optimizer is created.
         import torch._dynamo  # noqa: F401
 
         import rayrec.train.worker.entry  # noqa: F401

@@ -20,7 +20,7 @@ _PERMANENT = (IsADirectoryError, NotADirectoryError, FileExistsError)
 
 
 def is_storage_fault(error: BaseException) -> bool:
-    """Whether an error is a storage fault that may pass, which includes permissions and missing mounts."""
+    """Whether an error is a transient storage fault. This includes permissions and missing mounts."""
     return isinstance(error, OSError) and not isinstance(error, _PERMANENT) and not is_lost_peer(error)
 
 
@@ -28,23 +28,22 @@ class StorageRetry:
     """Calls a function again while the storage is unavailable.
 
     Args:
-        patience: `outage_s` is how long to retry.
-        report: called on rank 0, once a minute, while an operation takes long.
+        patience: `outage_s` is the time limit of retries.
+        report: called on rank 0, once a minute, during a long operation.
     """
 
     def __init__(self, control: Control, patience: Patience, report: Callable[[str], object]) -> None:
         self._control, self._patience, self._report = control, patience, report
 
     def __call__(self, task: str, function: Callable[[], T]) -> T:
-        """The result of `function`, which is called again, after waits that double, while the storage is unavailable.
-        A collective.
+        """Call `function`, and retry with doubling waits while the storage is unavailable. A collective.
 
         Args:
-            task: what the function does, for the report.
-            function: raises on every rank if it fails on any.
+            task: description of the operation, for the report.
+            function: must raise on every rank if it fails on any.
 
         Raises:
-            OSError: of the last attempt, after `patience.outage_s`.
+            OSError: error of the last attempt, after `patience.outage_s`.
             Exception: any other error of `function`, at once.
         """
         start, waits = time.monotonic(), waits_s()
@@ -62,7 +61,7 @@ class StorageRetry:
 
     @contextmanager
     def _reporting(self, task: str) -> Iterator[Callable[[str], object]]:
-        """Report once a minute, on rank 0, that the body still runs, with the last error that was noted."""
+        """Report once a minute, on rank 0, that the body still runs. Yields a function that notes an error."""
         errors: list[str] = []
         start = time.monotonic()
 
@@ -77,11 +76,11 @@ class StorageRetry:
 
 
 def call_within(seconds: float, function: Callable[[], T]) -> T:
-    """The result of `function`, which runs in a thread; if it takes longer, it continues in the background.
+    """Run `function` in a thread and return its result. After a timeout it continues in the background.
 
     Raises:
-        TimeoutError: it takes longer.
-        Exception: what `function` raised.
+        TimeoutError: `function` has not returned after `seconds`.
+        Exception: error of `function`.
     """
     future = run_in_thread(function, "rayrec-storage")
     if not wait([future], seconds).done:

@@ -1,6 +1,6 @@
-"""The data streams of a run, opened ahead of time, as it takes a moment until the first rows of an epoch arrive.
+"""The data streams of a run, and counts of the rows that they skip.
 
-Also counts the rows that a stream skips.
+Streams can be opened ahead of time, to hide the latency of the first rows of an epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rayrec.train.setup import build
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.session import Job, Session
 
-# "train", "popular" (training rows whose items are counted), "eval", or a name in the job's `sets`.
+# "train", "popular" (training rows, to count items), "eval", or a name in the job's `sets`.
 Use = str
 Stream = BatchStream | MixedStream
 
@@ -27,7 +27,7 @@ class Streams:
         self._ready: dict[tuple[Use, int], Stream | Exception] = {}
 
     def prepare(self, use: Use, cursor: Cursor) -> None:
-        """Open a stream for a later `take`, which raises the error if this fails."""
+        """Open a stream for a later `take`. If this fails, `take` raises the error."""
         key = (use, cursor.epoch)
         if key not in self._ready:
             try:
@@ -36,10 +36,10 @@ class Streams:
                 self._ready[key] = error
 
     def take(self, use: Use, cursor: Cursor) -> Stream:
-        """The stream of the rest of the cursor's epoch; close it after use. A collective.
+        """The stream of the remaining rows of the cursor's epoch; close it after use. A collective.
 
         Raises:
-            RankError: on every rank, if it cannot be opened on some rank.
+            RankError: on every rank, if the stream cannot be opened on some rank.
         """
         self.prepare(use, cursor)
         stream = self._ready.pop((use, cursor.epoch))
@@ -115,7 +115,7 @@ class SkippedRows:
     A stream reads ahead, so a report may include rows from a few batches after the checkpoint.
 
     Args:
-        purpose: of the rows, "training" or "evaluation".
+        purpose: use of the rows: "training" or "evaluation".
     """
 
     def __init__(self, stream: BatchStream | MixedStream, control: Control, purpose: str) -> None:
@@ -123,8 +123,10 @@ class SkippedRows:
         self._reported = self._reported_samples = 0
 
     def event(self, epoch: int) -> dict[str, Any] | None:
-        """An event about the rows of all ranks since the last one: their `count`, and `samples` with files and rows.
-        None if there are none. A collective.
+        """An event about the rows that all ranks skipped since the last event. A collective.
+
+        Returns:
+            `count` of the rows, and `samples` of them with file and row; None if no rows were skipped.
         """
         skipped = self._stream.skipped
         count, samples = skipped.count - self._reported, skipped.samples[self._reported_samples :]

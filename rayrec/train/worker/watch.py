@@ -1,6 +1,6 @@
 """A watchdog thread in each worker: polls for stop requests, and detects hangs and deadlocks between ranks.
 
-It only reads the main thread's stack and the number of collectives begun, so it does not slow down a step.
+It only reads the main thread's stack and a counter of collectives, so it does not slow down a step.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _EXCHANGES = ("torch.distributed", "rayrec.distributed.comm")
 
 @dataclass(frozen=True, slots=True)
 class CodeLocation:
-    """Where a thread executes.
+    """The location at which a thread executes.
 
     Args:
-        line: module, function and line, for people; outside of the exchange.
-        stack: of the whole thread; equal only if the thread has not moved.
-        in_exchange: whether it is inside of a collective.
+        line: module, function and line, for display; the innermost frame outside of the collective.
+        stack: code and instruction of each frame; unchanged only if the thread has not moved.
+        in_exchange: whether the thread is inside a collective.
     """
 
     line: str
@@ -39,7 +39,7 @@ class CodeLocation:
 
 
 def location_of(thread: int) -> CodeLocation:
-    """Where a thread of this process executes now."""
+    """The current location of a thread of this process."""
     frame: FrameType | None = sys._current_frames().get(thread)
     stack, line, in_exchange, innermost = [], "", False, True
     while frame is not None:
@@ -70,11 +70,11 @@ class Watch:
 
     Args:
         sink: sends to the driver.
-        hang_s: seconds without any movement of the main thread after which the watchdog reports all stacks and ends
-            the process, which restarts the worker group.
-        suspicious_s: seconds in one collective after which ranks compare where they wait. If they wait in different
-            code for the same collective, the process ends, which restarts the worker group.
-        end: ends the process; None: hangs are only reported.
+        hang_s: seconds without progress of the main thread after which the watchdog reports all stacks and ends the
+            process, so that the worker group restarts.
+        suspicious_s: seconds in one collective after which ranks compare their code locations. If the locations
+            differ for the same collective, the process ends, so that the worker group restarts.
+        end: ends the process; None: only report hangs.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class Watch:
         self._stop, self._closed = threading.Event(), threading.Event()
         self._steps = 0
         self._waiting = False
-        self._mismatch: dict[int, Waiting] | None = None  # at the last check
+        self._mismatch: dict[int, Waiting] | None = None  # of the last check
         self._counting = count_collectives()
         self._exchanges: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="rayrec-watch", daemon=True)
 
     def stop_requested(self) -> bool:
-        """Whether the driver has requested a stop. Called at every step, so it also counts as movement."""
+        """Whether the driver has requested a stop. Called at every step, so a call also counts as progress."""
         self._steps += 1
         return self._stop.is_set()
 
@@ -122,7 +122,7 @@ class Watch:
             try:
                 self._check(location, still_s)
             except Exception:
-                continue  # the driver is busy or away; if it is gone for good, Ray ends the workers
+                continue  # the driver is busy or unreachable; if it has died, Ray ends the workers
             if still_s > self._hang_s:
                 self._report_hang(location, still_s)
                 since = time.monotonic()
@@ -135,8 +135,8 @@ class Watch:
             return
         self._waiting = waits
         by_rank = self._sink.report_waiting(self._rank, (self._exchanges.total(), location.line) if waits else None)
-        # While one rank still receives, another may have begun the next collective; so only ranks with equal numbers
-        # of collectives are compared.
+        # While one rank still receives, another may be in the next collective. So compare only ranks with equal
+        # counts of collectives.
         numbers, locations = {number for number, _ in by_rank.values()}, set(by_rank.values())
         mismatch = len(by_rank) == self._world_size and len(numbers) < len(locations)
         if mismatch and by_rank == self._mismatch:

@@ -1,4 +1,4 @@
-"""Metrics between two logging steps: loss, quality, speed, time spent waiting for data, lookups per table."""
+"""Metrics between two logging steps: loss, quality, speed, data wait, lookups per table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Window:
     """Sums over the steps since the last `close`. Adding a step never waits for the device.
 
     Args:
-        names: of several labels.
+        names: names of the labels, if there are several.
         kinds: "binary" or "number" for each label.
     """
 
@@ -88,7 +88,7 @@ class Window:
         return metrics
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The sums of all ranks, for a checkpoint. A collective."""
+        """Sums over all ranks, for a checkpoint. A collective."""
         totals = torch.tensor([*self._control.sums(self._sums()), self._all_rows], dtype=torch.float64)
         return {"window/sums": totals, **{f"window/{k}": v for k, v in self._metrics.state(self._group).items()}}
 
@@ -97,7 +97,7 @@ class Window:
         return [float(self._loss), self._weight, self._rows, self._wait_s, self._exchange_s, self._seconds]
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore what `state` returned; rank 0 gets the sums of all ranks."""
+        """Restore the result of `state`; rank 0 receives the sums over all ranks."""
         saved = {key.removeprefix("window/"): value for key, value in state.items() if key.startswith("window/")}
         if not saved:
             return
@@ -116,14 +116,14 @@ class Window:
             sound: whether this rank's parameters are finite.
 
         Raises:
-            NotFiniteError: on every rank, if loss or parameters are not finite on some rank.
+            NotFiniteError: on every rank, if the loss or a parameter is not finite on some rank.
         """
         (loss_sum,) = self._control.sums([float(self._loss) if sound else math.nan])
         _refuse_infinite(loss_sum, step)
 
 
 def _quality(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of a label that training logs: `ne` and `auc` if it is binary, `rmse` and `r2` if it is a number."""
+    """The metrics of a label that training logs: `ne` and `auc` for a binary label, `rmse` and `r2` for a number."""
     return {name: metrics[name] for name in ("ne", "auc", "rmse", "r2") if name in metrics}
 
 
