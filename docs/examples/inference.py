@@ -12,8 +12,8 @@ from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.inference import quantize_inference_model, shard_quant_model
 
-wanted = ExportOptions(tables="int8")  # what `export` is asked for, as `rayrec export --tables int8` does
-assert wanted.target == "eager"
+options = ExportOptions(tables="int8")  # as `rayrec export --tables int8`
+assert options.target == "eager"
 tables = [EmbeddingBagConfig(50, 8, name, feature_names=[name]) for name in ("user", "item")]
 ids = KeyedJaggedTensor(["user", "item"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 1, 1, 1]))
 

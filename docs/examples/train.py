@@ -14,8 +14,8 @@ from rayrec.inference import Export, ExportOptions, Model, export
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.serve import ModelSpec, Service
 from rayrec.torchrec.inference.quantize import read_exported_tables
-from rayrec.train import Callback, Result, RunInfo, TrainConfig, Trainer, load_config
-from rayrec.train.after.export import export_run, find_checkpoint, trained_of
+from rayrec.train import Callback, Result, RunInfo, TrainConfig, Trainer, export_run, load_config
+from rayrec.train.after.export import find_checkpoint, trained_of
 
 CONFIG = """
 name: clicks
@@ -33,8 +33,8 @@ storage: {path: runs}
 """
 
 
-class Told(Callback):
-    """Sends figures wherever you like."""
+class PrintName(Callback):
+    """Sends metrics wherever you like."""
 
     def on_run_start(self, info: RunInfo) -> None:
         print("run", info.name)
@@ -47,7 +47,7 @@ with tempfile.TemporaryDirectory() as name:
     pq.write_table(rows, folder / "rows.parquet")
     (folder / "clicks.yaml").write_text(CONFIG)
     config: TrainConfig = load_config(folder / "clicks.yaml", ["trainer.epochs=3"])
-    result: Result = Trainer(config, root=folder, callbacks=[Told()]).fit()
+    result: Result = Trainer(config, root=folder, callbacks=[PrintName()]).fit()
     assert result.steps == 96 and result.eval is not None
 
     exported = export_run(folder / "runs/clicks", folder / "model").folder

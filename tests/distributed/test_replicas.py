@@ -217,10 +217,10 @@ def test_bytes_between_groups_are_those_of_touched_rows() -> None:
         ({"sync_every": 0}, "sync_every=0 must be at least 1"),
         (
             {"sharding_strategy": ShardingStrategy.FULLY_SHARDED},
-            "FULLY_SHARDED is not offered: .* sharding_group_size",
+            "FULLY_SHARDED is not supported: .* sharding_group_size",
         ),
-        ({"submodule_configs": []}, "submodule_configs is not offered"),
-        ({"use_sharded_relay": True}, "use_sharded_relay is not offered"),
+        ({"submodule_configs": []}, "submodule_configs is not supported"),
+        ({"use_sharded_relay": True}, "use_sharded_relay is not supported"),
     ],
 )
 def test_what_does_not_fit_is_named_on_every_rank(settings: dict[str, Any], error: str) -> None:

@@ -52,7 +52,7 @@ NONE: dict[str, Any] = dict.fromkeys(("factory", "display", "data"))
         (export_run, {"wanted": None, "data": None, "factory": None, "allow_code": False, "checkpoint": "newest"}),
         (exported_run, {"allow_code": False, "checkpoint": "newest", "tell": None}),
         (compare, {"scaling": "strong"}),
-        (plan_table, {"most": 60}),
+        (plan_table, {"limit": 60}),
         (
             Search,
             {**dict.fromkeys(("concurrent", "grace", "track")), "trials": 10, "metric": "auc", "seed": 0}
