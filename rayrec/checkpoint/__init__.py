@@ -1,6 +1,6 @@
-"""Checkpoints that are independent of plan and world size. README.md says what flows, and which file does what.
+"""Checkpoints that are independent of plan and world size. README.md describes the data flow and the files.
 
-Names are imported on first use: a folder can be listed without torch.
+Names are imported on first use, so that code can list a folder without importing torch.
 """
 
 from typing import TYPE_CHECKING

@@ -23,17 +23,17 @@ from rayrec.checkpoint.writer import StoppedError
 from rayrec.distributed import comm
 from rayrec.storage.retries import waits_s
 
-REMOVAL_S = 5.0  # that ranks wait for the removal of a failed save's files
-_MEMORY_SHARE = 0.8  # of the free memory; the rest is for the page cache and for training
+REMOVAL_S = 5.0  # time limit for removing the files of a failed save
+_MEMORY_SHARE = 0.8  # of the free memory; leaves the rest to the page cache and training
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a save ended.
+    """The outcome of a save.
 
     Args:
-        error: why there is no checkpoint; None: there is one.
-        seconds: from its start to its end.
+        error: the reason that it failed; None: the save succeeded.
+        seconds: duration of the save.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Outcome:
 
 
 class _State(NamedTuple):
-    """A rank's share of a save, as the other ranks see it."""
+    """The state of a rank's share of a save, which it exchanges with other ranks."""
 
     running: bool
     error: Exception | None
@@ -51,11 +51,11 @@ class _State(NamedTuple):
 
 
 class BackgroundSave:
-    """At most one save at a time, of this rank."""
+    """This rank's share of a background save; at most one at a time."""
 
     def __init__(self) -> None:
         self._thread: SaveThread | None = None
-        self._waited_s = 0.0  # for this save
+        self._waited_s = 0.0  # of this save
         self._ended: list[Outcome] = []
 
     def start(self, save: Save, during_training: bool = False, shares_cpus: bool = False) -> None:
@@ -65,14 +65,14 @@ class BackgroundSave:
         self._thread = SaveThread(save, during_training, shares_cpus)
 
     def wait(self, group: comm.Group, patience_s: float = math.inf, stall_s: float = math.inf) -> bool:
-        """Wait until every rank's share of the save has ended; remove the files of a failed save. A collective.
+        """Wait until all ranks have ended their share of the save, and remove the files of a failed save. A collective.
 
         Args:
-            patience_s: seconds to wait for one save, over all calls.
-            stall_s: seconds to wait for a rank whose storage makes no progress.
+            patience_s: total seconds to wait for one save, over all calls.
+            stall_s: seconds to wait for a rank without storage progress.
 
         Returns:
-            False: some rank is still writing after that.
+            False if some rank is still writing after that time.
 
         Raises:
             FencedError: on every rank, if another attempt has taken over the run.
@@ -88,13 +88,13 @@ class BackgroundSave:
                 stalled = min(thread.stalled_s, time.monotonic() - start) >= stall_s
                 state = _State(thread.running, thread.error, late(), stalled)
             states = comm.all_gather_object(state, group)
-            errors = [other.error for other in states if other.error is not None]
+            errors = [peer.error for peer in states if peer.error is not None]
             if thread is not None and errors:
                 thread.throttle.stop()
-            if not any(other.running for other in states):
+            if not any(peer.running for peer in states):
                 break
             # All ranks decide by rank 0's clock.
-            if states[0].late or any(other.stalled for other in states):
+            if states[0].late or any(peer.stalled for peer in states):
                 self._waited_s += time.monotonic() - start
                 return False
             time.sleep(0) if thread is None else thread.join(wait_s)
@@ -109,8 +109,8 @@ class BackgroundSave:
         error = fenced or (causes[0] if causes else None)
         self._add_outcome(thread, error)
         if error is not None and fenced is None:
-            first = group is None or group.rank() == 0
-            on_every_rank(lambda: _remove_in_background(thread) if first else None, group)
+            is_rank_0 = group is None or group.rank() == 0
+            on_every_rank(lambda: _remove_in_background(thread) if is_rank_0 else None, group)
         if fenced is not None:
             raise fenced
 
@@ -120,7 +120,7 @@ class BackgroundSave:
         return self._thread is not None and self._thread.running
 
     def ended(self) -> list[Outcome]:
-        """Saves that ended since the last call, as far as this rank knows. Rank 0 knows whether a save is complete."""
+        """Outcomes of saves on this rank that ended since the last call. Only rank 0 knows whether one is complete."""
         if self._thread is not None and not self._thread.running:
             self._add_outcome(self._thread, self._thread.error)
         outcomes, self._ended = self._ended, []
@@ -132,7 +132,7 @@ class BackgroundSave:
             self._ended.append(Outcome(thread.step, error, thread.seconds))
 
     def close(self, seconds: float) -> None:
-        """Wait for the save when this rank's part of the run ends, then give it up. Not a collective."""
+        """Wait up to `seconds` for the save, then abandon it. Not a collective."""
         if self._thread is not None:
             self._thread.throttle.release()
             self._thread.join(seconds)
@@ -140,31 +140,31 @@ class BackgroundSave:
 
 
 def _remove_in_background(save: SaveThread) -> None:
-    """Remove the files of a failed save; on storage that hangs, this returns before they are removed."""
+    """Remove the files of a failed save in a thread. If the storage hangs, return before they are removed."""
     thread = threading.Thread(target=_remove, args=(save,), name="rayrec-remove", daemon=True)
     thread.start()
     thread.join(REMOVAL_S)
 
 
 def _remove(save: SaveThread) -> None:
-    """Remove the files of a failed save, unless it has become a checkpoint all the same."""
+    """Remove the files of a failed save, unless it was committed nevertheless."""
     with suppress(OSError):  # the next attempt tries again
         if MANIFEST not in save.folder.names():
             save.folder.remove_all()
 
 
 def fits_in_memory(need_bytes: int, group: comm.Group) -> bool:
-    """Whether every host has memory for the copies of all its ranks. A collective; all ranks get the same answer.
+    """Whether every host has memory for the copies of all its ranks. A collective; the result is equal on all ranks.
 
     Args:
-        need_bytes: of this rank's copies.
+        need_bytes: size of this rank's copies.
     """
     need_bytes = max(0, need_bytes - _pinned_bytes())
     return _fit(comm.all_gather_object((socket.gethostname(), need_bytes, available_bytes()), group))
 
 
 def _pinned_bytes() -> int:
-    """Pinned memory that torch has cached from earlier copies and uses for the next ones."""
+    """Pinned memory that torch caches after earlier copies and reuses."""
     if not torch.cuda.is_available():
         return 0
     stats = torch.cuda.host_memory_stats()

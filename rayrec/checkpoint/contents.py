@@ -1,7 +1,6 @@
-"""The state of a model in a checkpoint, by unsharded names: tables and their optimizer state, the dense part and its
-optimizer.
+"""The state of a model in a checkpoint, by unsharded names: tables, the dense part, and the optimizer state of both.
 
-This file knows no files. `to_save` returns the state to write, `Loading` a state to fill, and then loads it.
+This module does no I/O. `to_save` returns the state to write; `Loading` provides a state to fill, then loads it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimi
     """This rank's share of the state, by key. A collective if sharding groups are replicated.
 
     Raises:
-        ValueError: the optimizer of a dense table keeps a state that cannot be resharded.
+        ValueError: the optimizer state of a dense table cannot be resharded.
     """
     if isinstance(model, DMPCollection):
         model.sync()  # a checkpoint has one model, the average of all groups
@@ -68,15 +67,15 @@ def _state_of(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> dict[str
 
 
 class Loading:
-    """A state to fill from a checkpoint, and the steps that follow.
+    """A state to fill from a checkpoint, and the steps to complete the load.
 
     Args:
         model, dense_optimizer: receive the state.
-        metadata: of the checkpoint's tensors, by key.
+        metadata: metadata of the checkpoint's tensors, by key.
 
     Raises:
-        ValueError: the checkpoint lacks a table, a state or a parameter of the model, has it in another size, or its
-            table was trained inside backward while the model has a dense optimizer for it.
+        ValueError: a table, optimizer state or parameter of the model is missing in the checkpoint or has another size,
+            or a table was trained inside backward and has a dense optimizer in the model.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Loading:
             self._dense_states(model.other_parameters(), dense_optimizer)
 
     def finish(self) -> None:
-        """Complete the load. Call it when `state` is filled."""
+        """Complete the load. Call after filling `state`."""
         for step in self._finish:
             step()
 
@@ -115,8 +114,8 @@ class Loading:
             self._request(path, table, size, targets)
 
     def _dense_table_state(self, name: str, table: ShardedTable, optimizer: torch.optim.Optimizer) -> None:
-        """Request the state of a dense optimizer. A new optimizer has none before its first step, so keys and sizes are
-        those of the checkpoint."""
+        """Request the state of a dense optimizer, with keys and sizes of the checkpoint: a new optimizer has no state
+        before its first step."""
         if any(key.startswith(f"{TABLE_STATE}/{name}/") for key in self._metadata):
             raise ValueError(
                 f"table {name!r} was trained inside backward in the checkpoint, but its kernel is dense here; "
@@ -139,16 +138,16 @@ class Loading:
 
     def _require(self, key: str, shape: tuple[int, ...] | torch.Size | None) -> torch.Size:
         kind, _, name = key.partition("/")
-        what = {TABLE: "table", TABLE_STATE: "optimizer state of table", DENSE: "parameter"}[kind]
+        noun = {TABLE: "table", TABLE_STATE: "optimizer state of table", DENSE: "parameter"}[kind]
         saved = self._metadata.get(key)
         if not isinstance(saved, TensorStorageMetadata):
             raise ValueError(
-                f"the checkpoint has no {what} {name!r}: it belongs to another model or optimizer; "
+                f"the checkpoint has no {noun} {name!r}: it belongs to another model or optimizer; "
                 "use the configuration that it was made with, or start a new run under another name"
             )
         if shape is not None and tuple(saved.size) != tuple(shape):
             raise ValueError(
-                f"{what} {name!r} has shape {tuple(shape)}, but {tuple(saved.size)} in the checkpoint; "
+                f"{noun} {name!r} has shape {tuple(shape)}, but {tuple(saved.size)} in the checkpoint; "
                 "use the configuration that it was made with, or start a new run under another name"
             )
         return saved.size

@@ -16,7 +16,7 @@ WHAT = {
 
 
 def named(key: str) -> str:
-    """Words for the tensor that a key of the checkpoint names."""
+    """Description of a tensor of the checkpoint, by its key."""
     kind, _, name = key.partition("/")
     return WHAT.get(kind, "{name!r}").format(name=name or key)
 
@@ -26,9 +26,9 @@ class Damage:
     """Bytes of a checkpoint that were changed.
 
     Args:
-        file: in the checkpoint's folder.
-        what: the problem.
-        key: of the affected tensor, if there is one.
+        file: name in the checkpoint's folder.
+        what: description of the problem.
+        key: key of the affected tensor, if any.
         rows: affected rows of the tensor, [start, stop).
     """
 
@@ -44,7 +44,7 @@ class Damage:
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, or not by this run."""
+    """A checkpoint cannot be used, in general or by this run."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -71,7 +71,7 @@ class NoWholeCheckpointError(CheckpointError):
 
 
 class RemovedCheckpointError(CheckpointError):
-    """A checkpoint was removed while it was read: its run continues and has newer ones."""
+    """A checkpoint was removed while it was read, because its run has newer ones."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -89,15 +89,15 @@ class DamagedScoresError(CheckpointError):
 
 
 class FencedError(CheckpointError):
-    """A later attempt of the run has taken over the folder, so this one may not commit or remove anything."""
+    """A later attempt of the run owns the folder, so this attempt may not commit or remove checkpoints."""
 
 
 class TakenOverError(FencedError):
     """Another launch of the run has taken over the folder, so this launch ends.
 
     Args:
-        path: of the folder.
-        launch: the other launch.
+        path: path of the folder.
+        launch: description of the other launch.
     """
 
     def __init__(self, path: str, launch: str) -> None:

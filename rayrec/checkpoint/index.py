@@ -1,8 +1,7 @@
-"""The index of a checkpoint, a JSON file: which bytes of which file contain which rectangle of which tensor, and their
-checksums.
+"""The index of a checkpoint, a JSON file: for each rectangle of each tensor, its file, byte range and checksums.
 
-An index is not trusted when it is read: file names must be those that a writer uses, so no path leaves the folder;
-every rectangle must be inside its file and its tensor; and the rectangles of a tensor must fill it.
+Reading validates an index: file names must match the writer's pattern, so that no path leaves the folder; every
+rectangle must be inside its file and its tensor; and the rectangles of a tensor must fill the tensor.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Piece(NamedTuple):
     """A rectangle of a tensor, in row-major order from byte `begin` of `file`.
 
     Args:
-        offsets, sizes: of the rectangle, one number per dimension.
+        offsets, sizes: offsets and sizes of the rectangle, one number per dimension.
         block_rows: rows (of the first dimension) of a block; the last block may have fewer.
         crc32: checksum of each block.
     """
@@ -116,7 +115,7 @@ class Index:
             whole: the rectangles must fill the tensors.
 
         Raises:
-            ValueError: it is not an index, or it contradicts itself.
+            ValueError: the data is not an index, or is inconsistent.
         """
         try:
             index = _JSON.validate_json(data, strict=True)
@@ -133,16 +132,16 @@ class Index:
 
     @classmethod
     def joined(cls, parts: Sequence[Index]) -> Index:
-        """Merge the parts of several ranks.
+        """Merge the indexes of several ranks.
 
         Raises:
             ValueError: the rectangles do not fill a tensor, or overlap.
         """
         files: dict[str, DataFile] = {}
         tensors: dict[str, SavedTensor] = {}
-        for part in parts:
-            files |= part.files
-            for key, tensor in part.tensors.items():
+        for rank_index in parts:
+            files |= rank_index.files
+            for key, tensor in rank_index.tensors.items():
                 earlier = tensors[key].pieces if key in tensors else ()
                 tensors[key] = SavedTensor(tensor.dtype, tensor.size, (*earlier, *tensor.pieces))
         for key, tensor in tensors.items():
@@ -150,7 +149,7 @@ class Index:
         return cls(files, tensors, version=VERSION)
 
     def metadata(self) -> Metadata:
-        """The metadata that DCP's planners take."""
+        """The metadata for DCP's planners."""
         return Metadata({key: _metadata(tensor) for key, tensor in self.tensors.items()})
 
     def pieces(self) -> Iterator[tuple[str, SavedTensor, Piece]]:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: a JSON file with a checksum, written last. A folder without one is no checkpoint."""
+"""The manifest of a checkpoint: a JSON file with a checksum, written last. A folder without it is not a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ MANIFEST = "manifest.json"
 VERSION = 2
 
 IdMapping = Mapping[str, Mapping[str, Any]]
-"""What maps ids to rows, by feature."""
+"""The rule that maps ids to rows, by feature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Facts about a checkpoint.
+    """Metadata of a checkpoint.
 
     Args:
         step: number of training steps.
-        attempt: of the run that wrote it, from 1.
-        time: at which the save began, in seconds since 1970.
+        attempt: number of the run's attempt that wrote it, from 1.
+        time: start of the save, in seconds since 1970.
         world_size: number of ranks that wrote it.
-        iteration: the largest of `updates`; for all tables if a checkpoint has no `updates`.
+        iteration: the maximum of `updates`; applies to all tables if a checkpoint has no `updates`.
         updates: number of updates of each table inside backward, by its name in the model.
         plan: `ShardingPlan.to_dict()` of the writers; readers may have another plan.
-        mapping: what maps ids to rows, by feature; None: unknown.
-        extra: JSON that the caller saved with it.
-        index_size, index_sha256: of the index, set when that is written.
+        mapping: rule that maps ids to rows, by feature; None: unknown.
+        extra: JSON of the caller.
+        index_size, index_sha256: size and checksum of the index, set when the index is written.
     """
 
     step: int
@@ -57,7 +57,7 @@ class Manifest:
         """The manifest that `to_json` wrote.
 
         Raises:
-            ValueError: it is not JSON, has another version, or was changed.
+            ValueError: the data is not JSON, has another version, or was changed.
         """
         try:
             raw = json.loads(data)
@@ -90,10 +90,10 @@ class Checkpoint:
 
     Args:
         path: path or URI of its folder.
-        name: of the folder.
+        name: name of the folder.
         step: number of training steps.
-        extra: JSON that the caller saved with it.
-        manifest: all that is known without reading tensors.
+        extra: JSON of the caller.
+        manifest: all metadata.
     """
 
     path: str
@@ -104,11 +104,11 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Folder) -> Checkpoint | None:
-    """The checkpoint in a folder; None if there is no manifest.
+    """The checkpoint in a folder; None without a manifest.
 
     Raises:
         DamagedCheckpointError: the manifest was changed.
-        OSError: it cannot be read.
+        OSError: the manifest cannot be read.
     """
     try:
         manifest = Manifest.from_json(folder.read(MANIFEST))
@@ -122,12 +122,12 @@ def read_checkpoint(folder: Folder) -> Checkpoint | None:
 def newer_damaged(checkpoint: Checkpoint, damaged: Iterable[DamagedCheckpointError]) -> list[DamagedCheckpointError]:
     """The damaged checkpoints that are newer than `checkpoint`, oldest first."""
     order = order_of(checkpoint.name) or (0, 0)
-    newer = [(other, error) for error in damaged if (other := order_of(error.name) or (0, 0)) > order]
+    newer = [(error_order, error) for error in damaged if (error_order := order_of(error.name) or (0, 0)) > order]
     return [error for _, error in sorted(newer, key=lambda pair: pair[0])]
 
 
 def check_mapping(path: str, saved: IdMapping | None, current: IdMapping | None) -> None:
-    """Check that ids mean the same rows as when a checkpoint was written. Compares nothing if either is unknown.
+    """Check that ids map to the same rows as when a checkpoint was written. Does nothing if either mapping is unknown.
 
     Raises:
         CheckpointError: names the first feature that differs, and the difference.
@@ -135,19 +135,19 @@ def check_mapping(path: str, saved: IdMapping | None, current: IdMapping | None)
     if saved is None or current is None:
         return
     for feature in sorted({*saved, *current}):
-        before, now = saved.get(feature), current.get(feature)
-        if before is None or now is None:
-            owner = "the checkpoint" if before is None else "the config"
+        saved_rule, current_rule = saved.get(feature), current.get(feature)
+        if saved_rule is None or current_rule is None:
+            owner = "the checkpoint" if saved_rule is None else "the config"
             raise CheckpointError(f"{path}: {owner} has no feature {feature!r}; {_FIX}")
-        for name in differing(before, now):
+        for name in differing(saved_rule, current_rule):
             raise CheckpointError(
                 f"{path}: feature {feature!r}: its ids would mean other rows: {name.replace('_', ' ')} is "
-                f"{_short(before.get(name))} in the checkpoint and {_short(now.get(name))} here; {_FIX}"
+                f"{_short(saved_rule.get(name))} in the checkpoint and {_short(current_rule.get(name))} here; {_FIX}"
             )
 
 
 def differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """The fields in which two mappings of a feature differ. Earlier checkpoints have no type of ids."""
+    """The fields in which two mappings of a feature differ. Ignores `id_type` if either lacks it (old checkpoints)."""
     names = {*saved, *current} - ({"id_type"} if None in (saved.get("id_type"), current.get("id_type")) else set())
     return sorted(name for name in names if saved.get(name) != current.get(name))
 

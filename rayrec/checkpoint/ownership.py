@@ -1,17 +1,17 @@
-"""Who may write into a run's folder of checkpoints: one launch of the driver at a time, and one attempt of that launch.
+"""Ownership of a run's folder of checkpoints: by one launch of the driver at a time, and by one attempt of that launch.
 
 `launch.json` names the launch. The driver writes it when it starts, again every few seconds, and removes it when it
 ends. Clocks of two machines are not compared: a launch is alive as long as its file changes.
 
 `attempt.json` names the attempt. Rank 0 of a worker group claims the folder with a new number and a random token. A
 process that reads a different token later has been replaced: a rank that hung while its run restarted must not commit
-or remove anything. Each attempt writes into folders of its own name, so it cannot touch the bytes of another one.
+or remove anything. Folder names contain the attempt, so no attempt overwrites the files of another.
 
-The two are separate files because two processes write them, and storage has no compare-and-swap: in a common file the
+These are separate files because two processes write them, and storage has no compare-and-swap: in a common file the
 driver's heartbeat could overwrite the claim of a new attempt.
 
-A rank that is frozen between `check` and its write may still commit. That is harmless: checkpoints are ordered by their
-attempts, and the attempt of that rank is older than the current one.
+A rank that freezes between `check` and its write may still commit. This is harmless: checkpoints are ordered by
+attempt, and the attempt of that rank is older than the current one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from rayrec.storage.folder import Folder
 LAUNCH_FILE = "launch.json"
 HEARTBEAT_S = 15.0
 DEAD_S = 60.0  # without a heartbeat
-RELEASE_S = 10.0  # that the end of a launch waits for storage which does not answer
-STALE_S = 1800.0  # more than the clocks of two machines differ by
+RELEASE_S = 10.0  # time limit for unresponsive storage at the end of a launch
+STALE_S = 1800.0  # longer than the difference of two machines' clocks
 
 _ATTEMPT_FILE = "attempt.json"
 _FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?")
-_tokens_here: set[str] = set()  # of this process's own launches
+_tokens_here: set[str] = set()  # of launches in this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Launch:
     """A start of a run's driver.
 
     Args:
-        space: namespace of process ids; containers of one host may have several.
-        began: seconds since 1970.
+        space: namespace of process ids; each container of a host may have its own.
+        began: start time, in seconds since 1970.
     """
 
     token: str
@@ -60,12 +60,12 @@ class Launch:
 
     @classmethod
     def here(cls) -> Launch:
-        """A new launch, of this process."""
+        """A new launch of this process."""
         return cls(uuid.uuid4().hex, socket.gethostname(), _pid_namespace(), os.getpid(), time.time())
 
     @classmethod
     def from_dict(cls, raw: Any) -> Launch | None:
-        """The launch that `asdict` wrote; None for anything else."""
+        """The launch that `asdict` wrote; None for other data."""
         try:
             return cls(str(raw["token"]), str(raw["host"]), str(raw["space"]), int(raw["pid"]), float(raw["began"]))
         except (KeyError, TypeError, ValueError):
@@ -73,11 +73,11 @@ class Launch:
 
     @property
     def ended(self) -> bool:
-        """Whether its process is known to have ended. Known only on its own host."""
+        """Whether its process has certainly ended. Always false on another host."""
         if (self.host, self.space) != (socket.gethostname(), _pid_namespace()):
             return False
         if self.pid == os.getpid():
-            return self.token not in _tokens_here  # else an earlier process had the same id
+            return self.token not in _tokens_here  # if unknown here, an earlier process had the same id
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -92,7 +92,7 @@ class Launch:
 
 
 def current_launch(root: Folder) -> Launch | None:
-    """The launch that holds a folder; None if there is no `launch.json`.
+    """The launch that holds a folder; None without a `launch.json`.
 
     Raises:
         OSError: the file cannot be read.
@@ -110,7 +110,7 @@ def _read_launch(root: Folder) -> tuple[Launch | None, float]:
 
 
 class Lease:
-    """Holds a folder of checkpoints for this launch: call `take`, then use it as a context manager.
+    """Holds a folder of checkpoints for this launch. Call `take`, then use the lease as a context manager.
 
     Args:
         notify: called with a line when the lease waits for another launch.
@@ -123,7 +123,7 @@ class Lease:
         self._thread = threading.Thread(target=self._send_heartbeats, name="rayrec-lease", daemon=True)
 
     def take(self) -> Lease:
-        """Take the folder if no launch holds it, or if the one that does has died.
+        """Acquire the folder if no launch holds it, or if the launch that holds it has died.
 
         Raises:
             InUseError: another launch is alive.
@@ -160,7 +160,7 @@ class Lease:
         """Whether the folder still belongs to this launch.
 
         Raises:
-            OSError: that cannot be read.
+            OSError: the folder cannot be read.
         """
         launch = current_launch(self._root)
         return launch is not None and launch.token == self.launch.token
@@ -176,11 +176,11 @@ class Lease:
 
     def _send_heartbeats(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
-            with suppress(OSError):  # while the storage is unavailable, another launch may take over the folder
+            with suppress(OSError):  # if the storage is unavailable, another launch may acquire the folder
                 if not self.held:
                     return
                 self._write()
-        with suppress(OSError):  # otherwise the next launch finds this one dead
+        with suppress(OSError):  # on failure, the next launch detects that this one is dead
             if self.held:
                 self._root.remove(LAUNCH_FILE)
             if not self._root.names():
@@ -195,7 +195,7 @@ class Attempt:
     """An owner of a folder of checkpoints: one worker group.
 
     Args:
-        launch: that it belongs to; None if the run has no driver that holds the folder.
+        launch: launch of the worker group; None if no driver holds the folder.
     """
 
     number: int
@@ -204,11 +204,11 @@ class Attempt:
 
     @classmethod
     def claim(cls, root: Folder, launch: Launch | None = None) -> Attempt:
-        """Become the owner of the folder. One process of a worker group calls it, at the start.
+        """Become the owner of the folder. One process of a worker group calls this at its start.
 
         Raises:
             TakenOverError: another launch holds the folder.
-            OSError: the folder cannot be read or written, or the launch does not hold it any more.
+            OSError: the folder cannot be read or written, or the launch no longer holds it.
         """
         if launch is not None:
             _check_launch(root, launch)
@@ -224,7 +224,7 @@ class Attempt:
         """Check that this attempt still owns the folder.
 
         Raises:
-            FencedError: another attempt does; TakenOverError: one of another launch does.
+            FencedError: another attempt owns the folder; TakenOverError if it belongs to another launch.
         """
         owner = _read_attempt(root)
         if owner.token == self.token:
@@ -242,9 +242,9 @@ def folder_name(step: int, attempt: int) -> str:
 
 
 def order_of(name: str) -> tuple[int, int] | None:
-    """(attempt, step) of a checkpoint's folder, which is larger for a later checkpoint; None for other folders.
+    """(attempt, step) of a checkpoint's folder, which orders checkpoints by age; None for other folders.
 
-    Steps alone do not order checkpoints: after damage an attempt resumes from an older step than another one reached.
+    Steps alone do not order checkpoints: after damage, an attempt may resume from an older step.
     """
     match = _FOLDER_NAME.fullmatch(name)
     return (int(match[2] or 0), int(match[1])) if match else None
@@ -263,7 +263,7 @@ def _check_launch(root: Folder, launch: Launch) -> None:
 
 
 def _read_attempt(root: Folder) -> Attempt:
-    """The owner of a folder; attempt 0 if it has none."""
+    """The owner of a folder; attempt 0 without an owner."""
     try:
         raw = json.loads(root.read(_ATTEMPT_FILE))
         return Attempt(int(raw["attempt"]), str(raw["token"]), Launch.from_dict(raw.get("launch")))

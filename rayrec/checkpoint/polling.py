@@ -1,6 +1,6 @@
 """Runs slow work on every rank with short collectives only.
 
-A rank whose disk takes longer than the timeout of the process group would otherwise end the others, which wait for it.
+Otherwise, if the disk of one rank is slower than the timeout of the process group, the ranks that wait for it fail.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ FIRST_POLL_S, LONGEST_POLL_S = 0.002, 0.5
 
 
 def on_every_rank(function: Callable[[], T], group: comm.Group) -> T:
-    """Call `function`, which must not use collectives, on every rank; returns this rank's result when all have theirs.
+    """Call `function` on every rank, wait for all ranks, and return this rank's result. It must not use collectives.
 
     Raises:
-        Exception: on every rank, if it failed on any: the first error that is not damage, or else all damage together.
+        Exception: on every rank, if it failed on any: the first error that is not damage, else all damage together.
     """
     if group is None or group.size() == 1:
         return function()

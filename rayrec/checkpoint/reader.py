@@ -1,5 +1,5 @@
-"""Reads a checkpoint: only the blocks that are needed, each checked before its numbers are used. Fills a sharded
-model, or reads rows of single tensors."""
+"""Reads the requested blocks of a checkpoint, and verifies the checksum of each: to fill a sharded model, or to read
+rows of single tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MISMATCH = "the bytes do not match their checksum"
 
 
 class Reader:
-    """The tensors of a committed checkpoint. A reusable context manager, which keeps files open.
+    """The tensors of a committed checkpoint. A reusable context manager that keeps files open.
 
     Raises:
         DamagedCheckpointError: the index is missing or was changed.
@@ -53,7 +53,7 @@ class Reader:
         """Fill the `Rectangles` of a state dict.
 
         Raises:
-            DamagedCheckpointError: names the first damage; rectangles before it are filled.
+            DamagedCheckpointError: names the first damage; earlier rectangles are filled.
         """
         planner = LoadPlanner()
         planner.set_up_planner(state, self.index.metadata())
@@ -64,7 +64,7 @@ class Reader:
             self._fill_one(item, pieces[item.storage_index.fqn, tuple(item.storage_index.offset or ())], planner)
 
     def tensor(self, key: str, rows: slice = slice(None)) -> torch.Tensor:
-        """A saved tensor, or some of its rows, in host memory."""
+        """A saved tensor, or a range of its rows, in host memory."""
         saved = self.index.tensors[key]
         size = list(saved.size)
         start, stop, _ = rows.indices(size[0] if size else 1)
@@ -83,7 +83,7 @@ class Reader:
         return result
 
     def damages(self) -> Iterator[Damage]:
-        """All damage of the data files. Reads all of them."""
+        """All damage of the data files. Reads every byte."""
         for name in self.index.files:
             try:
                 self._source(name)
@@ -101,7 +101,7 @@ class Reader:
                     yield from error.damages
 
     def _fill_one(self, item: ReadItem, piece: Piece, planner: LoadPlanner) -> None:
-        """Fill the part of a requested rectangle that a saved one covers."""
+        """Fill the intersection of a requested and a saved rectangle."""
         key, target = item.storage_index.fqn, planner.resolve_tensor(item)
         low = item.storage_offsets[0] if item.lengths else 0
         high = low + (item.lengths[0] if item.lengths else 1)
@@ -138,13 +138,13 @@ class Reader:
     def _bytes(
         self, key: str, piece: Piece, low: int, high: int, row_bytes: int, into: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Read and check rows [low, high) of a saved rectangle, which are whole blocks.
+        """Read and check rows [low, high) of a saved rectangle. They must be complete blocks.
 
         Args:
             into: receives the bytes; default: a buffer that the next call overwrites.
         """
         nbytes = (high - low) * row_bytes
-        direct = into is not None  # most likely no other rank reads these rows
+        direct = into is not None  # other ranks hardly read these rows, so drop them from the page cache
         if into is None:
             if len(self._buffer) < nbytes:
                 self._buffer = torch.empty(nbytes, dtype=torch.uint8)
@@ -193,13 +193,13 @@ class Reader:
 
 
 def _file_position(pieces: dict[tuple[str, tuple[int, ...]], Piece], item: ReadItem) -> tuple[str, int]:
-    """(file, first byte) of a rectangle, to read in the order of the files."""
+    """(file, first byte) of a rectangle, to read files sequentially."""
     piece = pieces[item.storage_index.fqn, tuple(item.storage_index.offset or ())]
     return piece.file, piece.begin
 
 
 def _is_removed(folder: Folder) -> bool:
-    """Whether a committed checkpoint has been removed, which begins with its manifest."""
+    """Whether a committed checkpoint has been removed: a removal deletes the manifest first."""
     try:
         return MANIFEST not in folder.names()
     except OSError:
@@ -244,7 +244,7 @@ class CheckpointWeights:
         self._reader = Reader(folder, checkpoint.manifest)
 
     def tables(self) -> dict[str, torch.Size]:
-        """Shape of each table, by the path of its module, such as `embedding_bags.embedding_bags.user`."""
+        """Shape of each table, by the path of its module (`embedding_bags.embedding_bags.user`)."""
         return {name: torch.Size(self._reader.index.tensors[f"{TABLE}/{name}"].size) for name in self._names(TABLE)}
 
     def read_rows(self, table: str, start: int, stop: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Tensors of which each rank has rectangles, in the form that the planners of torch.distributed.checkpoint take.
+"""Tensors as rectangles per rank, for the planners of torch.distributed.checkpoint (DCP).
 
-To load, a rank requests its own rectangles, and the planner intersects them with the saved ones: this is all that
-resharding needs. A tensor that every rank has is one rectangle, and the planner chooses which rank saves it.
+To load, a rank requests its rectangles, and the planner intersects them with the saved ones. Resharding needs nothing
+else. A tensor that every rank has is one rectangle, and the planner chooses the rank that saves it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Rectangle:
     """A slice of a larger tensor.
 
     Args:
-        offsets: of the slice, one per dimension.
+        offsets: offsets of the slice, one per dimension.
     """
 
     offsets: tuple[int, ...]

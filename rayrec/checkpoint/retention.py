@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder are kept: the newest ones, and the best one by its recorded metrics."""
+"""Retention of checkpoints: keeps the newest ones, and the best one by recorded metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checkpoint_names(root: Folder) -> list[str]:
 def remove_old(root: Folder, keep: int, best: Best | None) -> None:
     """Remove all but the `keep` newest committed checkpoints and the best one, and unfinished older folders.
 
-    A process that reads a removed checkpoint reports that its manifest is gone (`reader.py`).
+    A process that reads a removed checkpoint raises `RemovedCheckpointError` (`reader.py`).
 
     Raises:
         OSError, DamagedScoresError: the best checkpoint cannot be determined; nothing is removed.
@@ -56,17 +56,17 @@ def remove_old(root: Folder, keep: int, best: Best | None) -> None:
 
 
 def remove_unfinished(root: Folder) -> None:
-    """Remove folders that earlier attempts left without a manifest, which may be what fills the disk."""
+    """Remove folders of earlier attempts without a manifest: they may fill the disk."""
     for name in checkpoint_names(root):
         if MANIFEST not in root.sub(name).names():
             root.sub(name).remove_all()
 
 
 def note_scores(root: Folder, name: str, scores: Mapping[str, Any]) -> None:
-    """Record the metrics of the checkpoint in folder `name`. Only one process of a run calls it."""
+    """Record the metrics of the checkpoint in folder `name`. Call from one process of a run only."""
     numbers = {key: value for key, value in scores.items() if isinstance(value, int | float)}
     existing = set(root.names())
-    earlier = {other: metrics for other, metrics in read_scores(root).items() if other in existing}
+    earlier = {folder: metrics for folder, metrics in read_scores(root).items() if folder in existing}
     root.write(_FILE, json.dumps({**earlier, name: numbers}).encode())
 
 
@@ -75,7 +75,7 @@ def read_scores(root: Folder) -> dict[str, dict[str, float]]:
 
     Raises:
         DamagedScoresError: the file was changed.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         raw = json.loads(root.read(_FILE))
@@ -92,7 +92,7 @@ def read_scores(root: Folder) -> dict[str, dict[str, float]]:
 
 
 def best_of(root: Folder, names: Iterable[str], best: Best) -> str | None:
-    """The folder of the best checkpoint, the earliest of equal ones; None if none has the metric."""
+    """The folder of the best checkpoint, the earliest on a tie; None if no checkpoint has the metric."""
     scores = read_scores(root)
     values = [(scores[name][best.metric], name) for name in names if best.metric in scores.get(name, {})]
     finite = [(value if best.larger else -value, name) for value, name in values if math.isfinite(value)]

@@ -1,6 +1,6 @@
-"""Writes a checkpoint: which rank writes what, in which thread, and the commit.
+"""Writes a checkpoint: plans the share of each rank, writes it in a thread, and commits.
 
-Ranks agree on the plan in two small collectives. After that no collective waits for a disk: every rank writes its data
+Ranks agree on the plan in two small collectives. After that, no collective waits for a disk: every rank writes its data
 file and then its part of the index; rank 0 waits for these parts, merges them, and writes the manifest.
 """
 
@@ -31,10 +31,10 @@ NICE = 10  # of a thread that writes during training
 
 @dataclass(frozen=True)
 class Work:
-    """What a rank writes.
+    """The tensors that a rank writes.
 
     Args:
-        keys: of all ranks' tensors; known to rank 0.
+        keys: keys of all ranks' tensors; empty except on rank 0.
     """
 
     items: list[Item]
@@ -42,7 +42,7 @@ class Work:
 
 
 def plan_save(state: dict[str, Rectangles], group: comm.Group) -> Work:
-    """Plan what this rank writes; rectangles that several ranks have are divided among them. A collective.
+    """Plan this rank's work; duplicate rectangles are divided among the ranks that have them. A collective.
 
     Raises:
         ValueError: the rectangles of all ranks do not cover whole tensors.
@@ -75,9 +75,9 @@ class Save:
     """One rank's share of a save.
 
     Args:
-        folder: of the checkpoint.
-        work: what this rank writes.
-        manifest: without the index's size and checksum, which the commit adds.
+        folder: folder of the checkpoint.
+        work: tensors that this rank writes.
+        manifest: manifest without the index's size and checksum, which the commit adds.
         may_commit: raises if another attempt owns the folder.
         committed: called by rank 0 when the checkpoint is complete.
     """
@@ -95,14 +95,14 @@ class Save:
         return copy_bytes(item.tensor for item in self.work.items)
 
     def copied(self) -> Save:
-        """The same save from copies in host memory, so that training may continue."""
+        """The same save from copies in host memory, so that training can continue."""
         return replace(self, work=Work(snapshot(self.work.items), self.work.keys))
 
     def run(self, throttle: Throttle) -> None:
-        """Write; rank 0 also waits for the other ranks and commits.
+        """Write this rank's share; rank 0 also waits for the other ranks and commits.
 
         Raises:
-            OSError, CheckpointError: it failed; there is no manifest.
+            OSError, CheckpointError: the save failed, without a manifest.
             FencedError: another attempt owns the folder.
             StoppedError: the throttle was stopped.
         """
@@ -123,8 +123,8 @@ class Save:
         ranks = range(self.manifest.world_size)
         self._await_files({part_file(rank) for rank in ranks}, throttle)
         throttle.wait(0.0)
-        parts = [Index.from_json(self.folder.read(part_file(rank)), whole=False) for rank in ranks]
-        index = Index.joined(parts)
+        rank_indexes = [Index.from_json(self.folder.read(part_file(rank)), whole=False) for rank in ranks]
+        index = Index.joined(rank_indexes)
         if set(index.tensors) != self.work.keys:
             raise ValueError(f"{self.folder.path}: the ranks wrote other tensors than planned")
         data = index.to_json()
@@ -153,7 +153,7 @@ class SaveThread:
 
     Args:
         during_training: run at a lower priority than the training steps.
-        shares_cpus: the steps use the CPUs too, so the thread uses a small share of one.
+        shares_cpus: the steps use the CPUs too, so limit the thread to a small share of one CPU.
     """
 
     def __init__(self, save: Save, during_training: bool = False, shares_cpus: bool = False) -> None:
@@ -169,7 +169,7 @@ class SaveThread:
 
     def _run(self, save: Save, during_training: bool) -> None:
         if during_training:
-            with suppress(OSError, AttributeError):  # only Linux has priorities of threads
+            with suppress(OSError, AttributeError):  # only Linux has thread priorities
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         start = time.monotonic()
         try:

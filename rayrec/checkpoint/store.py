@@ -1,4 +1,4 @@
-"""The checkpoints of a run: saves them now or during training, lists, loads and prunes them."""
+"""The checkpoints of a run: saves (now or in the background), lists, loads and prunes them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ TENSOR = "tensor"
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """What a checkpoint stores besides model and optimizer.
+    """Contents of a checkpoint besides model and optimizer.
 
     Args:
         extra: JSON; rank 0's is stored.
         tensors: additional tensors by name; rank 0's are stored.
-        mapping: what maps ids to rows, by feature; `load` refuses another mapping.
+        mapping: rule that maps ids to rows, by feature; `load` refuses another mapping.
     """
 
     extra: Mapping[str, Any] | None = None
@@ -60,9 +60,9 @@ class CheckpointStore:
     Args:
         root: a path, or a URI of a file system that pyarrow supports.
         keep: number of newest checkpoints to keep after a commit; None: all.
-        best: keep the best checkpoint by this metric, too.
+        best: also keep the best checkpoint by this metric.
         stall_s: `finish` fails when the storage has made no progress for this many seconds.
-        launch: the run's driver, if it has one; no other may take over the folder.
+        launch: launch of the run's driver, if any; other launches may not take over the folder.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class CheckpointStore:
 
         Args:
             step: training steps so far.
-            extra: short for `saving=Saving(extra=...)`.
+            extra: shorthand for `saving=Saving(extra=...)`.
             group: a CPU (gloo) group of all ranks; None for one process.
 
         Raises:
-            OSError or ValueError, on every rank: it could not be written. Earlier checkpoints are intact.
+            OSError or ValueError, on every rank: the checkpoint could not be written. Earlier checkpoints are intact.
         """
         self.finish(group)
         self._background.ended()
@@ -123,14 +123,14 @@ class CheckpointStore:
         group: comm.Group,
         patience_s: float = 30.0,
     ) -> bool:
-        """Like `save`, but returns when this rank's state is copied to host memory; a thread writes it.
+        """Like `save`, but returns after this rank's state is copied to host memory; a thread writes the copy.
 
-        The copy is as large as this rank's share of the state, and exists until it is written. If a host has no memory
-        for the copies of its ranks, training waits for the write instead. `ended` returns the outcome; after a failure
-        training continues.
+        The copy has the size of this rank's share of the state, and is freed after the write. If a host has no memory
+        for the copies of its ranks, training waits for the write instead. `ended` returns the outcome. A failure does
+        not end training.
 
         Args:
-            patience_s: seconds that training waits for one earlier save, over all calls.
+            patience_s: total seconds to wait for an earlier save, over all calls.
 
         Returns:
             Whether the save was started; False if an earlier one is still being written.
@@ -149,7 +149,7 @@ class CheckpointStore:
         return True
 
     def finish(self, group: comm.Group = None) -> None:
-        """Wait for the background save, if there is one. A collective. `ended` returns the outcome.
+        """Wait for the background save, if any. A collective. `ended` returns the outcome.
 
         Raises:
             TimeoutError, on every rank: the storage has made no progress for `stall_s`.
@@ -159,7 +159,7 @@ class CheckpointStore:
             raise TimeoutError(errno.ETIMEDOUT, text, self.root.path)
 
     def ended(self) -> list[Outcome]:
-        """Background saves that ended since the last call. Rank 0 knows whether one is complete."""
+        """Outcomes of background saves that ended since the last call. Only rank 0 knows whether a save is complete."""
         return self._background.ended()
 
     def close(self, seconds: float) -> None:
@@ -174,7 +174,7 @@ class CheckpointStore:
         saving: Saving,
         group: comm.Group,
     ) -> Save:
-        """Plan this rank's share of a save, with the tensors of the model itself. A collective."""
+        """Plan this rank's share of a save, without copying tensors. A collective."""
         attempt = self._claim_step(step, group)
         rank, error, state = 0 if group is None else group.rank(), None, {}
         try:
@@ -214,7 +214,7 @@ class CheckpointStore:
         )
 
     def claim(self, group: comm.Group = None) -> Attempt:
-        """Become the owner of the folder, as a new attempt. A collective. `save` calls it if nobody has.
+        """Become the owner of the folder, as a new attempt. A collective. The first `save` calls this if you do not.
 
         Raises:
             TakenOverError: another launch holds the folder.
@@ -227,7 +227,7 @@ class CheckpointStore:
         return attempt
 
     def _claim_step(self, step: int, group: comm.Group) -> Attempt:
-        """Claim the folder again if this attempt has saved the step already, so that no saved bytes are overwritten."""
+        """Claim the folder again if this attempt has already saved the step, so that no saved bytes are overwritten."""
         attempt = self._attempt
         if attempt is None or step in self._steps:
             attempt = self.claim(group)
@@ -245,7 +245,7 @@ class CheckpointStore:
         Raises:
             OSError: the folder or a manifest cannot be read.
         """
-        whole, damaged = [], []
+        checkpoints, damaged = [], []
         for name in checkpoint_names(self.root):
             try:
                 checkpoint = self._read(name)
@@ -253,8 +253,8 @@ class CheckpointStore:
                 damaged.append(error)
                 continue
             if checkpoint is not None:
-                whole.append(checkpoint)
-        return whole, damaged
+                checkpoints.append(checkpoint)
+        return checkpoints, damaged
 
     def all(self) -> list[Checkpoint]:
         """Committed checkpoints with a readable manifest, oldest first.
@@ -271,16 +271,16 @@ class CheckpointStore:
             NoWholeCheckpointError: all manifests are damaged.
             OSError: as `listing`.
         """
-        whole, damaged = self.listing()
-        if damaged and not whole:
+        checkpoints, damaged = self.listing()
+        if damaged and not checkpoints:
             raise no_whole(self.root.path, damaged)
-        return whole[::-1], damaged
+        return checkpoints[::-1], damaged
 
     def latest(self) -> Checkpoint | None:
-        """The newest committed checkpoint; None if there is none.
+        """The newest committed checkpoint; None without checkpoints.
 
         Raises:
-            NoWholeCheckpointError, OSError: as `candidates`.
+            NoWholeCheckpointError, OSError: like `candidates`.
         """
         return next(iter(self.candidates()[0]), None)
 
@@ -294,16 +294,16 @@ class CheckpointStore:
     ) -> dict[str, torch.Tensor]:
         """Load a checkpoint into model and optimizer, under any plan and world size. A collective.
 
-        Random states are restored only if the world size is that of the writers.
+        Restores random states only if the world size is unchanged.
 
         Returns:
             The additional tensors of the checkpoint, on every rank.
 
         Raises:
-            ValueError: the checkpoint does not fit the model or its mapping of ids; names the table or parameter.
-            DamagedCheckpointError: names file, tensor and rows that were changed. You may load another checkpoint.
-            RemovedCheckpointError: it no longer exists.
-            OSError: it cannot be read.
+            ValueError: the checkpoint does not match the model or its mapping of ids; names the table or parameter.
+            DamagedCheckpointError: names the changed file, tensor and rows. You may load another checkpoint.
+            RemovedCheckpointError: the checkpoint no longer exists.
+            OSError: the checkpoint cannot be read.
         """
         check_mapping(checkpoint.path, checkpoint.manifest.mapping, mapping)
         rank, world = (0, 1) if group is None else (group.rank(), group.size())
@@ -332,10 +332,10 @@ class CheckpointStore:
         return Reader(self.root.sub(checkpoint.name), checkpoint.manifest)
 
     def damages(self, checkpoint: Checkpoint) -> list[Damage]:
-        """Everything in a checkpoint that was changed; reads all of it.
+        """All damage of a checkpoint. Reads every byte.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the checkpoint cannot be read.
         """
         try:
             with self.reader(checkpoint) as reader:
@@ -344,7 +344,7 @@ class CheckpointStore:
             return list(error.damages)
 
     def note_scores(self, step: int, scores: Mapping[str, Any]) -> bool:
-        """Record the metrics of the checkpoint of a step, which was saved or loaded; prunes. Only rank 0 calls it.
+        """Record the metrics of the checkpoint of a step that was saved or loaded, and prune. Call on rank 0 only.
 
         Returns:
             Whether the checkpoint exists.
@@ -363,7 +363,7 @@ class CheckpointStore:
     def prune(self, keep: int) -> None:
         """Remove all but the `keep` newest committed checkpoints and the best one, and unfinished older folders.
 
-        Only one process of a run may call this, and not while another one saves.
+        Call from one process of a run only, and not during a save of another process.
 
         Raises:
             FencedError: another attempt has taken over the folder.

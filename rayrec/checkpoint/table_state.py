@@ -1,7 +1,7 @@
 """The optimizer state of tables in forms that can be resharded: rectangles, column units, single numbers.
 
-A table is trained inside backward, or by an optimizer whose parameters are its shards. In both cases the state is cut
-like the weights.
+A table is updated inside backward, or by an optimizer over its shards. In both cases the state is sharded like the
+weights.
 
 Row-wise optimizers keep one accumulator per row for every column shard. It is saved as `[rows, units]`, where the width
 of a unit is the greatest common divisor of the column edges. A shard of another plan reads the units that it covers:
@@ -26,16 +26,16 @@ Finish = Callable[[], object]
 
 
 def whole_rows(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
-    """Tensors that are cut like this rank's shards, as rectangles of the table."""
-    pieces = [
+    """Tensors of the shapes of this rank's shards, as rectangles of the table."""
+    rectangles = [
         Rectangle((item.shard.rows.start, item.shard.cols.start), tensor)
         for item, tensor in zip(table.local, tensors, strict=True)
     ]
-    return Rectangles((table.config.num_embeddings, table.config.embedding_dim), pieces)
+    return Rectangles((table.config.num_embeddings, table.config.embedding_dim), rectangles)
 
 
 def as_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors and numbers of an optimizer's state; numbers as tensors."""
+    """The tensors of an optimizer's state, with its numbers converted to tensors."""
     numbers = {
         key: torch.tensor(float(v), dtype=torch.float64) for key, v in state.items() if isinstance(v, int | float)
     }
@@ -46,7 +46,7 @@ def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.
     """The states of this rank's shards, by key.
 
     Raises:
-        ValueError: a state has neither the shape of its shard nor one number per row, and is not a single number.
+        ValueError: a state is neither of the shape of its shard, nor one number per row, nor a single number.
     """
     out: dict[str, Rectangles] = {}
     for key in sorted({key for state in states for key in state}):
@@ -68,8 +68,8 @@ def to_save(name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.
 
 
 def state_device(key: str, param: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
-    """The device on which a torch optimizer keeps a state of `param`: that of `param`, except for the step count, which
-    is on the host unless the optimizer is fused or capturable."""
+    """The device of a torch optimizer's state of `param`: the device of `param`, but the step count is on the host
+    unless the optimizer is fused or capturable."""
     (group,) = (group for group in optimizer.param_groups if any(p is param for p in group["params"]))
     on_host = key == "step" and not group.get("fused") and not group.get("capturable")
     return torch.device("cpu") if on_host else param.device
@@ -78,7 +78,7 @@ def state_device(key: str, param: torch.Tensor, optimizer: torch.optim.Optimizer
 def make_targets(
     table: ShardedTable, key: str, saved: TensorStorageMetadata, optimizer: torch.optim.Optimizer
 ) -> list[torch.Tensor]:
-    """An empty state for each of this rank's shards, of the kind that was saved under `key`."""
+    """An empty state for each of this rank's shards, with the dtype and dimensions that were saved under `key`."""
     table_size = torch.Size((table.config.num_embeddings, table.config.embedding_dim))
     dims = 2 if saved.size == table_size else min(len(saved.size), 1)
     return [
@@ -95,7 +95,7 @@ def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tenso
     """(rectangles to read for the states of this rank's shards, functions that then fill these states)
 
     Args:
-        size: of the saved state.
+        size: shape of the saved state.
         targets: states of this rank's shards.
     """
     if len(size) == 0:
@@ -107,7 +107,7 @@ def to_load(table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tenso
 
 
 def _unit_width(dim: int, shards: Iterable[Shard]) -> int:
-    """Width of a column unit, from the edges of all ranks' shards; the whole width if columns are not cut."""
+    """Width of a column unit, from the edges of all ranks' shards; the full width if columns are not sharded."""
     return math.gcd(dim, *(edge for shard in shards for edge in (shard.cols.start, shard.cols.stop)))
 
 
@@ -115,14 +115,14 @@ def _rows_to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Recta
     """Row-wise states `[rows]` of this rank's shards, repeated for each unit that a shard covers."""
     config = table.config
     unit = _unit_width(config.embedding_dim, table.shards)
-    pieces = [
+    rectangles = [
         Rectangle(
             (item.shard.rows.start, item.shard.cols.start // unit),
             tensor[:, None].expand(-1, item.shard.cols.size // unit),
         )
         for item, tensor in zip(table.local, tensors, strict=True)
     ]
-    return Rectangles((config.num_embeddings, config.embedding_dim // unit), pieces)
+    return Rectangles((config.num_embeddings, config.embedding_dim // unit), rectangles)
 
 
 def _merge(target: torch.Tensor, units: torch.Tensor, widths: torch.Tensor) -> None:
@@ -136,14 +136,14 @@ def _rows_to_load(
     """Like `to_load`, for row-wise states `[rows]` that were saved with `num_units` units."""
     config = table.config
     unit = config.embedding_dim // num_units
-    loads, pieces = list[Finish](), []
+    loads, rectangles = list[Finish](), []
     for item, target in zip(table.local, targets, strict=True):
         start, stop = item.shard.cols.start // unit, -(-item.shard.cols.stop // unit)
         read = target.new_empty(target.shape[0], stop - start)
         widths = _covered(item.shard.cols, unit, range(start, stop))
         loads.append(partial(_merge, target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))
-        pieces.append(Rectangle((item.shard.rows.start, start), read))
-    return Rectangles((config.num_embeddings, num_units), pieces), loads
+        rectangles.append(Rectangle((item.shard.rows.start, start), read))
+    return Rectangles((config.num_embeddings, num_units), rectangles), loads
 
 
 def _covered(cols: Span, unit: int, units: Sequence[int]) -> list[int]:

@@ -22,12 +22,12 @@ from rayrec.storage.folder import open_folder
 
 
 def store_of(path: str) -> tuple[CheckpointStore, str | None]:
-    """(store, name of the checkpoint or None) for a path or URI: a run folder, its folder of checkpoints, or a
+    """(store, name of the checkpoint or None) for the path or URI of a run folder, its folder of checkpoints, or a
     checkpoint.
 
     Raises:
-        CheckpointError: it is none of them.
-        OSError: it cannot be read.
+        CheckpointError: `path` is something else.
+        OSError: `path` cannot be read.
     """
     folder = open_folder(path.rstrip("/"))
     names = folder.names()
@@ -41,19 +41,19 @@ def store_of(path: str) -> tuple[CheckpointStore, str | None]:
 
 
 def find(path: str) -> tuple[CheckpointStore, Checkpoint]:
-    """The checkpoint at a path or URI; the newest one of a run.
+    """The checkpoint at a path or URI; for a run, its newest one.
 
     Raises:
-        CheckpointError: there is none, or the manifest of the newest one is damaged.
-        OSError: it cannot be read.
+        CheckpointError: `path` has no checkpoint, or the manifest of the newest one is damaged.
+        OSError: `path` cannot be read.
     """
     store, name = store_of(path)
     damaged: list[DamagedCheckpointError] = []
     if name is not None:
         checkpoint = read_checkpoint(store.root.sub(name))
     else:
-        whole, damaged = store.candidates()
-        checkpoint = next(iter(whole), None)
+        checkpoints, damaged = store.candidates()
+        checkpoint = next(iter(checkpoints), None)
     if checkpoint is None:
         raise CheckpointError(f"{path} has no complete checkpoint")
     if newer := newer_damaged(checkpoint, damaged):
@@ -64,30 +64,30 @@ def find(path: str) -> tuple[CheckpointStore, Checkpoint]:
 def verify(path: str) -> Iterator[tuple[str, list[Damage]]]:
     """(path, damage) of each checkpoint at a path or URI, newest first."""
     store, name = store_of(path)
-    whole, damaged = store.listing() if name is None else ([find(path)[1]], [])
+    checkpoints, damaged = store.listing() if name is None else ([find(path)[1]], [])
     for error in damaged:
         yield error.path, list(error.damages)
-    for checkpoint in reversed(whole):
+    for checkpoint in reversed(checkpoints):
         try:
             damages = store.damages(checkpoint)
         except RemovedCheckpointError:  # by its run, which continues
             continue
         yield checkpoint.path, damages
-    if not whole and not damaged:
+    if not checkpoints and not damaged:
         raise CheckpointError(f"{path} has no complete checkpoint")
 
 
 def describe(path: str) -> list[str]:
-    """A description of a checkpoint, in lines."""
+    """Lines that describe a checkpoint."""
     store, checkpoint = find(path)
     manifest = checkpoint.manifest
     with store.reader(checkpoint) as reader:
         tensors = reader.index.tensors
         total = sum(file.size for file in reader.index.files.values())
         files = len(reader.index.files)
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.time))
+    saved_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.time))
     lines = [
-        f"{checkpoint.path}: step {manifest.step}, attempt {manifest.attempt}, {when}",
+        f"{checkpoint.path}: step {manifest.step}, attempt {manifest.attempt}, {saved_at}",
         f"written by {manifest.world_size} ranks; {total / 1e6:,.1f} MB in {files} data files",
     ]
     for title, kind in (("tables", TABLE), ("layers", DENSE)):
@@ -96,8 +96,8 @@ def describe(path: str) -> list[str]:
         for name, saved in by_name.items():
             size, dtype = " x ".join(map(str, saved.size)) or "number", str(saved.dtype).removeprefix("torch.")
             lines.append(f"  {name}: {size} {dtype}")
-    other = [key for key in tensors if not key.startswith((f"{TABLE}/", f"{DENSE}/"))]
-    lines.append(f"{len(other)} other tensors: optimizer states, random states, metrics")
+    other_keys = [key for key in tensors if not key.startswith((f"{TABLE}/", f"{DENSE}/"))]
+    lines.append(f"{len(other_keys)} other tensors: optimizer states, random states, metrics")
     for feature, mapping in sorted((manifest.mapping or {}).items()):
         lines.append(f"ids of {feature}: " + ", ".join(f"{name} {value}" for name, value in mapping.items()))
     return lines
@@ -107,7 +107,7 @@ def convert(path: str, out: Path, optimizer: bool) -> tuple[Checkpoint, int, int
     """Write a checkpoint to one file; returns (checkpoint, number of tensors, bytes of the file).
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
+        CheckpointError: `path` has no checkpoint, or it is damaged.
         OSError: the file cannot be written.
     """
     store, checkpoint = find(path)
@@ -117,7 +117,7 @@ def convert(path: str, out: Path, optimizer: bool) -> tuple[Checkpoint, int, int
 
 
 def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:
-    """Key in the checkpoint by the name in the `state_dict` of the unsharded model.
+    """Keys in the checkpoint, by the name in the `state_dict` of the unsharded model.
 
     Args:
         optimizer: include optimizer states, as `optimizer.NAME.STATE`.

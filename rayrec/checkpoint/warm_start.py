@@ -1,4 +1,4 @@
-"""Initializes a new model from the checkpoint of another one: tables and layers by name, without optimizer state."""
+"""Initializes a new model from the checkpoint of another model: tables and layers by name, no optimizer state."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Names:
     """Maps names of the new model to names in the checkpoint.
 
     Args:
-        renames: name in the checkpoint → name in the model; of a table, a layer, or a module with its contents.
-        fresh: names in the model that are not loaded; of a module, with its contents.
+        renames: name in the checkpoint → name in the model, of tables, layers, or modules with all their contents.
+        fresh: names in the model that are not loaded; the name of a module includes its contents.
     """
 
     renames: Mapping[str, str]
@@ -41,7 +41,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class LoadedNames:
-    """Names of the tables and layers that were loaded, and of those that were not."""
+    """Names of the loaded tables and layers, and in `fresh` of the tables and layers that were not loaded."""
 
     tables: tuple[str, ...]
     layers: tuple[str, ...]
@@ -59,11 +59,11 @@ def load_weights(
     """Load the tables and layers of `model` that the checkpoint has. A collective.
 
     Args:
-        rows: by table (the last component of its name), the number of first rows that mean the same ids in model and
+        rows: by table (last component of its name), the number of leading rows with the same ids in model and
             checkpoint; default: all.
 
     Raises:
-        CheckpointError: no name fits, or a table or layer has another size; names it.
+        CheckpointError: no name matches, or a table or layer has another size; names it.
         DamagedCheckpointError, OSError: see `CheckpointStore.load`.
     """
 
@@ -139,7 +139,7 @@ def _saved(reader: Reader, kind: str, name: str | None) -> str | None:
 
 
 def _inside(name: str, outer: str) -> str | None:
-    """The rest of `name` after `outer`, some of its components; None if `outer` is not in it."""
+    """The rest of `name` after the components `outer`; None if `name` does not contain them."""
     start = f".{name}.".find(f".{outer}.")
     return None if start < 0 else name[start + len(outer) :]
 

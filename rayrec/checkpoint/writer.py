@@ -17,26 +17,26 @@ from rayrec.checkpoint.index import BLOCK_BYTES, VERSION, DataFile, Index, Piece
 from rayrec.checkpoint.safetensors import header, host_bytes
 from rayrec.storage.folder import Folder
 
-# Share of one CPU per rank that a write may use when training needs all CPUs. A step ends when its slowest rank does,
-# and loses more than the writer's own time (caches, memory): with shares of 0.05 and 0.025, steps of two ranks took
-# 1.11 and 1.04 times as long.
+# Share of one CPU per rank that a write may use when training needs all CPUs. A step is as slow as its slowest rank,
+# and is delayed by more than the writer's CPU time (caches, memory bandwidth): with shares of 0.05 and 0.025, steps of
+# two ranks took 1.11 and 1.04 times as long.
 SHARE = 0.025
-# CPU seconds before the first pause: a small checkpoint is no burden, and is useful as soon as possible.
+# CPU seconds before the first pause, so that small checkpoints are written without delay.
 FREE_S = 0.05
 
 
 class StoppedError(Exception):
-    """The save was given up."""
+    """The save was abandoned."""
 
 
 class Throttle:
     """Limits the CPU use of a thread that writes during training: the thread calls `pause` after each block.
 
-    A lower priority alone is not enough: the thread then runs while a rank waits for another one, and the system does
-    not interrupt what it began (copying a block to the page cache) when the step continues.
+    A lower priority alone is not enough: the thread then runs while its rank waits for another rank, and the kernel
+    does not interrupt a copy to the page cache when the step continues.
 
     Args:
-        share: of one CPU that the thread may use; 1: no limit.
+        share: fraction of one CPU that the thread may use; 1: no limit.
     """
 
     def __init__(self, share: float = 1.0) -> None:
@@ -51,11 +51,11 @@ class Throttle:
         return time.monotonic() - self._active_at
 
     def release(self) -> None:
-        """Remove the limit, because somebody waits for the thread."""
+        """Remove the limit, because a caller waits for the thread."""
         self._unlimited.set()
 
     def stop(self) -> None:
-        """Give up the save: `pause` and `wait` raise from now on."""
+        """Abandon the save: `pause` and `wait` raise from now on."""
         self._stopped.set()
         self._unlimited.set()
 
@@ -71,7 +71,7 @@ class Throttle:
         self.wait(0.0)
 
     def wait(self, seconds: float) -> None:
-        """Sleep while another rank works.
+        """Sleep while waiting for another rank.
 
         Raises:
             StoppedError: the save was given up.
@@ -86,9 +86,9 @@ class Item:
     """A rectangle of a tensor that this rank writes.
 
     Args:
-        key: of the tensor.
-        size: of the whole tensor.
-        offsets: of the rectangle in it.
+        key: key of the tensor.
+        size: shape of the full tensor.
+        offsets: offsets of the rectangle in the full tensor.
     """
 
     key: str
@@ -98,7 +98,7 @@ class Item:
 
 
 def snapshot(items: Sequence[Item]) -> list[Item]:
-    """Copies in host memory; pinned if they come from a GPU."""
+    """Copies in host memory; pinned if the tensor is on a GPU."""
     copies = []
     for item in items:
         on_gpu = item.tensor.is_cuda
@@ -111,7 +111,7 @@ def snapshot(items: Sequence[Item]) -> list[Item]:
 
 
 def write(folder: Folder, rank: int, items: Sequence[Item], throttle: Throttle | None = None) -> Index:
-    """Write a rank's items and return its part of the index. Copies one item at a time at most.
+    """Write a rank's items and return its part of the index. Copies at most one block at a time.
 
     Raises:
         OSError: the file cannot be written; the incomplete file is removed.
@@ -119,7 +119,7 @@ def write(folder: Folder, rank: int, items: Sequence[Item], throttle: Throttle |
         ValueError: a number format that safetensors does not support.
     """
     name, throttle = data_file(rank), throttle or Throttle()
-    # Largest elements first, so that all numbers are aligned to their size.
+    # Sorted by element size, largest first, so that all numbers are aligned.
     items = sorted(items, key=lambda item: -item.tensor.element_size())
     head = header((_tensor_name(item), item.tensor.dtype, item.tensor.shape) for item in items)
     begin, pieces = len(head), []
@@ -137,7 +137,7 @@ def write(folder: Folder, rank: int, items: Sequence[Item], throttle: Throttle |
                 pieces.append(Piece(item.offsets, shape, name, begin, block_rows, tuple(checksums)))
                 begin += item.tensor.nbytes
     except BaseException:
-        folder.remove(name)  # it may be what fills the disk
+        folder.remove(name)  # it may have filled the disk
         raise
     return _index(items, pieces, {name: DataFile(begin, len(head), zlib.crc32(head))})
 

@@ -1,4 +1,4 @@
-"""`Trainer(TrainConfig(...)).fit()`: runs a config and writes a run folder with a trained, evaluated model."""
+"""`Trainer(TrainConfig(...)).fit()` trains and evaluates a model, and writes the run folder."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class Trainer:
         if factory is None:
             refuse_code_from_elsewhere(config, Path.cwd(), allow_code=allow_code)
         self._given = resolved(config, root)
-        self.config = self._given  # until `fit` fills in what the run resolves
+        self.config = self._given  # `fit` adds the resolved values
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
         self.callbacks = Callbacks(callbacks, self._warn)
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
-        self._lease: Lease  # held during `fit`
+        self._lease: Lease  # set during `fit`
         self._earlier_values: ResolvedValues  # resolved by earlier launches
         self.mirror = Mirror(self.folder)
         self._warnings: list[str] = []
@@ -152,7 +152,7 @@ class Trainer:
     def _push(self) -> None:
         with suppress(OSError):  # `push` reports it
             if not self._lease.held:
-                return  # another launch owns the files now
+                return  # another launch has taken over the files
         self.mirror.push(self._warn)
 
     def _warn(self, text: str) -> None:
@@ -196,7 +196,7 @@ class Trainer:
         )
 
     def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None]:
-        """Manifests of the training and evaluation rows. Resolves the types of ids in the config."""
+        """Manifests of the training and evaluation rows. Also resolves id types in `self.config`."""
         data, schema = self.config.data, self.config.data_schema
         rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
         if data.progressive is not None and isinstance(data.train, DataSet):
@@ -230,14 +230,14 @@ class Trainer:
             self._warn(f"warning: {text}")
 
     def _count_epochs(self) -> None:
-        """Sets the epochs of progressive training: those begun so far, and one for each remaining period."""
+        """Set the number of epochs of progressive training: epochs begun so far, plus one per remaining period."""
         data, column = self.config.data.train, self.config.data.progressive
         if column is None:
             return
         assert isinstance(data, DataSet), "checked with the config"
         latest, periods = newest_checkpoint(self.folder), Periods.of(data, column, self.config.data_schema.text_columns)
         if latest is None:
-            self.folder.result.unlink(missing_ok=True)  # its checkpoints are gone: train all periods again
+            self.folder.result.unlink(missing_ok=True)  # the checkpoints are missing: train all periods again
         position = START if latest is None else Position.from_dict(latest.extra["position"])
         position = position.among(periods)
         assert position.cursor.only is not None, "it is among periods"
@@ -263,20 +263,20 @@ class Trainer:
         return Result.from_dict(self.folder.path, raw)
 
     def _refuse_other_config(self) -> dict[str, Any] | None:
-        """Compares the config that the last launch gave with this one's; returns the former, None where there is none.
+        """Refuse a config that differs from the last launch in a fixed field; returns the last launch's config.
 
-        Both are filled with what the run has resolved: naming such a value, or leaving it out, is no difference.
+        Both configs are filled with resolved values first, so setting such a value or leaving it open is no difference.
         """
         before = self.folder.read_given()
         if before is None:
             return None
-        with suppress(ValueError):  # of a version that had other fields: compared as it is
+        with suppress(ValueError):  # a config of another version is compared as it is
             before = self._earlier_values.fill(TrainConfig(**before)).to_dict()
         refuse_other_config(self.folder, before, self._earlier_values.fill(self._given).to_dict())
         return before
 
     def _check_earlier(self) -> None:
-        """Refuses another config if the run has a committed checkpoint."""
+        """Refuse a different config if the run has a committed checkpoint."""
         if newest_checkpoint(self.folder) is None:
             return
         before = self._refuse_other_config()
@@ -308,10 +308,10 @@ class Trainer:
         self._push()
 
     def _with_advice(self, error: TrainError) -> TrainError:
-        """The error with a hint how to resume."""
+        """The error with advice on how to resume, if a checkpoint exists."""
         try:
             latest = newest_checkpoint(self.folder) if self._lease.held else None
-        except (ValueError, OSError):  # the storage itself is the problem that the error reports
+        except (ValueError, OSError):  # the storage itself failed, which `error` reports
             return error
         if latest is None:
             return error

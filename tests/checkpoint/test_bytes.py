@@ -284,7 +284,7 @@ def test_a_part_of_an_index_need_not_fill_its_tensors() -> None:
     with pytest.raises(ValueError, match="have 3 of 4"):
         Index.joined([part])
     raw = json.loads(part.to_json())
-    for change, message in [({"version": 2}, "version 2 of the index"), ({"files": {FILE: [1, 2]}}, "Field required")]:
+    for change, message in [({"version": 2}, "the index has version 2"), ({"files": {FILE: [1, 2]}}, "Field required")]:
         with pytest.raises(ValueError, match=message):
             Index.from_json(json.dumps({**raw, **change}).encode(), whole=False)
     del raw["version"]

@@ -151,7 +151,7 @@ def test_large_row_groups_are_read_in_parts(tmp_path: Path) -> None:
 def test_a_footer_is_read_once_however_many_windows_a_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write(tmp_path / "set", [600, 600], row_group_size=50)
     manifest = Manifest.read(str(files), SCHEMA, window_rows=50)
-    monkeypatch.setattr(parquet, "_FOOTERS", kept := parquet._Kept())
+    monkeypatch.setattr(parquet, "_FOOTERS", kept := parquet._FooterCache())
     monkeypatch.setattr(parquet, "_raw_footer", read := Mock(wraps=parquet._raw_footer))
     for epoch in range(2):
         with stream(manifest, Cursor.start(epoch), 0, 1) as batches:

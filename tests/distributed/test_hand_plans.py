@@ -78,13 +78,13 @@ def test_fewer_rows_than_ranks_leave_ranks_out() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (by.table_wise(4), "there is no rank 4 among 4"),
-        (by.table_wise(-1), "there is no rank -1 among 4"),
+        (by.table_wise(4), "rank 4 is outside the world of 4 ranks"),
+        (by.table_wise(-1), "rank -1 is outside the world of 4 ranks"),
         (by.row_wise(([4, 5], "cpu")), r"sizes \[4, 5\] do not add up to 10 rows"),
         (by.column_wise(size_per_rank=[8, 5]), r"sizes \[8, 5\] do not add up to 12 columns"),
-        (by.column_wise([0, 1, 2, 3, 0]), "embedding_dim=12 cannot be cut into 5 equal parts"),
-        (by.grid_shard([0, 1, 0, 1, 0]), "embedding_dim=12 cannot be cut into 5 equal parts"),
-        (by.table_row_wise(2), "there is no rank 4 among 4"),
+        (by.column_wise([0, 1, 2, 3, 0]), "embedding_dim=12 must be a multiple of 5, the number of column shards"),
+        (by.grid_shard([0, 1, 0, 1, 0]), "embedding_dim=12 must be a multiple of 5, the number of column shards"),
+        (by.table_row_wise(2), "rank 4 is outside the world of 4 ranks"),
     ],
 )
 def test_cuts_that_do_not_fit_are_refused(make: Any, words: str) -> None:
@@ -93,7 +93,7 @@ def test_cuts_that_do_not_fit_are_refused(make: Any, words: str) -> None:
 
 
 def test_plans_of_other_tables_are_refused() -> None:
-    with pytest.raises(ValueError, match="column_wise: give ranks, or size_per_rank"):
+    with pytest.raises(ValueError, match="column_wise: pass ranks or size_per_rank"):
         by.column_wise()
     make = by.construct_module_sharding_plan
     sizes: Any = {"local_size": 1, "world_size": 1, "device_type": "cpu"}
@@ -101,7 +101,7 @@ def test_plans_of_other_tables_are_refused() -> None:
         make(collection(), {}, **sizes)
     with pytest.raises(ValueError, match="table 'u' is only in the sharding"):
         make(collection(), {"t": by.table_wise(0), "u": by.table_wise(0)}, **sizes)
-    with pytest.raises(ValueError, match="there is no sharder of Linear; give one"):
+    with pytest.raises(ValueError, match="no default sharder for Linear; pass a sharder"):
         make(nn.Linear(1, 1), {}, **sizes)
 
 
@@ -151,7 +151,7 @@ def test_sizes_and_offsets_of_each_kind() -> None:
         assert of(kind, 5) == ([[10, 5], [10, 5], [10, 2]], [[0, 0], [0, 5], [0, 10]])
     few = by.calculate_shard_sizes_and_offsets(torch.empty(2, 4), 3, 3, "row_wise")
     assert few == ([[1, 4], [1, 4], [0, 4]], [[0, 0], [1, 0], [2, 0]])
-    with pytest.raises(ValueError, match="not for grid_shard"):
+    with pytest.raises(ValueError, match="does not support grid_shard"):
         of("grid_shard")
 
 
@@ -348,7 +348,7 @@ def test_one_collection_is_sharded_under_any_kind_of_plan(plan: Any) -> None:
 
 
 def test_what_has_no_sharder_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no sharder of Linear; give one"):
+    with pytest.raises(ValueError, match="no default sharder for Linear; pass a sharder"):
         shard(nn.Linear(1, 1), by.table_wise(0), ALONE, CPU)
     layer = nn.Linear(1, 1)
     assert shard(layer, {"weight": ParameterSharding("data_parallel", "dense", [0])}, ALONE, CPU, Sharder()) is layer

@@ -150,8 +150,11 @@ def test_codecs_scale_what_is_half_as_wide() -> None:
         assert registry is not None and {one.backward.name for one in registry.values()} == {name}
     own = QCommsConfig(CommType.FP8, CommType.FP8, fp8_quantize_dim=8, fp8_quantize_dim_bwd=16)
     assert own.fp8_quantize_dim_bwd == 16
-    for wrong in (QCommsConfig(CommType.MX4), QCommsConfig(output_dtype=CommType.FP16)):
-        with pytest.raises(ValueError, match="vectors"):
+    for wrong, message in (
+        (QCommsConfig(CommType.MX4), "MX4 is not supported"),
+        (QCommsConfig(output_dtype=CommType.FP16), "output_dtype"),
+    ):
+        with pytest.raises(ValueError, match=message):
             get_qcomm_codecs_registry(wrong)
 
 

@@ -208,7 +208,7 @@ def test_wrong_schedules_are_named() -> None:
     for some in ({"end_value": 1.0}, {"start_interpolating_iters": 0}):
         with pytest.raises(ValueError, match="start_interpolating_iters and end_value are required"):
             WarmupStage(policy=P.INTERPOLATE, **some)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"max_iters are \[1, 5, 4\]"):
+    with pytest.raises(ValueError, match=r"they are \[1, 5, 4\]"):
         WarmupOptimizer(keyed(w=[1.0]), [WarmupStage(max_iters=end) for end in (1, 5, 4)])
 
 

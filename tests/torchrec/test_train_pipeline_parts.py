@@ -200,7 +200,7 @@ def test_a_batchs_features_are_found() -> None:
     assert home.sparse_features(Of(a=1, b=given, c=other)) is given
     assert home.sparse_features((1, given, other)) is given and home.sparse_features([given]) is given
     assert home.sparse_features(given) is given
-    with pytest.raises(ValueError, match=r"Of has no KeyedJaggedTensor; give TrainPipeline\(features=…\)"):
+    with pytest.raises(ValueError, match=r"Of has no KeyedJaggedTensor; set TrainPipeline\(features=…\)"):
         home.sparse_features(Of(a=1))
     with pytest.raises(ValueError, match="int has no KeyedJaggedTensor"):
         home.sparse_features(3)

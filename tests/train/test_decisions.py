@@ -538,7 +538,7 @@ def test_a_position_adds_up_its_steps() -> None:
     by_time.restart()
     assert [by_time.is_due(1, clock) for clock in (99.0, 100.0, 101.0)] == [False, False, True]
     assert [str(purpose) for purpose in Purpose] == ["step", "evaluation step", "check", "sum", "gather"]
-    with pytest.raises(AssertionError, match="room for few numbers"):
+    with pytest.raises(AssertionError, match="too many numbers for an exchange"):
         alone.sums([0.0] * 7)
     assert alone.sums([1.0] * 6) == [1.0] * 6
 

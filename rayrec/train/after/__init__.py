@@ -1,1 +1,1 @@
-"""What is done with a trained run: evaluation, export, permutation importance."""
+"""Uses of a trained run: evaluation, export, retrieval index, permutation importance."""

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint of a run, on its own evaluation rows or on others."""
+"""Evaluates a checkpoint of a run on the run's evaluation rows or on other data."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def evaluate_run(
         checkpoint: see `choose`.
 
     Returns:
-        `auc`, `ne`, `logloss`, `calibration` and `samples` (in `tasks` for each of several labels), `skipped`, `step`,
-        `checkpoint` and `data`.
+        `auc`, `ne`, `logloss`, `calibration` and `samples` (with several labels, per label in `tasks`), `skipped`,
+        `step`, `checkpoint` and `data`.
 
     Raises:
         ValueError: not a run folder, no checkpoint, no evaluation data, or data that cannot be read.
@@ -78,9 +78,9 @@ def _job(
 ) -> Job:
     raw["trainer"]["num_workers"] = num_workers
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
-    # Nothing is trained, so a single group needs the least memory.
+    # Evaluation needs no replicas; a single group uses the least memory.
     raw["sharding"]["replicas"] = 1
-    # A plan belongs to a number of workers, a calibration to a cluster.
+    # The plan is for another number of workers, the calibration for another cluster.
     raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
     config = parse_config(raw)
     if config.data.eval is None:

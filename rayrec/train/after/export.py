@@ -1,4 +1,4 @@
-"""A run, or one of its checkpoints, as what `rayrec.inference.export` takes."""
+"""Exports a checkpoint of a run with `rayrec.inference.export`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rayrec.train.run.folder import RunFolder
 from rayrec.train.setup import build
 from rayrec.train.worker.evaluator import EVAL_ROWS
 
-_DRAWN = 64  # row groups, or runs of small ones, that a sample of the evaluation rows is from
+_DRAWN = 64  # number of row groups (or series of small ones) in a sample of evaluation rows
 
 
 def export_run(
@@ -45,19 +45,19 @@ def export_run(
     allow_code: bool = False,
     checkpoint: str = NEWEST,
 ) -> Export:
-    """Export a checkpoint of a run, whatever plan and world it was saved under.
+    """Export a checkpoint of a run; any sharding plan and world size.
 
-    A damaged one is refused; with "whole", what is passed over is reported on stderr.
+    A damaged checkpoint is an error; `checkpoint="whole"` skips damaged ones and reports them on stderr.
 
     Args:
         source: a run folder, or a checkpoint inside it.
-        data: rows to compare scores on; default the run's `data.eval`.
-        factory: makes the model, for a run that was given one in Python.
-        allow_code: whether a `model.factory` that the run folder names may be imported.
-        checkpoint: of a run folder, as `choose` takes it.
+        data: rows to compare scores on; default: the run's `data.eval`.
+        factory: makes the model, if the run was given one in Python.
+        allow_code: import a `model.factory` that the run folder names.
+        checkpoint: see `choose`; only for a run folder.
 
     Raises:
-        ValueError: not a run, no checkpoint, no evaluation rows, or what `rayrec.inference.export` raises.
+        ValueError: not a run, no checkpoint, no evaluation rows, or an error of `rayrec.inference.export`.
     """
     folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
     return _export(folder, found, out, wanted, data=data, factory=factory, allow_code=allow_code)
@@ -66,27 +66,27 @@ def export_run(
 def _export(
     folder: RunFolder, checkpoint: Checkpoint, out: str | Path, wanted: ExportOptions | None, **how: Any
 ) -> Export:
-    """`how`: as `trained_of` takes it."""
+    """Export, and record the export in the run. `how` is passed to `trained_of`."""
     if config_of_run(folder, allow_code=True)["model"].get("name") in RETRIEVERS:
         raise TrainError(f"{folder.path} is of a retriever, which scores no rows: `rayrec index {folder.path} OUT`")
     try:
         made = export(trained_of(folder, checkpoint, **how), out, wanted)
     except DamagedCheckpointError as error:
         raise refused(error) from error
-    with suppress(OSError, StorageError):  # an export needs no run that can be written
+    with suppress(OSError, StorageError):  # the run folder may be read-only
         _note(folder, made)
     return made
 
 
 def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NEWEST, tell: Tell | None = None) -> Path:
-    """The fp32 export of a run's checkpoint in the run's own folder; made where it is not there yet.
+    """The fp32 export of a checkpoint in the run's `exports/`; created if missing.
 
     Args:
-        checkpoint: as `choose` takes it.
-        tell: called with which one it is.
+        checkpoint: see `choose`.
+        tell: called with a message that names the checkpoint.
 
     Raises:
-        ValueError: as `export_run`.
+        ValueError: see `export_run`.
     """
     folder, found = find_checkpoint(Path(run).absolute(), checkpoint)
     if tell is not None:
@@ -98,7 +98,7 @@ def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NE
 
 
 def _note(folder: RunFolder, made: Export) -> None:
-    """Records the export in the run: a line in `exports.jsonl`, and the report anew."""
+    """Record the export in `exports.jsonl` of the run, and rewrite the report."""
     index, parity = made.index, made.parity
     formats = sorted({place.format.value for place in index.places}, reverse=True)
     line = {
@@ -122,11 +122,11 @@ def _note(folder: RunFolder, made: Export) -> None:
 
 
 def find_checkpoint(source: Path, which: str = NEWEST) -> tuple[RunFolder, Checkpoint]:
-    """The run and the checkpoint that a path names; of a run folder, the one that `which` means (see `choose`).
+    """The run and the checkpoint at a path; in a run folder, `which` selects the checkpoint (see `choose`).
 
     Raises:
-        TrainError: it names neither a run nor a committed checkpoint.
-        CheckpointError: it is damaged, or no other is whole.
+        TrainError: the path is neither a run nor a committed checkpoint.
+        CheckpointError: the checkpoint is damaged, or all are.
     """
     for folder in (RunFolder(source), RunFolder(source.parent.parent)):
         if not folder.config.exists():
@@ -153,10 +153,10 @@ def trained_of(
     factory: build.Factory | None = None,
     allow_code: bool = False,
 ) -> Trained:
-    """All that an export needs to know of a run.
+    """The input of `rayrec.inference.export` for a checkpoint of a run.
 
     Raises:
-        TrainError: there are no evaluation rows.
+        TrainError: the run has no evaluation rows.
     """
     raw = config_of_run(folder, allow_code=allow_code or factory is not None, data=data)
     config = parse_config(raw)
@@ -185,10 +185,11 @@ def trained_of(
 
 
 def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -> Iterator[Batch]:
-    """The evaluation rows as the trainer's evaluation in one process reads them.
+    """The evaluation rows, read as by the trainer's evaluation in one process.
 
     Args:
-        rows: about so many, from the beginnings of row groups that are drawn from all, in the same way each time.
+        rows: approximate size of a sample, taken from the beginnings of randomly chosen row groups with the run's
+            seed; default: all rows.
     """
     some = rows is not None and manifest.rows > rows
     if rows is not None and some:
@@ -204,7 +205,7 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
         cursor=EVAL_ROWS,
         seed=config.trainer.seed,
         shuffle=some,
-        interleave=4 * _DRAWN,  # of which a quarter comes first
+        interleave=4 * _DRAWN,  # a quarter of these windows comes first
         options=config.data.read.model_copy(update={"reader": "local"}),
     )
     with stream:
@@ -213,7 +214,7 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
 
 
 def _recorded(folder: RunFolder, step: int) -> dict[str, Any] | None:
-    """The figures of the run's evaluation at this step."""
+    """Metrics of the run's own evaluation at this step; None if there is none."""
     of_step = [line for line in folder.read_metrics() if line.get("kind") == "eval" and line.get("step") == step]
     names = ("tasks", "samples", *METRICS)
     return {key: of_step[-1][key] for key in names if key in of_step[-1]} if of_step else None

@@ -1,4 +1,4 @@
-"""Permutation importance: how much worse a model scores when one table's ids, or one number, are permuted over rows."""
+"""Permutation importance: how much metrics degrade if the values of a table or dense feature are permuted."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ _SEED = 0
 def importance_of_run(
     run_dir: str | Path, data: str | None = None, *, allow_code: bool = False, checkpoint: str = NEWEST
 ) -> list[dict[str, Any]]:
-    """Measures it on some evaluation rows of a run, writes `importance.json` there, and the report anew.
+    """Measure permutation importance on a sample of evaluation rows.
 
-    The checkpoint is exported into the run's own `exports/` first, as for predictions.
+    Writes `importance.json` to the run folder and rewrites the report. Exports the checkpoint to the run's `exports/`
+    first if needed.
 
     Args:
-        data: Parquet file, folder or glob; default the run's `data.eval`.
-        checkpoint: "newest", "best" by `storage.keep_best`, or a step.
+        data: Parquet file, folder or glob; default: the run's `data.eval`.
+        checkpoint: see `choose`.
 
     Returns:
-        `name`, `kind` (table or number), `ne` and `auc`: by how much NE rises and AUC falls (of the first of several
-        labels); the most important first.
+        Most important first: `name`, `kind` (table or number), `ne` (increase of NE) and `auc` (decrease of AUC). With
+        several labels, of the first one.
 
     Raises:
-        ValueError: as `export_run`; no evaluation rows.
+        ValueError: see `export_run`; no evaluation rows.
     """
     folder = RunFolder(Path(run_dir).absolute())
     raw = config_of_run(folder, allow_code=allow_code, data=data)
@@ -76,7 +77,7 @@ def _importance(model: Model, config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
-    """Up to `ROWS` good evaluation rows, from anywhere in the files."""
+    """A sample of up to `ROWS` valid evaluation rows from all files."""
     if config.data.eval is None:
         raise TrainError("--importance: the run has no data.eval; give rows to score with --data")
     manifest = Manifest.of(config.data.eval, config.data_schema.for_training)
@@ -94,7 +95,7 @@ def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
 
 
 def _parts(config: TrainConfig, schema: Schema) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """Name, kind and columns of each table and each number."""
+    """(name, kind, columns) of each table and dense feature."""
     columns = {feature.name: schema.sources(feature) for feature in schema.sparse}
     for table in config.tables:
         both = [column for name in table.features for column in columns[name]]

@@ -1,4 +1,4 @@
-"""A run of a built-in retriever as an index: item vectors and the query tower of one checkpoint."""
+"""Builds an index from a run of a built-in retriever: item vectors and query tower of a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def index_run(
     tables: str = "fp32",
     checkpoint: str = NEWEST,
 ) -> IndexReport:
-    """Index a checkpoint of a run.
+    """Build an index from a checkpoint of a run.
 
     Args:
         source: a run folder, or a checkpoint inside it.
-        out: not there yet.
-        items: Parquet of the items, also of such as training did not meet; None: each row of the item table, where its
-            ids are rows.
-        id_column: of the items; other columns are attributes to filter by.
+        out: folder to create; must not exist.
+        items: Parquet of the items, which may include items that are not in the training data. None indexes every row
+            of the item table; its ids must then be row numbers.
+        id_column: id column of `items`; other columns become attributes to filter by.
         tables: number format of the tower's tables; item vectors are float32.
 
     Raises:
-        ValueError: no run of a built-in retriever, items that cannot be mapped, or queries outside their limits.
+        ValueError: not a run of a built-in retriever, items that cannot be mapped, or queries outside their limits.
     """
     folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
     config = parse_config(config_of_run(folder, allow_code=False))
@@ -87,7 +87,7 @@ def _tower(config: TrainConfig, weights: CheckpointWeights) -> Tower:
 
 
 def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) -> tuple[pa.Table, torch.Tensor]:
-    """The items, their ids first, and the table row of each."""
+    """The items with their id column first, and the table row of each item, `[num_items]`."""
     whole = Mapping.from_config(config, labels=False)
     feature = next(one for one in whole.schema.sparse if one.name == tower.model.item)
     if items is None:

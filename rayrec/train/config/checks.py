@@ -1,6 +1,6 @@
-"""Checks that compare sections of the config: tables against schema, model, constraints, batch size.
+"""Checks across sections of the config: tables against schema, model, constraints and batch size.
 
-Each check raises PydanticCustomError for the first disagreement; its context holds the path of the field.
+Each check raises PydanticCustomError for the first problem; the error's context holds the field path.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, Tra
 
 
 def _refuse(path: str, message: str) -> PydanticCustomError:
-    # Pydantic fills in the braces of a template, so the message is a value of it.
+    # Pydantic formats braces in a template, so the message is passed as a value.
     return PydanticCustomError("config", "{message}", {"message": message, "path": path})
 
 
 def check_tables(tables: Sequence[TableConfig], schema: Schema) -> None:
-    """Names are unique, and every sparse feature is read by a table."""
+    """Table names are unique, tables read existing features, and every sparse feature is read by a table."""
     repeated = [name for name, times in Counter(t.name for t in tables).items() if times > 1]
     if repeated:
         raise _refuse("tables", f"table name {repeated[0]!r} is used twice; names are unique")
@@ -55,7 +55,7 @@ def check_tables(tables: Sequence[TableConfig], schema: Schema) -> None:
 
 
 def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableConfig]) -> None:
-    """The tables that a field names are there."""
+    """The tables named in `field` exist."""
     names = [table.name for table in tables]
     for name in named:
         if name not in names:
@@ -64,7 +64,7 @@ def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableC
 
 
 def check_model_args(model: ModelConfig) -> None:
-    """A built-in model takes the arguments."""
+    """A built-in model accepts its arguments."""
     name = model.name
     if name not in BUILT_IN:
         return
@@ -81,14 +81,14 @@ def check_model_args(model: ModelConfig) -> None:
 
 
 def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
-    """The batch of a loss over candidates or pairs of all rows is one."""
+    """A loss that compares the rows of a batch allows only one micro-batch."""
     of_all = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
     if trainer.micro_batches > 1 and (model.name in RETRIEVERS or model.loss.kind == "pairwise"):
         raise _refuse("trainer.micro_batches", f"{of_all} compares all rows of a batch in its loss; set it to 1")
 
 
 def check_attention(model: ModelConfig, schema: Schema) -> None:
-    """Histories of an attention are of one sequence, and hold no column of their target or of a label."""
+    """The history of an attention is one sequence without target or label columns, and fits `max_length`."""
     if model.name not in BUILT_IN:
         return
     column_of = {feature.name: feature.column for feature in schema.sparse}
@@ -114,7 +114,7 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
 
 
 def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
-    """DLRM's widths fit its tables and labels."""
+    """The layer widths of DLRM match its tables and labels."""
     if model.name != "dlrm":
         return
     dims = sorted({table.dim for table in tables})
@@ -134,7 +134,7 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
 
 
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
-    """The first label has the metrics that early stopping and the best checkpoint use."""
+    """Early stopping and `keep_best` use metrics of the first label, and negative sampling has binary labels."""
     kinds, early, own = schema.label_kinds, trainer.early_stopping, [metric.name for metric in trainer.metrics]
     for field, metric in (
         ("trainer.early_stopping.metric", None if early is None else early.metric),
@@ -163,7 +163,7 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
 
 
 def check_loss(model: ModelConfig, schema: Schema) -> None:
-    """There is a label that the loss is of."""
+    """The loss applies to the labels."""
     if model.loss != LossConfig() and set(schema.label_kinds) == {"number"}:
         raise _refuse(
             "model.loss", "labels that are numbers have squared error; take it out, or predict a binary label"
@@ -173,7 +173,7 @@ def check_loss(model: ModelConfig, schema: Schema) -> None:
 
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
-    """Own figures have names of their own, and labels that there are."""
+    """Additional metrics have unique names and existing labels."""
     taken, labels = (
         {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets", "by_time", "by_value"},
         [t.name for t in schema.tasks],
@@ -188,7 +188,7 @@ def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
 
 
 def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
-    """Slices are by features with one id a row, few values, and names for them."""
+    """Slices use features with one id per row and few, invertible ids."""
     by_name = {feature.name: feature for feature in schema.sparse}
     for number, name in enumerate(trainer.slices):
         field = f"trainer.slices.{number}"
@@ -204,7 +204,7 @@ def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: 
 
 
 def check_secrets(value: Any, field: str = "") -> None:
-    """No text of a config holds credentials, since all of it is written into the run folder."""
+    """No string in the config contains credentials: the whole config is written to the run folder."""
     if isinstance(value, str) and (problem := secret_in(value)) is not None:
         raise _refuse(field, problem)
     if isinstance(value, Mapping):
@@ -216,7 +216,7 @@ def check_secrets(value: Any, field: str = "") -> None:
 
 
 def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
-    """Groups of replicas have equally many workers."""
+    """The number of groups divides the number of workers."""
     replicas = sharding.replicas
     if replicas == "auto" or trainer.elastic or max(1, trainer.most_workers) % replicas == 0:
         return
@@ -229,7 +229,7 @@ def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
 
 
 def check_trainer(trainer: TrainerConfig) -> None:
-    """Workers, batch size and device fit together."""
+    """Workers, batch size and device are consistent."""
     if trainer.elastic and not 1 <= trainer.least_workers <= trainer.most_workers:
         raise _refuse("trainer.num_workers", f"{trainer.num_workers} must be [least, most] with 1 ≤ least ≤ most")
     if trainer.batch_size < trainer.most_workers:
@@ -243,7 +243,7 @@ def check_trainer(trainer: TrainerConfig) -> None:
 
 
 def check_data(data: DataConfig, schema: Schema) -> None:
-    """Order and sampling of the rows work with this data."""
+    """Row order and negative sampling work with this data."""
     if data.shuffle == "none" and not isinstance(data.train, DataSet):
         raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
     if data.negative_rate < 1 and not isinstance(data.train, DataSet):

@@ -1,4 +1,4 @@
-"""What differs between configs, field by field; on their plain values, so that those of older versions can be read."""
+"""Compares configs field by field, as plain values, so that configs of older versions can be compared."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 def differing(configs: Sequence[Any]) -> dict[str, list[Any]]:
-    """The fields in which configs differ, with the value of each, None where it has none."""
+    """Field path → values of all configs, for fields that differ; a missing field counts as None."""
     every = [flat(config) for config in configs]
     values = {name: [one.get(name) for one in every] for name in dict.fromkeys(name for one in every for name in one)}
     return {name: given for name, given in values.items() if any(value != given[0] for value in given)}
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two configs, or parts of them, say the same; a field that is null is as good as none."""
+    """Whether two configs, or parts of them, are equal; null equals a missing field."""
     return bool(_without_nulls(one) == _without_nulls(other))
 
 
 def flat(node: Any, mark: str = ".", prefix: str = "") -> dict[str, Any]:
-    """`{"trainer.epochs": 2, …}`; a list of named sections is taken by name, any other as one value."""
+    """`{"trainer.epochs": 2, …}`. Items of a list of named sections are keyed by name; other lists are one value."""
     if isinstance(node, Mapping) and node:
         parts = {str(key): value for key, value in node.items()}
     elif isinstance(node, list) and node and all(isinstance(part, Mapping) and "name" in part for part in node):
@@ -34,7 +34,7 @@ def flat(node: Any, mark: str = ".", prefix: str = "") -> dict[str, Any]:
 
 
 def value_at(config: Any, path: str) -> Any:
-    """What a config has at `a.b.c`; None where it has nothing there."""
+    """The value at path `a.b.c`; None if there is none."""
     for key in path.split("."):
         config = config.get(key) if isinstance(config, Mapping) else None
     return config

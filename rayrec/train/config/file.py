@@ -1,4 +1,4 @@
-"""From a YAML file and `--set a.b=value` to a `TrainConfig`; errors name the field, what was given, and the fix."""
+"""Reads a `TrainConfig` from YAML and `--set a.b=value`. Errors name the field, the value and the fix."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Location = tuple[str | int, ...]
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used; the message has one line a problem."""
+    """An invalid config; the message has one line per problem."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses repeated keys and reads `1e-8` as a number (plain YAML 1.1 takes it for text)."""
+    """YAML loader that refuses duplicate keys and reads `1e-8` as a number (YAML 1.1 reads it as a string)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node)
             if not isinstance(key, Hashable):
-                break  # it is refused below, with its place
+                break  # refused below, with its line
             if key in seen:
                 raise ConfigError(f"line {key_node.start_mark.line + 1}: key {key!r} is given twice; keep one")
             seen.add(key)
@@ -41,18 +41,18 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
-_Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node.value))  # a plain =
+_Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node.value))  # a bare =
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Read a config file and apply `a.b.c=value` overrides; vocabularies are searched from the file's folder.
+    """Read a config file and apply `a.b.c=value` overrides. Vocabulary paths are relative to the file's folder.
 
     Args:
         path: a YAML file.
-        overrides: `field.path=value`, value in YAML; list items by number or by their `name` (`tables.user.dim=16`).
+        overrides: `field.path=value` with a YAML value; list items by index or by `name` (`tables.user.dim=16`).
 
     Raises:
-        ConfigError: no such file, not YAML, or a field that is missing, unknown or wrong.
+        ConfigError: no such file, not YAML, or a missing, unknown or invalid field.
     """
     raw = read_yaml(path)
     for override in overrides:
@@ -66,11 +66,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def text_of(path: Path) -> str:
-    """What a text file holds; a device or a pipe, which may have no end, is refused before it is read.
+    """Read a text file. Refuses devices and pipes, which may be endless.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
-        UnicodeDecodeError: it is not UTF-8.
+        OSError: not readable, or not a regular file.
+        UnicodeDecodeError: not UTF-8.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a plain file", str(path))
@@ -78,7 +78,7 @@ def text_of(path: Path) -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping a YAML file holds.
+    """Read a YAML file that contains a mapping.
 
     Raises:
         ConfigError: the file is missing, unreadable, not YAML, or not a mapping.
@@ -100,10 +100,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_config(raw: Mapping[str, Any]) -> TrainConfig:
-    """A `TrainConfig` from plain values.
+    """Make a `TrainConfig` from plain values.
 
     Raises:
-        ConfigError: every problem on its own line, with the field's path.
+        ConfigError: has one line per problem, with the field path.
     """
     try:
         return TrainConfig(**raw)
@@ -115,7 +115,7 @@ def apply_override(raw: Mapping[str, Any], override: str) -> dict[str, Any]:
     """A copy of `raw` with one `a.b.c=value` applied.
 
     Raises:
-        ConfigError: no `=`, an empty path, a value that is not YAML, or a path through something that has no fields.
+        ConfigError: no `=`, an empty path, a value that is not YAML, or a path through a value without fields.
     """
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
@@ -130,13 +130,14 @@ def apply_override(raw: Mapping[str, Any], override: str) -> dict[str, Any]:
 
 
 def with_field(raw: Any, keys: Sequence[str], value: Any, override: str) -> Any:
-    """A copy of `raw` with the field at a path set; list items by number or by their `name`.
+    """A copy of `raw` with one field set.
 
     Args:
-        override: what errors call it.
+        keys: path of the field; list items by index or by `name`.
+        override: the override as named in errors.
 
     Raises:
-        ConfigError: the path leads through something that has no fields.
+        ConfigError: the path leads through a value without fields.
     """
     if not keys:
         return value
@@ -152,10 +153,10 @@ def with_field(raw: Any, keys: Sequence[str], value: Any, override: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a text of YAML means.
+    """Parse YAML.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: not YAML.
     """
     try:
         return yaml.load(text, _Loader)
@@ -166,7 +167,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def _with_line(text: str, error: yaml.MarkedYAMLError) -> str:
-    """What is wrong, and the line where that was noticed, with a mark below the place."""
+    """The problem, and the line of YAML with a marker below the column."""
     mark = error.problem_mark or error.context_mark
     what = ", ".join(part for part in (error.context, error.problem) if part)
     if mark is None:
@@ -192,7 +193,7 @@ def _item(items: Sequence[Any], key: str, override: str) -> int:
 
 
 def _problems(raw: Any, error: ValidationError) -> list[str]:
-    """A line for each field that is wrong; pydantic has one for each type that the field might have had."""
+    """One line per invalid field; pydantic reports one per member of a union."""
     by_field: dict[Location, list[Mapping[str, Any]]] = {}
     for problem in error.errors():
         by_field.setdefault(_in_data(raw, problem["loc"]), []).append(problem)
@@ -227,7 +228,7 @@ def _problem(path: str, location: Location, problems: Sequence[Mapping[str, Any]
 
 
 def _path(raw: Any, location: Location) -> str:
-    """A location as `--set` takes it: items of a list by their name, where they have one."""
+    """A location as a `--set` path; named list items by name."""
     parts, node = [], raw
     for step in location:
         if isinstance(node, list):
@@ -245,7 +246,7 @@ def _shown(given: Any) -> str:
 
 
 def _in_data(raw: Any, location: Iterable[str | int]) -> Location:
-    """The part of a pydantic location that names data; it also names union members, which mean nothing to a user."""
+    """A pydantic location without the names of union members, which are not part of the config."""
     found: list[str | int] = []
     steps, node = list(location), raw
     for i, step in enumerate(steps):

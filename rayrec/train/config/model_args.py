@@ -1,4 +1,4 @@
-"""The built-in models' own arguments as fields, read from their constructors and the specs that these take."""
+"""Config fields for the arguments of built-in models, derived from their constructors and specs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from rayrec.data.strict import Section
 from rayrec.models import BUILT_IN
 
-# What the trainer gives itself.
+# Arguments that the trainer supplies.
 GIVEN = frozenset(
     {"self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device", "attend"}
 )
-Described = tuple[str, Any, Any, str]  # name, type, default (... where there is none), meaning
+Described = tuple[str, Any, Any, str]  # name, type, default (... if required), description
 
 
 @cache
 def args_of(name: str) -> type[BaseModel]:
-    """The section `model.args` of a built-in model."""
+    """The pydantic model of `model.args` for a built-in model."""
     fields: dict[str, Any] = {
         argument: (_as_list(kind), Field(default=default, description=meaning))
         for argument, kind, default, meaning in _described(BUILT_IN[name])
@@ -32,8 +32,8 @@ def args_of(name: str) -> type[BaseModel]:
 
 
 def _described(model: Any) -> Iterator[Described]:
-    """The parameters of a class or function. Those of `**inputs: Annotated[Any, SPEC, …]` are the fields of the specs,
-    but those that it has itself."""
+    """The parameters of a class or function. `**inputs: Annotated[Any, SPEC, …]` expands to the fields of the specs
+    that are not already parameters."""
     hints = get_type_hints(model if inspect.isfunction(model) else model.__init__, include_extras=True)
     parameters = inspect.signature(model).parameters
     for parameter in parameters.values():
@@ -47,22 +47,23 @@ def _described(model: Any) -> Iterator[Described]:
 
 
 def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(argument, kind, text) of each that a built-in model does not take, misses, or takes in another type."""
+    """(argument, error kind, message) of unknown, missing and mistyped arguments."""
     try:
         args_of(model)(**args)
     except ValidationError as error:
         found = [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
-        return sorted(found, key=lambda wrong: wrong[1] != "extra_forbidden")  # a misspelt one is missing, too
+        # Unknown arguments first: a misspelt argument is also reported as missing.
+        return sorted(found, key=lambda wrong: wrong[1] != "extra_forbidden")
     return []
 
 
 def _as_list(annotation: Any) -> Any:
-    """A sequence is a list in a file."""
+    """`Sequence` as `list`, its type in YAML."""
     return list[get_args(annotation)] if get_origin(annotation) is Sequence else annotation  # type: ignore[misc]
 
 
 def listed_meaning(owners: Sequence[Any], name: str) -> str:
-    """What the first docstring that lists an argument under `Args:` says of it; empty where none does."""
+    """The description of an argument in the first docstring that lists it under `Args:`; empty if none does."""
     for owner in owners:
         _, _, listed = (owner.__doc__ or "").partition("Args:\n")
         found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)

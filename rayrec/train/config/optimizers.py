@@ -1,4 +1,4 @@
-"""How parameters change: the two optimizers, their schedules and bounds."""
+"""The optimizers section: dense and sparse optimizers, schedules, freezing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class ScheduleConfig(Section):
         return self
 
     def factor(self, step: int) -> float:
-        """What the learning rate is multiplied with in a step, counted from 0.
+        """Multiplier of the learning rate at a step, counted from 0.
 
-        The warm-up's last step has the factor 1; a decay's first step after its length has `end`.
+        It is 1 at the last warm-up step, and `end` from the first step after the decay.
         """
         if step < self.warmup_steps:
             done = (step + 1) / self.warmup_steps

@@ -1,4 +1,4 @@
-"""The config's fields as a table, made from its own types: for `rayrec config`, REFERENCE.md, and error messages."""
+"""Documents the config fields from their types, for `rayrec config`, REFERENCE.md and error messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
 
 def config_reference() -> str:
-    """Every field of the config in Markdown: a chapter a section, with tables of path, type, default and meaning."""
+    """All config fields in Markdown: a chapter per section, with path, type, default and description."""
     from rayrec.train.config.train_config import TrainConfig
 
     sections = {name: field for name, field in _fields(TrainConfig) if _models(field.annotation)}
@@ -37,7 +37,7 @@ def config_reference() -> str:
 
 
 def _rows_by_path(model: type[BaseModel]) -> dict[str, str]:
-    """Path of each field below `model` → its row; a path of several sections (a union) has the types of all."""
+    """Field path → table row. A path that occurs in several members of a union lists all its types."""
     fields: dict[str, list[tuple[type[BaseModel], str, FieldInfo]]] = {}
     for path, owner, name, field in _rows(model, ""):
         fields.setdefault(path, []).append((owner, name, field))
@@ -50,7 +50,7 @@ def _rows_by_path(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _without_repeats(rows: dict[str, str]) -> dict[str, str]:
-    """Without the fields of a section that an earlier section has too; its own row names that section."""
+    """Drop the fields of a section that equals an earlier one; its own row refers to that section."""
     fields: dict[str, dict[str, str]] = {}
     for path, row in rows.items():
         parent, _, name = path.rpartition(".")
@@ -76,7 +76,7 @@ def _sentence(text: str) -> str:
 
 
 def _model_args() -> list[str]:
-    """A chapter for each built-in model: the arguments that it takes."""
+    """A chapter of arguments per built-in model."""
     from rayrec.models import BUILT_IN
 
     lines = []
@@ -89,7 +89,7 @@ def _model_args() -> list[str]:
 
 
 def _sparse_optimizers() -> list[str]:
-    """A chapter that says which of the fields each optimizer of the tables reads."""
+    """A chapter listing the fields that each sparse optimizer uses."""
     from rayrec.distributed.kernel import RULES
     from rayrec.train.config.optimizers import SparseOptimizerConfig
 
@@ -103,12 +103,12 @@ def _sparse_optimizers() -> list[str]:
 
 
 def fields_at(location: Sequence[str | int]) -> list[str]:
-    """Names of the fields that are allowed below a place in the config, e.g. `("tables", 0)`; empty where any are."""
+    """Field names allowed at a location such as `("tables", 0)`; empty if any name is allowed."""
     return list(dict.fromkeys(name for model in _models_at(location) for name, _ in _fields(model)))
 
 
 def type_at(location: Sequence[str | int]) -> str:
-    """The type of a field in words, e.g. "`true` or `false` or `auto`"."""
+    """The type of a field as text, e.g. "`true` or `false` or `auto`"."""
     if location and isinstance(location[-1], int):
         return type_at(location[:-1])
     fields = [field for model in _models_at(location[:-1]) for name, field in _fields(model) if name == location[-1]]
@@ -136,7 +136,7 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 
 
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel], str, FieldInfo]]:
-    """(path, model, field name, field) of every field below `model`; a path may come more than once (unions)."""
+    """(path, model, field name, field) of every field below `model`. Unions can repeat a path."""
     for name, field in _fields(model):
         path = f"{prefix}{name}"
         inner = _models(field.annotation)
@@ -150,7 +150,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseM
 
 
 def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """The field's description, or what the docstring of its class says of it under `Args:`."""
+    """The description of a field: its own, that under `Args:` of its class, or the first line of its section."""
     if field.description:
         return " ".join(field.description.split())
     if listed := listed_meaning(model.__mro__, name):
@@ -165,7 +165,7 @@ def _field_type(field: FieldInfo) -> str:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models an annotation may hold, through lists, dicts, unions and `Annotated`."""
+    """The pydantic models in an annotation, inside lists, dicts, unions and `Annotated`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) is Literal:

@@ -1,4 +1,4 @@
-"""Which fields of a config may change between two launches of a run."""
+"""Defines which config fields may change between two launches of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rayrec.train.config.difference import differing, same, value_at
 
 
 class Rule(NamedTuple):
-    """Whether a field, with all fields below it that have no rule of their own, may change between launches."""
+    """Whether a field may change between launches. Also applies to fields below it without their own rule."""
 
     field: str
     may_change: bool
     meaning: str
 
 
-# The one place that says it: relaunches are compared by this table, and the config reference prints it.
+# Used both to compare relaunches and to print the config reference.
 RULES = (
     Rule("name", False, "Another name is another run."),
     Rule("schema", False, "Open `id_type` and `column_types` take the types that the run has found in its data."),
@@ -44,13 +44,13 @@ MAX_CHANGES = 5  # of one field, in an error
 
 
 def rules_table() -> list[str]:
-    """The rules as a table in Markdown."""
+    """The rules as Markdown."""
     lines = ["| field | may change | note |", "|---|---|---|"]
     return [*lines, *(f"| `{rule.field}` | {'yes' if rule.may_change else 'no'} | {rule.meaning} |" for rule in RULES)]
 
 
 def refused_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs in fields that may not change, a text for each of the first fields with both values.
+    """Changes of fields that may not change, as text with both values; limited to the first ones per field.
 
     Args:
         before, now: plain values of two configs.
@@ -65,7 +65,7 @@ def refused_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def _without_vocabulary_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without the paths of vocabularies: checkpoints hold checksums of their ids, and loading compares those."""
+    """A copy without vocabulary paths: loading a checkpoint compares checksums of the ids instead."""
     config: dict[str, Any] = copy.deepcopy(dict(raw))
     for feature in (config.get("schema") or {}).get("sparse") or []:
         if isinstance(mapping := feature.get("mapping"), dict):
@@ -74,7 +74,7 @@ def _without_vocabulary_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changes(field: str, before: Any, now: Any) -> list[str]:
-    """The first fields that differ at or below a field, each with its values, and how many more do."""
+    """The first differing fields at or below a field with their values, and the number of further ones."""
     lines = [
         f"{'.'.join(filter(None, (field, below)))}: {_short(old)} → {_short(new)}"
         for below, (old, new) in differing([before, now]).items()

@@ -1,4 +1,4 @@
-"""Options of earlier versions that the config no longer has, and what to use instead."""
+"""Removed config options and their replacements."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic_core import PydanticCustomError
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """An option that was removed.
+    """A removed option.
 
     Args:
-        default: its value in configs that never set it, which earlier versions wrote to run folders.
+        default: its former default, which earlier versions wrote to run folders.
         instead: what to use now.
     """
 
@@ -30,14 +30,14 @@ REMOVED = {
 
 
 def without_removed(raw: Any, *, of_run: bool = False) -> Any:
-    """A config without removed options that have their default.
+    """Drop removed options that have their default value.
 
     Args:
-        raw: plain values of the whole config.
-        of_run: the config of an existing run: other values are dropped too.
+        raw: plain values of the complete config.
+        of_run: the config is that of an existing run: drop removed options with any value.
 
     Raises:
-        PydanticCustomError: an option has another value; says what to use instead.
+        PydanticCustomError: a removed option has another value; names the replacement.
     """
     for path, option in REMOVED.items():
         section, _, name = path.rpartition(".")
@@ -47,8 +47,8 @@ def without_removed(raw: Any, *, of_run: bool = False) -> Any:
         if values[name] != option.default and not of_run:
             text = f"this option was removed; {option.instead}"
             raise PydanticCustomError("config", "{text}", {"path": path, "text": text})
-        rest = {key: value for key, value in values.items() if key != name}
-        raw = _replaced(raw, section.split("."), rest)
+        remaining = {key: value for key, value in values.items() if key != name}
+        raw = _replaced(raw, section.split("."), remaining)
     return raw
 
 

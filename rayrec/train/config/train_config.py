@@ -30,8 +30,8 @@ class TrainConfig(Section):
     """The config of a run, with the fields of the YAML file.
 
     Raises:
-        pydantic.ValidationError: a field is missing, unknown or wrong (a `ValueError`); `config.file.load_config`
-            turns it into a `ConfigError` that reads well.
+        pydantic.ValidationError: a field is missing, unknown or invalid. `config.file.load_config` converts it into a
+            readable `ConfigError`.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.\-]*$")

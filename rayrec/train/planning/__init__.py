@@ -1,1 +1,1 @@
-"""Plans of a config: for the cluster of a run, and on paper for `rayrec plan`."""
+"""Sharding plans of a config: for the cluster of a run, and without a cluster for `rayrec plan`."""

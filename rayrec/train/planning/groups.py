@@ -1,4 +1,4 @@
-"""How many sharding groups there are, and the plan of each."""
+"""Chooses the number of sharding groups and their plan."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rayrec.train.setup import build
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What all ranks go by.
+    """The sharding that all ranks use.
 
     Args:
-        layout: the groups.
-        plan: where tables lie in each, by its own ranks.
-        estimate: what the plan costs each rank of a group.
-        sync_s: predicted seconds of a step's synchronisation between groups.
-        sync_bytes: bytes that a rank sends for it.
+        layout: the sharding groups.
+        plan: the plan of every group; its ranks are those within a group.
+        estimate: predicted cost of the plan on each rank of a group.
+        sync_s: predicted seconds per step for synchronization between groups.
+        sync_bytes: bytes that a rank sends for one synchronization.
     """
 
     layout: GroupLayout
@@ -37,7 +37,7 @@ class Decision:
     sync_bytes: float = 0.0
 
     def plan_entry(self, sync_every: int) -> dict[str, Any]:
-        """The entry of `plan.json`; empty for one group."""
+        """The entry `replicas` of `plan.json`; empty for a single group."""
         if self.layout.replicas == 1:
             return {}
         facts = {"sync_every": sync_every, "sync_s": self.sync_s, "sync_bytes": self.sync_bytes}
@@ -45,11 +45,11 @@ class Decision:
 
 
 def decide(config: TrainConfig, topology: Topology, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> Decision:
-    """The groups for a machine, by the config's plan if it has one.
+    """Groups and plan for a topology; uses `sharding.plan` if set.
 
     Raises:
-        NoPlanError: nothing fits.
-        ValueError: a plan, or a number of groups, that is not for so many workers.
+        NoPlanError: no plan fits in memory.
+        ValueError: the given plan or number of groups does not match the number of workers.
     """
     if config.sharding.plan is not None:
         layout = layout_of(config, topology.world_size, build.given_plan(config, topology.world_size))
@@ -77,14 +77,14 @@ def plan_groups(
     sharders: list[ModuleSharder[Any]],
     given: ShardingPlan | None = None,
 ) -> Grouped:
-    """The planner's plan for a group of the config's number of them, or of that which makes the shortest step.
+    """Plan one group, for `sharding.replicas` groups; with "auto", for the number of groups with the shortest step.
 
     Args:
-        given: a plan to judge; by default one is searched for.
+        given: a plan to estimate; default: search for one.
 
     Raises:
-        NoPlanError: nothing fits.
-        ValueError: the number does not divide the workers; a plan for another model.
+        NoPlanError: no plan fits in memory.
+        ValueError: the number of groups does not divide the workers, or the plan is for another model.
     """
     every, world = config.sharding.sync_every, topology.world_size
     if config.sharding.replicas == "auto" and given is None:
@@ -101,10 +101,12 @@ def _planner(config: TrainConfig, own: Topology, world_size: int) -> EmbeddingSh
 
 
 def layout_of(config: TrainConfig, world_size: int, plan: ShardingPlan | None = None) -> GroupLayout:
-    """As the config says: so many groups, or those that a given plan is for; for an elastic run as many as can be.
+    """The groups that the config requests. An elastic run gets at most as many, so that they divide the workers.
+
+    With `replicas: auto`, groups are as small as `plan` allows; without a plan, there is one.
 
     Raises:
-        ValueError: they do not divide the world.
+        ValueError: the number of groups does not divide the world size.
     """
     wanted = config.sharding.replicas
     if wanted == "auto":

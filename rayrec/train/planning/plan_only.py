@@ -1,4 +1,4 @@
-"""A plan without a cluster: what `rayrec plan` shows."""
+"""Plans without a cluster, for `rayrec plan`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from rayrec.train.setup import build
 
 
 def make_groups(config: TrainConfig, topology: Topology, given: ShardingPlan | None = None) -> Grouped:
-    """The plan for a config on machines that need not be there: how many sharding groups there are, the plan of each
-    with its estimate, and what synchronising them costs.
+    """Plan a config for a hypothetical cluster: groups, plan, estimate, and cost of synchronization.
 
     Args:
-        given: a plan to judge; by default one is searched for.
+        given: a plan to estimate; default: search for one.
 
     Raises:
-        ValueError: the model cannot be built, nothing fits (`NoPlanError`), or the given plan is not for this model.
+        ValueError: the model cannot be built, no plan fits (`NoPlanError`), or the given plan is for another model.
     """
     return plan_groups(config, topology, build.model(config, "meta"), build.sharders(config), given)
 
 
 def group_words(groups: Grouped, sync_every: int) -> str:
-    """How many groups there are, and what keeping them alike costs."""
+    """The number of groups and the cost of their synchronization, as text for the console."""
     often = "every step" if sync_every == 1 else f"every {sync_every} steps"
     return (
         f"{groups.layout.replicas} groups of {groups.layout.group_size} workers, alike after {often}: "
@@ -52,17 +51,19 @@ def show_plan(
     save: Path | None = None,
     html: Path | None = None,
 ) -> PlanResult:
-    """Plan, show tables, each rank's load, what binds and what would help; write the plan or a picture of it.
+    """Plan, and print the tables, the load of each rank, the bottleneck and possible improvements.
 
     Args:
-        world: workers, or `HOSTSxWORKERS`; default `trainer.num_workers`.
-        gpu: a device that the planner knows; "cpu" for workers without one.
-        load: a plan to judge instead of searching for one.
-        against: an earlier plan, whose differences are shown.
-        save: takes the plan, for `sharding.plan`; html: takes a picture of it with its explanation.
+        world: workers, or `HOSTSxWORKERS`; default: `trainer.num_workers`.
+        gpu: device preset of the planner; "cpu" for workers without a GPU.
+        load: file of a plan to estimate instead of searching for one.
+        against: file of an earlier plan; prints the differences.
+        save: file to write the plan to, for `sharding.plan`.
+        html: file to write a drawing of the plan with its explanation to.
 
     Raises:
-        ValueError: as `make_groups`; an unknown device; a file that is no plan, or cannot be written (`StorageError`).
+        ValueError: see `make_groups`; an unknown device, a file that is not a plan or cannot be written
+            (`StorageError`).
     """
     display = Display()
     topology = Topology.from_world(world or str(max(1, config.trainer.most_workers)), gpu=gpu)

@@ -1,4 +1,4 @@
-"""One config on clusters of several shapes, on paper: which hold it, what a step's embedding part takes, what binds."""
+"""Compares cluster sizes for a config without a cluster: memory fit, embedding time per step, bottleneck."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayrec.train.driver.terminal import plain, table
 from rayrec.train.planning.plan_only import make_groups
 from rayrec.train.setup import build
 
-# Terms of the planner's cost, as people ask for them.
+# Printed phase → terms of the planner's cost.
 PARTS = {
     "lookup": ("lookup",),
     "inside hosts": ("input_intra", "output_intra", "gradient_intra"),
@@ -28,18 +28,18 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the planner says of one cluster.
+    """The planner's prediction for one cluster.
 
     Args:
         world: `HOSTSxRANKS`.
-        batch_size: rows of a step, over all ranks.
-        replicas: groups of ranks that have all tables each, see `sharding.replicas`.
-        problem: why nothing fits, with the bytes that are missing; None where a plan does.
-        step_s: predicted seconds of the embedding part of a step on the slowest rank; the dense part is not in it.
-        parts_s: the same rank's, by part.
-        binds: the part that takes longest.
-        memory_bytes: of the fullest rank, all that it keeps back included.
-        memory_there: what that rank has.
+        batch_size: rows per step, over all ranks.
+        replicas: number of sharding groups, see `sharding.replicas`.
+        problem: why no plan fits, with the missing bytes; None if one fits.
+        step_s: predicted seconds of the embedding part of a step on the slowest rank, without the dense part.
+        parts_s: seconds of that rank by phase.
+        binds: the longest phase.
+        memory_bytes: bytes used on the fullest rank, including reserved memory.
+        memory_there: bytes of memory that this rank has.
     """
 
     world: str
@@ -64,15 +64,15 @@ class Shape:
 def compare(
     config: TrainConfig, worlds: Sequence[str], gpu: str, scaling: Literal["strong", "weak"] = "strong"
 ) -> list[Shape]:
-    """What the planner says of each cluster.
+    """Predict memory and time of a config on each cluster.
 
     Args:
-        worlds: `HOSTSxRANKS`, each.
-        gpu: what a rank has: a preset of the planner.
-        scaling: "strong" keeps the config's batch, over all ranks; "weak" its batch per worker.
+        worlds: `HOSTSxRANKS` each.
+        gpu: device preset of the planner.
+        scaling: "strong" keeps the global batch size; "weak" keeps the batch size per worker.
 
     Raises:
-        ValueError: a world of another form, an unknown device, a model that cannot be built.
+        ValueError: a malformed world, an unknown device, or a model that cannot be built.
     """
     calibration = build.calibration(config)
     per_worker = config.trainer.batch_size / max(1, config.trainer.most_workers)
@@ -113,7 +113,7 @@ def _shape(config: TrainConfig, world: str, topology: Topology, batch: int) -> S
 
 
 def shapes_table(shapes: Sequence[Shape], gpu: str) -> Table:
-    """A line a cluster."""
+    """One row per cluster."""
     title = f"the embedding part of a step, {gpu}, as planned"
     shown = table("world", "rows a step>", "step>", "rows/s>", "fullest rank>", "binds", title=title)
     for shape in shapes:
@@ -130,7 +130,7 @@ def shapes_table(shapes: Sequence[Shape], gpu: str) -> Table:
 
 
 def show_shapes(config: TrainConfig, worlds: Sequence[str], gpu: str) -> list[Shape]:
-    """Compare clusters, print a line for each, and all that is known where nothing fits. Raises as `compare` does."""
+    """Compare clusters and print a table; prints the details if no plan fits. Raises as `compare` does."""
     display = Display()
     shapes = compare(config, worlds, gpu)
     display.console.print(shapes_table(shapes, gpu))

@@ -24,7 +24,7 @@ SAME_EVERYWHERE = ("name", "storage.path")
 
 
 def last_figures(run: RunRecord) -> Line:
-    """The last valid evaluation, or the last one undone by a recovery if none is valid."""
+    """Metrics of the last valid evaluation, or those in the result if no evaluation was read."""
     evals, _ = history(run.evals)
     return evals[-1] if evals else (run.result or {}).get("eval") or {}
 

@@ -68,7 +68,7 @@ def page(run: RunRecord, now: float) -> str:
 
 
 def _notices(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """(CSS class, text) of the notices above the metrics: how the run ended, which files could not be read."""
+    """(CSS class, text) of the notices above the metrics: end of the run, recoveries, skipped rows, warnings."""
     if run.status in ENDS:
         verb = "failed" if run.status == "failed" else "was interrupted"
         yield "failed", f"The run {verb}. {(run.end or {}).get('message', '')}"

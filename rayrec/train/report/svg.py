@@ -107,7 +107,7 @@ def svg_chart(chart: Chart, last_step: float) -> Markup:
 
 
 def thin(points: Points, most: int) -> list[tuple[float, float]]:
-    """At most `most` points, each the mean of a group of neighbours."""
+    """At most `most` points; each has the mean value and the last step of a group of neighbours."""
     size = math.ceil(len(points) / most)
     if size <= 1:
         return list(points)

@@ -1,1 +1,1 @@
-"""What is kept of a run: its folder, the records that become its log, the copy in storage, and lists of runs."""
+"""The run folder: its files, the event log, the mirror in remote storage, and listings of runs."""

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run a command reads: the newest, the newest that is whole, the best, or that of a step."""
+"""Selects the checkpoint that a command reads: newest, newest undamaged, best, or of a given step."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Tell = Callable[[str], object]
 
 
 def best_by(metric: str | None, own: Sequence[Mapping[str, Any]] = ()) -> Best | None:
-    """`storage.keep_best` as the store takes it; `own` are the plain values of `trainer.metrics`."""
+    """`storage.keep_best` as an argument of the checkpoint store; `own` are the plain values of `trainer.metrics`."""
     return None if metric is None else Best(metric, larger=not lower_is_better(metric, own))
 
 
 def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: None) -> Checkpoint:
-    """The checkpoint of a run that `which` means.
+    """Select a checkpoint of a run.
 
     Args:
-        which: "newest", "whole" (the newest without damage: all of it is read to know), "best" by the run's
-            `storage.keep_best`, or a step.
-        tell: called with each newer one that "whole" passes over.
+        which: "newest", "whole" (the newest undamaged one; reads each candidate completely), "best" by the run's
+            `storage.keep_best`, or a step number.
+        tell: called with a message for each newer checkpoint that "whole" skips.
 
     Raises:
-        TrainError: there is none such, or no score (names those that there are); its manifest is damaged.
-        NoWholeCheckpointError: the manifests of all are damaged; with "whole", all are damaged somewhere.
+        TrainError: no such checkpoint or no score (the message lists the available steps), or a damaged manifest.
+        NoWholeCheckpointError: all manifests are damaged; with "whole", all checkpoints are damaged.
         StorageError: the checkpoints cannot be read.
     """
     if which not in (NEWEST, WHOLE, BEST) and not which.isdecimal():
@@ -62,7 +62,7 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
 
 
 def refused(error: DamagedCheckpointError) -> TrainError:
-    """What a command says that was to read a damaged checkpoint; only training goes on from an older one by itself."""
+    """The error of a command for a damaged checkpoint. Only training falls back to an older one automatically."""
     return TrainError(f"{error}; an older one is read with --checkpoint whole (the newest without damage) or its step")
 
 
@@ -70,13 +70,13 @@ def _undamaged(
     store: CheckpointStore, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError], tell: Tell
 ) -> Checkpoint:
     damaged = list(damaged)
-    for found in reversed(whole):
-        if damages := store.damages(found):
-            damaged.append(DamagedCheckpointError(found.path, damages))
+    for checkpoint in reversed(whole):
+        if damages := store.damages(checkpoint):
+            damaged.append(DamagedCheckpointError(checkpoint.path, damages))
             continue
-        for newer in newer_damaged(found, damaged):
-            tell(f"{newer}; read instead: step {found.step}")
-        return found
+        for newer in newer_damaged(checkpoint, damaged):
+            tell(f"{newer}; read instead: step {checkpoint.step}")
+        return checkpoint
     raise no_whole(store.root.path, damaged)
 
 
@@ -92,8 +92,8 @@ def _best(
             f"give newest or a step ({_steps(whole)})"
         )
     errors = {error.name: error for error in damaged}
-    found = {checkpoint.name: checkpoint for checkpoint in whole}
-    name = best_of(store.root, [*found, *errors], best)
+    by_name = {checkpoint.name: checkpoint for checkpoint in whole}
+    name = best_of(store.root, [*by_name, *errors], best)
     if name is None:
         raise TrainError(
             f"--checkpoint best: no checkpoint of {folder.path} has a score of storage.keep_best={metric} yet; give "
@@ -101,35 +101,35 @@ def _best(
         )
     if name in errors:
         raise errors[name]
-    return found[name]
+    return by_name[name]
 
 
 def best_so_far(folder: RunFolder) -> dict[str, Any] | None:
-    """`metric`, `value`, `step` and `checkpoint` of the best one; None where none is kept or it cannot be read."""
+    """`metric`, `value`, `step` and `checkpoint` of the best checkpoint; None if there is none or it is unreadable."""
     metric = value_at(folder.read_config(), "storage.keep_best")
     if metric is None:
         return None
     try:
-        found = choose(folder, BEST)
-        value = read_scores(CheckpointStore(folder.checkpoints).root)[found.name][metric]
+        best = choose(folder, BEST)
+        value = read_scores(CheckpointStore(folder.checkpoints).root)[best.name][metric]
     except (ValueError, OSError, KeyError):
         return None
-    return {"metric": metric, "value": value, "step": found.step, "checkpoint": found.path}
+    return {"metric": metric, "value": value, "step": best.step, "checkpoint": best.path}
 
 
 def _of_step(
     folder: RunFolder, step: int, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
 ) -> Checkpoint:
-    """The newest one of this step: an attempt that began anew may have come to it again."""
-    every: dict[str, Checkpoint | DamagedCheckpointError] = {one.name: one for one in whole}
-    every |= {error.name: error for error in damaged}
-    names = sorted((name for name in every if _order(name)[1] == step), key=_order)
+    """The newest checkpoint of this step; a later attempt may have reached the same step again."""
+    by_name: dict[str, Checkpoint | DamagedCheckpointError] = {item.name: item for item in whole}
+    by_name |= {error.name: error for error in damaged}
+    names = sorted((name for name in by_name if _order(name)[1] == step), key=_order)
     if not names:
         raise TrainError(f"--checkpoint {step}: {folder.path} has no checkpoint of that step; it has {_steps(whole)}")
-    found = every[names[-1]]
-    if isinstance(found, DamagedCheckpointError):
-        raise found
-    return found
+    newest = by_name[names[-1]]
+    if isinstance(newest, DamagedCheckpointError):
+        raise newest
+    return newest
 
 
 def _steps(whole: Sequence[Checkpoint]) -> str:

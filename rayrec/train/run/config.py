@@ -1,10 +1,8 @@
-"""The config of a run as commands read it, and which code it may name.
+"""Reads the config of a run, and restricts the code that a config may import.
 
-None where a run folder holds the config, and in a Ray job only what was submitted with it.
-
-A run folder lies in shared storage, where others may write. What `rayrec train` is given is the user's own word; what a
-folder says is not. A job's config is its sender's word, as is the working folder that came with it; what else a
-cluster's machines have installed is not.
+A run folder lies in shared storage, where others may write, so a config read from it may not name code to import. A
+config passed to `rayrec train` is trusted. In a Ray job, the config and the submitted working folder are trusted, but
+not the other modules installed on the cluster.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = Non
     """The plain values of a run's `config.yaml`.
 
     Args:
-        data: rows to evaluate on instead of the run's own, which are `data.eval` or, day by day, the next period.
-        allow_code: whether `model.factory` there may be imported; also right where the caller gives a factory instead.
+        data: evaluation rows that replace those of the run (`data.eval`, or the next period of progressive training).
+        allow_code: permit the config to name code to import. Also set it if the caller passes a factory instead.
 
     Raises:
-        TrainError: it is no run folder, or names code and may not.
+        TrainError: not a run folder, or it names code without `allow_code`.
     """
     raw = folder.read_config()
     if raw is None:
@@ -44,7 +42,7 @@ def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = Non
 
 
 def _code_in(raw: dict[str, Any]) -> str | None:
-    """The first field that names code to import, torchmetrics' own metrics apart."""
+    """The first field that names code to import, except metrics of torchmetrics; None if there is none."""
     model, trainer = (part if isinstance(part := raw.get(name), dict) else {} for name in ("model", "trainer"))
     if model.get("factory") is not None:
         return f"model.factory={model['factory']}"
@@ -55,13 +53,13 @@ def _code_in(raw: dict[str, Any]) -> str | None:
 
 
 def refuse_code_from_elsewhere(config: TrainConfig, here: Path, *, allow_code: bool) -> None:
-    """In a Ray job, `model.factory` must be in the job's copy of the working folder; nothing is imported to find out.
+    """In a Ray job, refuse model and metric factories outside the submitted working folder. Does not import them.
 
     Args:
-        here: the working folder; another one than a job's copy is the user's own, and nothing is refused there.
+        here: the working folder. Nothing is refused unless it is Ray's copy of a job's working folder.
 
     Raises:
-        TrainError: the module lies elsewhere, with the flag that allows it.
+        TrainError: the module lies elsewhere; names the flag that allows it.
     """
     if allow_code or not in_job_package(here):
         return
@@ -76,8 +74,8 @@ def _refuse_elsewhere(field: str, path: str, here: Path) -> None:
     package = path.partition(":")[0].partition(".")[0]
     if any((here / name).exists() for name in (package, f"{package}.py")):
         return
-    found = importlib.util.find_spec(package)
-    where = "nowhere" if found is None else found.origin or "in Python itself"
+    spec = importlib.util.find_spec(package)
+    where = "nowhere" if spec is None else spec.origin or "in Python itself"
     raise TrainError(
         f"{field}={path}: {package!r} is not in the job's working folder but {where}; submit it "
         f"with --working-dir, or give --allow-code if it is to be imported from there"

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its lock, and whether an earlier run of the same name can be continued."""
+"""The run folder: its files, its lock, and the check that an earlier run of the same name can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REMOTE = ".storage"
 
 
 class _File:
-    """A file or folder of a run, as its path."""
+    """Descriptor: the path of a file or folder in the run folder."""
 
     def __init__(self, name: str, doc: str | None = None) -> None:
         self._name, self.__doc__ = name, doc
@@ -41,17 +41,17 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`<storage path>/<run name>/` and what lies in it.
+    """`<storage path>/<run name>/` and the paths of its files.
 
-    Where the storage path is a URI, this is a folder in the user's cache that stands for it: it names the URI, where
-    checkpoints lie and small files are copied to (`mirror.py`).
+    If the storage path is a URI, this is a local cache folder: it records the URI, `mirror.py` copies its small files
+    there, and checkpoints are written there directly.
     """
 
     path: Path
 
     @classmethod
     def at(cls, storage: str, name: str) -> RunFolder:
-        """The folder of a run below a path or URI."""
+        """The folder of run `name` in storage (a path or URI). For a URI, creates the cache folder."""
         if "://" not in storage:
             return cls(Path(storage) / name)
         uri = inside(storage, name)
@@ -62,7 +62,7 @@ class RunFolder:
 
     @property
     def remote(self) -> str | None:
-        """URI of the run's storage; None where that is this folder."""
+        """URI of the remote storage; None if the run is stored in this folder."""
         try:
             return (self.path / REMOTE).read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
@@ -81,19 +81,19 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> str:
-        """Path or URI of the folder of checkpoints."""
+        """Path or URI of the checkpoint folder."""
         return inside(self.remote or str(self.path), "checkpoints")
 
     @property
     def converted(self) -> str:
-        """Path or URI of Parquet of the data's files in other formats."""
+        """Path or URI of the Parquet files converted from data in other formats."""
         return inside(self.remote or str(self.path), "converted")
 
     def create(self) -> None:
-        """Make the folder and prove that it can be written.
+        """Create the folder and write a probe file to it.
 
         Raises:
-            StorageError: it cannot.
+            StorageError: the folder cannot be written.
         """
         probe = self.path / f".probe-{os.getpid()}"
         try:
@@ -108,10 +108,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder, so that no two runs of one name write into it at the same time.
+        """Lock the folder against another run of the same name on this file system.
 
         Raises:
-            StorageError: another process holds it.
+            RunInUseError: another process holds the lock.
         """
         with open(self.path / ".lock", "a+", encoding="utf-8") as file:
             try:
@@ -122,19 +122,19 @@ class RunFolder:
                     f"wait for it, or choose another name"
                 ) from None
             except OSError:
-                pass  # a file system without locks; `leased` refuses a second run there too
+                pass  # this file system has no locks; `leased` refuses a second run there
             yield
 
     def read_config(self) -> dict[str, Any] | None:
-        """The resolved config of the last launch of this run."""
+        """The resolved config of the last launch; None if there is none."""
         return _read_config(self.config)
 
     def read_given(self) -> dict[str, Any] | None:
-        """The config as the last launch gave it; the resolved one of a run that was begun before both were kept."""
+        """The config passed to the last launch. Older runs stored only the resolved config, which is returned then."""
         return _read_config(self.given) or self.read_config()
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result of an earlier run of this name, if it got to its end."""
+        """The result of an earlier launch that finished; None if there is none."""
         try:
             raw = json.loads(self.result.read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
@@ -142,11 +142,11 @@ class RunFolder:
         return raw if isinstance(raw, dict) else None
 
     def last_attempt(self) -> int:
-        """The highest attempt in the metrics so far; 0 when there is none."""
+        """The highest attempt number in `metrics.jsonl`; 0 without records."""
         return max((int(record.get("attempt") or 0) for record in self.read_metrics()), default=0)
 
     def read_metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of `metrics.jsonl`; a half-written last line is left out."""
+        """The records of `metrics.jsonl`, without an incomplete last line."""
         if not self.metrics.exists():
             return
         with open(self.metrics, encoding="utf-8") as file:
@@ -157,10 +157,10 @@ class RunFolder:
                     continue
 
     def set_aside(self) -> Path | None:
-        """Move the folder away so that a fresh run can take its name; returns where it went.
+        """Rename the folder so that a new run can use its name; returns the new path.
 
         Raises:
-            StorageError: it cannot be moved.
+            StorageError: the folder cannot be moved.
         """
         if not self.path.exists():
             return None
@@ -179,7 +179,7 @@ class RunFolder:
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:
-    """The config in a file of a run, without options of earlier versions; None where there is none."""
+    """The config in a file of the run, without removed options; None if the file does not exist."""
     if not path.exists():
         return None
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -187,14 +187,14 @@ def _read_config(path: Path) -> dict[str, Any] | None:
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """The newest checkpoint of a run; None where it never made one.
+    """The newest checkpoint of a run; None if it has none.
 
     Raises:
-        StorageError: checkpoints cannot be read. That is not the same as there being none.
-        CheckpointError: there are some, but none is whole.
+        StorageError: the checkpoint folder cannot be read, so whether there is a checkpoint is unknown.
+        CheckpointError: all checkpoints are damaged.
     """
     try:
-        from rayrec.checkpoint import CheckpointStore  # with torch, which a report does not need
+        from rayrec.checkpoint import CheckpointStore  # imports torch, which a report does not need
 
         return CheckpointStore(folder.checkpoints).latest()
     except OSError as error:
@@ -210,13 +210,13 @@ def _unusable(folder: RunFolder, error: OSError, how: str) -> StorageError:
 
 @contextmanager
 def leased(folder: RunFolder, tell: Callable[[str], object]) -> Iterator[Lease]:
-    """Hold a run's checkpoints for this launch: the lock of a folder does not reach other machines.
+    """Hold the lease on a run's checkpoints, which also excludes launches on other machines, unlike the folder lock.
 
     Args:
-        tell: called with a line where another launch is waited for.
+        tell: called with a message while waiting for another launch.
 
     Raises:
-        StorageError: another launch is still going, or the folder cannot be written.
+        StorageError: another launch is running, or the folder cannot be written.
     """
     try:
         lease = Lease(open_folder(folder.checkpoints), tell).take()
@@ -229,7 +229,7 @@ def leased(folder: RunFolder, tell: Callable[[str], object]) -> Iterator[Lease]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file so that a reader sees the old or the new content, never a part, also after a loss of power."""
+    """Replace a file so that readers see the old or the new content, never a mix, even after a power loss."""
     LocalFolder(path.parent).write(path.name, content.encode() if isinstance(content, str) else content)
 
 
@@ -242,14 +242,13 @@ def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def refuse_other_config(folder: RunFolder, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to resume a checkpoint with a config that makes another model or another order of rows.
+    """Refuse to resume with a config that changes the model or the order of rows.
 
     Args:
-        before, now: plain values of the configs of the earlier launch and of this one, filled alike with what the run
-            has resolved.
+        before, now: plain values of the earlier and the current config, both filled with the run's resolved values.
 
     Raises:
-        StorageError: names the fields that differ, and what to do.
+        StorageError: names the differing fields and the fix.
     """
     changes = refused_changes(before, now)
     if changes:

@@ -1,11 +1,11 @@
-"""The event log of a run: workers send records (plain dicts) to a mailbox, and the driver keeps and shows them.
+"""The event log of a run: workers send records (plain dicts) to a mailbox; the driver stores and displays them.
 
     worker     calls `put` of its sink: the `Mailbox` itself, or `sink_to` it if it is a Ray actor
     mailbox    numbers attempts, and knows which ranks have failed and what the driver has requested
-    driver     `handling_records` takes new records in a thread and hands each one to its `Recorder`
-    state      `RunState` is updated with each record: how the job goes, and how it ended
+    driver     `handling_records` takes new records in a thread and passes each to the `Recorder`
+    state      `RunState` summarizes the records: current step and attempt, outcome
     files      `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard
-    display    `driver/console.py` writes for people, `driver/trackers.py` for Prometheus
+    display    `driver/console.py` prints them, `driver/trackers.py` exports them to Prometheus
 
 Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, failure and restart
 (from Ray's controller), stopped, fatal, errors_discarded (fatal records so far were caused by a lost worker), done.
@@ -26,16 +26,16 @@ from rayrec.train.config.difference import flat
 from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
-# Fields of a record that are no metrics of the model. Lookups per table are long; they are in metrics.jsonl only.
+# Record fields that are not model metrics. Lookups per table are long; they are in metrics.jsonl only.
 NOT_METRICS = frozenset({"kind", "step", "time", "attempt", "partial", "tables"})
-Waiting = tuple[int, str]  # number of exchanges that a rank has begun, and the line of code in which it waits
+Waiting = tuple[int, str]  # number of collectives that a rank has begun, and the code location where it waits
 
 
 class Mailbox:
-    """Keeps the records of workers until the driver takes them: a Ray actor, or an object of the driver's process."""
+    """Queues the records of workers for the driver. Runs as a Ray actor, or in the driver's process."""
 
     def __init__(self, previous_attempts: int = 0) -> None:
-        self._records: deque[Record] = deque()  # two threads of one process may use it
+        self._records: deque[Record] = deque()  # without Ray, two threads share it
         self._attempt = previous_attempts
         self._failed_ranks: set[int] = set()
         self._waiting: dict[int, Waiting] = {}
@@ -46,10 +46,10 @@ class Mailbox:
         self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
-        """Begin an attempt. Every rank calls it; the leader counts the attempt.
+        """Begin an attempt. Every rank calls this; the leader increments the attempt number.
 
         Returns:
-            Whether the run has failed already.
+            Whether the run has already failed.
         """
         self._discards_errors, self._idle_since = False, None
         self._attempt += leader and not self._failed_ranks
@@ -59,7 +59,7 @@ class Mailbox:
         return bool(self._failed_ranks)
 
     def put(self, record: Record) -> None:
-        """Add a record; those of one rank stay in order."""
+        """Add a record. Records of one rank stay in order."""
         if record["kind"] in ("failure", "restart"):
             self._idle_since = time.monotonic()
         elif record["kind"] in ("progress", "train"):  # a mailbox that replaces a lost one has seen no `begin`
@@ -75,15 +75,15 @@ class Mailbox:
         self._records.append({"time": time.time(), "attempt": self._attempt, **record})
 
     def flush(self, record: Record) -> None:
-        """Add a record; returns when it and all earlier ones have arrived."""
+        """Add a record; returns when it and all earlier records have arrived."""
         self.put(record)
 
     def exit_reason(self) -> str | None:
-        """Why a worker of this attempt has ended its own process, if one has."""
+        """Why a worker of this attempt ended its own process; None if none has."""
         return self._exit_reason
 
     def num_failed_ranks(self) -> int:
-        """How many ranks have sent a fatal record."""
+        """Number of ranks that sent a fatal record in this attempt."""
         return len(self._failed_ranks)
 
     def idle_s(self) -> float:
@@ -91,11 +91,10 @@ class Mailbox:
         return 0.0 if self._idle_since is None else time.monotonic() - self._idle_since
 
     def discard_errors(self, lost_ranks: Collection[int]) -> bool:
-        """Forget the fatal errors of this attempt if a lost rank had reported none: the loss may have caused the errors
-        of the others.
+        """Discard the fatal errors of this attempt if a lost rank reported none: its loss may have caused the others.
 
         Returns:
-            Whether the errors were forgotten.
+            Whether the errors were discarded.
         """
         if self._failed_ranks.issuperset(lost_ranks):
             return False
@@ -113,19 +112,19 @@ class Mailbox:
         self._stop = True
 
     def request_restart(self, reason: str) -> None:
-        """Request a stop with a checkpoint and a new start after it."""
+        """Request that the workers save a checkpoint, stop, and are restarted."""
         self._restart = reason
 
     def stop_requested(self) -> bool:
-        """Whether the workers are to stop, with a final checkpoint."""
+        """Whether the workers should save a final checkpoint and stop."""
         return self._stop or self._restart is not None
 
     def restart_reason(self) -> str | None:
-        """Why the workers start again after the stop; None: they do not."""
+        """Why the workers are restarted after the stop; None if they are not."""
         return None if self._stop else self._restart
 
     def report_waiting(self, rank: int, waiting: Waiting | None) -> dict[int, Waiting]:
-        """Report where a rank waits for the others (None: it does not); returns the same of all ranks that wait."""
+        """Report where a rank waits for others (None if it does not); returns the reports of all waiting ranks."""
         self._waiting.pop(rank, None)
         if waiting is not None:
             self._waiting[rank] = waiting
@@ -137,7 +136,7 @@ class Mailbox:
 
 
 def call_actor(method: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of an actor and wait up to 30 s for the result."""
+    """Call an actor method and wait up to 30 s for the result."""
     import ray
 
     return ray.get(method.remote(*args, **kwargs), timeout=30)
@@ -158,19 +157,20 @@ class _ActorSink:
 
 
 def sink_to(actor: Any) -> Mailbox:
-    """A mailbox that is a Ray actor, with the interface of `Mailbox`; each call but `put` waits for the result."""
+    """A `Mailbox` interface to the mailbox actor. Every call except `put` waits for its result."""
     return cast(Mailbox, _ActorSink(actor))
 
 
 @dataclass
 class RunState:
-    """How a job goes, according to its records so far.
+    """The state of a job according to its records so far.
 
     Args:
-        attempt, step: the newest ones.
-        world_size, nodes: workers of the current attempt, and Ray's ids of their nodes; 0 and none before it.
+        attempt, step: the latest ones.
+        world_size, nodes: number of workers in the current attempt, and the Ray ids of their nodes; 0 and empty before
+            the first attempt.
         fatal: the error that ended the job.
-        done: its last record, with the outcome.
+        done: the last record, with the outcome.
         stopped: the message of a job that stopped on request.
     """
 
@@ -201,7 +201,7 @@ class RunState:
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a train or eval record by path, such as `train/loss` and `eval/tasks/click/auc`."""
+    """Metrics of a train or eval record by path, such as `train/loss` and `eval/tasks/click/auc`."""
     metrics = flat({record["kind"]: {name: value for name, value in record.items() if name not in NOT_METRICS}}, "/")
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 
@@ -213,13 +213,13 @@ def handling_records(
     tolerance: Tolerance | None = None,
     every_s: float = 0.2,
 ) -> Iterator[None]:
-    """Hand new records to `handle` from a thread while the body runs, and the last ones at its end.
+    """Pass new records to `handle` from a thread while the body runs, and the remaining ones at its end.
 
-    A failed `take` is tried again after `every_s`: a busy machine must not end a run. An error of `handle`, including
-    SystemExit, drops its record only.
+    A failed `take` is retried after `every_s`, because a busy machine must not end a run. An error in `handle`,
+    including SystemExit, only drops that record.
 
     Raises:
-        Exception: the last `take` failed; raised after the body.
+        Exception: the final `take` failed; raised after the body.
     """
     tolerance = tolerance or Tolerance()
 

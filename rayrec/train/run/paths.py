@@ -1,4 +1,4 @@
-"""Which files a config means: relative paths made absolute, also in a Ray job, whose folder goes away."""
+"""Makes relative paths of a config absolute, also in a Ray job, whose working folder is temporary."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from rayrec.train.errors import TrainError
 
 
 def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
-    """The same config with absolute paths; URIs stay as they are.
+    """The config with absolute paths; URIs are unchanged.
 
     Args:
-        root: folder that relative paths start from; default the working folder. Ray unpacks a job's `--working-dir`
-            into a folder that is deleted later: without a root, a relative `storage.path` of a job lies in the home
-            folder instead.
+        root: base of relative paths; default: the working folder. Ray deletes its copy of a job's `--working-dir`
+            after the job, so without a root a relative `storage.path` of a job is resolved in the home folder.
 
     Raises:
-        TrainError: data of a job that Ray did not copy with its working folder.
+        TrainError: in a job, a relative data path is not in the submitted working folder.
     """
     here = root or Path.cwd()
     home = Path.home() / "rayrec" if root is None and in_job_package(here) else here
@@ -46,7 +45,7 @@ def in_job_package(folder: Path) -> bool:
 
 
 def _sections(data: Any) -> list[dict[str, Any]]:
-    """Those of one data set, of several, or of none."""
+    """The data set sections in a field that holds one data set, a mix, or null."""
     return data if isinstance(data, list) else [] if data is None else [data]
 
 

@@ -1,8 +1,8 @@
-"""What a run resolves in the config that it was given: versions of tables, types of ids and of columns.
+"""Resolves open config fields: table versions, id types and column types.
 
-The run folder keeps both: `given.yaml` is the config as the last launch gave it, with absolute paths and defaults, and
-`config.yaml` the same with all that was resolved. A relaunch takes the resolved values over where it names none, and
-the data is checked against them. A new field that a run resolves gets a line in `_resolvable`.
+The run folder stores two files: `given.yaml`, the config of the last launch with absolute paths and defaults, and
+`config.yaml`, the same with resolved values. A relaunch reuses resolved values for fields that it leaves open, and the
+data is checked against them. To make another field resolvable, add it to `_resolvable`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rayrec.train.config.train_config import TrainConfig
 
 
 class ResolvedValues:
-    """Values that a run found for fields that its config leaves open, by a path that names the field.
+    """Resolved values of fields that the config leaves open.
 
     Args:
-        values: of each resolved field. A data set is named by its path and table, so that another one at the same
-            place of the config does not get its version.
+        values: field path → value. Data sets are identified by their path and table, so that a different data set at
+            the same position of the config does not get the version.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -27,12 +27,12 @@ class ResolvedValues:
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any] | None) -> ResolvedValues:
-        """Those in the plain values of a resolved config; none where there is no config yet."""
+        """The resolved values in a config (plain values); empty for None."""
         fields = {} if resolved is None else {path: section.get(key) for path, section, key in _resolvable(resolved)}
         return cls({path: value for path, value in fields.items() if value is not None})
 
     def fill(self, config: TrainConfig) -> TrainConfig:
-        """The config with these values where it has none of its own."""
+        """The config with its open fields set to these values."""
         raw = config.to_dict()
         for path, section, key in _resolvable(raw):
             value, own = self._values.get(path), section.get(key)
@@ -44,10 +44,10 @@ class ResolvedValues:
 
 
 def with_versions(config: TrainConfig) -> TrainConfig:
-    """The config with the newest version of each Delta and Iceberg table that it names without one.
+    """The config with Delta and Iceberg tables without a version pinned to their newest one.
 
     Raises:
-        DataError: a table that cannot be opened.
+        DataError: a table cannot be opened.
     """
     data = config.data
     pinned: dict[str, Any] = {field: _pinned(getattr(data, field)) for field in ("train", "eval", "test")}
@@ -62,7 +62,7 @@ def _pinned(data: Any) -> Any:
 
 
 def _resolvable(raw: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Every field of a config that a run may resolve: the path that names it, the section it is in, and its key."""
+    """(identifying path, section, key) of every resolvable field of a config."""
     schema, data = raw.get("schema") or {}, raw.get("data") or {}
     for feature in schema.get("sparse") or []:
         yield f"schema.sparse.{feature['name']}.id_type", feature, "id_type"
@@ -75,5 +75,5 @@ def _resolvable(raw: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], s
         for data_set in value if isinstance(value, list) else [value]:
             if isinstance(data_set, dict) and data_set.get("table") is not None:
                 table = f"{data_set['table']}:{data_set['path']}"
-                seen[table] = seen.get(table, 0) + 1  # a mix may name one table twice, with other filters
+                seen[table] = seen.get(table, 0) + 1  # a mix may list a table twice, with different filters
                 yield f"data.{field}[{table}#{seen[table]}].version", data_set, "version"

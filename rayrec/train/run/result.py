@@ -1,4 +1,4 @@
-"""How a run ended: `Result`, the same as its `result.json`."""
+"""The result of a run, as stored in `result.json`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a run ended; the same as its `result.json`.
+    """The result of a run, as stored in `result.json`.
 
     Args:
         folder: the run folder.
-        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; of several labels those of the
-            first, and all by name in `tasks`; None without evaluation data.
-        train: figures of the last logging step, and rows and seconds of the whole training.
+        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; with several labels those of
+            the first, and of all by name in `tasks`; None without evaluation data.
+        train: metrics of the last logged step, and rows and seconds of the whole training.
         checkpoint: folder of the last checkpoint.
-        recoveries: how often a lost worker group was replaced in the launch that finished the run.
-        ended: why the run ended before its last epoch, if it did.
-        warnings: what is odd though nothing failed, a line each.
-        test: figures of the trained model on `data.test`.
-        best: `metric`, `value`, `step` and `checkpoint` of the one that `storage.keep_best` kept, if there is one.
+        recoveries: number of times a lost worker group was replaced in the launch that finished the run.
+        ended: why the run ended before its last epoch; None if it did not.
+        warnings: one line per warning.
+        test: metrics of the trained model on `data.test`.
+        best: `metric`, `value`, `step` and `checkpoint` selected by `storage.keep_best`; None without one.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class Result:
     test: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What `result.json` holds."""
+        """The content of `result.json`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "folder"}
 
     @classmethod

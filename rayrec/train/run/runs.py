@@ -1,4 +1,4 @@
-"""The runs below a folder: listed, and compared."""
+"""Lists and compares the runs in a folder."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_FIELDS = 30
 
 
 def find_runs(folder: Path) -> list[RunRecord]:
-    """The runs in a folder, the one that began last first.
+    """The runs in a folder, newest start first.
 
     Raises:
-        ValueError: there is no such folder.
+        ValueError: the folder does not exist.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder; give a run's storage.path")
@@ -31,7 +31,7 @@ def find_runs(folder: Path) -> list[RunRecord]:
 
 
 def list_table(runs: Sequence[RunRecord]) -> Table:
-    """A row a run: how it stands and how good it is."""
+    """One row per run: status and metrics."""
     shown = table("run", "status", "began", "minutes>", "steps>", "workers>", "samples/s>", "AUC>", "NE>")
     for run in runs:
         scores, result = last_figures(run), run.result or {}
@@ -54,7 +54,7 @@ def list_table(runs: Sequence[RunRecord]) -> Table:
 
 
 def compare_table(runs: Sequence[RunRecord]) -> Table:
-    """A column a run: last figures, and the config fields that differ."""
+    """One column per run: final metrics, and config fields that differ."""
     shown = table("", *(f"{run.name}>" for run in runs))
     scores = [last_figures(run) for run in runs]
     shown.add_row("status", *(run.status for run in runs))
@@ -72,10 +72,10 @@ def compare_table(runs: Sequence[RunRecord]) -> Table:
 
 
 def write_comparison(runs: Sequence[RunRecord], path: Path) -> None:
-    """The page of `compare_page`.
+    """Write the page of `compare_page`.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     try:
         write_atomically(path, compare_page(runs))

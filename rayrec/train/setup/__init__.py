@@ -1,1 +1,1 @@
-"""From the config to what workers train: model, tables, learning rates, versions of the data, where a run begins."""
+"""Builds what workers train from the config: model, tables, optimizers, initial weights."""

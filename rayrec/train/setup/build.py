@@ -1,4 +1,4 @@
-"""From the config to objects: tables, model, sharder, planner constraints, dense optimizer."""
+"""Builds tables, model, sharders, planner constraints and the dense optimizer from the config."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DENSE_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "adagrad": torch.optim.Adagrad,
 }
-# Numbers of the dense optimizers' state for each parameter.
+# Optimizer state elements per parameter, by dense optimizer.
 STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1}
 
 
@@ -67,15 +67,15 @@ def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
 
 
 def rows_of(config: TrainConfig) -> dict[str, int]:
-    """Feature → rows that its ids map to: those of the smallest table that reads it."""
+    """Feature → number of rows that its ids map to: that of the smallest table that reads it."""
     return rows_of_tables((table.rows, table.features) for table in config.tables)
 
 
 def model(config: TrainConfig, device: torch.device | str, factory: Factory | None = None) -> nn.Module:
-    """The model, its tables not materialized ("meta"); the rest on `device`, drawn from `trainer.seed`.
+    """Build the model: tables on the "meta" device, other parameters on `device`, initialized from `trainer.seed`.
 
     Raises:
-        TrainError: no such model, or arguments it does not take.
+        TrainError: an unknown model, or arguments that it does not accept.
     """
     make = factory or _factory(config)
     torch.manual_seed(config.trainer.seed)
@@ -120,13 +120,13 @@ def _factory(config: TrainConfig) -> Factory:
 
 
 def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any]:
-    """The function or class named `package.module:function`; modules in the working folder are found too.
+    """Import the callable `package.module:function`, also from the working folder.
 
     Args:
-        field: of the config, for errors.
+        field: config field named in errors.
 
     Raises:
-        TrainError: there is no such module or function.
+        TrainError: the module cannot be imported, or has no such callable.
     """
     module_name, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
@@ -138,14 +138,14 @@ def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any
             f"{field}: {module_name!r} cannot be imported ({error}); it must be installed, or lie in the working "
             f"folder {os.getcwd()}"
         ) from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    factory = getattr(module, name, None)
+    if not callable(factory):
         raise TrainError(f"{field}: module {module_name!r} has no function {name!r}")
-    return found
+    return factory
 
 
 def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
-    """What the planner may do, by table."""
+    """Planner constraints by table name."""
     features = {table.name: len(table.features) for table in config.tables}
     return {name: _constraint(given, features[name]) for name, given in config.sharding.constraints.items()}
 
@@ -162,7 +162,7 @@ def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstrai
 
 
 def fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
-    """An embedding optimizer, as the sharders take it."""
+    """The embedding optimizer as `fused_params` of a sharder."""
     rule = RULES[sparse.kind]
     read = {name: getattr(sparse, name) for name in sorted(rule.reads) if hasattr(sparse, name)}
     both = {"weight_decay": sparse.weight_decay, "stochastic_rounding": sparse.stochastic_rounding}
@@ -170,27 +170,27 @@ def fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
 
 
 def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
-    """One for each kind of collection that a model may hold."""
+    """One sharder per type of embedding collection that a model may contain."""
     optimizers, codec = config.optimizers, _codec(config)
     params = fused_params(optimizers.sparse)
     own = {name: fused_params(optimizers.of_table(name)) for name in optimizers.tables}
     for table in frozen_tables(config):
-        # Other than that of any table that is trained: a kernel of its own, which `worker/dense_update.py` keeps at 0.
+        # A learning rate of 0 gives frozen tables a kernel of their own; `worker/dense_update.py` keeps its rate at 0.
         own[table] = {**fused_params(optimizers.of_table(table)), "learning_rate": 0.0}
     kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
     return [kind(fused_params=params, by_table=own, codec=codec) for kind in kinds]
 
 
 def frozen(config: TrainConfig, name: str) -> float:
-    """Steps that a table or dense parameter stands still for: 0 where none, infinite where it is never trained."""
+    """Number of steps for which a table or dense parameter is frozen: 0 if not, infinite if it is never trained."""
     steps = [freeze.until or math.inf for freeze in config.optimizers.freeze if fnmatchcase(name, freeze.names)]
     return max(steps, default=0)
 
 
 def frozen_tables(config: TrainConfig) -> dict[str, float]:
-    """Tables that stand still at the start → steps for which they do."""
-    found = {table.name: frozen(config, table.name) for table in config.tables}
-    return {name: steps for name, steps in found.items() if steps}
+    """Frozen table → number of steps for which it is frozen."""
+    steps_by_table = {table.name: frozen(config, table.name) for table in config.tables}
+    return {name: steps for name, steps in steps_by_table.items() if steps}
 
 
 def _check_frozen(config: TrainConfig, module: nn.Module) -> None:
@@ -223,7 +223,7 @@ def _codec(config: TrainConfig) -> Codec:
 
 
 def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:
-    """The optimizer of everything that is not a table, and of tables with a dense kernel; it clips if configured."""
+    """The optimizer of dense parameters and of tables with a dense kernel, with gradient clipping if configured."""
     dense = config.optimizers.dense
     made = KeyedOptimizerWrapper(
         dict(parameters),
@@ -235,14 +235,14 @@ def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter])
 
 
 def given_plan(config: TrainConfig, world_size: int, replicas: int = 1) -> ShardingPlan | None:
-    """The plan named by `sharding.plan`, if one is.
+    """The plan in `sharding.plan`; None if not set.
 
     Args:
-        world_size: workers that it is for: those of one group.
-        replicas: groups.
+        world_size: number of workers in one group.
+        replicas: number of groups.
 
     Raises:
-        TrainError: no such file, not a plan, for more ranks, or for other tables.
+        TrainError: the file is missing or not a plan, or the plan is for more ranks or other tables.
     """
     path = config.sharding.plan
     if path is None:
@@ -269,10 +269,10 @@ def given_plan(config: TrainConfig, world_size: int, replicas: int = 1) -> Shard
 
 
 def calibration(config: TrainConfig) -> Calibration | None:
-    """The speeds to plan by: of `sharding.calibration`, else of `calibration.json` in `storage.path` if there is one.
+    """Measured speeds for the planner: `sharding.calibration`, else `calibration.json` in `storage.path` if it exists.
 
     Raises:
-        TrainError: no such file, or not a calibration.
+        TrainError: the file is missing or not a calibration.
     """
     named = config.sharding.calibration
     path = Path(named or Path(config.storage.path) / "calibration.json")
@@ -300,9 +300,9 @@ def _check_plan_tables(plan: ShardingPlan, config: TrainConfig, path: str) -> No
 def plan_memory(
     plan: ShardingPlan, config: TrainConfig, world_size: int, dense_parameters: int
 ) -> list[dict[str, int]]:
-    """Bytes of weights, optimizer state and dense part (with its optimizer and gradients) on each rank.
+    """Bytes of embedding weights, optimizer state and dense part (with optimizer state and gradients) on each rank.
 
-    A table with a dense kernel has its gradient beside its optimizer state, both in the number format of the table.
+    For a table with a dense kernel, the optimizer state includes its gradient; both have the table's data type.
     """
     dense = config.optimizers.dense.kind
     bytes_of = {table.name: 4 if table.data_type == "fp32" else 2 for table in config.tables}
@@ -323,7 +323,7 @@ def plan_memory(
     ]
 
 
-# Terms of the planner's cost that plan.json adds up, by its key.
+# Key in plan.json → terms of the planner's cost, which are summed.
 TIMES = {
     "ids_s": ("input_intra", "input_inter"),
     "lookup_s": ("lookup",),
@@ -334,7 +334,7 @@ TIMES = {
 
 
 def plan_time(estimate: Estimate | None) -> list[dict[str, float]]:
-    """Seconds of a step's embedding part on each rank, as the planner predicts them for such devices."""
+    """Predicted seconds of the embedding part of a step on each rank, by phase."""
     if estimate is None:
         return []
     costs = [Cost(*terms) for terms in estimate.cost_RT.tolist()]

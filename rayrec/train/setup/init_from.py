@@ -1,4 +1,4 @@
-"""Which checkpoint a new run begins with, and which rows of its tables still mean the same ids."""
+"""Warm start: finds the initial checkpoint of a new run, and the table rows whose ids are unchanged."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ALL = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Weights that a run without a checkpoint of its own begins with.
+    """Initial weights of a run that has no checkpoint yet.
 
     Args:
-        root: of the store that `checkpoint` lies in.
-        rows: by table, how many of its first rows mean the same ids here as there.
+        root: path or URI of the checkpoint store.
+        rows: table → number of leading rows that map the same ids in both runs.
     """
 
     root: str
@@ -40,14 +40,14 @@ class WarmStart:
 
 
 def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmStart | None:
-    """What `init_from` asks for.
+    """The warm start that `init_from` requests; None if not set.
 
     Args:
-        mapping: how this run maps ids, by feature.
+        mapping: fingerprint of this run's id mapping, by feature.
 
     Raises:
-        TrainError: there is no such checkpoint, or ids of a table would mean other rows.
-        StorageError: it cannot be read.
+        TrainError: no such checkpoint, or ids of a table would map to other rows.
+        StorageError: the checkpoint cannot be read.
     """
     init = config.init_from
     if init is None:
@@ -55,7 +55,7 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
     try:
         store, checkpoint = find(init.path)
         with store.reader(checkpoint) as reader:
-            there = {key.rpartition(".")[2] for key in reader.index.tensors if key.startswith(f"{TABLE}/")}
+            stored_tables = {key.rpartition(".")[2] for key in reader.index.tensors if key.startswith(f"{TABLE}/")}
     except OSError as error:
         raise StorageError(f"init_from: {init.path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
@@ -65,7 +65,7 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
     rows: dict[str, int] = {}
     for table in config.tables:
         source = names.source(table.name)
-        if source is None or source not in there:
+        if source is None or source not in stored_tables:
             continue
         for feature in table.features:
             before = (checkpoint.manifest.mapping or {}).get(feature)
@@ -77,10 +77,10 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
 
 
 def _same_rows(where: str, before: Fingerprint, now: Fingerprint, vocabulary: Vocabulary | None) -> int:
-    """How many of the first rows mean the same ids.
+    """Number of leading rows that map the same ids in both runs.
 
     Raises:
-        TrainError: the others would not be new ids, but ids that had other rows before.
+        TrainError: existing ids would map to other rows.
     """
     fix = "; map its ids as there, or list the table in init_from.fresh"
     if vocabulary is None or before["mapping"] != "vocabulary":

@@ -1,4 +1,4 @@
-"""Hyperparameter search on Ray Tune: `space.py` reads what is varied, `search.py` runs the trials."""
+"""Hyperparameter search on Ray Tune: `space.py` parses the search space, `search.py` runs the trials."""
 
 from __future__ import annotations
 

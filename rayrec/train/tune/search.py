@@ -1,7 +1,7 @@
-"""A search: every trial is a run of its own with drawn values, stopped early where others are better (ASHA).
+"""Runs a search: every trial is a run with sampled values, stopped early by ASHA if other trials are better.
 
-A trial's run folder is named after the trial, and so a search that was stopped goes on: Ray Tune knows which trials
-were not finished, and each of them goes on from its own last checkpoint.
+A trial's run folder is named after the trial, so an interrupted search can resume: Ray Tune restarts the unfinished
+trials, and each resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -37,27 +37,26 @@ from rayrec.train.tune.shown import Trial, progress_of
 from rayrec.train.tune.space import check_space, holds, space_of, with_values
 
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
-NEARLY_NONE = 0.001  # CPUs; Ray Tune takes no 0
-STATE = ".tune"  # of Ray Tune, in the folder of the search
+NEARLY_NONE = 0.001  # CPUs; Ray Tune does not accept 0
+STATE = ".tune"  # state folder of Ray Tune, in the folder of the search
 OUTLIVES_S = 120.0
-NEVER = 10**9  # evaluations of a trial: the config ends it
+NEVER = 10**9  # maximum evaluations per trial: the config ends a trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What is tried.
+    """Settings of a search.
 
     Args:
-        params: `FIELD=SPACE` texts, see `space_of`.
-        trials: how many draws.
-        metric: figure of the evaluations that decides, one of `trainer.metrics` too; `lower`: less of it is better, as
-            that says.
-        concurrent: trials at a time; None: as many as the cluster's CPUs and GPUs carry.
-        grace: evaluations that each trial gets before it may be stopped for being worse than others; None: a third of
-            those at the ends of its epochs, at least two.
-        algorithm: "random", or "optuna", which draws near what was good (TPE), where that package is installed.
-        seed: of the draws.
-        track: "mlflow", "wandb" or "comet", where that package is installed: each trial's figures go there too.
+        params: `FIELD=SPACE` strings, see `space_of`.
+        trials: number of trials.
+        metric: evaluation metric to optimize; may be one of `trainer.metrics`.
+        lower: whether a lower value is better; set by `tune`.
+        concurrent: number of concurrent trials; None: as many as fit on the cluster's CPUs.
+        grace: evaluations before a trial may be stopped early; None: a third of the epochs, at least 2.
+        algorithm: "random", or "optuna" (TPE), which requires that package.
+        seed: seed of the sampling.
+        track: "mlflow", "wandb" or "comet": also log each trial there; requires that package.
     """
 
     params: Sequence[str]
@@ -76,10 +75,10 @@ class Search:
 
 
 class _Reports(Display):
-    """Tells Ray Tune of each evaluation, and shows nothing itself.
+    """Reports evaluations to Ray Tune, and displays nothing.
 
     Args:
-        problem: an evaluation that cannot be reported; the trial raises it when its training has ended.
+        problem: the error of an evaluation that could not be reported; the trial raises it after training.
     """
 
     def __init__(self, metric: str) -> None:
@@ -102,13 +101,13 @@ class _Reports(Display):
 def tune(
     config: TrainConfig, search: Search, *, factory: Factory | None = None, display: Display | None = None
 ) -> list[Trial]:
-    """Search, or go on with the search of this config's name, and return all trials, the best first.
+    """Run a search, or resume the search of this name, and return all trials, best first.
 
-    Writes `<storage.path>/<name>-tune/`: a run folder for each trial, `trials.json`, and `best.yaml`, the config with
-    the values of the best one.
+    Writes `<storage.path>/<name>-tune/`: a run folder per trial, `trials.json`, and `best.yaml`, the config with the
+    values of the best trial.
 
     Raises:
-        ValueError: a wrong search space or metric, no evaluation data, too few CPUs or GPUs, or every trial failed.
+        ValueError: an invalid search space or metric, no evaluation data, too few CPUs or GPUs, or all trials failed.
     """
     display = display or Display()
     config = resolved(config)
@@ -130,10 +129,10 @@ def tune(
 
 
 def check_metric(metric: str, config: TrainConfig) -> None:
-    """Evaluations of this config have the figure.
+    """Check that evaluations of this config compute a metric.
 
     Raises:
-        TrainError: they have not; names those that they have.
+        TrainError: they do not; lists the available metrics.
     """
     numbers, groups = config.data_schema.label_kinds[0] == "number", config.data_schema.group is not None
     known = [
@@ -172,7 +171,7 @@ def _run(
     def run_trial(values: dict[str, Any]) -> None:
         _train_one(config, values, search.metric, factory, callbacks)
 
-    # The trial's own process waits for its workers: only a trial without workers computes in it.
+    # The process of a trial only waits for its workers, unless the trial has none and trains in it.
     trainable = ray_tune.with_resources(run_trial, {"CPU": 1 if alone else NEARLY_NONE})
     state, files = _state_of(folder)
     if ray_tune.Tuner.can_restore(f"{state}/{STATE}", **files):
@@ -203,14 +202,14 @@ def _run(
                 **files,
             ),
         )
-    with default_env({"RAY_AIR_NEW_OUTPUT": "0"}):  # else Ray prints tables and hints of its own
+    with default_env({"RAY_AIR_NEW_OUTPUT": "0"}):  # otherwise Ray prints its own tables and hints
         return tuner.fit()
 
 
 def _train_one(
     config: TrainConfig, values: Mapping[str, Any], metric: str, factory: Factory | None, callbacks: Sequence[Callback]
 ) -> None:
-    """One trial, in its own process."""
+    """Run one trial in its Ray Tune process."""
     from ray import tune as ray_tune
 
     from rayrec.train.trainer import Trainer
@@ -220,14 +219,14 @@ def _train_one(
     own["storage"] = {**own["storage"], "path": folder_of(config)}
     reports = _Reports(metric)
     result = _when_free(Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit)
-    if not reports.count and result.eval is not None:  # it had ended when the search was stopped, unheard
+    if not reports.count and result.eval is not None:  # the run finished before an interruption, but was not reported
         reports.evaluation(result.eval)
     if reports.problem is not None:
         raise reports.problem
 
 
 def _when_free(fit: Callable[[], Result]) -> Result:
-    """`fit`, when no other process has the run: a trial of a search that was killed outlives that for some seconds."""
+    """Call `fit` when the run folder is free: trials of a killed search live on for some seconds."""
     until = time.monotonic() + OUTLIVES_S
     while True:
         try:
@@ -243,13 +242,13 @@ def _trial_name(trial: Any) -> str:
 
 
 def folder_of(config: TrainConfig) -> str:
-    """Folder or URI of a search: `<storage.path>/<name>-tune`."""
+    """Folder or URI of the search: `<storage.path>/<name>-tune`."""
     base, mark, options = config.storage.path.partition("?")
     return f"{base.rstrip('/')}/{config.name}-tune{mark}{options}"
 
 
 def _state_of(folder: str) -> tuple[str, dict[str, Any]]:
-    """Where Ray Tune keeps its state, and the file system of that, where it is no folder here."""
+    """Storage path of Ray Tune's state, and the `storage_filesystem` argument if it is a URI."""
     if "://" not in folder:
         return folder, {}
     files, path = open_filesystem(folder)
@@ -257,10 +256,10 @@ def _state_of(folder: str) -> tuple[str, dict[str, Any]]:
 
 
 def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any]) -> Any:
-    """What draws values; the first trial has the config's own, where the space has them.
+    """The search algorithm. The first trial uses the config's own values if the space contains them.
 
     Raises:
-        TrainError: no such algorithm, or its package is not installed.
+        TrainError: an unknown algorithm, or its package is not installed.
     """
     raw = config.to_dict()
     own = {field: value_at(raw, field) for field in space}
@@ -281,7 +280,7 @@ def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any]) -> Any
 
 
 def _trials(results: Any, search: Search) -> list[Trial]:
-    found = []
+    trials = []
     for result in results:
         frame = result.metrics_dataframe
         scores = (
@@ -290,9 +289,9 @@ def _trials(results: Any, search: Search) -> list[Trial]:
         best = (min if search.mode == "min" else max)(scores) if scores else None
         name = Path(result.path).name
         error = None if result.error is None else _last_line(result.error)
-        found.append(Trial(name=name, values=result.config, score=best, evaluations=len(scores), error=error))
+        trials.append(Trial(name=name, values=result.config, score=best, evaluations=len(scores), error=error))
     sign = 1 if search.mode == "min" else -1
-    return sorted(found, key=lambda trial: (trial.score is None, sign * (trial.score or 0.0), trial.name))
+    return sorted(trials, key=lambda trial: (trial.score is None, sign * (trial.score or 0.0), trial.name))
 
 
 def _last_line(error: BaseException) -> str:
@@ -303,9 +302,9 @@ def _last_line(error: BaseException) -> str:
 
 def _write(folder: str, raw: Mapping[str, Any], search: Search, trials: Sequence[Trial]) -> None:
     records = [{"trial": t.name, **t.__dict__} for t in trials]
-    there = open_folder(folder)
-    found = {"metric": search.metric, "mode": search.mode, "trials": records}
-    there.write("trials.json", json.dumps(found, indent=2).encode())
+    files = open_folder(folder)
+    summary = {"metric": search.metric, "mode": search.mode, "trials": records}
+    files.write("trials.json", json.dumps(summary, indent=2).encode())
     if trials and trials[0].score is not None:
         best = {**with_values(raw, trials[0].values), "name": raw["name"]}
-        there.write("best.yaml", yaml.safe_dump(best, sort_keys=False, allow_unicode=True).encode())
+        files.write("best.yaml", yaml.safe_dump(best, sort_keys=False, allow_unicode=True).encode())

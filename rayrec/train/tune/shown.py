@@ -1,4 +1,4 @@
-"""What a search says: a line for each trial that has ended, and the table of all."""
+"""Console output of a search: a line per finished trial, and a table of all trials."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rayrec.train.driver.terminal import plain, table
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """How a trial ended.
+    """The result of a trial.
 
     Args:
-        name: of the trial and of its run folder.
-        values: what was drawn.
-        score: the best value of the metric; None where there was no evaluation.
-        evaluations: how many it had.
-        error: why it failed, if it did.
+        name: name of the trial and of its run folder.
+        values: sampled values, by config field.
+        score: best value of the metric; None without an evaluation.
+        evaluations: number of evaluations.
+        error: why it failed; None if it did not.
     """
 
     name: str
@@ -32,11 +32,12 @@ class Trial:
 
 
 def progress_of(metric: str, mode: str, count: int, display: Display | None = None) -> Any:
-    """A callback of Ray Tune's, which keeps it for a search that goes on: then with a display of its own.
+    """A Ray Tune callback that prints finished trials. Ray Tune pickles it to resume a search, then with a new display.
 
     Args:
-        metric: that decides; `mode`: "min" or "max".
-        count: of trials.
+        metric: the metric to optimize.
+        mode: "min" or "max".
+        count: number of trials.
     """
     from ray.tune import Callback
 
@@ -66,7 +67,7 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
 
 
 def trials_table(trials: Sequence[Trial], metric: str) -> Table:
-    """A row a trial, the best first: score, evaluations, and what was drawn."""
+    """One row per trial, in the given order: score, evaluations, sampled values."""
     fields = list(trials[0].values) if trials else []
     shown = table("trial", *(f"{plain(head)}>" for head in (metric, "evaluations", *fields)))
     for trial in trials:

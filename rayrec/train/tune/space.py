@@ -1,4 +1,4 @@
-"""What a search varies: `FIELD=SPACE` texts of the command line, as values that Ray Tune draws."""
+"""Parses the search space: `FIELD=SPACE` on the command line to Ray Tune domains."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ FORMS = "[a, b, …], uniform(low, high), log(low, high) or int(low, high)"
 
 
 def space_of(params: Sequence[str]) -> dict[str, Any]:
-    """Field of the config → what Ray Tune draws for it.
+    """Config field → Ray Tune domain.
 
     Args:
         params: `FIELD=SPACE`, where SPACE is a YAML list to choose from, `uniform(low, high)`, `log(low, high)`
-            (uniform in the logarithm), or `int(low, high)`, which draws `high` too.
+            (log-uniform), or `int(low, high)`, which includes `high`.
 
     Raises:
-        ConfigError: another form, a field given twice, or bounds that hold no value.
+        ConfigError: invalid syntax, a repeated field, or an empty range.
     """
-    found: dict[str, Any] = {}
+    space: dict[str, Any] = {}
     for param in params:
         field, equals, text = (part.strip() for part in param.partition("="))
         if not equals or not field:
             raise ConfigError(f"--param {param}: write it as FIELD=SPACE, SPACE as {FORMS}")
-        if field in found:
+        if field in space:
             raise ConfigError(f"--param {param}: {field} is given twice")
-        found[field] = _space(param, text)
-    if not found:
+        space[field] = _space(param, text)
+    if not space:
         raise ConfigError(f"nothing to search over: give --param FIELD=SPACE, SPACE as {FORMS}")
-    return found
+    return space
 
 
 def with_values(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The raw config with the drawn values in their fields."""
+    """A copy of the raw config with the sampled values set."""
     changed = dict(raw)
     for field, value in values.items():
         changed = with_field(changed, field.split("."), value, f"{field}={value}")
@@ -44,7 +44,7 @@ def with_values(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, 
 
 
 def holds(domain: Any, value: Any) -> bool:
-    """Whether what Ray Tune draws from may give the value."""
+    """Whether a Ray Tune domain contains the value."""
     choices = getattr(domain, "categories", None)
     if choices is not None:
         return value in choices
@@ -52,10 +52,10 @@ def holds(domain: Any, value: Any) -> bool:
 
 
 def check_space(raw: Mapping[str, Any], space: Mapping[str, Any]) -> None:
-    """Refuse a search whose trials could not start: each choice, and both ends of each range, make a config.
+    """Check that every choice, and both ends of every range, make a valid config.
 
     Raises:
-        ConfigError: an unknown field, or a value that it does not take.
+        ConfigError: an unknown field, or a value that is invalid for it.
     """
     for field, domain in space.items():
         choices = getattr(domain, "categories", None)
