@@ -159,6 +159,12 @@ def test_sums_by_way_of_hosts_are_the_same(columns: ColumnMap, size: int) -> Non
     assert torch.equal(assembled(across, of_hosts), assembled(columns, sent))
 
 
+def test_columns_are_the_same_for_all_if_each_sender_has_all_in_order() -> None:
+    whole, part, moved = (Run(0, 0, 8),), (Run(0, 0, 4),), (Run(0, 4, 4), Run(4, 0, 4))
+    same = {(whole, whole): True, (whole, part): False, (whole, moved): False, (whole,): True}
+    assert {runs: ColumnMap((8,), runs).same_for_all for runs in same} == same
+
+
 def table(name: str, rows: int, dim: int, *features: str) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features))
 

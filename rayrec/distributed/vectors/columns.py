@@ -41,6 +41,11 @@ class ColumnMap:
         """Columns of each sender."""
         return [sum(run.width for run in runs) for runs in self.runs]
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether every sender has all columns of the result, in their order."""
+        return all(runs == (Run(0, 0, self.width),) for runs in self.runs)
+
 
 def columns_of(routes: Routes) -> ColumnMap:
     """One tier: every rank sends the columns of its lookups directly to the examples' ranks."""

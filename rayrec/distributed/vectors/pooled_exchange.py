@@ -2,6 +2,7 @@
 
 One collective forward and one backward. Row partials of a bag are added up where they arrive. If they need much more
 memory than the result, they travel in pieces of some examples each: no rank holds the partials of all ranks at once.
+GPUs that all have every column then gather the gradients, which all ranks need alike, instead of sending copies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.vectors.columns import ColumnMap
 from rayrec.distributed.vectors.pooled_in_place import InPlaceColumns, InPlaceTrip
-from rayrec.distributed.vectors.transport import MessageTrip, begin
+from rayrec.distributed.vectors.transport import GatherTrip, MessageTrip, begin
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
@@ -70,6 +71,7 @@ class PooledExchange:
         self.order = ColumnOrder(columns, device)
         self._group, self._codec = group, codec
         self._in_place = InPlaceColumns(columns, group, codec, device)
+        self._gathers = device.type == "cuda" and columns.same_for_all  # on CPUs, a gather overlaps with no other work
 
     def start(
         self, pooled: torch.Tensor, batch_sizes: list[int], factors_BE: torch.Tensor | None
@@ -81,8 +83,8 @@ class PooledExchange:
             batch_sizes: examples of each rank.
             factors_BE: a factor for each of this rank's own examples and outputs, or None.
         """
+        scaled = None if factors_BE is None else partial(self.order.scaled, factors_BE=factors_BE)
         if (link := self._in_place.link) is not None:
-            scaled = None if factors_BE is None else partial(self.order.scaled, factors_BE=factors_BE)
             return begin(InPlaceTrip(self._in_place, link, batch_sizes, scaled), [pooled])
         widths, largest = sum(self.widths), max(batch_sizes)
         # Up to twice the result arrives at once; more arrives in pieces, each at most as large as the result.
@@ -90,7 +92,10 @@ class PooledExchange:
         if widths > 2 * self._width:
             num_pieces = max(1, -(-4 * largest * widths // max(4 * largest * self._width, MIN_PIECE_BYTES)))
         edges = [[size * piece // num_pieces for piece in range(num_pieces + 1)] for size in batch_sizes]
-        message = _PooledMessage(self, edges, min(batch_sizes) == largest, factors_BE)
+        equal_batches = min(batch_sizes) == largest
+        message = _PooledMessage(self, edges, equal_batches, factors_BE)
+        if self._gathers and num_pieces > 1 and equal_batches:
+            return begin(GatherTrip(self._group, self._codec, message, scaled=scaled), [pooled])
         return begin(MessageTrip(self._group, self._codec, message), [pooled])
 
 

@@ -1,5 +1,5 @@
 """Exchanges vectors forward and gradients backward: one collective each way, or several where what would arrive at once
-takes much memory; at most two are then in flight.
+takes much memory; at most two are then in flight. Gradients that all ranks need alike are gathered in one collective.
 
 Two autograd nodes overlap exchanges with other work. Forward, `_Send` starts and `_Receive` ends the exchange of
 vectors; backward, `_Receive` starts and `_Send` ends the exchange of gradients.
@@ -148,6 +148,30 @@ class MessageTrip:
         kind, scale = (codec.forward, codec.forward_scale) if forward else (codec.backward, codec.backward_scale)
         numbers = arrived if kind is FP32 or self._world_size == 1 else decode(kind, arrived, sizes)
         return numbers if scale == 1 else numbers * (1 / scale)
+
+
+@dataclass
+class GatherTrip(MessageTrip):
+    """A `MessageTrip` whose gradients every rank gathers whole, in one piece: all ranks have equal batches and columns.
+
+    Args:
+        scaled: multiplies rows of the result by factors that turn sums into means; None without factors.
+    """
+
+    scaled: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
+        return [self._end(0, forward=False).view(shapes[0])]
+
+    def _begin(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
+        if forward:
+            super()._begin(tensors, forward, pieces)
+            return
+        kind, grad = self.codec.backward, tensors[0]
+        numbers = (grad if self.scaled is None else self.scaled(grad)).reshape(-1)
+        sizes = [numbers.numel()] * self._world_size
+        coded = numbers if kind is FP32 else encode(kind, numbers, sizes[:1])
+        self._in_flight.append((comm.all_gather(coded, self.group).view(-1), None, sizes))
 
 
 class _Send(torch.autograd.Function):
