@@ -308,7 +308,7 @@ MUTABLE = {
     "rayrec/torchrec/distributed/train_pipeline/pipeline_context.py": {"TrainPipelineContext"},
     "rayrec/torchrec/distributed/train_pipeline/pipeline_stage.py": {"_Item"},
     "rayrec/distributed/planner/search/pack.py": {"Packing"},
-    "rayrec/distributed/vectors/transport.py": {"MessageTrip"},
+    "rayrec/distributed/vectors/transport.py": {"GatherTrip", "MessageTrip"},
     "rayrec/distributed/comm/trace.py": {"span"},
 }
 

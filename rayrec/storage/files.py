@@ -89,7 +89,7 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
             files = [f for f in visible if format_of(f.path)]
         if files and suffixes == PARQUET and (kind := _table_of(contents)) is not None:
             raise DataError(
-                f"the folder holds a {kind} table, with the files of all its versions",
+                f"the folder holds a table in {kind} format, with the files of all its versions",
                 file=path,
                 fix=f"set data.train.table: {kind.lower()} to read one version, or give a pattern "
                 "(…/**/*.parquet) to read all files",

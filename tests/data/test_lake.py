@@ -61,7 +61,7 @@ def test_a_delta_table_is_read_at_a_version(delta: Path) -> None:
     assert newest.version == 2 and "at version 2" in str(newest)
     assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7]
     assert ids_of(DataSet(path=f"{delta}/**/*.parquet")) != ids_of(newest), "files of all versions are there"
-    with pytest.raises(DataError, match=r"holds a table of Delta: .* set table: delta"):
+    with pytest.raises(DataError, match=r"holds a table in Delta format, .* set data.train.table: delta"):
         ids_of(DataSet(path=str(delta)))
     with pytest.raises(DataError, match="cannot open the Delta table at version 9"):
         ids_of(DataSet(path=str(delta), table="delta", version=9))
@@ -123,7 +123,7 @@ def test_an_iceberg_table_is_read_at_a_snapshot(iceberg: Any) -> None:
             assert ids_of(DataSet(path=where, table="iceberg", version=by_length[length])) == ids
     newest = DataSet(path=path, table="iceberg").pinned()
     assert newest.version == by_length[7]
-    with pytest.raises(DataError, match=r"holds a table of Iceberg: .* set table: iceberg"):
+    with pytest.raises(DataError, match=r"holds a table in Iceberg format, .* set data.train.table: iceberg"):
         ids_of(DataSet(path=iceberg.location().removeprefix("file://")))
     assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7], "the column of the files, not of their folders"
     with pytest.raises(DataError, match=r"no snapshot 9; its last ones are \d"):

@@ -80,7 +80,7 @@ def test_a_run_learns_from_other_formats_what_it_learns_from_parquet(tmp_path: P
     assert f"{name}: converted 240 rows to Parquet in" in told and told.count("to Parquet in") == 1
     assert len(list((result.folder / "converted").rglob("*.parquet"))) == 1
     again, told = trained(tmp_path, path, "a")
-    assert "finished already" in told and "to Parquet in" not in told and again.eval == result.eval
+    assert "already finished" in told and "to Parquet in" not in told and again.eval == result.eval
     assert evaluate_run(result.folder, str(path), display=Display(Console(file=io.StringIO())))["samples"] == 240
 
 

@@ -176,7 +176,7 @@ def test_data_that_no_model_can_be_made_of(tmp_path: Path) -> None:
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     (tmp_path / "delta" / "_delta_log" / "0.json").write_text("{}")
     pq.write_table(pa.table(columns()), tmp_path / "delta" / "x.parquet")
-    assert "the folder holds a table of Delta" in refused(tmp_path / "delta")
+    assert "the folder holds a table in Delta format" in refused(tmp_path / "delta")
     pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / "x.parquet")
     assert "too few rows to hold some out" in refused(tmp_path / "x.parquet")
 

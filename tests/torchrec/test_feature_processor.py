@@ -112,7 +112,7 @@ def test_wrong_use_is_named() -> None:
         )
     with pytest.raises(ValueError, match="feature 'a': max_feature_lengths=0"):
         PositionWeightedProcessor({"a": 0})
-    with pytest.raises(ValueError, match="name the features"):
+    with pytest.raises(ValueError, match="name at least one feature"):
         PositionWeightedProcessor({})
 
 

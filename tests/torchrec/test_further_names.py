@@ -145,7 +145,7 @@ def test_traces_leave_quantized_and_unsharded_collections_whole() -> None:
 
 
 def test_what_a_quantized_collection_cannot_be_made_of_is_told() -> None:
-    with pytest.raises(NotOffered, match="made of a trained one: use EmbeddingBagCollection"):
+    with pytest.raises(NotOffered, match="create a quantized EmbeddingBagCollection from a trained one"):
         quantized.EmbeddingBagCollection(tables=[], is_weighted=False, device=CPU)
     with pytest.raises(NotOffered, match=r"use rayrec\.torchrec\.inference\.shard_quant_model\(model, group\)"):
         inference.shard_quant_model(Model())

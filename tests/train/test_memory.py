@@ -49,7 +49,7 @@ def test_the_tables_and_what_is_free_are_named(tmp_path: Path) -> None:
         assert f"{table.name} " in text
     tables = sum(4 * table.rows * table.dim for table in job.config.tables)
     assert f"{len(job.config.tables)} tables" in text and tables < 1 << 20 and " KiB (" in text
-    assert re.search(r"activations and all else [\d.]+ [MG]iB; its host has [\d.]+ [MG]iB of [\d.]+ [MGT]iB free", text)
+    assert re.search(r"activations and the rest [\d.]+ [MG]iB; its host has [\d.]+ [MG]iB of [\d.]+ [MGT]iB free", text)
     assert "trainer.batch_size" in text
     assert not is_retryable(caught.value) and isinstance(caught.value.__cause__, RuntimeError)
 

@@ -95,7 +95,7 @@ def test_old_days_may_be_removed_and_late_ones_are_reported(tmp_path: Path) -> N
     shutil.rmtree(days / "day=5")
     told = io.StringIO()
     assert fit(raw, tmp_path / "none", told).epochs == 3 and not (tmp_path / "none.0.jsonl").exists()
-    assert "finished already (3 epochs); it is at day=3; next: nothing until" in " ".join(told.getvalue().split())
+    assert "already finished (3 epochs); it is at day=3; next: nothing until" in " ".join(told.getvalue().split())
 
 
 def test_a_run_whose_checkpoints_are_gone_begins_anew(tmp_path: Path) -> None:

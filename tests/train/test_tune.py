@@ -183,7 +183,7 @@ def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path: Pat
         check_metric("auc", parse_config(raw))
     with pytest.raises(ConfigError, match="nothing to search over"):
         tune(config, Search(params=[]))
-    with pytest.raises(TrainError, match="track='tracker': there are mlflow, wandb"):
+    with pytest.raises(TrainError, match="track='tracker' must be one of mlflow, wandb"):
         tune(config, Search(params=params, track="tracker"))
 
 
