@@ -173,7 +173,7 @@ def test_the_house_is_the_one_that_the_architecture_test_holds() -> None:
     drawing = PAGE.partition("## The house")[2].partition("```")[2].partition("```")[0]
     floors: dict[str, int] = {}
     for line in drawing.strip("\n").splitlines():
-        number, names = re.match(r" *(\d+)  ((?:\S+ +){1,2})", line + " ").groups()  # type: ignore[union-attr]
+        number, names = re.match(r" *(-?\d+)  ((?:\S+ +){1,2})", line + " ").groups()  # type: ignore[union-attr]
         floors |= {name: int(number) for name in names.split() if name in LEVELS}
     assert floors == {name: level for name, level in LEVELS.items() if name != "torchrec"}
 

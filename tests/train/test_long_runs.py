@@ -111,13 +111,13 @@ def test_a_mirror_sends_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     mirror, there = Mirror(here), tmp_path / "there" / "run"
     line = "x" * 999 + "\n"
     sent = []
-    write = type(mirror._there).write  # type: ignore[union-attr]
+    write = type(mirror._remote).write  # type: ignore[union-attr]
 
     def counted(folder: object, name: str, data: bytes) -> None:
         sent.append(len(data))
         write(folder, name, data)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(mirror._there), "write", counted)
+    monkeypatch.setattr(type(mirror._remote), "write", counted)
     for _ in range(500):
         with open(here.metrics, "a") as file:
             file.write(line)
