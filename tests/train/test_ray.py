@@ -262,7 +262,7 @@ def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why(monkeypatc
     lost: dict[int, Exception] = {1: RayActorError(), 0: RuntimeError("connection closed")}
     reporter.after_exception(None, lost)
     assert os.environ[SHUTDOWN_TIMEOUT] == "7"
-    with pytest.raises(TrainError, match=r"failed 2 times .*trainer\.max_failures=1 allows; .*: worker 1 was"):
+    with pytest.raises(TrainError, match=r"failed 2 times .*trainer\.max_failures=1 is the limit.*: worker 1 was"):
         reporter.after_exception(None, lost)
     first, last = ray.get(mailbox.take.remote())
     assert first["kind"] == "failure" and first["reason"].startswith("worker 1 was lost")
