@@ -142,7 +142,8 @@ def test_a_folder_that_cannot_be_written_is_named_and_keeps_what_it_has(model: P
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(ValueError, match=r"out cannot be written \(.*\); check address, permissions"):
+        message = r"out cannot be written \(.*\); check address, permissions and disk space"
+        with pytest.raises(ValueError, match=message):
             predict(model, data, out, rows_per_file=100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
