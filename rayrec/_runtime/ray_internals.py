@@ -6,7 +6,9 @@
     hide_data_progress  names of Ray Data's loggers, until a setting of `DataContext` hides all progress output
     draining_nodes      `GlobalState.get_draining_nodes`; `ray.train.get_preemption_info` waits for all workers
     torch_trainer       `TorchTrainer._initialize_and_run_controller`, until `RunConfig` takes a failure policy; and
-                        `ElasticScalingPolicy._count_possible_workers`, until Ray does not count draining nodes
+                        `ElasticScalingPolicy._count_possible_workers`, until Ray does not count draining nodes; and
+                        `DatasetsCallback`, `PlacementGroupCleanerCallback`, until Ray Train starts their actors only
+                        for runs that use them
     with_limit          `FailurePolicy`, as above
     is_failed_start     `WorkerGroupStartupFailedError`, until it is a public exception
     request_name        `TorchTrainer.train_run_context`, and
@@ -51,12 +53,14 @@ def draining_nodes() -> frozenset[str]:
 
 
 def torch_trainer(
-    gives_up: Callable[[Exception | None], bool], *, skip_draining: bool = False, **arguments: Any
+    gives_up: Callable[[Exception | None], bool], *, local: bool, skip_draining: bool = False, **arguments: Any
 ) -> Any:
-    """A `ray.train.torch.TorchTrainer` with a limit of rayrec's own on restarts.
+    """A `ray.train.torch.TorchTrainer` with a limit of rayrec's own on restarts, and without actors that it does not
+    need: each imports Ray Train before the first step, 3 to 4 s of a core.
 
     Args:
         gives_up: see `with_limit`.
+        local: Ray ends with this process. Otherwise an actor frees the workers' resources if the controller is killed.
         skip_draining: an elastic run does not count the resources of draining nodes when it chooses its size. Ray
             counts them, and waits for workers there until the nodes are gone.
         arguments: of `TorchTrainer`.
@@ -68,11 +72,27 @@ def torch_trainer(
     class Trainer(base):
         def _initialize_and_run_controller(self, **controller: Any) -> Any:
             controller["failure_policy"] = with_limit(controller["failure_policy"], gives_up)
+            controller["callbacks"] = _needed(controller["callbacks"], local)
             if skip_draining:
                 _skip_draining(controller["scaling_policy"])
             return super()._initialize_and_run_controller(**controller)
 
     return Trainer(**arguments)
+
+
+def _needed(callbacks: list[Any], local: bool) -> list[Any]:
+    from ray.train.v2._internal.callbacks import DatasetsCallback
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+
+    for callback in callbacks:
+        if isinstance(callback, DatasetsCallback):
+            # Workers open Ray Data themselves. The callback still hands them the driver's `DataContext`.
+            callback.before_init_train_context = _no_shards
+    return [callback for callback in callbacks if not (local and isinstance(callback, PlacementGroupCleanerCallback))]
+
+
+def _no_shards(workers: list[Any]) -> dict[str, list[Any]]:
+    return {}
 
 
 def with_limit(policy: Any, gives_up: Callable[[Exception | None], bool]) -> Any:

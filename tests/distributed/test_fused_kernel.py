@@ -289,7 +289,7 @@ def test_each_number_format_is_trained_as_in_double_precision(
     weighted: bool,
     seed: int,
 ) -> None:
-    """To 1e-6 for float32; 16-bit weights are the nearest numbers to that."""
+    """To 1e-6 for float32, and more where a row adds up many gradients; 16-bit weights are the nearest numbers."""
     generator, cpu = torch.Generator().manual_seed(seed), torch.device("cpu")
     spec = OptimizerSpec.from_fused_params({"optimizer": kind, "learning_rate": 0.1, "eps": 0.01})
     tables = [
@@ -330,6 +330,8 @@ def test_each_number_format_is_trained_as_in_double_precision(
         touched = torch.zeros(rows[number], dtype=torch.bool)
         touched[of_table] = True
         expected = in_double(spec, before[number], sums, touched)
-        torch.testing.assert_close(weight.double(), expected, atol=1e-6, rtol=half_step)
+        # A float32 sum rounds once for each gradient that a row gets.
+        most = int(torch.bincount(of_table).max()) if len(of_table) else 0
+        torch.testing.assert_close(weight.double(), expected, atol=1e-6 * max(1.0, most / 16), rtol=half_step)
         assert torch.equal(weight.double()[~touched], before[number][~touched])
         first += len(of_table)

@@ -1,7 +1,8 @@
-"""Builds `deploy/cpp`, once per test process. Tests skip and name the tool or header that is missing."""
+"""Builds `deploy/cpp` in `build/cpp`, once for all test processes. Tests skip and name what is missing."""
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[2] / "deploy" / "cpp"
+FOLDER = SOURCES.parents[1] / "build" / "cpp"
 HEADERS = ("nlohmann/json.hpp", "blake2.h", "zlib.h")
 
 
@@ -32,8 +34,11 @@ needs_cpp = pytest.mark.skipif(
 
 
 @cache
-def built(target: str, folder: Path) -> Path:
+def built(target: str) -> Path:
     """The path of a program."""
-    subprocess.run(["cmake", "-S", SOURCES, "-B", folder, f"-DPYTHON={sys.executable}"], check=True, timeout=200)
-    subprocess.run(["cmake", "--build", folder, "--target", target, "-j2"], check=True, timeout=600)
-    return folder / target
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with open(FOLDER / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["cmake", "-S", SOURCES, "-B", FOLDER, f"-DPYTHON={sys.executable}"], check=True, timeout=200)
+        subprocess.run(["cmake", "--build", FOLDER, "--target", target, "-j2"], check=True, timeout=600)
+    return FOLDER / target

@@ -29,7 +29,12 @@ def parameters(function: Any) -> set[str]:
         ("ray.data._internal.progress", None),
         ("ray.data._internal.execution.streaming_executor", None),
         ("ray.train.torch:TorchTrainer._initialize_and_run_controller", {"controller_init_kwargs"}),
-        (f"{TRAIN}.execution.controller:TrainController", {"failure_policy", "scaling_policy", "train_run_context"}),
+        (
+            f"{TRAIN}.execution.controller:TrainController",
+            {"failure_policy", "scaling_policy", "train_run_context", "callbacks"},
+        ),
+        (f"{TRAIN}.callbacks:DatasetsCallback.before_init_train_context", {"workers"}),
+        (f"{TRAIN}.callbacks.placement_group_callback:PlacementGroupCleanerCallback", set()),
         (f"{TRAIN}.execution.failure_handling:FailurePolicy.make_decision", {"training_failed_error"}),
         (f"{TRAIN}.execution.failure_handling:FailureDecision.RAISE", None),
         (f"{TRAIN}.exceptions:WorkerGroupStartupFailedError", None),

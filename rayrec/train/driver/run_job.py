@@ -145,7 +145,7 @@ def _run_on_ray(
             # A frozen worker process cannot report a hang, but fails Ray's health check.
             default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
         ):
-            _fit(replace(job, train=train, eval=evaluation), mailbox, need, signals)
+            _fit(replace(job, train=train, eval=evaluation), mailbox, need, signals, cluster.local)
     except _RayGaveUp:
         # All records have been handled. A reason that the workers reported is more precise than Ray's.
         if state.fatal is None and state.stopped is None:
@@ -173,13 +173,13 @@ class _RayGaveUp(TrainError):
     """Ray Train has ended the run."""
 
 
-def _fit(job: Job, mailbox: Any, need: Demand, signals: StopSignals) -> None:
+def _fit(job: Job, mailbox: Any, need: Demand, signals: StopSignals, local: bool) -> None:
     from ray.exceptions import RayActorError
     from ray.train import TrainingFailedError
 
     try:
         # Outside of the main thread, Ray Train installs no signal handlers.
-        run_in_background(lambda: _torch_trainer(job, mailbox, need).fit(), signals)
+        run_in_background(lambda: _torch_trainer(job, mailbox, need, local).fit(), signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
     except RayActorError as error:
@@ -188,7 +188,7 @@ def _fit(job: Job, mailbox: Any, need: Demand, signals: StopSignals) -> None:
         raise _RayGaveUp(_reason(error)) from error
 
 
-def _torch_trainer(job: Job, mailbox: Any, need: Demand) -> Any:
+def _torch_trainer(job: Job, mailbox: Any, need: Demand, local: bool) -> Any:
     import ray.train
     from ray import cloudpickle
     from ray.train import RunConfig
@@ -203,6 +203,7 @@ def _torch_trainer(job: Job, mailbox: Any, need: Demand) -> Any:
     shutil.rmtree(job.files.ray_state, ignore_errors=True)
     ray_trainer = torch_trainer(
         RestartLimit(mailbox),
+        local=local,
         skip_draining=trainer.elastic,
         train_loop_per_worker=start_worker,
         # As bytes, so that the controller does not import the modules of the job's contents.
