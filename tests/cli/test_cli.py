@@ -1,13 +1,8 @@
-"""The command line: what it prints, what it refuses, exit statuses, and stop signals."""
+"""The command line: what it prints, what it refuses, and exit statuses."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -193,81 +188,3 @@ def test_only_one_place_reads_whether_to_debug() -> None:
     """`RAYREC_DEBUG=0` must mean the same to training, to serving and to the commands."""
     places = [path.name for path in (ROOT / "rayrec").rglob("*.py") if 'get("RAYREC_DEBUG' in path.read_text()]
     assert places == ["debug.py"]
-
-
-def descendants(pid: int) -> set[int]:
-    """Process ids below a process."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found, grown = {pid}, True
-    while grown:
-        more = {child for child, above in parents.items() if above in found} - found
-        found, grown = found | more, bool(more)
-    return found - {pid}
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@pytest.mark.slow
-def test_sigterm_takes_a_last_checkpoint_ends_everything_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    """A real run of two Ray workers, ended in mid-epoch as Kubernetes would; nothing is left running."""
-    write_all(tmp_path, rows=200)
-    (tmp_path / "slow_model.py").write_text(
-        "import os, time\nfrom rayrec.models import DLRM\n"
-        "class Slow(DLRM):\n"
-        "    def forward(self, batch):\n"
-        "        time.sleep(float(os.environ.get('SLOW_S', 0)) if self.training else 0)\n"
-        "        return super().forward(batch)\n"
-    )
-    raw = raw_config(
-        tmp_path,
-        model={"factory": "slow_model:Slow", "args": {"dense_arch": [8], "over_arch": [1]}},
-        trainer={"num_workers": 2, "batch_size": 16, "epochs": 2, "log_every": 1, "checkpoint_every": 2},
-    )
-    config = tmp_path / "c.yaml"
-    config.write_text(yaml.safe_dump(raw))
-    metrics = tmp_path / "runs" / "small" / "metrics.jsonl"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    environment.pop("RAY_ADDRESS", None)
-    command = [sys.executable, "-m", "rayrec.cli", "train", str(config)]
-    started = subprocess.Popen(
-        command, cwd=tmp_path, env={**environment, "SLOW_S": "0.3"}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        until = time.monotonic() + 200
-        while time.monotonic() < until and not (metrics.exists() and metrics.read_text().count('"train"') >= 5):
-            assert started.poll() is None, started.communicate()[0]
-            time.sleep(0.1)
-        below = descendants(started.pid)
-        assert below
-        os.kill(started.pid, signal.SIGTERM)
-        output, _ = started.communicate(timeout=60)
-    finally:
-        if started.poll() is None:
-            os.killpg(started.pid, signal.SIGKILL)
-    assert started.returncode == 143, output
-    assert "whose checkpoint is complete" in output
-    assert "run the same command again to resume from it" in output
-    assert "Traceback" not in output
-    until = time.monotonic() + 60
-    while time.monotonic() < until and any(map(running, below)):
-        time.sleep(0.2)
-    assert not [pid for pid in below if running(pid)]
-
-    again = [*command, "--set", "trainer.num_workers=0"]  # two would do the same, but take Ray's start
-    done = subprocess.run(again, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "resumed from the checkpoint of step" in done.stdout
-    result = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())
-    assert (result["steps"], result["train"]["samples"]) == (26, 400)

@@ -11,8 +11,9 @@ from data.synthetic.clicks import SyntheticSpec, write_files
 from jobs.bench import vocabulary
 from jobs.bench.data_path import measure, peak_rss_bytes, show
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.slow
+
 def test_the_benchmark_measures_every_contender(tmp_path: Path, running_ray: None) -> None:
     list(write_files(SyntheticSpec(rows=9_000, files=2), tmp_path))
     found = json.loads(json.dumps(measure(tmp_path, 9_000, 1) | {"peak_rss_bytes": peak_rss_bytes(tmp_path, 9_000)}))

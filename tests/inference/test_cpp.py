@@ -49,8 +49,8 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rayrec_score(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built("rayrec_score", tmp_path_factory.mktemp("cpp"))
+def rayrec_score() -> Path:
+    return built("rayrec_score")
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ WORDS = ["", "a", "seven77", "eight888", "nine 9999", "Zürich", "東京", "x" *
 
 
 @pytest.fixture(scope="module")
-def rayrec_map(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built("rayrec_map", tmp_path_factory.mktemp("cpp"))
+def rayrec_map() -> Path:
+    return built("rayrec_map")
 
 
 def ask(program: Path, folder: Path, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -187,6 +187,7 @@ class Drawn:
 
 
 @needs_cpp
+@pytest.mark.long
 def test_a_hundred_thousand_rows_are_mapped_as_python_maps_them(rayrec_map: Path, tmp_path: Path) -> None:
     rows = refused = columns_refused = 0
     for seed in range(SCHEMAS):
@@ -234,6 +235,7 @@ def assert_equal(found: dict[str, Any], batch: Batch, schema: Schema, where: str
 
 
 @needs_cpp
+@pytest.mark.long
 def test_rows_of_nothing_but_nulls_and_empty_lists_are_mapped_alike(rayrec_map: Path, tmp_path: Path) -> None:
     """Each row is a request: nothing says which types its columns have."""
     hashed = {"mapping": {"kind": "hash"}}

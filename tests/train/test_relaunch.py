@@ -171,7 +171,7 @@ def drawn_config(data: st.DataObject) -> None:
         check_relaunch(configs.with_data(raw, Path(place) / "data"), Path(place))
 
 
-QUICK = settings(max_examples=8, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+QUICK = settings(max_examples=4, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
                  suppress_health_check=list(HealthCheck))  # fmt: skip
 
 

@@ -165,9 +165,9 @@ def refuse_unseen(folder: str, use_gpu: bool) -> None:
     blind = [node["NodeManagerAddress"] for node, sees in zip(nodes, visible, strict=True) if not sees]
     if blind:
         raise TrainError(
-            f"storage.path: node {', '.join(blind)} of the Ray cluster cannot read {folder}, which holds data.train or "
-            f"data.eval converted to Parquet. Set storage.path to a folder that every node sees or to a URI, or "
-            f"convert the files first: rayrec data convert"
+            f"storage.path: {'node' if len(blind) == 1 else 'nodes'} {', '.join(blind)} of the Ray cluster cannot read "
+            f"{folder}, which holds data.train or data.eval converted to Parquet. Set storage.path to a folder that "
+            f"every node sees or to a URI, or convert the files first: rayrec data convert"
         )
 
 
