@@ -87,7 +87,8 @@ def _needed(callbacks: list[Any], local: bool) -> list[Any]:
     for callback in callbacks:
         if isinstance(callback, DatasetsCallback):
             # Workers open Ray Data themselves. The callback still hands them the driver's `DataContext`.
-            callback.before_init_train_context = _no_shards
+            datasets: Any = callback
+            datasets.before_init_train_context = _no_shards
     return [callback for callback in callbacks if not (local and isinstance(callback, PlacementGroupCleanerCallback))]
 
 

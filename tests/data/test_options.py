@@ -13,10 +13,14 @@ from rayrec.data import (
     BadRows,
     BatchStream,
     Cursor,
+    DataError,
     DataSet,
     DenseFeature,
     Hash,
     Layout,
+    Manifest,
+    Mapping,
+    MixedStream,
     ReadOptions,
     Shuffle,
     SparseFeature,
@@ -81,6 +85,15 @@ def test_what_calls_mean_where_nothing_is_said() -> None:
     meant = {"shuffle": True, "negative_rate": 1.0, "passes": 1, "interleave": 1}
     assert {name: of_stream[name] for name in meant} == meant
     assert inspect.signature(look_at).parameters["sample_rows"].default == 500_000
+
+
+BY_NAME = [BatchStream, MixedStream, Manifest.read, Mapping, Mapping.from_config, DataError]
+
+
+@pytest.mark.parametrize("call", BY_NAME)
+def test_options_of_calls_are_given_by_name_and_the_others_either_way(call: Any) -> None:
+    kinds = [parameter.kind for parameter in inspect.signature(call).parameters.values()]
+    assert set(kinds) == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 
 
 ENDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, Any]]]] = [  # of each: allowed, refused
