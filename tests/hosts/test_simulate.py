@@ -14,7 +14,7 @@ import pytest
 
 from tests.hosts.lab import laboratory
 
-pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1000)]
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 CHECK = [str(ROOT / "jobs/experiments/simulate.py"), "--check", "--json"]
@@ -34,6 +34,7 @@ def test_one_host_is_told_as_one_line() -> None:
     assert run.returncode == int(not all(one["good"] for one in found))
 
 
+@pytest.mark.alone
 def test_two_hosts_are_predicted_within_a_fifth() -> None:
     """On a wire so slow that a busy machine hardly matters; of twice its speed, where ranks compute while others send,
     a step was told a quarter too long. Up to twice more where it was disturbed while it calibrated.

@@ -97,7 +97,6 @@ LARGE = [
     [
         (early, signal.SIGINT, False),
         (starting_workers, signal.SIGTERM, False),
-        (saving, signal.SIGINT, True),
         (saving, signal.SIGTERM, True),
         (saving, signal.SIGHUP, True),
         (evaluating, signal.SIGTERM, True),
