@@ -29,7 +29,7 @@ from tests.s3 import Door, s3_server
 from tests.train import chaos
 from tests.train.row_log import assert_every_row_once, consumed
 
-pytestmark = [pytest.mark.long(minutes=4), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long(minutes=4), pytest.mark.timeout(1600)]
 
 SPEC = SyntheticSpec(rows=40_000, files=5, row_group_rows=1000, single=4, multi=2, dense=3, largest=500, seed=3)
 EPOCHS, BATCH, STEP_S = 2, 128, 0.2
@@ -134,7 +134,7 @@ def test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened(tmp_path: 
         rows = upload(server, tmp_path / "files")
         raw = config(door.address, rows, disk, log)
         path.write_text(yaml.safe_dump(raw))
-        run = chaos.Supervised(path, RunFolder(disk / "chaos"), tmp_path / "log", door, patience_s=900)
+        run = chaos.Supervised(path, RunFolder(disk / "chaos"), tmp_path / "log", door, patience_s=1200)
         try:
             with run.on_cluster():
                 wanted = undisturbed(raw, tmp_path)
