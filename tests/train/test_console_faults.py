@@ -134,7 +134,7 @@ def test_a_run_whose_console_is_gone_is_trained_to_its_end(sink: str, tmp_path: 
     assert ("train", 20) in kept and ("eval", 20) in kept
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_ctrl_c_with_tee_beside_takes_a_last_checkpoint(workers: int, tmp_path: Path) -> None:
     """A terminal sends SIGINT to the whole process group, and so `tee` ends first."""
     changes = {"trainer__num_workers": workers, "trainer__epochs": 500, "trainer__checkpoint_every": 10_000}

@@ -1,8 +1,7 @@
-"""Elastic runs: how many workers there is room for, and when a run grows. One that does is in `test_chaos.py`."""
+"""Elastic runs: how many workers there is room for, and when a run grows. Nodes come and go in `test_chaos.py`."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +11,7 @@ from hypothesis import strategies as st
 
 from rayrec.train.config.file import ConfigError, parse_config
 from rayrec.train.driver.elastic import FIRST_WAIT_S, LONGEST_WAIT_S, SETTLED_S, Growth, room_for
-from tests.train.chaos import node_preempted
 from tests.train.small import raw_config
-from tests.train.test_room import supervised
 
 
 @pytest.mark.parametrize("wrong", [[2], [0, 2], [3, 2], [1, 2, 3]])
@@ -81,15 +78,3 @@ def test_a_node_that_came_is_room_as_soon_as_ray_counts_it() -> None:
     assert not growth.due(Running(1, 1), 2, "abc", 21.0), "it has only come"
     assert growth.due(Running(1, 1), 2, "ac", 21.0 + SETTLED_S), "b is told dead, c is new"
     assert not growth.due(Running(2, 2), 2, "ac", 50.0)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_a_node_that_is_taken_away_is_left_with_a_checkpoint(tmp_path: Path) -> None:
-    """On a real Ray, by its own notice: no step is lost, and no recovery is counted."""
-    run = supervised(tmp_path, num_workers=[1, 2], epochs=40)
-    with run.on_cluster():
-        run.event(("checkpoint",), 0.0)
-        node_preempted(run, time.time())
-        run.command.terminate()
-        assert run.ended() == 143, run.said()

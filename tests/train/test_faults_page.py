@@ -17,7 +17,6 @@ SHOWN = {
         "train/test_chaos.py::test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened",
     ],
     "Ray announces that a node goes": [
-        "train/test_elastic.py::test_a_node_that_is_taken_away_is_left_with_a_checkpoint",
         "train/test_pretended_ray.py::test_a_node_that_ray_takes_away_is_left_at_once",
         "train/test_chaos.py::test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened",
     ],
