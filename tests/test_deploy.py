@@ -12,6 +12,7 @@ import sys
 import tomllib
 import zipfile
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,28 @@ def test_the_image_installs_what_is_locked() -> None:
     assert words[words.index("--constraint") + 1] == "deploy/requirements.lock" and words[-1] == ".[${EXTRA}]"
     assert "COPY deploy/requirements.lock deploy/requirements.lock" in text.splitlines()
     assert "--constraint $(LOCK)" in (ROOT / "Makefile").read_text()
+
+
+def test_all_that_the_image_installs_is_at_its_locked_version() -> None:
+    """Of the environment that `make setup` made under the same constraint: rayrec[cpu], and what it needs in turn."""
+    pins, installed = locked(), dict[str, str]()
+    waiting = [Requirement("rayrec[cpu]")]
+    while waiting:
+        wanted = waiting.pop()
+        for requirement in map(Requirement, metadata.requires(wanted.name) or []):
+            extras = ["", *wanted.extras]
+            name = canonicalize_name(requirement.name)
+            if name in installed or (
+                requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+            ):
+                continue
+            installed[name] = metadata.version(name).split("+")[0]
+            waiting.append(requirement)
+    besides = {"setuptools", "rayrec", "fbgemm-gpu-cpu"}
+    assert len(installed) > 30
+    assert {name: version for name, version in installed.items() if name not in besides} == {
+        name: pins.get(name) for name in installed if name not in besides
+    }
 
 
 def test_the_installed_package_is_whole(tmp_path: Path) -> None:
