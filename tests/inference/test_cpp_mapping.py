@@ -18,6 +18,8 @@ from rayrec.inference.export import write_mapping
 from rayrec.models import Batch
 from tests.inference.cpp import built, needs_cpp
 
+pytestmark = [needs_cpp, pytest.mark.long]
+
 SCHEMAS, REQUESTS, ROWS = 40, 25, 100
 WORDS = ["", "a", "seven77", "eight888", "nine 9999", "Zürich", "東京", "x" * 40, '"\\\n', "7"]
 
@@ -186,8 +188,6 @@ class Drawn:
         return [{"name": "q", "ids": ["q0", "q1"], "values": values, "length": draw.choice([None, 3]), "order": order}]
 
 
-@needs_cpp
-@pytest.mark.long
 def test_a_hundred_thousand_rows_are_mapped_as_python_maps_them(rayrec_map: Path, tmp_path: Path) -> None:
     rows = refused = columns_refused = 0
     for seed in range(SCHEMAS):
@@ -234,8 +234,6 @@ def assert_equal(found: dict[str, Any], batch: Batch, schema: Schema, where: str
             np.testing.assert_array_equal(theirs, jagged.weights().numpy(), f"{where}: {name}")
 
 
-@needs_cpp
-@pytest.mark.long
 def test_rows_of_nothing_but_nulls_and_empty_lists_are_mapped_alike(rayrec_map: Path, tmp_path: Path) -> None:
     """Each row is a request: nothing says which types its columns have."""
     hashed = {"mapping": {"kind": "hash"}}
