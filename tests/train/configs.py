@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import pyarrow.parquet as pq
 import yaml
 from hypothesis import strategies as st
 
+from rayrec.cli import run
 from rayrec.train.config.file import parse_config
+from tests.cli.test_init import census, ratings
 from tests.test_readme import ROOT, blocks
 
 NEWEST = 1_700_000_000  # seconds; all times of rows lie before
@@ -142,6 +146,51 @@ class Rows:
                 self._columns[column] = makers[spec.kind]()
         if spec.kind == "age":
             self._columns[spec.at] = np.full(self._rows, NEWEST)
+
+
+def shop(path: Path) -> Path:
+    """The smallest: a number, a text and a label."""
+    rows = [f"{i % 97 + 0.5},{('paris', 'rome', 'oslo')[i % 3]},{int(i % 5 == 0)}" for i in range(600)]
+    path.write_text("\n".join(["amount,city,bought", *rows]) + "\n")
+    return path
+
+
+def wide_census(path: Path) -> Path:
+    """42 columns without names, numbers and texts in turn, and the label a text."""
+    rows = [
+        ", ".join([*(str((i * 7 + c) % 90) if c % 2 else f"kind {(i + c) % 6}" for c in range(41)),
+                   "50000+." if i % 4 == 0 else "- 50000."])
+        for i in range(400)
+    ]  # fmt: skip
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+# How a file is written into a folder, and its label.
+INIT: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "shop": (lambda folder: shop(folder / "shop.csv"), "bought"),
+    "wide": (lambda folder: wide_census(folder / "wide.csv"), "c41=50000+."),
+    "census": (lambda folder: census(folder / "census.csv.gz"), "c6=50000+."),
+    "ratings": (lambda folder: ratings(folder / "ratings.csv.gz"), "rating>=4"),
+}
+
+
+def init(data: Path, label: str) -> dict[str, Any]:
+    """The config that `rayrec init` writes for a file or a folder, with a few steps."""
+    with contextlib.chdir(data.parent):
+        assert run(["init", data.name, "--label", label, "--name", "begun"]) == 0
+    raw = few_steps(yaml.safe_load((data.parent / "begun.yaml").read_text()))
+    for field in ("train", "eval"):
+        raw["data"][field] = str(data.parent / raw["data"][field])
+    raw["trainer"]["batch_size"] = 64
+    raw["storage"]["path"] = str(data.parent / "runs")
+    return raw
+
+
+def of_init(kind: str, folder: Path) -> dict[str, Any]:
+    """The config that `rayrec init` writes for a file of this kind, which is written below a folder."""
+    write, label = INIT[kind]
+    return init(write(folder), label)
 
 
 def with_data(raw: dict[str, Any], folder: Path) -> dict[str, Any]:

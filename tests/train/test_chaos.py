@@ -32,7 +32,8 @@ from tests.train.row_log import assert_every_row_once, consumed
 pytestmark = [pytest.mark.long(minutes=4), pytest.mark.timeout(1600)]
 
 SPEC = SyntheticSpec(rows=40_000, files=5, row_group_rows=1000, single=4, multi=2, dense=3, largest=500, seed=3)
-EPOCHS, BATCH, STEP_S = 2, 128, 0.2
+# More epochs than the faults take: a node that was added may be used only after Ray has tried several times.
+EPOCHS, BATCH, STEP_S = 6, 128, 0.2
 HANG_S = chaos.AWAY_S + 5.0  # waiting for the object store is no hang
 Fault = Callable[[chaos.Supervised, float], None]
 KEPT = {"config.yaml", "given.yaml", "plan.json", "metrics.jsonl", "footers.arrow", "result.json", "report.html",

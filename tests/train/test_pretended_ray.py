@@ -153,7 +153,7 @@ def test_a_ray_that_is_there_is_used_and_left(pretended: PretendedRay) -> None:
         assert not cluster.local and cluster.subject == "the Ray cluster has"
         assert os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "120"
     with connected(elastic=True):
-        assert os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "4"
+        assert os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == "10"
     assert pretended.begun == [] and pretended.shut_down == 0
 
 

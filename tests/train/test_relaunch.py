@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 import secrets
@@ -13,14 +14,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -29,7 +31,7 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
 from rayrec.inference.predict import predict
 from rayrec.models import BUILT_IN, RETRIEVERS
-from rayrec.train import Interrupted, Trainer
+from rayrec.train import Interrupted, Result, Trainer, load_config
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.after.export import export_run
 from rayrec.train.after.index import index_run
@@ -37,7 +39,8 @@ from rayrec.train.config.difference import differing
 from rayrec.train.config.file import parse_config
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.resolved import ResolvedValues
-from tests.cli.test_init import census, ratings
+from tests.cli.test_init import FILES, REAL
+from tests.s3 import s3_bucket
 from tests.train import configs
 from tests.train.chaos import MARK, marked
 
@@ -78,7 +81,7 @@ def check_resolved(folder: RunFolder) -> None:
     assert set(differing([filled, resolved])) <= counted, "what a run resolves gets a line in resolved.py"
 
 
-def check_relaunch(raw: dict[str, Any], folder: Path, factory: Callable[..., nn.Module] | None = None) -> None:
+def check_relaunch(raw: dict[str, Any], folder: Path, factory: Callable[..., nn.Module] | None = None) -> Result:
     """Trains without a stop and with one, then uses the run that was stopped."""
     runs = {name: copy.deepcopy(raw) for name in ("whole", "stopped")}
     for name, own in runs.items():
@@ -90,6 +93,8 @@ def check_relaunch(raw: dict[str, Any], folder: Path, factory: Callable[..., nn.
     stopped = RunFolder(resumed.folder)
     check_resolved(stopped)
     assert (resumed.steps, resumed.eval) == (whole.steps, whole.eval)
+    configs_of_runs = [RunFolder(result.folder).read_config() for result in (whole, resumed)]
+    assert set(differing(configs_of_runs)) == {"storage.path"}, "what `runs compare` tells"
     states = tensors(RunFolder(whole.folder)), tensors(stopped)
     assert states[0].keys() == states[1].keys()
     for key, tensor in states[0].items():
@@ -99,10 +104,11 @@ def check_relaunch(raw: dict[str, Any], folder: Path, factory: Callable[..., nn.
     assert evaluate_run(stopped.path, rows, factory=factory)["step"] == whole.steps
     if raw["model"].get("name") in RETRIEVERS:
         index_run(stopped.path, folder / "index")
-        return
+        return resumed
     exported = export_run(stopped.path, folder / "export", data=rows, factory=factory)
     predicted = predict(str(exported.folder), rows, str(folder / "scores"))
     assert predicted.rows == sum(pq.read_metadata(file).num_rows for file in (folder / "scores").glob("*.parquet"))
+    return resumed
 
 
 @pytest.mark.parametrize("name", configs.CONFIGS)
@@ -121,48 +127,75 @@ def test_a_config_of_a_notebook(name: str, tmp_path: Path) -> None:
     check_relaunch(configs.with_data(raw, tmp_path / "data"), tmp_path, factory)
 
 
-def shop(path: Path) -> Path:
-    """The smallest: a number, a text and a label."""
-    rows = [f"{i % 97 + 0.5},{('paris', 'rome', 'oslo')[i % 3]},{int(i % 5 == 0)}" for i in range(600)]
-    path.write_text("\n".join(["amount,city,bought", *rows]) + "\n")
-    return path
+@pytest.mark.parametrize("kind", configs.INIT)
+def test_a_config_of_init(kind: str, tmp_path: Path) -> None:
+    check_relaunch(configs.of_init(kind, tmp_path), tmp_path)
 
 
-def wide_census(path: Path) -> Path:
-    """42 columns without names, numbers and texts in turn, and the label a text."""
-    rows = [
-        ", ".join([*(str((i * 7 + c) % 90) if c % 2 else f"kind {(i + c) % 6}" for c in range(41)),
-                   "50000+." if i % 4 == 0 else "- 50000."])
-        for i in range(400)
-    ]  # fmt: skip
-    path.write_text("\n".join(rows) + "\n")
-    return path
+@pytest.mark.parametrize(("name", "label"), REAL.items())
+def test_a_config_of_init_for_a_public_file(name: str, label: str, tmp_path: Path) -> None:
+    """Its first rows."""
+    if not (FILES / name).exists():
+        pytest.skip(f"needs {name} in {FILES} (RAYREC_SHARED_DATA)")
+    file = tmp_path / name.removesuffix(".gz")
+    with gzip.open(FILES / name, "rt", encoding="utf-8") as lines:
+        file.write_text("".join(islice(lines, 2000)), encoding="utf-8")
+    check_relaunch(configs.init(file, label), tmp_path)
 
 
-INIT = {
-    "shop": (shop, "bought"),
-    "wide": (wide_census, "c41=50000+."),
-    "census": (census, "c6=50000+."),
-    "ratings": (ratings, "rating>=4"),
-}
+def test_a_config_of_init_for_histories(tmp_path: Path) -> None:
+    """Rows that `rayrec data sequence` made of a log."""
+    log = pa.Table.from_pylist(
+        [{"user": i % 50, "item": f"item {i * i % 23}", "at": 1_700_000_000 + 60 * i, "liked": int(i % 3 == 0)}
+         for i in range(600)]
+    )  # fmt: skip
+    pq.write_table(log, tmp_path / "log.parquet")
+    words = ["data", "sequence", str(tmp_path / "log.parquet"), "--out", str(tmp_path / "histories")]
+    assert run([*words, "--user", "user", "--time", "at", "--column", "item"]) == 0
+    check_relaunch(configs.init(tmp_path / "histories", "liked"), tmp_path)
 
 
-def init(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The config that `rayrec init` writes for a file of this kind."""
-    monkeypatch.chdir(folder)
-    write, label = INIT[kind]
-    compressed = kind in ("census", "ratings")
-    file = write(folder / f"{kind}.csv{'.gz' if compressed else ''}")
-    assert run(["init", file.name, "--label", label, "--name", kind]) == 0
-    raw: dict[str, Any] = yaml.safe_load((folder / f"{kind}.yaml").read_text())
-    return raw
+def test_a_run_that_begins_with_the_weights_of_another(tmp_path: Path) -> None:
+    raw = configs.of_init("shop", tmp_path)
+    other = Trainer(parse_config({**raw, "name": "other", "storage": {"path": str(tmp_path / "other")}})).fit()
+    check_relaunch({**raw, "init_from": str(other.folder)}, tmp_path)
 
 
-@pytest.mark.parametrize("kind", INIT)
-def test_a_config_of_init(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = configs.few_steps(init(kind, tmp_path, monkeypatch))
-    raw["trainer"]["batch_size"] = 64
-    check_relaunch(raw, tmp_path)
+def test_days_of_data_that_init_described(tmp_path: Path) -> None:
+    raw = configs.of_init("shop", tmp_path)
+    rows = pacsv.read_csv(tmp_path / "shop.csv")
+
+    def write_day(day: int) -> None:
+        (tmp_path / "days" / f"day={day}").mkdir(parents=True)
+        pq.write_table(rows.slice(day * 150, 150), tmp_path / "days" / f"day={day}" / "part-0.parquet")
+
+    for day in range(3):
+        write_day(day)
+    raw["data"] = {"train": str(tmp_path / "days"), "progressive": "day", "read": {"reader": "local"}}
+    resumed = check_relaunch(raw, tmp_path)
+    write_day(3)
+    assert (resumed.epochs, Trainer(load_config(resumed.folder / "given.yaml")).fit().epochs) == (2, 3)
+
+
+def test_a_run_in_object_storage_goes_on_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = configs.of_init("shop", tmp_path)
+    whole = Trainer(parse_config(copy.deepcopy(raw))).fit()
+    with s3_bucket("runs") as options:
+        config = parse_config({**raw, "storage": {"path": f"s3://runs/all{options}"}})
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+        with pytest.raises(Interrupted):
+            Trainer(config, factory=stopping(BUILT_IN[raw["model"]["name"]])).fit()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+        resumed = Trainer(config).fit()
+        assert (resumed.steps, resumed.eval) == (whole.steps, whole.eval)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+        place = f"s3://runs/all/{raw['name']}{options}"
+        assert run(["evaluate", place]) == 0
+        assert run(["export", place, str(tmp_path / "export")]) == 0
+        assert run(["predict", place, raw["data"]["eval"], str(tmp_path / "scores")]) == 0
+        page = tmp_path / "page.html"
+        assert run(["runs", "compare", place, str(whole.folder), "--html", str(page)]) == 0
+        assert "schema." not in page.read_text(encoding="utf-8"), "they differ in nothing that was found in the data"
 
 
 def drawn_config(data: st.DataObject) -> None:
@@ -193,7 +226,8 @@ def test_many_drawn_configs(data: st.DataObject) -> None:
 def test_a_config_of_init_goes_on_after_sigkill_with_two_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init("census", tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    assert run(["init", configs.INIT["census"][0](tmp_path).name, "--label", "c6=50000+.", "--name", "census"]) == 0
     results = {}
     for name, kills in (("whole", False), ("killed", True)):
         mark = secrets.token_hex(8)

@@ -78,7 +78,9 @@ def test_a_run_lives_in_s3_and_goes_on_on_another_machine(
     first = trainer(tmp_path, trainer__epochs=1, **storage).fit()
     assert first.checkpoint == f"s3://models/runs/small/checkpoints/step_00000016-0001{bucket}"
     there = open_folder(f"s3://models/runs/small{bucket}")
-    assert {"config.yaml", "metrics.jsonl", "report.html", "result.json", "checkpoints"} <= set(there.names())
+    assert {"config.yaml", "given.yaml", "metrics.jsonl", "report.html", "result.json", "checkpoints"} <= set(
+        there.names()
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
     second = trainer(tmp_path, trainer__epochs=2, **storage).fit()
     straight = trainer(tmp_path, name="straight", trainer__epochs=2).fit()

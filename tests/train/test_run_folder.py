@@ -58,7 +58,11 @@ def test_half_written_files_are_read_past(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["trainer.num_workers=4", "trainer.epochs=9", "storage.keep=1", "optimizers.dense.lr=0.5", "data.train=elsewhere"],
+    [
+        *["trainer.num_workers=4", "trainer.epochs=9", "storage.keep=1", "optimizers.dense.lr=0.5"],
+        *["data.train=elsewhere", "optimizers.tables={user: {lr: 0.5}}"],
+        "optimizers.tables={user: {kind: rowwise_adagrad}}",  # which it was before
+    ],
 )
 def test_what_a_relaunch_may_change(tmp_path: Path, override: str) -> None:
     earlier = parse_config(RAW).to_dict()
@@ -71,6 +75,7 @@ def test_what_a_relaunch_may_change(tmp_path: Path, override: str) -> None:
         ("tables.user.rows=41", "tables.user.rows: 40 → 41)"),
         ("trainer.seed=1", "trainer.seed: 0 → 1"),
         ("optimizers.sparse.kind=sgd", 'optimizers.sparse.kind: "rowwise_adagrad" → "sgd"'),
+        ("optimizers.tables={user: {kind: sgd}}", '(optimizers.tables.user.kind: "rowwise_adagrad" → "sgd")'),
         ("model.args.over_arch=[8, 1]", "model.args.over_arch: [16, 1] → [8, 1])"),
         ("schema.label.column=click", 'schema.label.column: "label" → "click")'),
         ("schema.label.at_least=4", "schema.label.at_least: null → 4.0)"),
@@ -87,6 +92,13 @@ def test_what_a_relaunch_may_not_change(tmp_path: Path, override: str, part: str
         refuse_other_config(folder, earlier, parse_config(apply_override(RAW, override)).to_dict())
     assert part in str(caught.value)
     assert "--fresh" in str(caught.value)
+
+
+def test_a_table_with_its_own_optimizer_keeps_it(tmp_path: Path) -> None:
+    earlier = apply_override(RAW, "optimizers.tables={user: {kind: sgd}}")
+    refuse_other_config(RunFolder(tmp_path), earlier, apply_override(earlier, "optimizers.tables.user.lr=0.5"))
+    with pytest.raises(StorageError, match=r'tables.user.kind: "sgd" → "rowwise_adagrad"\)'):
+        refuse_other_config(RunFolder(tmp_path), earlier, RAW)
 
 
 def test_a_field_that_is_newer_than_the_run_is_no_difference_until_it_is_set(tmp_path: Path) -> None:

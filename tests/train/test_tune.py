@@ -26,7 +26,8 @@ from rayrec.train.tune.search import Search, Trial, _trials, _when_free, _write,
 from rayrec.train.tune.shown import trials_table
 from rayrec.train.tune.space import check_space, space_of, with_values
 from tests.s3 import s3_bucket
-from tests.train.small import raw_config, write_all
+from tests.train import configs
+from tests.train.small import raw_config
 
 RAW = raw_config(Path("/nowhere"))
 
@@ -224,7 +225,9 @@ def test_a_search_in_object_storage_that_is_killed_goes_on(tmp_path: Path, monke
     with s3_bucket("tries") as options:
         path = f"s3://tries/runs{options}"
         own = {"name": "exact_auc", "factory": "torchmetrics.classification:BinaryAUROC"}
-        raw = raw_config(write_all(tmp_path), trainer__epochs=3, trainer__metrics=[own], storage__path=path)
+        raw = configs.of_init("shop", tmp_path)
+        raw["trainer"] |= {"epochs": 3, "metrics": [own]}
+        raw["storage"]["path"] = path
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
         there = open_folder(folder_of(parse_config(raw)))
 

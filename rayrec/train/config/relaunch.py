@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rayrec.train.config.difference import differing, same, value_at
@@ -28,6 +28,7 @@ RULES = (
     Rule("optimizers", True, "Learning rates, schedules, clipping and freezing hold from the next step."),
     Rule("optimizers.dense.kind", False, "The checkpoint holds this optimizer's state."),
     Rule("optimizers.sparse.kind", False, "The checkpoint holds this optimizer's state."),
+    Rule("optimizers.tables[].kind", False, "As above; a table without its own kind has that of `optimizers.sparse`."),
     Rule(
         "data", True, "The run keeps the version of a Delta or Iceberg table that it began with, unless you name one."
     ),
@@ -39,7 +40,8 @@ RULES = (
     Rule("storage", True, "Another `storage.path` is another run."),
     Rule("init_from", True, "Read only while the run has no checkpoint."),
 )
-FIXED_FIELDS = tuple(rule.field for rule in RULES if not rule.may_change and rule.field != "name")
+# `[]` stands for every item; `_comparable` leaves only what is compared below the field in front of it.
+FIXED_FIELDS = tuple(rule.field.partition("[]")[0] for rule in RULES if not rule.may_change and rule.field != "name")
 MAX_CHANGES = 5  # of one field, in an error
 
 
@@ -55,7 +57,8 @@ def refused_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     Args:
         before, now: plain values of two configs.
     """
-    before, now = _without_vocabulary_paths(before), _without_vocabulary_paths(now)
+    named = {name for raw in (before, now) for name in value_at(raw, "optimizers.tables") or {}}
+    before, now = _comparable(before, named), _comparable(now, named)
     return [
         change
         for field in FIXED_FIELDS
@@ -64,12 +67,20 @@ def refused_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     ]
 
 
-def _without_vocabulary_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy without vocabulary paths: loading a checkpoint compares checksums of the ids instead."""
+def _comparable(raw: Mapping[str, Any], named: Iterable[str]) -> dict[str, Any]:
+    """A copy to compare by fixed fields.
+
+    Vocabulary paths are removed, because loading a checkpoint compares checksums of the ids instead. Of
+    `optimizers.tables`, only the kind is kept, for each table in `named`.
+    """
     config: dict[str, Any] = copy.deepcopy(dict(raw))
     for feature in (config.get("schema") or {}).get("sparse") or []:
         if isinstance(mapping := feature.get("mapping"), dict):
             mapping.pop("path", None)
+    if isinstance(optimizers := config.get("optimizers"), dict):
+        default = value_at(optimizers, "sparse.kind")
+        own = {name: value_at(optimizers, f"tables.{name}.kind") for name in named}
+        optimizers["tables"] = {name: {"kind": kind or default} for name, kind in own.items()}
     return config
 
 

@@ -31,7 +31,7 @@ TRAIN_ENV = {
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
 # A worker group that waits for resources on a lost node is retried with a new size after this time.
-ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "4"}
+ELASTIC_ENV = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10"}
 # A single machine has no preemption notices and no metrics collector: saves the start of two actors.
 LOCAL_ENV = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
