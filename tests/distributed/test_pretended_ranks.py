@@ -9,22 +9,16 @@ import sys
 
 import pytest
 
-WHOLE = {  # in one process each: it starts for long
+WHOLE = {  # those whose code asks for the device; in one process each: it starts for long
     "sharding": [
         "tests/distributed/test_equality.py",
-        "tests/distributed/test_embedding.py",
-        "tests/distributed/test_dense.py",
         "tests/distributed/test_dedup.py",
         "tests/distributed/test_hierarchical.py",
         "tests/distributed/test_variable_batch.py",
         "tests/distributed/test_model_parallel.py",
-        "tests/distributed/test_pieces.py",
-        "tests/torchrec/test_feature_processor.py",
     ],
     "state": [
         "tests/distributed/test_optimizer_state.py",
-        "tests/optim/test_by_hand.py",
-        "tests/checkpoint/test_store.py",
         "tests/checkpoint/test_reshard.py",
         "tests/checkpoint/test_saving.py",
         "tests/checkpoint/test_state_device.py",

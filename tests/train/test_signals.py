@@ -98,8 +98,7 @@ LARGE = [
         (early, signal.SIGINT, False),
         (starting_workers, signal.SIGTERM, False),
         (saving, signal.SIGTERM, True),
-        (saving, signal.SIGHUP, True),
-        (evaluating, signal.SIGTERM, True),
+        (evaluating, signal.SIGHUP, True),
     ],
 )
 def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
