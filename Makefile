@@ -16,14 +16,15 @@ LOCK := deploy/requirements.lock
 # Extra arguments: make train ARGS="--set trainer.num_workers=4", make test PYTEST_ARGS="-k metrics"
 ARGS ?=
 PYTEST_ARGS ?=
-# How many test files run at a time. Most tests use one process; those that measure time run alone.
-TESTS_AT_ONCE ?= 2
+# How many test files run at a time, if not 3 (2 of the long ones, which start more processes). Those that measure time
+# run alone.
+TESTS_AT_ONCE ?=
 # One file of each package, for `make quick`.
 QUICK = $(addprefix tests/,test_architecture.py test_imports.py sparse/test_jagged_and_keyed_tensor.py optim/test_rules.py \
 	modules/test_embedding.py models/test_models.py quant/test_quant.py distributed/test_embedding.py planner/test_planner.py \
 	checkpoint/test_store.py data/test_mapping.py data/test_places.py metrics/test_binary.py inference/test_parity.py \
 	serve/test_service.py train/test_config.py cli/test_tables.py torchrec/test_check.py movielens/test_config.py)
-PYTEST = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
+PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -n $(or $(TESTS_AT_ONCE),3)
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
 
@@ -57,7 +58,7 @@ unit: data  ## all tests but the long ones
 
 # RAYREC_SOAK_S=60 makes ten minutes of soak one.
 test-long: data  ## the long tests: chaos, several hosts, ten minutes of soak
-	$(PYTEST) --no-loadscope-reorder -m long $(PYTEST_ARGS)
+	$(PYTEST) -n $(or $(TESTS_AT_ONCE),2) -m long $(PYTEST_ARGS)
 
 cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests that need them skip by name without
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -35,14 +35,15 @@ def locked(path: Path, kind: int) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that say how many minutes they take begin first, and those that must be alone come last: no worker waits
-    for either at the end."""
+    """Those that say how many minutes they take begin first, then slow ones; those that must be alone come last. No
+    worker waits for either at the end."""
     items.sort(key=_turn)
 
 
-def _turn(item: pytest.Item) -> tuple[bool, float]:
+def _turn(item: pytest.Item) -> tuple[bool, float, bool]:
     long = item.get_closest_marker("long")
-    return item.get_closest_marker("alone") is not None, -float(long.kwargs.get("minutes", 0) if long else 0)
+    minutes = float(long.kwargs.get("minutes", 0) if long else 0)
+    return item.get_closest_marker("alone") is not None, -minutes, item.get_closest_marker("slow") is None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
