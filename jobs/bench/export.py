@@ -25,7 +25,7 @@ import torch
 from harness import arguments, machine, print_json
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.checkpoint.index import INDEX, Index
+from rayrec.checkpoint.format import INDEX, Index
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
 from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.checkpoint.store import folder_name

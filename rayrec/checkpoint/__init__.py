@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rayrec._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
-    from rayrec.checkpoint.background import Outcome
     from rayrec.checkpoint.errors import (
         CheckpointError,
         DamagedCheckpointError,
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     )
     from rayrec.checkpoint.manifest import Checkpoint, newer_damaged
     from rayrec.checkpoint.retention import Best
+    from rayrec.checkpoint.saving import Outcome
     from rayrec.checkpoint.store import CheckpointStore, Saving
 
 __getattr__ = lazy_names(__name__)

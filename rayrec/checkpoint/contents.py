@@ -1,13 +1,21 @@
 """The state of a model in a checkpoint, by unsharded names: tables, the dense part, and the optimizer state of both.
 
-This module does no I/O. `to_save` returns the state to write; `Loading` provides a state to fill, then loads it.
+`to_save` returns the state to write; `Loading` provides a state to fill, then loads it. This module does no I/O.
+
+A table is updated inside backward, or by an optimizer over its shards. In both cases the optimizer state is sharded
+like the weights, and saved in a form that can be resharded: rectangles, column units, or single numbers. Row-wise
+optimizers keep one accumulator per row for every column shard. It is saved as `[rows, units]`, where the width of a
+unit is the greatest common divisor of the column edges. A shard of another plan reads the units that it covers: their
+width-weighted mean is the exact full-row value when shards are merged, and a copy when they are split.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +23,13 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rayrec.checkpoint import table_state
 from rayrec.checkpoint.manifest import Manifest
-from rayrec.checkpoint.rectangles import Rectangles
+from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.kernel.interface import Kernel, updating
 from rayrec.distributed.model_parallel import DistributedModelParallel
+from rayrec.distributed.plan.shards import Shard, Span
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 RNG = "rng"
@@ -39,12 +47,12 @@ def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimi
         kernel.weights()  # writes rows of a device cache back to the shards
     state: dict[str, Rectangles] = {}
     for name, table in model.tables().items():
-        state[f"{TABLE}/{name}"] = table_state.whole_rows(table, [item.weight for item in table.local])
-        for key, value in table_state.to_save(name, table, [item.state for item in table.local]).items():
+        state[f"{TABLE}/{name}"] = _as_rectangles(table, [item.weight for item in table.local])
+        for key, value in _table_state_to_save(name, table, [item.state for item in table.local]).items():
             state[f"{TABLE_STATE}/{name}/{key}"] = value
         if table.dense and dense_optimizer is not None:
             states = [_state_of(dense_optimizer, item.parameter) for item in table.local]
-            for key, value in table_state.to_save(name, table, states).items():
+            for key, value in _table_state_to_save(name, table, states).items():
                 state[f"{DENSE_STATE}/{name}/{key}"] = value
     for name, tensor in dense_tensors(model).items():
         state[f"{DENSE}/{name}"] = Rectangles.whole(tensor.detach())
@@ -63,7 +71,7 @@ def dense_tensors(model: DistributedModelParallel) -> dict[str, torch.Tensor]:
 
 
 def _state_of(optimizer: torch.optim.Optimizer, param: nn.Parameter) -> dict[str, torch.Tensor]:
-    return table_state.as_tensors(optimizer.state.get(param, {}))
+    return as_tensors(optimizer.state.get(param, {}))
 
 
 class Loading:
@@ -107,7 +115,7 @@ class Loading:
     def _table(self, name: str, table: ShardedTable) -> None:
         shape = (table.config.num_embeddings, table.config.embedding_dim)
         self._require(f"{TABLE}/{name}", shape)
-        self.state[f"{TABLE}/{name}"] = table_state.whole_rows(table, [item.weight for item in table.local])
+        self.state[f"{TABLE}/{name}"] = _as_rectangles(table, [item.weight for item in table.local])
         for key in sorted({key for item in table.local for key in item.state}):
             path, targets = f"{TABLE_STATE}/{name}/{key}", [item.state[key] for item in table.local]
             size = self._require(path, shape if targets[0].dim() == 2 else None)
@@ -122,13 +130,13 @@ class Loading:
                 "use the configuration that it was made with, or start a new run under another name"
             )
         for key, saved in self._saved_states(name) if table.local else ():
-            targets = table_state.make_targets(table, key, saved, optimizer)
+            targets = _empty_states(table, key, saved, optimizer)
             self._request(f"{DENSE_STATE}/{name}/{key}", table, saved.size, targets)
             for item, target in zip(table.local, targets, strict=True):
                 optimizer.state[item.parameter][key] = target
 
     def _request(self, path: str, table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]) -> None:
-        self.state[path], steps = table_state.to_load(table, size, targets)
+        self.state[path], steps = _table_state_to_load(table, size, targets)
         self._finish += steps
 
     def _saved_states(self, name: str) -> list[tuple[str, Any]]:
@@ -155,10 +163,139 @@ class Loading:
     def _dense_states(self, params: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         for name, param in params.items():
             for key, saved in self._saved_states(name):
-                device = table_state.state_device(key, param, optimizer)
+                device = state_device(key, param, optimizer)
                 value = torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
                 self.state[f"{DENSE_STATE}/{name}/{key}"] = Rectangles.whole(value)
                 optimizer.state[param][key] = value
+
+
+def _as_rectangles(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
+    """Tensors of the shapes of this rank's shards, as rectangles of the table."""
+    rectangles = [
+        Rectangle((item.shard.rows.start, item.shard.cols.start), tensor)
+        for item, tensor in zip(table.local, tensors, strict=True)
+    ]
+    return Rectangles((table.config.num_embeddings, table.config.embedding_dim), rectangles)
+
+
+def as_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of an optimizer's state, with its numbers converted to tensors."""
+    numbers = {
+        key: torch.tensor(float(v), dtype=torch.float64) for key, v in state.items() if isinstance(v, int | float)
+    }
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)} | numbers
+
+
+def _table_state_to_save(
+    name: str, table: ShardedTable, states: Sequence[Mapping[str, torch.Tensor]]
+) -> dict[str, Rectangles]:
+    """The states of this rank's shards, by key.
+
+    Raises:
+        ValueError: a state is neither of the shape of its shard, nor one number per row, nor a single number.
+    """
+    out: dict[str, Rectangles] = {}
+    for key in sorted({key for state in states for key in state}):
+        tensors = [state[key] for state in states]
+        shape, (rows, dim) = tensors[0].shape, table.local[0].shard.shape
+        if shape == (rows, dim):
+            out[key] = _as_rectangles(table, tensors)
+        elif shape == (rows,):
+            out[key] = _rows_to_save(table, tensors)
+        elif shape == ():
+            out[key] = Rectangles.whole(tensors[0])
+        else:
+            raise ValueError(
+                f"table {name!r}: the optimizer keeps a state {key!r} of shape {tuple(shape)} for a shard of "
+                f"{rows} x {dim}, which cannot be resharded; use an optimizer whose state has one number per weight, "
+                "per row or per table"
+            )
+    return out
+
+
+def state_device(key: str, param: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
+    """The device of a torch optimizer's state of `param`: the device of `param`, but the step count is on the host
+    unless the optimizer is fused or capturable."""
+    (group,) = (group for group in optimizer.param_groups if any(p is param for p in group["params"]))
+    on_host = key == "step" and not group.get("fused") and not group.get("capturable")
+    return torch.device("cpu") if on_host else param.device
+
+
+def _empty_states(
+    table: ShardedTable, key: str, saved: TensorStorageMetadata, optimizer: torch.optim.Optimizer
+) -> list[torch.Tensor]:
+    """An empty state for each of this rank's shards, with the dtype and dimensions that were saved under `key`."""
+    table_size = torch.Size((table.config.num_embeddings, table.config.embedding_dim))
+    dims = 2 if saved.size == table_size else min(len(saved.size), 1)
+    return [
+        torch.empty(
+            item.shard.shape[:dims],
+            dtype=saved.properties.dtype,
+            device=state_device(key, item.parameter, optimizer),
+        )
+        for item in table.local
+    ]
+
+
+def _table_state_to_load(
+    table: ShardedTable, size: torch.Size, targets: Sequence[torch.Tensor]
+) -> tuple[Rectangles, list[Callable[[], object]]]:
+    """(rectangles to read for the states of this rank's shards, functions that then fill these states)
+
+    Args:
+        size: shape of the saved state.
+        targets: states of this rank's shards.
+    """
+    if len(size) == 0:
+        number = torch.empty((), dtype=targets[0].dtype, device=targets[0].device)
+        return Rectangles.whole(number), [partial(target.copy_, number) for target in targets]
+    if size == (table.config.num_embeddings, table.config.embedding_dim):
+        return _as_rectangles(table, targets), []
+    return _rows_to_load(table, targets, size[1])
+
+
+def _unit_width(dim: int, shards: Iterable[Shard]) -> int:
+    """Width of a column unit, from the edges of all ranks' shards; the full width if columns are not sharded."""
+    return math.gcd(dim, *(edge for shard in shards for edge in (shard.cols.start, shard.cols.stop)))
+
+
+def _rows_to_save(table: ShardedTable, tensors: Sequence[torch.Tensor]) -> Rectangles:
+    """Row-wise states `[rows]` of this rank's shards, repeated for each unit that a shard covers."""
+    config = table.config
+    unit = _unit_width(config.embedding_dim, table.shards)
+    rectangles = [
+        Rectangle(
+            (item.shard.rows.start, item.shard.cols.start // unit),
+            tensor[:, None].expand(-1, item.shard.cols.size // unit),
+        )
+        for item, tensor in zip(table.local, tensors, strict=True)
+    ]
+    return Rectangles((config.num_embeddings, config.embedding_dim // unit), rectangles)
+
+
+def _merge(target: torch.Tensor, units: torch.Tensor, widths: torch.Tensor) -> None:
+    """Average the units `[rows, units]` that a shard covers into its state `[rows]`."""
+    target.copy_((units * widths).sum(1) / widths.sum())
+
+
+def _rows_to_load(
+    table: ShardedTable, targets: Sequence[torch.Tensor], num_units: int
+) -> tuple[Rectangles, list[Callable[[], object]]]:
+    """Like `_table_state_to_load`, for row-wise states `[rows]` that were saved with `num_units` units."""
+    config = table.config
+    unit = config.embedding_dim // num_units
+    loads, rectangles = list[Callable[[], object]](), []
+    for item, target in zip(table.local, targets, strict=True):
+        start, stop = item.shard.cols.start // unit, -(-item.shard.cols.stop // unit)
+        read = target.new_empty(target.shape[0], stop - start)
+        widths = _covered(item.shard.cols, unit, range(start, stop))
+        loads.append(partial(_merge, target, read, torch.tensor(widths, dtype=target.dtype, device=target.device)))
+        rectangles.append(Rectangle((item.shard.rows.start, start), read))
+    return Rectangles((config.num_embeddings, num_units), rectangles), loads
+
+
+def _covered(cols: Span, unit: int, units: Sequence[int]) -> list[int]:
+    return [cols.overlap(Span(number * unit, (number + 1) * unit)).size for number in units]
 
 
 def _trained_tables(model: DistributedModelParallel) -> list[tuple[Kernel, list[str]]]:

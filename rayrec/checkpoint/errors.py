@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WHAT = {
+_DESCRIPTIONS = {
     "table": "table {name!r}",
     "table_state": "optimizer state of table {name!r}",
     "dense": "parameter {name!r}",
@@ -18,7 +18,7 @@ WHAT = {
 def named(key: str) -> str:
     """Description of a tensor of the checkpoint, by its key."""
     kind, _, name = key.partition("/")
-    return WHAT.get(kind, "{name!r}").format(name=name or key)
+    return _DESCRIPTIONS.get(kind, "{name!r}").format(name=name or key)
 
 
 @dataclass(frozen=True, slots=True)

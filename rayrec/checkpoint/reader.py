@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
-from rayrec.checkpoint.index import INDEX, Index, Piece
+from rayrec.checkpoint.format import INDEX, Index, Piece
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint, sha256
 from rayrec.checkpoint.rectangles import LoadPlanner
 from rayrec.storage.folder import Folder, Source, open_folder

@@ -50,10 +50,10 @@ class Rectangle:
 class Rectangles:
     """This rank's rectangles of a tensor of size `shape`."""
 
-    def __init__(self, shape: Sequence[int], parts: Sequence[Rectangle]) -> None:
+    def __init__(self, shape: Sequence[int], rectangles: Sequence[Rectangle]) -> None:
         self.shape = torch.Size(shape)
-        self.parts = list(parts)
-        self._at = {part.chunk.offsets: part.tensor for part in self.parts}
+        self.rectangles = list(rectangles)
+        self._at = {rectangle.chunk.offsets: rectangle.tensor for rectangle in self.rectangles}
 
     @classmethod
     def whole(cls, tensor: torch.Tensor) -> Rectangles:
@@ -62,24 +62,24 @@ class Rectangles:
 
     def to_save(self, max_bytes: int = PIECE_BYTES) -> Rectangles:
         """The same data in rectangles of at most `max_bytes`."""
-        return Rectangles(self.shape, [piece for part in self.parts for piece in part.pieces(max_bytes)])
+        return Rectangles(self.shape, [piece for rectangle in self.rectangles for piece in rectangle.pieces(max_bytes)])
 
     def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
         return [
             WriteItem(
-                index=MetadataIndex(fqn, part.chunk.offsets),
+                index=MetadataIndex(fqn, rectangle.chunk.offsets),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk=part.chunk,
-                    properties=TensorProperties(dtype=part.tensor.dtype),
+                    chunk=rectangle.chunk,
+                    properties=TensorProperties(dtype=rectangle.tensor.dtype),
                     size=self.shape,
                 ),
             )
-            for part in self.parts
+            for rectangle in self.rectangles
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [part.chunk for part in self.parts]
+        return [rectangle.chunk for rectangle in self.rectangles]
 
     def at(self, offsets: torch.Size | None) -> torch.Tensor:
         """The rectangle at these offsets."""

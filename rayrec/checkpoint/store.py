@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from rayrec.checkpoint import contents
-from rayrec.checkpoint.background import BackgroundSave, Outcome, fits_in_memory
 from rayrec.checkpoint.contents import (
     empty_random_states,
     random_states,
@@ -28,7 +27,7 @@ from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.retention import Best, checkpoint_names, note_scores, remove_old, remove_unfinished
-from rayrec.checkpoint.saving import Save, plan_save
+from rayrec.checkpoint.saving import BackgroundSave, Outcome, Save, fits_in_memory, plan_save
 from rayrec.distributed import DistributedModelParallel, comm
 from rayrec.storage.folder import Folder, open_folder
 

@@ -11,12 +11,11 @@ import torch
 
 from rayrec.checkpoint.contents import DENSE, DENSE_STATE, TABLE, TABLE_STATE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
-from rayrec.checkpoint.index import SavedTensor
+from rayrec.checkpoint.format import SavedTensor, header, host_bytes
 from rayrec.checkpoint.manifest import MANIFEST, Checkpoint, newer_damaged, read_checkpoint
 from rayrec.checkpoint.ownership import order_of
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import PIECE_BYTES
-from rayrec.checkpoint.safetensors import header, host_bytes
 from rayrec.checkpoint.store import CheckpointStore
 from rayrec.storage.folder import open_folder
 

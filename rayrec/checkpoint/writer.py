@@ -13,8 +13,17 @@ from dataclasses import dataclass
 
 import torch
 
-from rayrec.checkpoint.index import BLOCK_BYTES, VERSION, DataFile, Index, Piece, SavedTensor, data_file
-from rayrec.checkpoint.safetensors import header, host_bytes
+from rayrec.checkpoint.format import (
+    BLOCK_BYTES,
+    VERSION,
+    DataFile,
+    Index,
+    Piece,
+    SavedTensor,
+    data_file,
+    header,
+    host_bytes,
+)
 from rayrec.storage.folder import Folder
 
 # Share of one CPU per rank that a write may use when training needs all CPUs. A step is as slow as its slowest rank,

@@ -1,5 +1,5 @@
 """`python -m rayrec.cli`, the same as `rayrec`."""
 
-from rayrec.cli.main import main
+from rayrec.cli.app import main
 
 main()

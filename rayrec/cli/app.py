@@ -1,10 +1,28 @@
-"""All commands. Packages are imported when a command runs, so that `--help` answers at once."""
+"""All commands, and how they are run.
+
+Packages are imported when a command runs, so that `--help` answers at once. An error becomes one message and an exit
+status: 1, or 2 for usage, 130 for Ctrl-C, 143 for SIGTERM, 129 for a closed terminal.
+"""
 
 from __future__ import annotations
 
-import typer
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
 
+import typer
+from rich.console import Console
+
+from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli import data, serve, train
+
+DEBUG = "--debug"
 
 app = typer.Typer(
     name="rayrec",
@@ -24,3 +42,68 @@ for command in (
     *(train.train, train.evaluate, train.plan, train.report, train.config),
 ):
     app.command()(command)
+
+
+def main() -> None:
+    """The `rayrec` command."""
+    status = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # A closed pipe or a full disk. Python would flush again at exit, fail, and change the status.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    # Without this, Python searches all modules for garbage at exit: half a second with torch.
+    gc.freeze()
+    sys.exit(status)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command line and return its exit status.
+
+    Args:
+        args: the words after `rayrec`. `--debug` anywhere (or RAYREC_DEBUG=1) shows tracebacks and Ray's messages.
+    """
+    if DEBUG in args:
+        os.environ["RAYREC_DEBUG"] = "1"
+    main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.signal(number, _end) for number in STOP_SIGNALS} if main_thread else {}
+    try:
+        app(args=[arg for arg in args if arg != DEBUG], prog_name="rayrec")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except Exception as error:
+        return _report(error)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    """Ends the command at a stop signal. A run installs its own handler while it trains."""
+    _tell("interrupted", style="yellow")
+    raise SystemExit(128 + number)
+
+
+def _tell(text: str, style: str | None = None) -> None:
+    """Prints on stderr and ignores failures such as a closed pipe: the exit status still reports the result."""
+    with suppress(Exception, SystemExit):
+        Console(stderr=True).print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def _report(error: Exception) -> int:
+    from rayrec._runtime.debug import debugging
+    from rayrec.storage.locations import without_secrets
+    from rayrec.train.driver.terminal import plain
+    from rayrec.train.errors import Interrupted
+
+    if debugging():
+        with suppress(Exception, SystemExit):
+            Console(stderr=True).print_exception()
+    if isinstance(error, Interrupted):
+        _tell(plain(str(error)), style="yellow")
+        return 128 + error.signal
+    expected = isinstance(error, ValueError) and str(error)
+    text = str(error) if expected else f"{type(error).__name__}: {error} (--debug shows where)"
+    _tell(f"[bold red]error:[/] {plain(without_secrets(text))}")
+    return 1

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rayrec.cli.next_steps import next_is
 from rayrec.cli.options import Config, Filters, Label, Paths, path, writing
+from rayrec.cli.output import next_is
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
@@ -37,7 +37,7 @@ def inspect(
     """Read a data set and propose its schema and table sizes, as YAML for a train config."""
     import yaml
 
-    from rayrec.cli.tables import show_columns
+    from rayrec.cli.output import show_columns
     from rayrec.data.tools.init.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
@@ -239,7 +239,7 @@ def check(
 def _print_check(report: CheckReport) -> None:
     from rich.console import Console
 
-    from rayrec.cli.tables import show
+    from rayrec.cli.output import show
     from rayrec.train.driver.terminal import plain, table
 
     console = Console()
@@ -276,7 +276,7 @@ def init(
     import yaml
 
     from rayrec._runtime.cgroup_limits import cpus
-    from rayrec.cli.tables import show_columns
+    from rayrec.cli.output import show_columns
     from rayrec.data.tools.init.make_config import Machine, removed_on_failure, start
     from rayrec.train.config.file import parse_config
     from rayrec.train.driver.terminal import visible

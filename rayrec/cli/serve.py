@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rayrec._runtime.stop_signals import STOP_SIGNALS
-from rayrec.cli.next_steps import next_is
 from rayrec.cli.options import AllowCode, WhichCheckpoint, path
+from rayrec.cli.output import next_is
 
 if TYPE_CHECKING:
     from rayrec.serve.config import ServeConfig

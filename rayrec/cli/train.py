@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rayrec.cli.next_steps import after_evaluation, after_training
 from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckpoint, path
+from rayrec.cli.output import after_evaluation, after_training
 
 runs = typer.Typer(help="Look at runs, and compare them.", no_args_is_help=True)
 checkpoints = typer.Typer(name="checkpoint", help="Verify, inspect and convert checkpoints.", no_args_is_help=True)
@@ -77,7 +77,7 @@ def evaluate(
     with run_here(run_dir, notice) as run:
         evaluate_run(run, data, workers, allow_code=allow_code, checkpoint=checkpoint)
         if importance:
-            from rayrec.cli.tables import show_importance
+            from rayrec.cli.output import show_importance
             from rayrec.train.after.importance import importance_of_run
 
             show_importance(importance_of_run(run, data, allow_code=allow_code, checkpoint=checkpoint))

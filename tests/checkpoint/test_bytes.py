@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from rayrec.checkpoint import tools, writer
 from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, named
-from rayrec.checkpoint.index import INDEX, DataFile, Index, Piece, SavedTensor
+from rayrec.checkpoint.format import DTYPES, INDEX, DataFile, Index, Piece, SavedTensor, header
 from rayrec.checkpoint.manifest import Manifest, sha256
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
-from rayrec.checkpoint.safetensors import DTYPES, header
 from rayrec.checkpoint.writer import Item, StoppedError, Throttle, snapshot, write
 from rayrec.storage.folder import LocalFolder
 
@@ -96,7 +95,7 @@ def test_any_rows_come_back_from_any_pieces(shapes: Any, max_bytes: int, block_b
             asked[key] = Rectangles(tensor.shape, [Rectangle(tuple(a for a, _ in spans), room)])
         reader.fill(dict(asked))
         for key, held in asked.items():
-            torch.testing.assert_close(held.parts[0].tensor.to(torch.float64), expected[key], rtol=0, atol=0)
+            torch.testing.assert_close(held.rectangles[0].tensor.to(torch.float64), expected[key], rtol=0, atol=0)
 
 
 def test_a_reader_may_be_entered_again() -> None:

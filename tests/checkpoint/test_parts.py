@@ -18,15 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec._runtime.cgroup_limits import available_bytes
-from rayrec.checkpoint import Best, CheckpointStore, FencedError, background
-from rayrec.checkpoint.background import BackgroundSave, _fit, fits_in_memory
+from rayrec.checkpoint import Best, CheckpointStore, FencedError, saving
 from rayrec.checkpoint.contents import empty_random_states, random_states, set_random_states
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, check_mapping
 from rayrec.checkpoint.ownership import Attempt, folder_name, order_of
 from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
 from rayrec.checkpoint.retention import best_of, note_scores, read_scores
-from rayrec.checkpoint.saving import Save, Work, copy_bytes
+from rayrec.checkpoint.saving import BackgroundSave, Save, Work, _fit, copy_bytes, fits_in_memory
 from rayrec.checkpoint.tools import store_of
 from rayrec.checkpoint.warm_start import Names, _first_names
 from rayrec.checkpoint.writer import Item, Throttle
@@ -258,7 +257,7 @@ def test_ranks_of_a_host_share_its_memory(told: list[tuple[str, int, int]], fits
 
 def test_pinned_memory_of_earlier_copies_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as it can be seen without a GPU: torch never gives it back to the system."""
-    monkeypatch.setattr(background, "available_bytes", lambda: 100)
+    monkeypatch.setattr(saving, "available_bytes", lambda: 100)
     assert fits_in_memory(80, None) and not fits_in_memory(81, None)
     kept = {"allocated_bytes.current": 64, "active_bytes.current": 16}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -392,7 +391,7 @@ def test_what_a_failed_save_left_is_removed_unless_it_is_fenced(tmp_path: Path) 
 
 def test_nobody_waits_for_a_removal_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, under = Event(), BackgroundSave()
-    monkeypatch.setattr("rayrec.checkpoint.background.REMOVAL_S", 0.05)
+    monkeypatch.setattr("rayrec.checkpoint.saving.REMOVAL_S", 0.05)
     monkeypatch.setattr(LocalFolder, "remove_all", lambda _: gate.wait(20))
     under.start(save_of(LocalFolder(tmp_path), 5, [], may=lambda: 1 // 0))
     began = time.monotonic()

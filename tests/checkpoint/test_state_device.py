@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rayrec.checkpoint.table_state import as_tensors, state_device
+from rayrec.checkpoint.contents import as_tensors, state_device
 from rayrec.torchrec.optim import RowWiseAdagrad
 
 

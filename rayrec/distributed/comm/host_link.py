@@ -99,7 +99,7 @@ class HostLink:
         def write(peer: int, address: int) -> None:
             ctypes.memmove(address, source + offsets[peer], leave[peer])
 
-        return self.in_place(leave, write, come, _reader(output, firsts))
+        return self.in_place(leave, write, come, partial(_copy_into, output, firsts))
 
     def _split_bytes(self, tensor: torch.Tensor, rows: Sequence[int] | None) -> list[int]:
         """Bytes of each rank's rows of a tensor."""
@@ -117,7 +117,7 @@ class HostLink:
         def write(peer: int, address: int) -> None:
             ctypes.memmove(address, source, size)
 
-        return self.in_place([size] * len(come), write, come, _reader(output, firsts), shared=True)
+        return self.in_place([size] * len(come), write, come, partial(_copy_into, output, firsts), shared=True)
 
     def exchange(self, parts: Sequence[Sequence[torch.Tensor]], own: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
         """Sends the flat, contiguous tensors `parts[r]` to each rank r as one message of any size.
@@ -231,13 +231,9 @@ class HostLink:
         return ConnectionError(f"rank {peer.rank} has ended, or has left its process group")
 
 
-def _reader(output: torch.Tensor, firsts: Sequence[int]) -> Read:
-    """Copies each rank's message into `output`, which the function keeps alive, from byte `firsts[r]` on."""
-
-    def read(rank: int, address: int, size: int) -> None:
-        ctypes.memmove(output.data_ptr() + firsts[rank], address, size)
-
-    return read
+def _copy_into(output: torch.Tensor, firsts: Sequence[int], rank: int, address: int, size: int) -> None:
+    """Copies a rank's message into `output`, from byte `firsts[rank]` on."""
+    ctypes.memmove(output.data_ptr() + firsts[rank], address, size)
 
 
 def _check(output: torch.Tensor, inputs: torch.Tensor, sizes_match: bool) -> None:

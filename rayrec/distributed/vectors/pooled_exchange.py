@@ -94,9 +94,10 @@ class PooledExchange:
         edges = [[size * piece // num_pieces for piece in range(num_pieces + 1)] for size in batch_sizes]
         equal_batches = min(batch_sizes) == largest
         message = _PooledMessage(self, edges, equal_batches, factors_BE)
+        trip = MessageTrip(self._group, self._codec, message)
         if self._gathers and num_pieces > 1 and equal_batches:
-            return begin(GatherTrip(self._group, self._codec, message, scaled=scaled), [pooled])
-        return begin(MessageTrip(self._group, self._codec, message), [pooled])
+            return begin(GatherTrip(trip, scaled), [pooled])
+        return begin(trip, [pooled])
 
 
 class _PooledMessage:

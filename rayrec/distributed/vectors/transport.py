@@ -97,10 +97,7 @@ class MessageTrip:
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def send_gradients(self, grad: torch.Tensor) -> None:
-        scale = self.codec.backward_scale / self._world_size
-        if scale != 1 or not grad.is_contiguous():
-            grad = torch.mul(grad, scale, out=torch.empty(grad.shape, dtype=grad.dtype, device=grad.device))
-        self._begin([grad], forward=False)
+        self._begin([self.averaged(grad)], forward=False)
 
     def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
         grads: Sequence[torch.Tensor] = ()
@@ -108,8 +105,15 @@ class MessageTrip:
             grads = self.message.unpack_gradients(self._end(piece, forward=False), piece, shapes, grads)
         return grads
 
+    def averaged(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient divided by the number of ranks and scaled for the wire, contiguous."""
+        scale = self.codec.backward_scale / self.world_size
+        if scale == 1 and grad.is_contiguous():
+            return grad
+        return torch.mul(grad, scale, out=torch.empty(grad.shape, dtype=grad.dtype, device=grad.device))
+
     @property
-    def _world_size(self) -> int:
+    def world_size(self) -> int:
         return 1 if self.group is None else self.group.size()
 
     def _begin(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
@@ -126,7 +130,7 @@ class MessageTrip:
                     numbers = numbers * codec.forward_scale
             else:
                 numbers, sent, received = message.pack_gradients(tensors[0], piece), received, sent
-            if self._world_size == 1:
+            if self.world_size == 1:
                 self._in_flight.append((numbers, None, received))
             else:
                 coded = numbers if kind is FP32 else encode(kind, numbers, sent)
@@ -146,32 +150,44 @@ class MessageTrip:
             self._begin(self._unsent, forward, [piece + 2])
         codec = self.codec
         kind, scale = (codec.forward, codec.forward_scale) if forward else (codec.backward, codec.backward_scale)
-        numbers = arrived if kind is FP32 or self._world_size == 1 else decode(kind, arrived, sizes)
+        numbers = arrived if kind is FP32 or self.world_size == 1 else decode(kind, arrived, sizes)
         return numbers if scale == 1 else numbers * (1 / scale)
 
 
 @dataclass
-class GatherTrip(MessageTrip):
-    """A `MessageTrip` whose gradients every rank gathers whole, in one piece: all ranks have equal batches and columns.
+class GatherTrip:
+    """A `RoundTrip` whose gradients every rank gathers whole, in one piece: all ranks have equal batches and columns.
 
     Args:
+        forward: sends the vectors.
         scaled: multiplies rows of the result by factors that turn sums into means; None without factors.
     """
 
-    scaled: Callable[[torch.Tensor], torch.Tensor] | None = None
+    forward: MessageTrip
+    scaled: Callable[[torch.Tensor], torch.Tensor] | None
+    _arrived: torch.Tensor = field(init=False)
+
+    def send(self, vectors: Sequence[torch.Tensor]) -> None:
+        self.forward.send(vectors)
+
+    def receive(self) -> torch.Tensor:
+        return self.forward.receive()
+
+    def send_gradients(self, grad: torch.Tensor) -> None:
+        trip, grad = self.forward, self.forward.averaged(grad)
+        numbers = (grad if self.scaled is None else self.scaled(grad)).reshape(-1)
+        kind = trip.codec.backward
+        coded = numbers if kind is FP32 else encode(kind, numbers, [numbers.numel()])
+        self._arrived = comm.all_gather(coded, trip.group).view(-1)
 
     def receive_gradients(self, shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
-        return [self._end(0, forward=False).view(shapes[0])]
-
-    def _begin(self, tensors: Sequence[torch.Tensor], forward: bool, pieces: Sequence[int] = (0, 1)) -> None:
-        if forward:
-            super()._begin(tensors, forward, pieces)
-            return
-        kind, grad = self.codec.backward, tensors[0]
-        numbers = (grad if self.scaled is None else self.scaled(grad)).reshape(-1)
-        sizes = [numbers.numel()] * self._world_size
-        coded = numbers if kind is FP32 else encode(kind, numbers, sizes[:1])
-        self._in_flight.append((comm.all_gather(coded, self.group).view(-1), None, sizes))
+        codec, world, arrived = self.forward.codec, self.forward.world_size, self._arrived
+        del self._arrived  # a result that the user keeps must not keep its gradients
+        if codec.backward is not FP32:
+            arrived = decode(codec.backward, arrived, [shapes[0].numel() // world] * world)
+        if codec.backward_scale != 1:
+            arrived = arrived * (1 / codec.backward_scale)
+        return [arrived.view(shapes[0])]
 
 
 class _Send(torch.autograd.Function):

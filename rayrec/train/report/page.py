@@ -26,7 +26,6 @@ from rayrec.train.report.tables import (
     skipped_section,
 )
 from rayrec.train.report.templates import Column, render, table
-from rayrec.train.report.timeline import timeline_section
 
 MOST_EVENTS, MOST_MARKS = 200, 150
 KEY = re.compile(r"^(\s*(?:- )*)([\w.\-]+)(?=:)", re.MULTILINE)
@@ -47,7 +46,6 @@ def page(run: RunRecord, now: float) -> str:
         "Sharding plan": plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else "",
         "Memory by rank": memory_section(run.memory) if run.memory else "",
         "Predicted time by rank": time_section(run.times) if run.times else "",
-        "Steps by rank": timeline_section(run.timeline, run.times) if run.timeline else "",
         "Profiles": _profiles(run),
         "Rows left out": skipped_section(run.events),
         "Events": _events(run),

@@ -42,7 +42,6 @@ class RunRecord:
     evals: tuple[Line, ...]
     events: tuple[Line, ...]
     exports: tuple[Line, ...]
-    timeline: Line | None
     result: Line | None
     problems: tuple[str, ...]
     importance: tuple[Line, ...] = ()
@@ -163,7 +162,7 @@ def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
             f"run folder {run_dir}: holds no config.yaml, plan.json, metrics.jsonl or result.json; "
             "give <storage path>/<name> of a run"
         )
-    kinds = {"train": Thinned[Line](MOST_LINES), "eval": Thinned[Line](MOST_LINES), "timeline": Thinned[Line](1)}
+    kinds = {"train": Thinned[Line](MOST_LINES), "eval": Thinned[Line](MOST_LINES)}
     events, checkpoints = Thinned[Line](MOST_EVENTS, MOST_EVENTS), Thinned[Line](MOST_EVENTS)
     for line in _json_lines(_ends(metrics) if brief else _rows(metrics, problems), "metrics.jsonl", problems):
         line.pop("tables", None)
@@ -186,7 +185,6 @@ def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
         evals=tuple(kinds["eval"]),
         events=tuple(sorted([*checkpoints, *events], key=lambda line: number(line, "time") or 0)),
         num_events=checkpoints.seen + events.seen,
-        timeline=next(reversed([*kinds["timeline"]]), None),
         exports=tuple(_json_lines(_rows(run_dir / "exports.jsonl", problems), "exports.jsonl", problems)),
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),

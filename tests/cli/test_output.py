@@ -1,4 +1,4 @@
-"""Tables where there is little room: names on one line, figures whole."""
+"""Tables that commands print where there is little room: names on one line, figures whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import rich.console
 from rich.console import Console
 
-from rayrec.cli.tables import show, show_columns
+from rayrec.cli.output import show, show_columns
 from rayrec.data import inspect
 from rayrec.train.driver.terminal import plan_table
 

@@ -1,14 +1,22 @@
-"""The index of a checkpoint, a JSON file: for each rectangle of each tensor, its file, byte range and checksums.
+"""The file format of a checkpoint's tensors: their numbers in safetensors files, and an index of these in JSON.
 
-Reading validates an index: file names must match the writer's pattern, so that no path leaves the folder; every
-rectangle must be inside its file and its tensor; and the rectangles of a tensor must fill the tensor.
+A safetensors file has a length, a JSON header with names, number formats, shapes and byte offsets, then raw numbers in
+row-major order. All of that is known before the first number is written, so a file is written in one pass, and readers
+exist for every language. The format is a page long (huggingface.co/docs/safetensors), so it is implemented here; tests
+read the files with the safetensors package.
+
+That format has no checksums and no tensors in several rectangles: those are in the index. It has the file, byte range
+and checksums of each rectangle of each tensor, and a checksum of each file's header. Reading validates an index: file
+names must match the writer's pattern, so that no path leaves the folder; every rectangle must be inside its file and
+its tensor; and the rectangles of a tensor must fill the tensor.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -17,12 +25,52 @@ from pydantic import AfterValidator, NonNegativeInt, PlainSerializer, PlainValid
 from torch.distributed.checkpoint import ChunkStorageMetadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
-from rayrec.checkpoint.safetensors import DTYPES, NAMES
-
 VERSION = 1
 INDEX = "index.json"
 BLOCK_BYTES = 4 << 20
 _DATA_FILE = re.compile(r"data-\d{5,}\.safetensors")
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def header(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
+    """The bytes of a file before its numbers, which follow without gaps.
+
+    Args:
+        tensors: (name, number format, shape) of each tensor, in the order of their numbers.
+
+    Raises:
+        ValueError: a number format that safetensors does not support.
+    """
+    entries, begin = {}, 0
+    for name, dtype, shape in tensors:
+        if dtype not in NAMES:
+            raise ValueError(f"{name}: cannot save numbers of {dtype}; use one of {list(NAMES.values())}")
+        end = begin + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligns the numbers to 8 bytes
+    return len(text).to_bytes(8, "little") + text
+
+
+def host_bytes(tensor: torch.Tensor) -> memoryview:
+    """The numbers in row-major order; a copy only if the tensor is on a device or not contiguous."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def data_file(rank: int) -> str:
