@@ -194,21 +194,26 @@ def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Pat
 
 
 def test_lines_are_told_by_time_where_steps_do_not_say(data: Path, tmp_path: Path) -> None:
-    changes = {"trainer__log_every": None, "trainer__eval_every": 3}
-    often = run(job_of(data, tmp_path / "often", trainer__log_every_s=1e-9, **changes))[1]
-    assert [line["step"] for line in often.all("train")] == list(range(2, 11)), "the clock starts with the first step"
-    told = run(job_of(data, tmp_path / "rarely", trainer__log_every_s=1e6, **changes))[1]
+    often = run(job_of(data, tmp_path / "often", trainer__log_every="0.000001s", trainer__eval_every=3))[1]
+    assert [line["step"] for line in often.all("train")] == list(range(1, 11))
+    told = run(job_of(data, tmp_path / "rarely", trainer__log_every="100h", trainer__eval_every=3))[1]
     lines = told.all("train")
-    assert [line["step"] for line in lines] == [5, 10], "at the end of an epoch"
-    stalls = [line["stall_fraction"] for line in lines]
-    assert min(stalls) > 0 and max(stalls) < 1, "for the evaluations and checkpoints between"
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 8, 10], "the first steps, and the end of an epoch"
+    stalls = {line["step"]: line["stall_fraction"] for line in lines}
+    assert min(stalls[4], stalls[8]) > 0 and max(stalls.values()) < 1, "for the evaluations and checkpoints between"
+
+
+def test_guards_count_no_early_lines(data: Path, tmp_path: Path) -> None:
+    guards = {"max_ne": 1e-6, "patience": 2}
+    job = job_of(data, tmp_path, trainer__log_every="100h", trainer__guards=guards)
+    with pytest.raises(RankError, match="ended early at step 10 after 2 logging lines in a row"):
+        run(job)
 
 
 def test_time_decides_too(data: Path, tmp_path: Path) -> None:
     """Hardly any time has passed at the first step, by which the others are counted."""
-    tiny = 1e-9
-    changes = {"eval_every_minutes": tiny, "eval_rows": 64, "checkpoint_every": None, "checkpoint_every_minutes": tiny}
-    job = job_of(data, tmp_path, **{f"trainer__{name}": value for name, value in changes.items()})
+    tiny = "0.000001s"
+    job = job_of(data, tmp_path, trainer__eval_every=tiny, trainer__eval_rows=64, trainer__checkpoint_every=tiny)
     told = run(job)[1]
     assert told.steps("event", "checkpoint") == list(range(2, 11))
     assert [r["step"] for r in told.all("eval") if "partial" in r] == [2, 4, 6, 8, 10]

@@ -182,8 +182,8 @@ def test_training_may_wait_for_its_checkpoints(tmp_path: Path) -> None:
 
 def test_checkpoints_by_the_clock(tmp_path: Path) -> None:
     write_all(tmp_path)
-    often = {"trainer__checkpoint_every": None, "trainer__checkpoint_every_minutes": 1e-9}
-    result = trainer(tmp_path, trainer__epochs=1, storage__keep=100, **often).fit()
+    often = {"storage__keep": 100, "trainer__checkpoint_every": "0.000001s"}
+    result = trainer(tmp_path, trainer__epochs=1, **often).fit()
     steps = [checkpoint.step for checkpoint in CheckpointStore(result.folder / "checkpoints").all()]
     assert steps == list(range(2, 17))  # the clock starts with the first step
     never = trainer(tmp_path, name="never", trainer__epochs=1, trainer__checkpoint_every=None).fit()

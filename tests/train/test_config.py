@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rayrec.train import ConfigError, TrainConfig, load_config
 from rayrec.train.config.file import apply_override, parse_config, parse_yaml, read_yaml
+from rayrec.train.config.interval import Interval
 from rayrec.train.config.reference import config_reference
+from rayrec.train.config.removed import without_removed
 from rayrec.train.run.paths import resolved
 from tests.train.small import RAW, raw_config
+
+INTERVAL = "must be a number of steps, e.g. 500, or a duration, e.g. 10s, 15min or 1.5h"
+NO_INTERVALS = (
+    *("0", "-1", "1.5", "true", "'15'", "''", "[15]", "{s: 15}", "min", "0s", "0.0h", "-5min", "+5min", ".5h", "5.h"),
+    *("1e3s", "15m", "15Min", "15  min", " 15min x", "'15min '", "1h30min", "inf s", "٣s", f"{'9' * 400}h"),
+)
 
 
 def problem(*overrides: str) -> str:
@@ -32,6 +43,16 @@ def problem(*overrides: str) -> str:
         ("trainr.epochs=4", ["trainr: unknown field", "did you mean 'trainer'?"]),
         ("data.read.reder=ray", ["data.read.reder: unknown field", "'reader'"]),
         ("trainer.epochs=many", ["trainer.epochs: got 'many' (str)", "valid integer"]),
+        *((f"trainer.log_every={value}", ["trainer.log_every: got", INTERVAL]) for value in NO_INTERVALS),
+        ("trainer.log_every=null", ["trainer.log_every: got None (NoneType)", INTERVAL]),
+        ("trainer.checkpoint_every=15 bananas", ["trainer.checkpoint_every: got '15 bananas' (str)", INTERVAL]),
+        ("trainer.eval_every=0", ["trainer.eval_every: got 0 (int)", INTERVAL]),
+        ("trainer.log_every_s=5", ["trainer.log_every_s: this option was removed", "trainer.log_every: 10s"]),
+        (
+            "trainer.checkpoint_every_minutes=5",
+            ["trainer.checkpoint_every_minutes: this option was removed", "trainer.checkpoint_every: 15min"],
+        ),
+        ("trainer.eval_every_minutes=5", ["trainer.eval_every_minutes: this", "write e.g. trainer.eval_every: 15min"]),
         ("trainer.epochs=0", ["trainer.epochs: got 0", "greater than or equal to 1"]),
         ("trainer.seed=1.5", ["trainer.seed: got 1.5 (float)"]),
         ("trainer.use_gpu=maybe", ["trainer.use_gpu: got 'maybe'", "`true` or `false` or `auto`"]),
@@ -134,6 +155,70 @@ def test_what_just_fits_is_taken(overrides: list[str]) -> None:
     config = parse_config(raw)
     assert parse_config(config.to_dict()) == config
     assert config.init_from is None or config.init_from.path == "there"
+
+
+@pytest.mark.parametrize(
+    ("text", "interval", "plain"),
+    [
+        ("500", Interval(steps=500), 500),
+        ("10s", Interval(seconds=10), "10s"),
+        ("15min", Interval(seconds=900), "15min"),
+        ("15 min", Interval(seconds=900), "15min"),
+        ("1.5h", Interval(seconds=5400), "90min"),
+        ("1.1h", Interval(seconds=3960), "66min"),
+        ("120min", Interval(seconds=7200), "2h"),
+        ("90s", Interval(seconds=90), "90s"),
+        ("0.5s", Interval(seconds=0.5), "0.5s"),
+        ("0.0000001min", Interval(seconds=6e-6), "0.000006s"),
+    ],
+)
+def test_an_interval_is_steps_or_a_duration(text: str, interval: Interval, plain: int | str) -> None:
+    config = parse_config(apply_override(RAW, f"trainer.checkpoint_every={text}"))
+    assert config.trainer.checkpoint_every == interval and str(interval) == str(plain)
+    assert config.to_dict()["trainer"]["checkpoint_every"] == plain
+    assert parse_config(parse_yaml(yaml.safe_dump(config.to_dict()))) == config
+    assert parse_config(raw_config(Path(), trainer__eval_every=interval)).trainer.eval_every == interval
+
+
+@given(st.integers(min_value=1) | st.floats(1e-9, 1e30))
+def test_an_interval_comes_back_from_its_plain_value(value: float) -> None:
+    interval = Interval.parse(value if isinstance(value, int) else f"{Decimal(repr(value)):f}s")
+    assert Interval.parse(interval.plain) == interval
+
+
+def test_intervals_of_the_trainer_by_default() -> None:
+    trainer = TrainConfig(**{**RAW, "trainer": {}}).trainer
+    intervals = (trainer.log_every, trainer.checkpoint_every, trainer.eval_every)
+    assert intervals == (Interval(seconds=10), Interval(seconds=900), None)
+
+
+MINUTES = "checkpoint_every_minutes"
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"log_every": None, "log_every_s": 10.0}, {"log_every": "10s"}),
+        ({"log_every": 5, "log_every_s": 10.0}, {"log_every": 5}),
+        ({"log_every_s": 0.5}, {"log_every": "0.5s"}),
+        ({"checkpoint_every": None, MINUTES: 15.0}, {"checkpoint_every": "15min"}),
+        ({"checkpoint_every": None, MINUTES: 1e-9}, {"checkpoint_every": "0.00000006s"}),
+        ({"checkpoint_every": None, MINUTES: None}, {"checkpoint_every": None}),
+        ({MINUTES: None}, {"checkpoint_every": None}),
+        ({"checkpoint_every": 100, MINUTES: 5.0}, {"checkpoint_every": 100}),
+        ({"eval_every": None, "eval_every_minutes": None}, {"eval_every": None}),
+        ({"eval_every": None, "eval_every_minutes": 90}, {"eval_every": "90min"}),
+        ({"checkpoint_every": None}, {"checkpoint_every": None}),
+    ],
+)
+def test_pairs_of_options_in_configs_of_runs_become_one(before: dict[str, Any], now: dict[str, Any]) -> None:
+    raw = without_removed({"trainer": {"epochs": 2, **before}}, of_run=True)
+    assert raw == {"trainer": {"epochs": 2, **now}}
+
+
+def test_old_defaults_are_taken_from_any_config() -> None:
+    old = {"log_every": None, "log_every_s": 10.0, "checkpoint_every": None, MINUTES: 15.0, "eval_every_minutes": None}
+    assert TrainConfig(**{**RAW, "trainer": old}) == TrainConfig(**{**RAW, "trainer": {}})
 
 
 def test_negatives_of_several_labels_are_refused() -> None:

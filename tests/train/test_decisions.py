@@ -27,6 +27,7 @@ from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
+from rayrec.train.config.interval import Interval
 from rayrec.train.config.relaunch import _short
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.elastic import REQUEST, note_request, room_for, without_read_reservations
@@ -531,16 +532,29 @@ def test_a_position_adds_up_its_steps() -> None:
     merged = replace(START, skipped=2, cursor=replace(Cursor.start(1), skipped=5)).merged(alone)
     assert merged.skipped == 7 and merged.cursor.skipped == 0 and merged.epoch == 1
     assert given.on(CPU) is given and (given.stop, given.clock) == (False, 0.0)
-    by_steps = Every(3)
+    by_steps = Every(Interval(steps=3))
     assert [by_steps.is_due(step, 0.0) for step in range(1, 7)] == [False, False, True, False, False, True]
-    by_time = Every(None, 2.0)
+    by_time = Every(Interval(seconds=2.0))
     assert [by_time.is_due(1, clock) for clock in (7.0, 8.0, 9.0, 10.0, 11.5)] == [False, False, True, False, True]
     by_time.restart()
     assert [by_time.is_due(1, clock) for clock in (99.0, 100.0, 101.0)] == [False, False, True]
+    never = Every(None)
+    assert not never.is_due(1, 0.0) and not never.is_due(2, 1e9) and not never.is_early(1)
     assert [str(purpose) for purpose in Purpose] == ["step", "evaluation step", "check", "sum", "gather"]
     with pytest.raises(AssertionError, match="too many numbers for an exchange"):
         alone.sums([0.0] * 7)
     assert alone.sums([1.0] * 6) == [1.0] * 6
+
+
+def test_the_first_steps_are_early_until_the_first_duration_has_passed() -> None:
+    def early(every: Every, clocks: list[float]) -> list[int]:
+        steps = enumerate(clocks, start=1)
+        return [step for step, clock in steps if not every.is_due(step, clock) and every.is_early(step)]
+
+    ten_s = Interval(seconds=10.0)
+    assert early(Every(ten_s), [0.1] * 63) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+    assert early(Every(ten_s), [0.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0, 10.0]) == [1, 2, 3]
+    assert early(Every(Interval(steps=5)), [0.0] * 63) == []
 
 
 def window_of(steps: int, loss: float = 2.0) -> Window:

@@ -1,7 +1,7 @@
 """A run that was begun before run folders kept the given config apart from what the run resolved.
 
 The archive holds its config, its checkpoint after one epoch and its data, in `/earlier`. Its schema has a text id and a
-derived column, whose types only the run's `config.yaml` names.
+derived column, whose types only the run's `config.yaml` names. That file has options that were removed since.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import yaml
 
 from rayrec.train import Trainer, load_config
 from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train.config.trainer import TrainerConfig
+from rayrec.train.run.folder import RunFolder
 
+INTERVALS = ("log_every", "checkpoint_every", "eval_every")
 GOLDEN = Path(__file__).parent / "golden" / "run_without_given_config.tar.xz"
 
 
@@ -23,6 +26,10 @@ def test_a_run_without_a_given_config_is_resumed(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "shop"
     for file in (run / "config.yaml", tmp_path / "shop.yaml"):
         file.write_text(file.read_text(encoding="utf-8").replace("/earlier", str(tmp_path)), encoding="utf-8")
+    _set_minutes(run / "config.yaml", 5.0)
+    earlier = RunFolder(run).read_given()
+    assert earlier is not None and earlier["trainer"].keys() == TrainerConfig.model_fields.keys()
+    assert [earlier["trainer"][name] for name in INTERVALS] == [5, "5min", None]
     before = evaluate_run(run)
     config = load_config(tmp_path / "shop.yaml", ["trainer.epochs=2"])
     assert config.data_schema.column_types == {} and not (run / "given.yaml").exists()
@@ -30,3 +37,11 @@ def test_a_run_without_a_given_config_is_resumed(tmp_path: Path) -> None:
     assert (before["step"], result.steps) == (6, 12)
     resolved, given = (yaml.safe_load((run / name).read_text()) for name in ("config.yaml", "given.yaml"))
     assert resolved["schema"]["column_types"] == {"amount": "number"} and given["schema"]["column_types"] == {}
+    assert [[raw["trainer"][name] for name in INTERVALS] for raw in (resolved, given)] == [[5, "15min", None]] * 2
+
+
+def _set_minutes(config: Path, minutes: float) -> None:
+    raw = yaml.safe_load(config.read_text(encoding="utf-8"))
+    assert (raw["trainer"]["checkpoint_every"], raw["trainer"]["checkpoint_every_minutes"]) == (None, 15.0)
+    raw["trainer"]["checkpoint_every_minutes"] = minutes
+    config.write_text(yaml.safe_dump(raw), encoding="utf-8")

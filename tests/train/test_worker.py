@@ -16,6 +16,7 @@ from rich.console import Console
 from rayrec._runtime.cgroup_limits import cpus as usable_cpus
 from rayrec.checkpoint.errors import FencedError
 from rayrec.data import Cursor
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.run_job import run_job
@@ -115,7 +116,7 @@ def test_the_end_of_a_run_is_told_with_its_outcome_and_progress_a_few_times_a_se
     assert all(b["time"] - a["time"] > 0.9 * PROGRESS_EVERY_S for a, b in pairwise([first, *others]))
 
 
-def test_checkpoints_are_due_by_steps_and_by_minutes(folder: Path) -> None:
+def test_checkpoints_are_due_by_steps_or_by_the_clock(folder: Path) -> None:
     def due(clocks: list[float], **trainer: Any) -> list[bool]:
         raw = raw_config(folder)
         raw["trainer"] |= trainer
@@ -123,12 +124,10 @@ def test_checkpoints_are_due_by_steps_and_by_minutes(folder: Path) -> None:
         return [saver.every.is_due(step, clock) for step, clock in enumerate(clocks, start=1)]
 
     assert due([0.0] * 6, checkpoint_every=3) == [False, False, True, False, False, True]
-    by_time = {"checkpoint_every": None, "checkpoint_every_minutes": 1.0}
-    assert due([100, 159, 160, 161, 219, 220], **by_time) == [False, False, True, False, False, True]
-    both = {"checkpoint_every": 4, "checkpoint_every_minutes": 1.0}
-    assert due([0, 30, 59, 60, 119, 120], **both) == [False, False, False, True, False, True]
-    assert due([0.0, 1e6], checkpoint_every=None, checkpoint_every_minutes=None) == [False, False]
-    assert due([0.0, 899.0, 900.0]) == [False, False, True], "by default every 15 minutes"
+    by_time = [False, False, True, False, False, True]
+    assert due([100, 159, 160, 161, 219, 220], checkpoint_every="1min") == by_time
+    assert due([0.0, 1e6], checkpoint_every=None) == [False, False]
+    assert due([0.0, 899.0, 900.0], checkpoint_every=TrainerConfig().checkpoint_every) == [False, False, True]
 
 
 def rows_by_step(group: dist.ProcessGroup, raw: dict[str, Any], use: Any) -> list[list[int]]:

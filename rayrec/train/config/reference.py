@@ -11,9 +11,17 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rayrec.train.config.interval import Interval
 from rayrec.train.config.model_args import args_of, listed_meaning
 from rayrec.train.config.relaunch import rules_table
 
+TYPE_NAMES = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "`true` or `false`",
+    Interval: "steps or duration",
+}
 HEAD = ["| field | type | default | meaning |", "|---|---|---|---|"]
 
 
@@ -204,9 +212,7 @@ def _type_text(annotation: Any) -> str:
     if isinstance(annotation, type):
         if issubclass(annotation, BaseModel):
             return "section"
-        return {str: "text", int: "integer", float: "number", bool: "`true` or `false`"}.get(
-            annotation, annotation.__name__
-        )
+        return TYPE_NAMES.get(annotation, annotation.__name__)
     return str(annotation)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from pydantic_core import PydanticCustomError
+
+from rayrec.train.config.interval import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +19,35 @@ class Removed:
     Args:
         default: its former default, which earlier versions wrote to run folders.
         instead: what to use now.
+        interval: the option of the same section that now takes the value as a duration, if it is null or missing.
+        unit: unit of that duration.
     """
 
     default: Any
     instead: str
+    interval: str | None = None
+    unit: str = ""
+
+    def moved(self, value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the section that replace this one's value, among the section's other `values`."""
+        if self.interval is None or values.get(self.interval) is not None:
+            return {}
+        if value is None:
+            return {self.interval: None}
+        duration = f"{Decimal(str(value)):f}{self.unit}"
+        return {self.interval: Interval.parse(duration).plain}
 
 
+def _as_duration(option: str, unit: str, default: float | None) -> Removed:
+    instead = f"trainer.{option} takes steps or a duration: write e.g. trainer.{option}: {EXAMPLES[unit]}"
+    return Removed(default, instead, option, unit)
+
+
+EXAMPLES = {"s": "10s", "min": "15min"}
 REMOVED = {
+    "trainer.log_every_s": _as_duration("log_every", "s", 10.0),
+    "trainer.checkpoint_every_minutes": _as_duration("checkpoint_every", "min", 15.0),
+    "trainer.eval_every_minutes": _as_duration("eval_every", "min", None),
     "trainer.accumulate_steps": Removed(1, "use trainer.micro_batches, which saves memory at the same result"),
     "trainer.timeline_steps": Removed(3, "use trainer.profile, which records a trace of the steps that it names"),
     "trainer.guards.dead_gradients": Removed(True, "use trainer.guards.max_ne or trainer.guards.min_auc"),
@@ -30,11 +55,11 @@ REMOVED = {
 
 
 def without_removed(raw: Any, *, of_run: bool = False) -> Any:
-    """Drop removed options that have their default value.
+    """Drop removed options that have their default value, or replace them by the option that took their place.
 
     Args:
         raw: plain values of the complete config.
-        of_run: the config is that of an existing run: drop removed options with any value.
+        of_run: the config is that of an existing run: drop or replace removed options with any value.
 
     Raises:
         PydanticCustomError: a removed option has another value; names the replacement.
@@ -48,7 +73,7 @@ def without_removed(raw: Any, *, of_run: bool = False) -> Any:
             text = f"this option was removed; {option.instead}"
             raise PydanticCustomError("config", "{text}", {"path": path, "text": text})
         remaining = {key: value for key, value in values.items() if key != name}
-        raw = _replaced(raw, section.split("."), remaining)
+        raw = _replaced(raw, section.split("."), remaining | option.moved(values[name], values))
     return raw
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rayrec.data.strict import Section
+from rayrec.train.config.interval import Interval, IntervalField
 
 Metric = Literal[
     "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10",
@@ -30,7 +31,8 @@ class EarlyStoppingConfig(Section):
 
 
 class GuardsConfig(Section):
-    """Ends a run that is not learning. Checked whenever metrics are logged."""
+    """Ends a run that is not learning. Checked whenever metrics are logged, except at the additional first steps of a
+    `trainer.log_every` that is a duration."""
 
     max_ne: Annotated[float, Field(gt=0)] | None = None
     """end the run if normalized entropy is above this for `patience` consecutive log lines"""
@@ -90,20 +92,15 @@ class TrainerConfig(Section):
     """micro-batches per step: less activation memory, same result"""
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
     seed: int = Field(default=0, ge=0, description="seed of the initial weights and of the row order")
-    log_every: Annotated[int, Field(ge=1)] | None = None
-    """steps between lines of `metrics.jsonl`; `null`: use `log_every_s`"""
-    log_every_s: float = Field(default=10.0, gt=0)
-    """seconds between lines of `metrics.jsonl` if `log_every` is `null`"""
+    log_every: IntervalField = Interval(seconds=10)
+    """interval between lines of `metrics.jsonl`; a duration also logs steps 1, 2, 3, 4, 6, 8, 12, 16, … until it has
+    passed once"""
     profile: ProfileConfig | None = None
     """steps of rank 0 to record with torch's profiler; writes a trace to `profile/` in the run folder"""
-    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
-    """checkpointing interval in steps; `null`: not by steps. A final checkpoint is always saved"""
-    checkpoint_every_minutes: Annotated[float, Field(gt=0)] | None = 15.0
-    """the same in minutes; you may set both"""
-    eval_every: Annotated[int, Field(ge=1)] | None = None
-    """evaluation interval in steps, in addition to the evaluation after each epoch"""
-    eval_every_minutes: Annotated[float, Field(gt=0)] | None = None
-    """the same in minutes; you may set both"""
+    checkpoint_every: IntervalField | None = Interval(seconds=900)
+    """checkpointing interval; `null`: only the final checkpoint, which is always saved"""
+    eval_every: IntervalField | None = None
+    """evaluation interval, in addition to the evaluation after each epoch; `null`: only that"""
     eval_rows: Annotated[int, Field(ge=1)] | None = None
     """approximate number of rows for evaluations inside an epoch, from the start of the data; `null`: all"""
     metrics: list[MetricConfig] = Field(default=[], description="additional evaluation metrics")
@@ -154,8 +151,7 @@ class TrainerConfig(Section):
 
     def counts_early(self, most_rows: int | None) -> bool:
         """Whether an evaluation of so many rows counts for `early_stopping`; metrics over other rows do not compare."""
-        within_epochs = self.eval_every is not None or self.eval_every_minutes is not None
-        return most_rows == (self.eval_rows if within_epochs else None)
+        return most_rows == (self.eval_rows if self.eval_every is not None else None)
 
     @property
     def elastic(self) -> bool:

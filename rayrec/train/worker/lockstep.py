@@ -7,7 +7,6 @@ before other ranks wait for it. Every exchange carries its purpose and number, s
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from rayrec.data import BatchStream, MixedStream
 from rayrec.distributed.comm import Group, all_gather, all_gather_object
 from rayrec.distributed.comm.trace import ROWS, span
 from rayrec.models import Batch
+from rayrec.train.config.interval import Interval
 from rayrec.train.errors import TrainError, describe, is_retryable
 
 T = TypeVar("T")
@@ -234,27 +234,41 @@ def in_step(
 
 
 class Every:
-    """Decides when an action is due that repeats every N steps, every N seconds, or both.
+    """Decides when an action is due that repeats at an interval.
 
     Seconds count by rank 0's clock, so that all ranks agree, from the first call of `is_due`.
 
     Args:
-        steps: number of steps; None: only by time.
+        interval: None: never.
     """
 
-    def __init__(self, steps: int | None, seconds: float = math.inf) -> None:
-        self._steps, self._seconds = steps, seconds
+    def __init__(self, interval: Interval | None) -> None:
+        self._interval = interval
         self._since: float | None = None
+        self._begins = interval is not None and interval.seconds is not None  # until the first duration has passed
 
     def is_due(self, step: int, clock: float) -> bool:
         """Whether the action is due after this step. Call once after each step."""
+        if self._interval is None:
+            return False
+        steps, seconds = self._interval.steps, self._interval.seconds
+        if steps is not None:
+            return step % steps == 0
+        assert seconds is not None
         if self._since is None:
             self._since = clock
-        by_step = self._steps is not None and step % self._steps == 0
-        by_time = clock - self._since >= self._seconds
-        if by_step or by_time:
-            self._since = clock
-        return by_step or by_time
+        if clock - self._since < seconds:
+            return False
+        self._since, self._begins = clock, False
+        return True
+
+    def is_early(self, step: int) -> bool:
+        """Whether to log this step although the first duration has not passed: steps 1, 2, 3, 4, 6, 8, 12, 16, …
+
+        With a duration alone, a run that ends sooner would have one point in its charts.
+        """
+        power = 1 << (step.bit_length() - 1)
+        return self._begins and (step == power or 2 * step == 3 * power)
 
     def restart(self) -> None:
         """Restart the clock at the next step."""

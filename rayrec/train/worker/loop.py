@@ -146,8 +146,8 @@ class Loop:
         self.guards = Guards(trainer.guards)
         self.test: dict[str, Any] | None = None
         self.ended: str | None = None  # why training ends before the last epoch
-        self._lines = Every(trainer.log_every, trainer.log_every_s if trainer.log_every is None else math.inf)
-        self._evaluations = Every(trainer.eval_every, 60 * (trainer.eval_every_minutes or math.inf))
+        self._lines = Every(trainer.log_every)
+        self._evaluations = Every(trainer.eval_every)
         self._exchanges = ExchangeClock()
         self._stalls = Stalls()
         self._profile = Profile(job.folder, trainer.profile if session.rank == 0 else None, session.device)
@@ -247,8 +247,9 @@ class Loop:
         """Log, evaluate and save after a step, if each is due."""
         if (message := self._profile.after_step(position.step)) is not None:
             self.reporter.event("profile", message)
-        if self._lines.is_due(position.step, step.clock):
-            self._log(position, **self._tables(step))
+        due = self._lines.is_due(position.step, step.clock)
+        if due or self._lines.is_early(position.step):
+            self._log(position, guarded=due, **self._tables(step))
         if self.job.eval is not None and self._evaluations.is_due(position.step, step.clock):
             max_rows = self.config.trainer.eval_rows
             if self.config.storage.keep_best is not None:
@@ -270,12 +271,13 @@ class Loop:
         step = position.step
         return factor * dense.lr * dense.schedule.factor(step), factor * sparse.lr * sparse.schedule.factor(step)
 
-    def _log(self, position: Position, **values: Any) -> None:
+    def _log(self, position: Position, *, guarded: bool = True, **values: Any) -> None:
         self.metrics = self.window.close(position.step)
         dense, sparse = self._learning_rates(replace(position, step=position.step - 1))
         values |= {"stall_fraction": self._stalls.close(), "gradient_norm": self.learner.gradient_norm()}
         self.reporter.record("train", position, **self.metrics, lr={"dense": dense, "sparse": sparse}, **values)
-        self.guards.check(position.step, self.metrics)
+        if guarded:
+            self.guards.check(position.step, self.metrics)
 
     def _tables(self, step: StepInput) -> dict[str, Any]:
         """Lookups of rank 0's batch in each table. At most once a minute, as the record is long for many tables."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -71,7 +70,7 @@ class Saver:
         self._retry("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
         trainer = job.config.trainer
-        self.every = Every(trainer.checkpoint_every, 60 * (trainer.checkpoint_every_minutes or math.inf))
+        self.every = Every(trainer.checkpoint_every)
         self._waits = False  # training waits for writes, because the host has no memory for copies
 
     def _find(self) -> None:
@@ -193,7 +192,7 @@ class Saver:
         ):
             text = (
                 f"Skipped the checkpoint at step {step}: the previous one is still being written. Increase "
-                "trainer.checkpoint_every_minutes or use faster storage."
+                "trainer.checkpoint_every or use faster storage."
             )
             self._report_first(step, "save_skipped", text)
             return
