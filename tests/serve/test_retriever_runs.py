@@ -139,7 +139,7 @@ def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> N
     assert new.ids_of(found) == [[1000]]
     with pytest.raises(ExportError, match="comes twice"):
         new.extended(tmp_path / "twice", vectors, more.select(["item"]))
-    with pytest.raises(TrainError, match="there is no format 'int3'"):
+    with pytest.raises(TrainError, match="tables: got 'int3'; allowed: fp32"):
         index_run(trained, tmp_path / "other", tables="int3")
 
 

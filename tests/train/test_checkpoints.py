@@ -222,7 +222,7 @@ def test_a_vocabulary_that_changed_under_a_run_is_refused_by_name(tmp_path: Path
     trainer(tmp_path, trainer__epochs=1, **with_vocabulary(tmp_path, list(range(40)))).fit()
     fresh_vocabularies()
     again = with_vocabulary(tmp_path, [1, 0, *range(2, 40)])
-    with pytest.raises(TrainError, match="feature 'user': its ids would mean other rows: vocabulary checksum is"):
+    with pytest.raises(TrainError, match="feature 'user': its ids would map to other rows: vocabulary checksum is"):
         trainer(tmp_path, trainer__epochs=2, **again).fit()
 
 

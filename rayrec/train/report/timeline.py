@@ -56,15 +56,17 @@ def timeline_section(line: Line, times: Sequence[Mapping[str, Any]]) -> Markup:
     ranks = _spans(line.get("ranks"))
     if not any(ranks):
         return Markup("")
-    first, height = line.get("first_step"), sum(height for _, height, _ in LANES) + 10
+    first_step, height = line.get("first_step"), sum(height for _, height, _ in LANES) + 10
     tops = [6 + rank * height for rank in range(len(ranks))]
     end = max(span.start + span.ms for spans in ranks for span in spans) or 1.0
     scale = (WIDTH - LABEL - 10) / end
     return render(
         "timeline",
-        kinds=[kind for _, _, of in LANES for kind in of if any(s.name == kind for spans in ranks for s in spans)],
+        kinds=[
+            kind for _, _, names in LANES for kind in names if any(s.name == kind for spans in ranks for s in spans)
+        ],
         names=NAMES,
-        first=first if isinstance(first, int) else None,
+        first=first_step if isinstance(first_step, int) else None,
         width=WIDTH,
         bottom=tops[-1] + height,
         ranks=list(enumerate(tops)),
@@ -85,7 +87,7 @@ def _placed(spans: Sequence[Span], top: int, scale: float) -> Iterator[tuple[Spa
 
 def _spans(ranks: object) -> list[list[Span]]:
     """The valid spans of each rank."""
-    return [[span for entry in of if (span := _span(entry)) is not None] for of in _lists(ranks)]
+    return [[span for entry in entries if (span := _span(entry)) is not None] for entries in _lists(ranks)]
 
 
 def _span(entry: object) -> Span | None:
@@ -97,7 +99,7 @@ def _span(entry: object) -> Span | None:
 
 
 def _lists(value: object) -> list[list[Any]]:
-    return [of for of in value if isinstance(of, list)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, list)] if isinstance(value, list) else []
 
 
 def _means(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) -> list[list[object]]:
@@ -108,7 +110,7 @@ def _means(ranks: Sequence[Sequence[Span]], times: Sequence[Mapping[str, Any]]) 
         for spans, count in zip(ranks, steps, strict=True)
     ]
     measured = _balance([mean["lookup"] for mean in means])
-    lookups = [number(of, "lookup_s") or 0.0 for of in times]
+    lookups = [number(rank_times, "lookup_s") or 0.0 for rank_times in times]
     planned = _balance([lookups[rank] if rank < len(lookups) else 0.0 for rank in range(len(ranks))])
     totals = [(sum(mean[kind] for kind in LANES[0][2]), mean) for mean in means]
     texts = [[f"{ms:.2f} ms" for ms in (step, mean["rows"], mean["exchange"], mean["lookup"])] for step, mean in totals]
