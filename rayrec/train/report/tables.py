@@ -10,24 +10,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from rayrec.train.metric_titles import TITLES
 from rayrec.train.report.run import Line, history, number, of_task, task_names
 from rayrec.train.report.templates import Column, table
 
-FIGURES = {
-    "auc": "AUC",
-    "gauc": "GAUC",
-    "ne": "normalized entropy",
-    "logloss": "log loss",
-    "calibration": "calibration",
-    "auprc": "AUPRC",
-    "accuracy": "accuracy",
-    "ndcg@10": "NDCG@10",
-    "recall@10": "recall@10",
-    "recall@50": "recall@50",
-    "mrr": "MRR",
-    "rmse": "RMSE",
-    "r2": "R²",
-}
 PAGE = "parity.html"
 EXPORT_COLUMNS = (
     Column("export"), Column("version"), Column("step", "num"), Column("tables"), Column("dense"), Column("target"),
@@ -125,7 +111,7 @@ def _titles(lines: Sequence[Line]) -> dict[str, str]:
     """Metric → column title, for the metrics that occur in any line and label."""
     by_label = [line for _, of_label in _by_label(lines) for line in of_label] or lines
     always = () if all("rmse" in line or "mrr" in line for line in by_label) else ALWAYS
-    return {key: title for key, title in FIGURES.items() if key in always or any(key in line for line in by_label)}
+    return {key: title for key, title in TITLES.items() if key in always or any(key in line for line in by_label)}
 
 
 def _table(
