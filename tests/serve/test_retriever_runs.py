@@ -56,7 +56,7 @@ def queries_as_trained(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: Service, tmp_path: Path) -> None:
     assert evaluate_run(trained)["recall@10"] > 0.4  # chance finds a sixth
-    with pytest.raises(TrainError, match="of a retriever, which scores no rows: `rayrec index"):
+    with pytest.raises(TrainError, match="holds a retriever, which does not score rows; use `rayrec index"):
         export_run(trained, tmp_path / "export")
     queries, vectors = queries_as_trained(trained)
     root, words = trained.parents[1], ["--items", trained.parents[1] / "c.parquet", "--id", "sku"]

@@ -205,7 +205,7 @@ def test_optuna_begins_with_the_values_of_the_config_and_draws_by_its_seed(
     assert [first, *others] == drawn(1, algorithm="optuna") != drawn(2, algorithm="optuna")
     for values in others:
         check_space(raw_config(tmp_path), {name: ray_tune.choice([value]) for name, value in values.items()})
-    with pytest.raises(TrainError, match="search='tpe': there are random, optuna"):
+    with pytest.raises(TrainError, match="search='tpe': allowed: random, optuna"):
         drawn(1, algorithm="tpe")
     outside = _draws(Search(params=[PARAM]), parse_config(raw_config(tmp_path)), space_of([PARAM]))
     assert outside._points_to_evaluate == [], "0.1 is not among the choices"
