@@ -267,7 +267,7 @@ class Trainer:
     def _refuse_other_config(self) -> dict[str, Any] | None:
         """Refuse a config that differs from the last launch in a fixed field; returns the last launch's config.
 
-        Both configs are filled with resolved values first, so they compare equal if only one sets such a value.
+        Both configs are filled with resolved values first, so they compare equal if only one sets a resolved value.
         """
         earlier = self.folder.read_given()
         if earlier is None:

@@ -90,8 +90,8 @@ def _tower(config: TrainConfig, weights: CheckpointWeights) -> Tower:
 
 def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) -> tuple[pa.Table, torch.Tensor]:
     """The items with their id column first, and the table row of each item, `[num_items]`."""
-    whole = Mapping.from_config(config, labels=False)
-    feature = next(one for one in whole.schema.sparse if one.name == tower.model.item)
+    mapping = Mapping.from_config(config, labels=False)
+    feature = next(sparse for sparse in mapping.schema.sparse if sparse.name == tower.model.item)
     if items is None:
         if not isinstance(feature.mapping, Identity):
             raise TrainError(f"ids of {feature.name!r} are not rows of its table: give the items with --items")
@@ -101,8 +101,8 @@ def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) ->
     if column not in table.column_names:
         raise TrainError(f"{items} has no column {column!r}; it has {table.column_names}: name the ids' with --id")
     scalar = feature.model_copy(update={"kind": "id", "column": column, "max_length": None})
-    schema = whole.schema.model_copy(update={"sparse": [scalar], "dense": [], "sequences": []})
-    ids = Mapping(schema, whole.rows_of, labels=False).to_batch(table.select([column])).sparse
+    schema = mapping.schema.model_copy(update={"sparse": [scalar], "dense": [], "sequences": []})
+    ids = Mapping(schema, mapping.rows_of, labels=False).to_batch(table.select([column])).sparse
     if not bool((ids.lengths() == 1).all()):
         raise TrainError(f"{items}: an item of column {column!r} is in no row of the table; leave it out")
     return table.select([column, *(name for name in table.column_names if name != column)]), ids.values()

@@ -113,7 +113,7 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
         targets |= {task.column for task in schema.tasks}
         if shared := sorted(read & targets):
             raise _refuse(
-                path, f"column {shared[0]!r} is the target and part of its own history; use another history column"
+                path, f"column {shared[0]!r} is both the target and part of its history; use another history column"
             )
 
 

@@ -247,14 +247,14 @@ def _with_type(value: Any) -> str:
 
 def _in_data(raw: Any, location: Iterable[str | int]) -> Location:
     """A pydantic location without the names of union members, which are not part of the config."""
-    kept: list[str | int] = []
+    steps_in_data: list[str | int] = []
     steps, node = list(location), raw
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
         if isinstance(node, Mapping) and (step in node or last):
-            kept.append(step)
+            steps_in_data.append(step)
             node = node.get(step)
         elif isinstance(node, list) and isinstance(step, int):
-            kept.append(step)
+            steps_in_data.append(step)
             node = node[step]
-    return tuple(kept)
+    return tuple(steps_in_data)

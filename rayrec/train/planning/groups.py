@@ -75,23 +75,23 @@ def plan_groups(
     topology: Topology,
     module: nn.Module,
     sharders: list[ModuleSharder[Any]],
-    given: ShardingPlan | None = None,
+    plan: ShardingPlan | None = None,
 ) -> Grouped:
     """Plan one group, for `sharding.replicas` groups; with "auto", for the number of groups with the shortest step.
 
     Args:
-        given: a plan to estimate; default: search for one.
+        plan: a plan to estimate; default: search for one.
 
     Raises:
         NoPlanError: no plan fits in memory.
         ValueError: the number of groups does not divide the workers, or the plan is for another model.
     """
     every, world = config.sharding.sync_every, topology.world_size
-    if config.sharding.replicas == "auto" and given is None:
+    if config.sharding.replicas == "auto" and plan is None:
         return choose_groups(lambda group: _planner(config, group, world).result(module, sharders), topology, every)
-    layout = layout_of(config, world, given)
+    layout = layout_of(config, world, plan)
     planner = _planner(config, group_topology(topology, layout), world)
-    result = planner.result(module, sharders) if given is None else planner.judge(given, module, sharders)
+    result = planner.result(module, sharders) if plan is None else planner.judge(plan, module, sharders)
     return grouped(result, layout, topology, every)
 
 

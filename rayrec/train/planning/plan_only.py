@@ -19,16 +19,16 @@ from rayrec.train.run.folder import write_json
 from rayrec.train.setup import build
 
 
-def make_groups(config: TrainConfig, topology: Topology, given: ShardingPlan | None = None) -> Grouped:
+def make_groups(config: TrainConfig, topology: Topology, plan: ShardingPlan | None = None) -> Grouped:
     """Plan a config for a hypothetical cluster: groups, plan, estimate, and cost of synchronization.
 
     Args:
-        given: a plan to estimate; default: search for one.
+        plan: a plan to estimate; default: search for one.
 
     Raises:
-        ValueError: the model cannot be built, no plan fits (`NoPlanError`), or the given plan is for another model.
+        ValueError: the model cannot be built, no plan fits (`NoPlanError`), or `plan` is for another model.
     """
-    return plan_groups(config, topology, build.model(config, "meta"), build.sharders(config), given)
+    return plan_groups(config, topology, build.model(config, "meta"), build.sharders(config), plan)
 
 
 def group_words(groups: Grouped, sync_every: int) -> str:

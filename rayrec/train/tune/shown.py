@@ -32,7 +32,7 @@ class Trial:
 
 
 def progress_of(metric: str, mode: str, count: int, display: Display | None = None) -> Any:
-    """A Ray Tune callback that prints finished trials. A pickled copy, from which a search resumes, has a new display.
+    """A Ray Tune callback that prints finished trials. An unpickled copy, as in a resumed search, has a new display.
 
     Args:
         metric: the metric to optimize.
