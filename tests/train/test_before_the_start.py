@@ -156,7 +156,7 @@ def test_groups_in_words() -> None:
         "2 groups of 4 workers, synchronized every step", "2 groups of 4 workers, synchronized every 2 steps"
     ]  # fmt: skip
     assert group_words(groups, 1).partition(": ")[2] == (
-        "1.50 ms and 2.5 MiB a step and worker, as predicted; the plan of each:"
+        "predicted 1.50 ms and 2.5 MiB per step and worker; the plan of each group:"
     )
 
 

@@ -273,7 +273,7 @@ def test_the_reference_has_every_field_with_its_meaning() -> None:
             {"dense_arc": [8], "over_arch": [1]},
             r"model\.args\.dense_arc: model dlrm does not accept it; did you mean 'dense_arch'",
         ),
-        ({"over_arch": [1]}, r"model\.args\.dense_arch: model dlrm needs it"),
+        ({"over_arch": [1]}, r"model\.args\.dense_arch: model dlrm requires it"),
         (
             {"dense_arch": [8], "over_arch": [1], "dropout": "much"},
             r"model\.args\.dropout: model dlrm: input should be a valid number",
