@@ -30,7 +30,7 @@ if __name__ == "__main__":
     # the metric
     from rayrec.metrics import LabelMetrics
     from rayrec.train.config.trainer import EarlyStoppingConfig
-    from rayrec.train.metric_titles import TITLES
+    from rayrec.train.config.metric_titles import TITLES
     metrics = LabelMetrics()
     metrics.update(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     assert abs(metrics.compute()["mean_prediction"] - (0.5 + torch.sigmoid(torch.tensor(2.0)).item()) / 2) < 1e-6

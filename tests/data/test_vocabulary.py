@@ -250,5 +250,5 @@ def test_a_resumed_run_takes_a_vocabulary_that_grew_at_its_end(tmp_path: Path) -
     pq.write_table(pa.table({"id": ids[::-1]}), path)
     load_vocabulary.cache_clear()
     raw["trainer"]["epochs"] = 3
-    with pytest.raises(TrainError, match="feature 'item': its ids would map to other rows: vocabulary checksum"):
+    with pytest.raises(TrainError, match="feature 'item': its ids would mean other rows: vocabulary checksum"):
         Trainer(parse_config(raw)).fit()

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rayrec._runtime.debug import debugging
+from rayrec.train.config.metric_titles import SHORT_TITLES
 from rayrec.train.driver.terminal import host_lines, memory_lines, plain, plan_table
-from rayrec.train.metric_titles import SHORT_TITLES
 from rayrec.train.tolerance import Tolerance, replace_unencodable, tolerated
 
 MIN_S_BETWEEN_LINES = 1.0

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from rayrec.train.metric_titles import TITLES
+from rayrec.train.config.metric_titles import TITLES
 from rayrec.train.report.run import Line, history, number, of_task, task_names
 from rayrec.train.report.templates import Column, table
 
