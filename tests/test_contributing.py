@@ -30,11 +30,11 @@ if __name__ == "__main__":
     # the metric
     from rayrec.metrics import LabelMetrics
     from rayrec.train.config.trainer import EarlyStoppingConfig
-    from rayrec.train.report.tables import FIGURES
+    from rayrec.train.config.metric_titles import TITLES
     metrics = LabelMetrics()
     metrics.update(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     assert abs(metrics.compute()["mean_prediction"] - (0.5 + torch.sigmoid(torch.tensor(2.0)).item()) / 2) < 1e-6
-    assert EarlyStoppingConfig(metric="mean_prediction").metric in FIGURES
+    assert EarlyStoppingConfig(metric="mean_prediction").metric in TITLES
 
     # the model, the optimizer and the transform, in a config
     from rayrec.train import TrainConfig

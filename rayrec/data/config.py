@@ -27,7 +27,7 @@ class BadRows(Strict):
 
     @property
     def described(self) -> int:
-        """Bad rows to describe; at least the one that ends the run."""
+        """Bad rows to describe; at least the row that ends the run."""
         return max(1, self.samples) if self.policy == "error" else self.samples
 
 

@@ -19,7 +19,7 @@ class BinarySums:
 
     - `auc`: area under the ROC curve, from a histogram of the logits (see `LogitBins`). Within 1e-5 of the exact area
       for ordinary models, typically 1e-7; `binned_auc` returns a bound.
-    - `ne`: normalized entropy, the log loss over that of always predicting the base rate (He et al., "Practical lessons
+    - `ne`: normalized entropy, the log loss relative to always predicting the base rate (He et al., "Practical lessons
       from predicting clicks on ads at Facebook", 2014). Below 1 is better than no model.
     - `logloss`: mean log loss, in nats.
     - `calibration`: sum of predictions over sum of labels; 1 is calibrated.
@@ -28,7 +28,7 @@ class BinarySums:
     - `accuracy`, `precision`, `recall`: of predicting positive for probabilities of at least 0.5; exact.
     - `ctr`: share of positives. `mse`, `mae`: mean squared and absolute error of the probabilities.
 
-    Undefined metrics are None: all without a sample of positive weight; `auc` and `ne` (and, without a positive,
+    An undefined metric is None: every one without a sample of positive weight; `auc` and `ne` (and, without a positive,
     `calibration`) if all labels are equal; `logloss` and the metrics from it after a logit that is not finite.
 
     Args:

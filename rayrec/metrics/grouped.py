@@ -1,4 +1,4 @@
-"""`GroupedAuc`: ranking quality inside each group of samples, such as the samples of a user."""
+"""`GroupedAuc`: ranking quality inside each group of samples, for example of one user."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GroupedAuc:
     def compute(self, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         """Returns `gauc`, `groups` (number of groups with both labels), `ndcg@k` and `recall@k`.
 
-        With several labels these are the metrics of the first label, and `tasks` has those of each label by name.
+        With several labels these are the metrics of the first label, and `tasks` has the metrics of each, by name.
         `gauc` is None without a group with both labels, or if a logit is not finite.
 
         Args:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class LabelMetrics:
     """Metrics of binary labels (see `BinarySums`) and numbers (`NumberSums`), accumulated in bounded memory.
 
-    With several labels, `tasks` has the metrics of each label by name, and the top level those of the first label. With
+    With several labels, the top level has the metrics of the first label, and `tasks` has each label's by name. With
     weights, all sums except `samples` are weighted. A NaN label was not observed and does not count.
 
     Args:

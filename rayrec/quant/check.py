@@ -63,10 +63,10 @@ def _check_offsets(features: KeyedJaggedTensor, offsets: torch.Tensor, count: in
     falling = (offsets[1:] < offsets[:-1]).nonzero()
     if begin != 0 or end != count or falling.numel():
         bag, keys, strides = int(falling[0]) if falling.numel() else 0, features.keys(), features.stride_per_key()
-        place = 0
-        while falling.numel() and bag >= strides[place]:
-            bag, place = bag - strides[place], place + 1
-        location = f"feature {keys[place]!r}, example {bag}: its bag has a negative length; " if falling.numel() else ""
+        index = 0
+        while falling.numel() and bag >= strides[index]:
+            bag, index = bag - strides[index], index + 1
+        location = f"feature {keys[index]!r}, example {bag}: its bag has a negative length; " if falling.numel() else ""
         raise ValueError(
             f"{location}offsets must rise from 0 to the number of ids, {count}; they go from {begin} to {end}"
         )

@@ -120,13 +120,13 @@ def _converted(
         formats_given = {config.name: formats_given for config in configs}
     formats = {name: TableFormat.of(kind) for name, kind in formats_given.items()}
     alignment = 16 if module.device.type == "cuda" else 1
-    places, size = place_tables(configs, formats, alignment)
+    layout, size = place_tables(configs, formats, alignment)
     data = torch.zeros(size, dtype=torch.uint8, device=module.device)
-    for table in places:
+    for table in layout:
         weight = tables.get_parameter(f"{table.table}.weight").detach()
         rows = quantize_rows(weight, table.format, table.table, alignment)
         data[table.begin : table.end] = rows.view(-1)
-    return places, data, alignment
+    return layout, data, alignment
 
 
 class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
@@ -191,7 +191,7 @@ def _in_order(pieces: Sequence[torch.Tensor], calls: Sequence[Call]) -> torch.Te
     for vectors, call in zip(pieces, calls, strict=True):
         widths = [width for _, width in call.columns]
         blocks += zip((begin for begin, _ in call.columns), vectors.split(widths, dim=1), strict=True)
-    return torch.cat([part for _, part in sorted(blocks, key=lambda part: part[0])], dim=1)
+    return torch.cat([vectors for _, vectors in sorted(blocks, key=lambda block: block[0])], dim=1)
 
 
 class EmbeddingCollection(_Quantized[EmbeddingConfig]):

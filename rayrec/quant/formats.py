@@ -58,7 +58,7 @@ class TableFormat(Enum):
             return kind
         table_format = _DTYPES.get(kind) if isinstance(kind, torch.dtype) else _WORDS.get(str(kind).lower())
         if table_format is None:
-            raise ValueError(f"there is no table format {str(kind)!r}; choose one of {', '.join(_WORDS)}")
+            raise ValueError(f"unknown table format {str(kind)!r}; choose one of {', '.join(_WORDS)}")
         return table_format
 
 

@@ -1,4 +1,4 @@
-"""Locations of tables in one array of bytes, such as a file."""
+"""Locations of tables in one array of bytes, for example a file."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def checked_integers(type_name: str, argument: str, tensor: torch.Tensor | None)
     if tensor is None or not (tensor.is_floating_point() or tensor.dtype is torch.bool):
         return tensor
     if tensor.numel():
-        raise ValueError(f"{type_name}: {argument} are {tensor.dtype}; an integer type is needed, such as torch.int64")
+        raise ValueError(f"{type_name}: {argument} are {tensor.dtype}; use an integer type, for example torch.int64")
     return tensor.new_zeros(int(argument == "offsets"), dtype=torch.int64)
 
 
@@ -188,7 +188,7 @@ class JaggedTensor(Jagged):
             ValueError: no examples, so dtype and device are unknown.
         """
         if not values:
-            raise ValueError("from_dense: there are no examples; use JaggedTensor.empty()")
+            raise ValueError("from_dense: needs at least one example; use JaggedTensor.empty()")
         lengths = torch.tensor([v.shape[0] for v in values], dtype=torch.int32, device=values[0].device)
         return JaggedTensor(torch.cat(list(values)), torch.cat(list(weights)) if weights is not None else None, lengths)
 
@@ -196,7 +196,7 @@ class JaggedTensor(Jagged):
     def from_dense_lengths(
         values: torch.Tensor, lengths: torch.Tensor, weights: torch.Tensor | None = None
     ) -> JaggedTensor:
-        """From padded values `[B, L]` or `[B, L, D]`, of which example b has the first `lengths[b]`."""
+        """From padded values `[B, L]` or `[B, L, D]`; example b uses the first `lengths[b]`."""
         mask = torch.arange(values.shape[1], device=values.device)[None, :] < lengths[:, None]
         return JaggedTensor(values[mask], weights[mask] if weights is not None else None, lengths)
 

@@ -1,23 +1,23 @@
-"""What works differently than in TorchRec 1.8. `--check` reports a row where a program uses what it names; README.md
-lists every row, with the same text."""
+"""Differences in behaviour from TorchRec 1.8. `--check` reports a row if a program uses its name; README.md lists all
+rows with the same text."""
 
 from __future__ import annotations
 
 WRONG = "what does not fit raises ValueError with a text, where TorchRec fails an assertion, a look-up, or later"
 
-# What: a class or function, one of its methods (`Class.method`), or an argument of it (`Class(argument)`).
+# (name, difference). A name is a class or function, a method (`Class.method`), or an argument (`Class(argument)`).
 DIFFERENCES: tuple[tuple[str, str], ...] = (
     (
         "sparse.jagged_tensor.JaggedTensor",
-        "weights that do not fit the values are refused where they come from",
+        "weights that do not match the values are refused at construction",
     ),
     (
         "sparse.jagged_tensor.JaggedTensor.empty",
-        "offsets of no lists are [0], as those of any number of lists end with the number of values",
+        "offsets of no lists are [0]: offsets always end with the number of values",
     ),
     (
         "sparse.jagged_tensor.KeyedJaggedTensor",
-        "lengths that the keys do not divide, and a stride that they do not fit, are refused",
+        "lengths that are not a multiple of the keys, or do not match the stride, are refused",
     ),
     (
         "sparse.jagged_tensor.KeyedJaggedTensor",
@@ -29,7 +29,7 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         "sparse.jagged_tensor.KeyedJaggedTensor.split",
-        "segments that leave keys out are refused; TorchRec drops those keys",
+        "segments that omit keys are refused; TorchRec drops these keys",
     ),
     (
         "sparse.jagged_tensor.KeyedJaggedTensor.permute",
@@ -37,7 +37,7 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         "sparse.jagged_tensor.KeyedJaggedTensor(stride_per_key_per_rank)",
-        "batch sizes that vary are facts of the host and stay there: 5 leaves, not 6",
+        "variable batch sizes stay on the host: 5 leaves, not 6",
     ),
     ("sparse.jagged_tensor.KeyedJaggedTensor", WRONG),
     ("modules.embedding_modules.EmbeddingBagCollection", WRONG),
@@ -58,36 +58,36 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         "modules.embedding_modules.EmbeddingBagCollection",
-        "a batch without examples gives [0, D]; ranks that run out of data bring such batches",
+        "a batch without examples gives [0, D], as needed by ranks that run out of data",
     ),
     (
         "modules.embedding_modules.EmbeddingBagCollection.device",
-        "the device is that of the parameters, also after `.to`, and always a torch.device",
+        "`device` is the device of the parameters, also after `.to`, and always a torch.device",
     ),
     (
         "modules.embedding_modules.EmbeddingBagCollection",
-        "a table is filled in blocks from seeds of their own, so that it is alike under every plan",
+        "tables are initialized in blocks with separate seeds, so values do not depend on the plan",
     ),
     (
         "modules.mlp.MLP(activation)",
-        "an activation of an unknown name is refused; TorchRec makes a net without layers of it",
+        "an unknown activation name is refused; TorchRec builds a net without layers",
     ),
     ("modules.fused_embedding_modules.FusedEmbeddingCollection", "it works on a CPU too"),
     (
         "modules.feature_processor.PositionWeightedProcessor",
-        "features that are not named stay, positions beyond the last share its weight, weights of the input multiply",
+        "other features are kept, positions beyond the last share its weight, weights of the input multiply",
     ),
     (
         "modules.mc_embedding_modules.ManagedCollisionEmbeddingCollection",
-        "a feature of several tables is refused: its rows would be those of the last one",
+        "a feature of several tables is refused: only the last table's rows would be used",
     ),
     (
         "modules.mc_embedding_modules.ManagedCollisionEmbeddingBagCollection",
-        "a feature of several tables is refused: its rows would be those of the last one",
+        "a feature of several tables is refused: only the last table's rows would be used",
     ),
     (
         "models.deepfm.SimpleDeepFMNNWrapper",
-        "the loss is that of the probabilities; TorchRec takes them for logits",
+        "the loss is computed from probabilities; TorchRec treats them as logits",
     ),
     (
         "optim.keyed.KeyedOptimizer.load_state_dict",
@@ -100,8 +100,8 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         "optim.rowwise_adagrad.RowWiseAdagrad",
-        "eps is 1e-8 unless it is given, as that of the fused update in both packages; TorchRec's class has 1e-10 "
-        "where it steps as a dense optimizer",
+        "the default of eps is 1e-8, as in the fused update of both packages; TorchRec's class has 1e-10 as a dense "
+        "optimizer",
     ),
     ("optim.optimizers.SGD", "they step as torch's do; TorchRec's only name a fused update and raise"),
     (
@@ -121,7 +121,7 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ("distributed.utils.sharded_model_copy", "it works in a build without NCCL too, and refuses sharded tables"),
     (
         "distributed.planner.EmbeddingShardingPlanner(constraints)",
-        "a constraint for a table that there is not is refused: it would be without effect",
+        "a constraint for an unknown table is refused: it would have no effect",
     ),
     (
         "distributed.planner.EmbeddingShardingPlanner",
@@ -129,11 +129,11 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         "distributed.planner.Topology",
-        "sizes and speeds that are not given are those of `gpu` (an A100 of 40 GB) or of a CPU, not 32 and 128 GiB",
+        "default sizes and speeds are from `gpu` (an A100 of 40 GB) or a CPU, not 32 and 128 GiB",
     ),
     (
         "distributed.train_pipeline.TrainPipelineBase(custom_model_fwd)",
-        "custom_model_fwd is called; TorchRec's base pipeline leaves it out",
+        "custom_model_fwd is called; TorchRec's base pipeline ignores it",
     ),
     (
         "distributed.train_pipeline.TrainPipelineSemiSync",
@@ -141,16 +141,16 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         "distributed.train_pipeline.TrainPipelineSparseDist(context_type)",
-        "a context of a type of your own is refused: nothing is traced, so nothing would call its methods",
+        "a custom context type is refused: nothing is traced, so nothing would call its methods",
     ),
-    ("metrics.gauc.GAUCMetric", "sessions that are not as long as the batch are refused"),
+    ("metrics.gauc.GAUCMetric", "sessions whose length differs from the batch are refused"),
     (
         "metrics.auc.AUCMetric",
-        "equal predictions count half each way; TorchRec counts them in the order that the sort leaves them in",
+        "equal predictions count half each way; TorchRec counts them in sorted order, which is arbitrary",
     ),
     (
         "metrics.gauc.GAUCMetric",
-        "equal predictions count half each way; TorchRec counts them in the order that the sort leaves them in",
+        "equal predictions count half each way; TorchRec counts them in sorted order, which is arbitrary",
     ),
     (
         "metrics.weighted_avg.WeightedAvgMetric",
@@ -167,31 +167,31 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
     ("distributed.fbgemm_qcomm_codec.CommType.MX4", "MX4 is refused: it has no operator for CPUs; use FP8 or INT8"),
     (
         "datasets.criteo.InMemoryBinaryCriteoIterDataPipe",
-        "validation rows of several files are refused: some would be both validated and tested on",
+        "validation rows of several files are refused: some would be used for validation and test",
     ),
     (
         "datasets.criteo.InMemoryBinaryCriteoIterDataPipe(stage)",
-        "a stage that there is not is refused; TorchRec reads all rows",
+        "an unknown stage is refused; TorchRec reads all rows",
     ),
     (
         "datasets.criteo.InMemoryBinaryCriteoIterDataPipe(shuffle_batches)",
-        "all ranks have equally many batches when rows are shuffled too, so that none waits for another for ever",
+        "all ranks have the same number of batches also with shuffled rows, so no rank waits forever",
     ),
     (
         "datasets.criteo.InMemoryBinaryCriteoIterDataPipe(path_manager_key)",
-        "iopath's handlers of paths are refused: paths are opened as files",
+        "iopath's path handlers are refused: paths are opened as files",
     ),
     ("fx.Tracer", "embedding collections are always one node: their checks of ids are not traced"),
     (
         "test_utils.assert_state_buffers_parameters_equal",
-        "states of which the values differ are not equal; TorchRec compares names alone",
+        "states with different values are not equal; TorchRec compares only names",
     ),
     (
         "distributed.model_parallel.DMPCollection",
-        "no DMPCollectionConfig: all collections have one group size; FULLY_SHARDED is refused: take larger groups",
+        "no DMPCollectionConfig: all collections have one group size; FULLY_SHARDED is refused: use larger groups",
     ),
     (
         "distributed.model_parallel.DMPCollection.sync",
-        "gloo's all-reduce has no mean, so that TorchRec's `sync` needs GPUs",
+        "it works on CPUs too; TorchRec's `sync` needs a mean all-reduce, which gloo lacks",
     ),
 )

@@ -1,5 +1,5 @@
-"""Modules of TorchRec that rayrec does not have, with what to use instead. `COMPATIBILITY.md` lists them; importing one
-raises `NotOffered` with the text. `left_out_names.py` has names in modules that there are."""
+"""TorchRec's modules that rayrec does not have, with replacements. `COMPATIBILITY.md` lists them; importing one raises
+`NotOffered` with the text. `left_out_names.py` lists missing names of modules that rayrec has."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ COLLISIONS = (
     "rayrec.torchrec.modules.mc_modules has managed collisions; DistributedModelParallel shards the tables behind them"
 )
 INFERENCE = "`rayrec export` and rayrec.inference.Model; rayrec.torchrec.inference.modules quantizes in the process"
-STORE = "fused_uvm_caching keeps hot rows on the device; there is no other store of rows"
+STORE = "fused_uvm_caching keeps hot rows on the device; rayrec has no other store of rows"
 ENGINE = "the collections look up, exchange and update inside; DistributedModelParallel makes them"
-ESTIMATE = (
-    "EmbeddingEnumerator sets the costs of shards; for costs of your own, derive from planner.types.ShardEstimator"
-)
+ESTIMATE = "EmbeddingEnumerator sets the costs of shards; for custom costs, derive from planner.types.ShardEstimator"
 LOGS = "rayrec logs with Python's logging, under the names of its modules"
 TRACING = "no forward is replaced and nothing is traced: TrainPipelineSparseDist sends ids by the batch's features"
 TESTS = "torchrec.distributed.test_utils.multi_process runs ranks; models and inputs of tests are the program's own"
 
-# Module, and what to use instead. A row stands for the modules below it too.
+# Module → replacement. A row also covers the modules below it.
 MODULES: dict[str, str] = {
     "datasets.scripts": "data/criteo/prepare.py prepares the files",
     "datasets.test_utils": TESTS,
@@ -32,7 +30,7 @@ MODULES: dict[str, str] = {
     "distributed.embedding_tower_sharding": "DistributedModelParallel finds the collections inside a tower",
     "distributed.feature_score_utils": COLLISIONS,
     "distributed.fp_embeddingbag": "DistributedModelParallel shards the collection inside without one",
-    "distributed.fused_params": "the sharders take fused_params: the settings of the tables' optimizer",
+    "distributed.fused_params": "pass fused_params to the sharders: the settings of the tables' optimizer",
     "distributed.grouped_position_weighted": "modules.feature_processor_.PositionWeightedModuleCollection",
     "distributed.infer_utils": INFERENCE,
     "distributed.itep_embeddingbag": COLLISIONS,
@@ -92,11 +90,11 @@ MODULES: dict[str, str] = {
     "metrics.cpu_offloaded_metric_module": "metric_module.RecMetricModule: one all-reduce adds all of its sums up",
     "metrics.deferrable_metrics": "metric_module.RecMetricModule: one all-reduce adds all of its sums up",
     "metrics.hindsight_target_pr": "RecMetricEnum.PRECISION and RECALL with a threshold",
-    "metrics.metric_job_types": "metric_module.RecMetricModule computes where it is called",
+    "metrics.metric_job_types": "metric_module.RecMetricModule computes in the calling process",
     "metrics.metric_state_snapshot": "copy.deepcopy of a metric's state_dict",
     "metrics.multi_label_precision": "a task for each label, with RecMetricEnum.PRECISION",
     "metrics.noop_metric_module": "metrics_config.EmptyMetricsConfig",
-    "metrics.output": "RecMetricEnum.SCALAR of a task whose label is that output",
+    "metrics.output": "RecMetricEnum.SCALAR of a task with this output as its label",
     "metrics.test_utils": TESTS,
     "models.cuda_graph_benchmark": "models.dlrm.DLRM, on one process",
     "models.cuda_graph_utils": "models.dlrm.DLRM, on one process",

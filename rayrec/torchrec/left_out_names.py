@@ -1,12 +1,12 @@
-"""Names that rayrec does not have in modules that it has, with what to use instead; as `left_out.py`."""
+"""Names missing from modules that rayrec has, with replacements; see `left_out.py`."""
 
 from __future__ import annotations
 
 from rayrec.torchrec.left_out import COLLISIONS, ENGINE, ESTIMATE, INFERENCE, STORE, TRACING
 
-SUMS = "derive from the module's …Computation class, whose `_compute` gives the figures and whose states are the sums"
+SUMS = "derive from the module's …Computation class: its states are sums, and `_compute` returns the metrics"
 ORDER = "the metric keeps the window's examples; derive from rec_metric.RecMetricComputation"
-PLAN = "the planner checks what it plans, and DistributedModelParallel what it is given"
+PLAN = "the planner checks its plans, and DistributedModelParallel checks a given plan"
 VIRTUAL = "a dynamic table maps ids to rows"
 
 # Functions in the modules of metrics, by module.
@@ -141,7 +141,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (
         "distributed.planner.types",
         "SharderData",
-        "an estimator's sharder_data_map is None: read the sharders' fused_params and codec",
+        "read the sharders' fused_params and codec; an estimator's sharder_data_map is None",
     ),
     (
         "distributed.planner.types",
@@ -151,7 +151,7 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     (
         "distributed.planner.utils",
         "build_sharder_data build_sharder_data_map",
-        "an estimator's sharder_data_map is None: read the sharders' fused_params and codec",
+        "read the sharders' fused_params and codec; an estimator's sharder_data_map is None",
     ),
     (
         "distributed.planner.utils",

@@ -1,4 +1,4 @@
-"""Errors of a run, and which of them are worth another attempt."""
+"""Errors of a run, and the rule that decides which ones restart the workers."""
 
 from __future__ import annotations
 

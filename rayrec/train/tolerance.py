@@ -33,7 +33,7 @@ class Tolerance:
         """Drop an error of the body. KeyboardInterrupt and SystemExit pass, as they end the process.
 
         Args:
-            subject: what has failed; begins the report.
+            subject: what has failed; the first words of the report.
             exits: SystemExit is dropped too.
         """
         try:

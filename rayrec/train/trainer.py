@@ -57,7 +57,7 @@ class Trainer:
         config: what to train.
         factory: Makes the model instead of `config.model`; called as
             `factory(tables=..., num_dense=..., device=..., **config.model.args)`.
-        fresh: Move an earlier run of this name aside instead of resuming it.
+        fresh: Rename the folder of an earlier run with this name instead of resuming it.
         root: Base folder of relative paths in the config. Default: the working folder.
         display: Shows progress.
         allow_code: In a Ray job, import a `model.factory` that was not submitted with it.
@@ -129,21 +129,23 @@ class Trainer:
             self.callbacks.call("on_end", None, advised)
             raise advised from error.__cause__
         recorder.close()
-        told = tuple(dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings, *self.callbacks.warnings]))
+        texts = tuple(
+            dict.fromkeys([*warnings.at_end(self.config, outcome), *self._warnings, *self.callbacks.warnings])
+        )
         result = Result(
             folder=self.folder.path,
             **outcome,
             recoveries=recorder.recoveries,
-            warnings=told,
+            warnings=texts,
             best=best_so_far(self.folder),
         )
         write_json(self.folder.result, result.to_dict())
         with self.display.writing(self.folder.report):
             write_report(self.folder.path)
         self.callbacks.call("on_end", result, None)
-        late = [text for text in self.callbacks.warnings if text not in told]
+        late = [text for text in self.callbacks.warnings if text not in texts]
         if late:
-            result = replace(result, warnings=(*told, *late))
+            result = replace(result, warnings=(*texts, *late))
             write_json(self.folder.result, result.to_dict())
         self._push()
         self._show(result)
@@ -167,8 +169,8 @@ class Trainer:
         reading = FooterReading(footers, Patience(read.retries, read.patience_s), connect)
         train, evaluation = self._data(reading)
         config, data = self.config, self.config.data  # with resolved id types
-        others = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
-        sets = {name: Manifest.of(data_set, config.data_schema, reading) for name, data_set in others.items()}
+        data_sets = {**data.eval_sets, **({} if data.test is None else {TEST: data.test})}
+        sets = {name: Manifest.of(data_set, config.data_schema, reading) for name, data_set in data_sets.items()}
         for metric in config.trainer.metrics:
             metric_of(metric)
         footers.save()
@@ -200,9 +202,9 @@ class Trainer:
         data, schema = self.config.data, self.config.data_schema
         rows = (data.shuffle if isinstance(data.shuffle, Shuffle) else Shuffle()).rows
         if data.progressive is not None and isinstance(data.train, DataSet):
-            both = Manifest.of(data.train, schema, reading, rows, data.progressive)
-            self._keep_id_types(both)
-            return both, both
+            manifest = Manifest.of(data.train, schema, reading, rows, data.progressive)
+            self._keep_id_types(manifest)
+            return manifest, manifest
         train = manifest_of(data.train, schema.for_training, reading, rows)
         self._keep_id_types(train.parts[0])
         return train, None if data.eval is None else Manifest.of(data.eval, self.config.data_schema, reading)
@@ -212,15 +214,15 @@ class Trainer:
         self.config = self.config.model_copy(update={"data_schema": schema})
 
     def _report_data(self, train: Manifest | Mix, evaluation: Manifest | None) -> None:
-        parts = [f"training on {train.rows:,} rows in {train.num_files:,} files"]
-        if any(part.leaves_out for part in train.parts):
-            parts[0] += " (before filters)"
+        text = f"training on {train.rows:,} rows in {train.num_files:,} files"
+        if any(manifest.leaves_out for manifest in train.parts):
+            text += " (before filters)"
         if self.config.data.negative_rate < 1:
-            parts[0] += f" (negatives at a rate of {self.config.data.negative_rate:g})"
+            text += f" (negatives at a rate of {self.config.data.negative_rate:g})"
         if evaluation is not None:
-            parts.append(f"evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files")
-            parts[-1] += " (before filters)" if evaluation.leaves_out else ""
-        self.display.say(f"run {self.config.name}: {', '.join(parts)}")
+            text += f", evaluation on {evaluation.rows:,} rows in {evaluation.num_files:,} files"
+            text += " (before filters)" if evaluation.leaves_out else ""
+        self.display.say(f"run {self.config.name}: {text}")
         local = not os.environ.get("RAY_ADDRESS")
         self._warnings = warnings.at_start(self.config, train.rows, cpus() if local else None)
         self._show_warnings(self._warnings)
@@ -230,7 +232,7 @@ class Trainer:
             self._warn(f"warning: {text}")
 
     def _count_epochs(self) -> None:
-        """Set the number of epochs of progressive training: epochs begun so far, plus one per remaining period."""
+        """Set the number of epochs of progressive training: epochs started so far, plus one per remaining period."""
         data, column = self.config.data.train, self.config.data.progressive
         if column is None:
             return
@@ -252,37 +254,37 @@ class Trainer:
         if raw is None or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
             return None
         self._refuse_other_config()
-        more = "raise trainer.epochs to train more"
+        hint = "raise trainer.epochs to train more"
         if self._progress is not None:
-            more = f"it is {self._progress}"
+            hint = f"it is {self._progress}"
         if raw.get("ended"):
-            more = f"it ended early ({raw['ended']})"
+            hint = f"it ended early ({raw['ended']})"
         self._warn(
-            f"run {self.config.name} is already finished ({raw['epochs']} epochs); {more}, or start over with --fresh"
+            f"run {self.config.name} is already finished ({raw['epochs']} epochs); {hint}, or start over with --fresh"
         )
         return Result.from_dict(self.folder.path, raw)
 
     def _refuse_other_config(self) -> dict[str, Any] | None:
         """Refuse a config that differs from the last launch in a fixed field; returns the last launch's config.
 
-        Both configs are filled with resolved values first, so setting such a value or leaving it open is no difference.
+        Both configs are filled with resolved values first, so they compare equal if only one sets a resolved value.
         """
-        before = self.folder.read_given()
-        if before is None:
+        earlier = self.folder.read_given()
+        if earlier is None:
             return None
-        with suppress(ValueError):  # a config of another version is compared as it is
-            before = self._earlier_values.fill(TrainConfig(**before)).to_dict()
-        refuse_other_config(self.folder, before, self._earlier_values.fill(self._given).to_dict())
-        return before
+        with suppress(ValueError):  # a config of another version is compared unchanged
+            earlier = self._earlier_values.fill(TrainConfig(**earlier)).to_dict()
+        refuse_other_config(self.folder, earlier, self._earlier_values.fill(self._given).to_dict())
+        return earlier
 
     def _check_earlier(self) -> None:
         """Refuse a different config if the run has a committed checkpoint."""
         if newest_checkpoint(self.folder) is None:
             return
-        before = self._refuse_other_config()
-        if before is None:
+        earlier = self._refuse_other_config()
+        if earlier is None:
             return
-        old, new = before["trainer"]["batch_size"], self.config.trainer.batch_size
+        old, new = earlier["trainer"]["batch_size"], self.config.trainer.batch_size
         if old != new:
             self._warn(
                 f"batch size changed from {old:,} to {new:,} rows; learning-rate schedules count steps of the new size"
@@ -293,13 +295,13 @@ class Trainer:
             with self.folder.locked():
                 with leased(self.folder, self._warn):
                     pass  # fails if another launch is running
-                aside = self.folder.set_aside()
-            self._warn(f"moved the earlier run to {aside}")
+                backup = self.folder.set_aside()
+            self._warn(f"moved the earlier run to {backup}")
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
-        at = {"time": time.time(), "step": recorder.state.step, "attempt": recorder.state.attempt}
-        record = {"kind": "event", **at, "event": kind, "message": str(error)}
+        position = {"time": time.time(), "step": recorder.state.step, "attempt": recorder.state.attempt}
+        record = {"kind": "event", **position, "event": kind, "message": str(error)}
         lines = Lines(self.folder.metrics, self.display)
         lines.add(json.dumps(record))
         lines.close()
@@ -322,12 +324,12 @@ class Trainer:
 
     def _show(self, result: Result) -> None:
         folder = self.folder
-        places = {
+        paths = {
             "run folder": folder.path,
             "checkpoint": result.checkpoint,
             **({} if result.best is None else {f"best by {result.best['metric']}": result.best["checkpoint"]}),
             "report": folder.report,
             "TensorBoard": f"tensorboard --logdir {folder.tensorboard}",
         }
-        self.display.summary(result.to_dict(), {name: str(place) for name, place in places.items()})
+        self.display.summary(result.to_dict(), {name: str(path) for name, path in paths.items()})
         self._show_warnings(result.warnings)

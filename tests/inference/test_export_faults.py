@@ -36,7 +36,7 @@ def test_what_cannot_be_exported_is_named(run: Path, tmp_path: Path, exported: P
         export_run(tmp_path, tmp_path / "model")
     with pytest.raises(TrainError, match="no complete checkpoint"):
         export_run(run / "checkpoints" / "step_99999999", tmp_path / "model")
-    with pytest.raises(ValueError, match="no table format 'int3'"):
+    with pytest.raises(ValueError, match="unknown table format 'int3'"):
         ExportOptions(tables="int3")
     with pytest.raises(ExportError, match="--budget"):
         ExportOptions(tables="int8", budget=0.5)

@@ -183,7 +183,7 @@ def test_state_is_saved_and_loaded() -> None:
 
 def test_a_wrong_format_or_table_is_named() -> None:
     module = modules.EmbeddingBagCollection([table_of("t")])
-    with pytest.raises(ValueError, match="no table format 'int3'"):
+    with pytest.raises(ValueError, match="unknown table format 'int3'"):
         quant.EmbeddingBagCollection.from_float(module, "int3")
     with pytest.raises(ValueError, match="names the unknown table 'x'"):
         quant.EmbeddingBagCollection.from_float(module, {"t": "int8", "x": "int8"})

@@ -56,7 +56,7 @@ def queries_as_trained(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: Service, tmp_path: Path) -> None:
     assert evaluate_run(trained)["recall@10"] > 0.4  # chance finds a sixth
-    with pytest.raises(TrainError, match="of a retriever, which scores no rows: `rayrec index"):
+    with pytest.raises(TrainError, match="holds a retriever, which does not score rows; use `rayrec index"):
         export_run(trained, tmp_path / "export")
     queries, vectors = queries_as_trained(trained)
     root, words = trained.parents[1], ["--items", trained.parents[1] / "c.parquet", "--id", "sku"]
@@ -139,7 +139,7 @@ def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> N
     assert new.ids_of(found) == [[1000]]
     with pytest.raises(ExportError, match="comes twice"):
         new.extended(tmp_path / "twice", vectors, more.select(["item"]))
-    with pytest.raises(TrainError, match="there is no format 'int3'"):
+    with pytest.raises(TrainError, match="tables: got 'int3'; allowed: fp32"):
         index_run(trained, tmp_path / "other", tables="int3")
 
 

@@ -151,12 +151,12 @@ def areas_over_sessions(rec: Package) -> Any:
     return [gauc(rec, rounded=False), dict(empty.compute())]
 
 
-@case(ORDERS, "equal predictions count half each way; TorchRec counts them in the order that the sort leaves them in")
+@case(ORDERS, "equal predictions count half each way; TorchRec counts them in sorted order, which is arbitrary")
 def areas_over_sessions_with_equal_predictions(rec: Package) -> Any:
     return gauc(rec, rounded=True)
 
 
-@case(ORDERS, "sessions that are not as long as the batch are refused")
+@case(ORDERS, "sessions whose length differs from the batch are refused")
 def sessions_of_another_length(rec: Package) -> Any:
     metric = rec("metrics.gauc").GAUCMetric(1, 0, BATCH, tasks(rec), window_size=WINDOW)
     parts = by_task(rec, next(iter(outputs(1))))

@@ -74,7 +74,7 @@ def rows_in_drawn_order(rec: Package) -> Any:
     return drawn(rec, 18)
 
 
-@case(CRITEO, "all ranks have equally many batches when rows are shuffled too, so that none waits for another for ever")
+@case(CRITEO, "all ranks have the same number of batches also with shuffled rows, so no rank waits forever")
 def uneven_rows_in_drawn_order(rec: Package) -> Any:
     return drawn(rec, 17)
 
@@ -110,19 +110,19 @@ def halves_of_a_file(rec: Package) -> Any:
     return found
 
 
-@case(CRITEO, "validation rows of several files are refused: some would be both validated and tested on")
+@case(CRITEO, "validation rows of several files are refused: some would be used for validation and test")
 def halves_of_several_files(rec: Package) -> Any:
     with folder() as at:
         return rows_of(pipe(rec, [arrays(at, "a", 6), arrays(at, "b", 3)], stage="val"))
 
 
-@case(CRITEO, "a stage that there is not is refused; TorchRec reads all rows")
+@case(CRITEO, "an unknown stage is refused; TorchRec reads all rows")
 def another_stage(rec: Package) -> Any:
     with folder() as at:
         return rows_of(pipe(rec, [arrays(at, "a", 6)], stage="training"))
 
 
-@case(CRITEO, "iopath's handlers of paths are refused: paths are opened as files")
+@case(CRITEO, "iopath's path handlers are refused: paths are opened as files")
 def another_path_manager(rec: Package) -> Any:
     with folder() as at:
         return rows_of(pipe(rec, [arrays(at, "a", 6)], path_manager_key="mine"))

@@ -150,7 +150,7 @@ def ports_and_states(rec: Package) -> Any:
     return [0 < port < 65536, same, differ, kinds, home.skip_if_asan(lambda: 3)()]
 
 
-@case("11/test_utils", "states of which the values differ are not equal; TorchRec compares names alone")
+@case("11/test_utils", "states with different values are not equal; TorchRec compares only names")
 def states_of_other_values(rec: Package) -> Any:
     one, other = nn.Linear(2, 1), nn.Linear(2, 1)
     other.load_state_dict({name: value + 1 for name, value in one.state_dict().items()})

@@ -143,7 +143,7 @@ def auc_by_group(rec: Package) -> Any:
     return dict(measured.compute())
 
 
-@case(ORDERS, "equal predictions count half each way; TorchRec counts them in the order that the sort leaves them in")
+@case(ORDERS, "equal predictions count half each way; TorchRec counts them in sorted order, which is arbitrary")
 def auc_of_equal_predictions(rec: Package) -> Any:
     measured = module(rec, {"AUC": None})
     for batch in outputs(2):

@@ -131,7 +131,7 @@ def deepfm_parts(rec: Package) -> Any:
     ]
 
 
-@case("3/deepfm.SparseArch", "the loss is that of the probabilities; TorchRec takes them for logits")
+@case("3/deepfm.SparseArch", "the loss is computed from probabilities; TorchRec treats them as logits")
 def deepfm_wrapper(rec: Package) -> Any:
     wrapper = fill(rec("models.deepfm").SimpleDeepFMNNWrapper(3, bags(rec), 6, 5))
     labels = torch.tensor([0.0, 1.0])

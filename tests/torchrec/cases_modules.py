@@ -199,7 +199,7 @@ def ids_outside(rec: Package) -> Any:
     return [attempt(lambda: bags(rec)(wrong)), attempt(lambda: ec(wrong))]
 
 
-@case("2/empty batch", "a batch without examples gives [0, D]; ranks that run out of data bring such batches")
+@case("2/empty batch", "a batch without examples gives [0, D], as needed by ranks that run out of data")
 def empty_batch(rec: Package) -> Any:
     nothing = rec.KeyedJaggedTensor(["a", "b"], ints(), lengths=ints(), stride=0)
     return bags(rec)(nothing).values()
@@ -216,7 +216,7 @@ def bag_facts(rec: Package) -> Any:
     return [ebc.device, meta.device, ebc.is_weighted(), names, changed, bags(rec, is_weighted=True).is_weighted()]
 
 
-@case("2/device", "the device is that of the parameters, also after `.to`, and always a torch.device")
+@case("2/device", "`device` is the device of the parameters, also after `.to`, and always a torch.device")
 def device_of_text(rec: Package) -> Any:
     return isinstance(rec.EmbeddingBagCollection(tables=tables(rec), device="meta").device, torch.device)
 
@@ -234,7 +234,7 @@ def weights_of_a_seed(rec: Package) -> Any:
     return [inside, same, constant.embedding_bags["u"].weight.detach()]
 
 
-@case("2/first weights", "a table is filled in blocks from seeds of their own, so that it is alike under every plan")
+@case("2/first weights", "tables are initialized in blocks with separate seeds, so values do not depend on the plan")
 def weights_themselves(rec: Package) -> Any:
     torch.manual_seed(1)
     return rec.EmbeddingBagCollection(tables=tables(rec)).embedding_bags["t"].weight.detach()
@@ -317,7 +317,7 @@ def mlps(rec: Package) -> Any:
     return out
 
 
-@case("2/MLP", "an activation of an unknown name is refused; TorchRec makes a net without layers of it")
+@case("2/MLP", "an unknown activation name is refused; TorchRec builds a net without layers")
 def mlp_of_unknown_activation(rec: Package) -> Any:
     return shapes(rec("modules.mlp").MLP(3, [4], activation="gelu"))
 
@@ -381,7 +381,7 @@ def position_weights_by_name(rec: Package) -> Any:
 
 @case(
     "2/feature_processor.PositionWeightedProcessor",
-    "features that are not named stay, positions beyond the last share its weight, weights of the input multiply",
+    "other features are kept, positions beyond the last share its weight, weights of the input multiply",
 )
 def position_weighted_processor(rec: Package) -> Any:
     one = fill(rec("modules.feature_processor").PositionWeightedProcessor({"a": 3}))
@@ -602,7 +602,7 @@ def managed_sequences(rec: Package) -> Any:
     return [vectors, rows, module._embedding_collection is ec]
 
 
-@case("2/mc_embedding_modules", "a feature of several tables is refused: its rows would be those of the last one")
+@case("2/mc_embedding_modules", "a feature of several tables is refused: only the last table's rows would be used")
 def managed_shared(rec: Package) -> Any:
     home, configs = rec("modules.mc_modules"), tables(rec)
     policy, make = home.LFU_EvictionPolicy(), home.MCHManagedCollisionModule

@@ -173,7 +173,7 @@ def base_wants_a_reset(rec: Package) -> Any:
     return [first, again, looped(pipeline, iter(batches(1))), model.layer.weight]
 
 
-@case("8/TrainPipelineBase", "custom_model_fwd is called; TorchRec's base pipeline leaves it out")
+@case("8/TrainPipelineBase", "custom_model_fwd is called; TorchRec's base pipeline ignores it")
 def base_with_a_forward(rec: Package) -> Any:
     model = fill(Task())
     make = rec("distributed").TrainPipelineBase

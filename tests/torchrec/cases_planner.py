@@ -415,7 +415,7 @@ def failures(rec: Package) -> Any:
     return [found, attempt(lambda: other.plan(model, sharders) and None)]
 
 
-@case("7/plan#2", "a constraint for a table that there is not is refused: it would be without effect")
+@case("7/plan#2", "a constraint for an unknown table is refused: it would have no effect")
 def constraint_without_a_table(rec: Package) -> Any:
     home, types = rec("distributed.planner"), rec("distributed.planner.types")
     planner = home.EmbeddingShardingPlanner(

@@ -32,7 +32,10 @@ def collection(rec: Package) -> Any:
     return home.DMPCollection(model, torch.device("cpu"), plan, 1, 1, dist.group.WORLD)
 
 
-@case("6/model_parallel.DMPCollection", "gloo's all-reduce has no mean, so that TorchRec's `sync` needs GPUs")
+@case(
+    "6/model_parallel.DMPCollection",
+    "it works on CPUs too; TorchRec's `sync` needs a mean all-reduce, which gloo lacks",
+)
 def synchronised(rec: Package) -> Any:
     with one_rank():
         model = collection(rec)
@@ -51,7 +54,7 @@ def strategies(rec: Package) -> Any:
 
 @case(
     "5/ShardingEnv2D",
-    "no DMPCollectionConfig: all collections have one group size; FULLY_SHARDED is refused: take larger groups",
+    "no DMPCollectionConfig: all collections have one group size; FULLY_SHARDED is refused: use larger groups",
 )
 def config(rec: Package) -> Any:
     return rec("distributed.types").DMPCollectionConfig.__name__

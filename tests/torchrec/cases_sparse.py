@@ -59,7 +59,7 @@ def jt_wrong_lengths(rec: Package) -> Any:
     return [attempt(lambda n=n: jt(rec, lengths=n)) for n in bad]
 
 
-@case("1/jt.JaggedTensor", "weights that do not fit the values are refused where they come from")
+@case("1/jt.JaggedTensor", "weights that do not match the values are refused at construction")
 def jt_too_few_weights(rec: Package) -> Any:
     return jt(rec, weights=torch.ones(2)).weights()
 
@@ -71,7 +71,7 @@ def jt_empty(rec: Package) -> Any:
     return [empty, typed.values(), typed.lengths()]
 
 
-@case("1/jt.empty", "offsets of no lists are [0], as those of any number of lists end with the number of values")
+@case("1/jt.empty", "offsets of no lists are [0]: offsets always end with the number of values")
 def jt_empty_offsets(rec: Package) -> Any:
     return rec.JaggedTensor.empty().offsets()
 
@@ -189,7 +189,7 @@ def kjt_lengths_by_key(rec: Package) -> Any:
     ]
 
 
-@case("1/kjt.KeyedJaggedTensor", "lengths that the keys do not divide, and a stride that they do not fit, are refused")
+@case("1/kjt.KeyedJaggedTensor", "lengths that are not a multiple of the keys, or do not match the stride, are refused")
 def kjt_lengths_that_do_not_fit(rec: Package) -> Any:
     return [kjt(rec, lengths=ints(1, 1, 3)).stride(), kjt(rec, stride=7).stride()]
 
@@ -341,7 +341,7 @@ def kjt_split(rec: Package) -> Any:
     return [one.split([1, 2]), one.split([0, 3])[0].stride(), whole[0] is one, varying(rec).split([1, 1])]
 
 
-@case("1/kjt.split", "segments that leave keys out are refused; TorchRec drops those keys")
+@case("1/kjt.split", "segments that omit keys are refused; TorchRec drops these keys")
 def kjt_split_short(rec: Package) -> Any:
     return three(rec).split([1, 1])
 
@@ -419,7 +419,7 @@ def kjt_text(rec: Package) -> Any:
     return [str(kjt(rec)), str(three(rec, weighted=True)), str(varying(rec)), str(nothing), str(empty)]
 
 
-@case("1/kjt.pytree", "batch sizes that vary are facts of the host and stay there: 5 leaves, not 6")
+@case("1/kjt.pytree", "variable batch sizes stay on the host: 5 leaves, not 6")
 def kjt_leaf_count(rec: Package) -> Any:
     return len(pytree.tree_flatten(varying(rec))[0])
 

@@ -158,7 +158,7 @@ def test_figures_of_a_part_of_the_rows_are_not_compared_with_those_of_all(data: 
 def test_a_stopped_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     whole, told = run(job_of(data, tmp_path / "whole"))
     job = job_of(data, tmp_path / "parts", trainer__checkpoint_every=None)
-    with pytest.raises(StopRequested, match="stopped at step 3, whose checkpoint is complete"):
+    with pytest.raises(StopRequested, match="stopped at step 3 with a complete checkpoint"):
         run(job, stop_at=3)
     assert saved(job) == [3]
     outcome, again = run(job)

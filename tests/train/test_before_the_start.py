@@ -106,19 +106,19 @@ def test_new_ids_at_the_end_of_a_vocabulary_leave_the_first_rows_as_they_were(tm
     before = {**words, "vocabulary_size": 3, "vocabulary_checksum": vocabulary_checksum(str(path), 3)}
     for size in (3, 5):
         assert _same_rows("w", before, {**before, "vocabulary_size": size, "vocabulary_checksum": "y"}, vocabulary) == 5
-    fix = "; map its ids as there, or list the table in init_from.fresh"
+    fix = "; use the mapping of that run, or list the table in init_from.fresh"
     for now, text in [
         ({"oov_rows": 1}, f"w: oov_rows was 2 and is 1{fix}"),
         ({"hash_law": 2}, f"w: hash_law was 1 and is 2{fix}"),
-        ({"vocabulary_size": 2}, f"w: the first 3 ids of {path} are not those that it was trained with; new ids go to "
-                                 f"the end of a vocabulary{fix}"),
+        ({"vocabulary_size": 2}, f"w: the first 3 ids of {path} differ from the ids of that run; append new ids "
+                                 f"to the end of the vocabulary{fix}"),
     ]:  # fmt: skip
         with pytest.raises(TrainError) as caught:
             _same_rows("w", before, {**before, **now}, vocabulary)
         assert str(caught.value) == text
     with pytest.raises(TrainError, match="w: the first 3 ids of"):
         _same_rows("w", {**before, "vocabulary_checksum": "other"}, {**before, "vocabulary_size": 5}, vocabulary)
-    with pytest.raises(TrainError, match="its ids would mean other rows: hash_law was None and is 1"):
+    with pytest.raises(TrainError, match="its ids would map to other rows: hash_law was None and is 1"):
         _same_rows("w", {"mapping": "hash"}, before, vocabulary)
 
 
@@ -153,17 +153,17 @@ def test_groups_in_words() -> None:
     no_plan: Any = None
     groups = Grouped(layout=GroupLayout(8, 4), result=no_plan, sync_s=0.0015, sync_bytes=2.5 * 2**20)
     assert [group_words(groups, every).partition(":")[0] for every in (1, 2)] == [
-        "2 groups of 4 workers, alike after every step", "2 groups of 4 workers, alike after every 2 steps"
+        "2 groups of 4 workers, synchronized every step", "2 groups of 4 workers, synchronized every 2 steps"
     ]  # fmt: skip
     assert group_words(groups, 1).partition(": ")[2] == (
-        "1.50 ms and 2.5 MiB a step and worker, as predicted; the plan of each:"
+        "predicted 1.50 ms and 2.5 MiB per step and worker; the plan of each group:"
     )
 
 
 def test_a_search_needs_its_figure_in_the_evaluations() -> None:
     reports = _Reports("gauc")
     reports.evaluation({"auc": 0.5, "step": 3, "start": "2026", "gauc": None})
-    assert str(reports.problem) == "evaluations have no figure 'gauc'; there are auc, step" and reports.count == 0
+    assert str(reports.problem) == "evaluations have no metric 'gauc'; available: auc, step" and reports.count == 0
     modes = {metric: Search(params=[], metric=metric).mode for metric in ("auc", "ne", "logloss", "rmse", "r2", "mae")}
     assert [metric for metric, mode in modes.items() if mode == "min"] == ["ne", "logloss", "rmse", "mae"]
     with pytest.raises(TrainError, match="track='MLflow' must be one of mlflow, wandb"):
@@ -178,7 +178,7 @@ def test_a_search_needs_its_figure_in_the_evaluations() -> None:
         ("int(2,2)", "low must be below high"),
         ("uniform(0,true)", r"uniform\(…\) takes two numbers"),
         ("int(0,1,2)", r"int\(…\) takes two whole numbers"),
-        ("3", "'3' is none of"),
+        ("3", "got '3'; expected"),
     ],
 )
 def test_bounds_that_hold_no_value_are_refused(space: str, text: str) -> None:

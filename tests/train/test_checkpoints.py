@@ -250,7 +250,7 @@ def test_a_new_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ids": [1, 0, *range(2, 40)]}, "feature 'user': the first 30 ids of .* are not those"),
+        ({"ids": [1, 0, *range(2, 40)]}, "feature 'user': the first 30 ids of .* differ from the ids"),
         ({"rows_of_item": 90}, "table 'item': feature 'item': .*rows was 80 and is 90"),
         ({"path": "nowhere"}, "init_from: .*nowhere is neither a checkpoint"),
     ],

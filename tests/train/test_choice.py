@@ -107,7 +107,7 @@ def test_each_command_refuses_damage_unless_an_older_checkpoint_is_asked_for(
     assert status == 1 and f"the checkpoint {new} is damaged: " in err
     if command not in ("evaluate", "export", "predict"):
         return
-    assert "an older one is read with --checkpoint whole (the newest without damage) or its step" in err
+    assert "to read an older one, use --checkpoint whole (the newest undamaged one) or --checkpoint STEP" in err
     for which in ("whole", "12"):
         status, out, err = outcome("--checkpoint", which)
         assert status == 0 and "read the checkpoint of step 12: " in out and older.name in out
@@ -159,7 +159,7 @@ def test_what_cannot_be_chosen_is_refused(copy: Path, tmp_path: Path, capsys: py
     with pytest.raises(TrainError, match=r"was trained without storage\.keep_best, so no checkpoint has a score"):
         choose(folder, "best")
     assert run(["export", str(checkpoints(copy)[0]), str(tmp_path / "x"), "--checkpoint", "8"]) == 1
-    assert "is a checkpoint already; give the run folder" in capsys.readouterr().err
+    assert "is a checkpoint; give the run folder" in capsys.readouterr().err
     shutil.rmtree(copy / "checkpoints")
     for words in (["evaluate", str(copy)], ["export", str(copy), str(tmp_path / "x")]):
         assert run(words) == 1

@@ -71,7 +71,7 @@ def problem(*overrides: str) -> str:
         ("schema.sparse.item.mapping.kind=hsh", ["schema.sparse.item.mapping.kind: got 'hsh'", "'hash'"]),
         ("schema.sparse.item.mapping.sed=1", ["schema.sparse.item.mapping.sed: unknown field", "'seed'"]),
         ("schema.sparse.item.name=user", ["schema: feature names must be unique"]),
-        ("sharding.constraints.usr={}", ["sharding.constraints.usr: there is no table 'usr'; did you mean 'user'?"]),
+        ("sharding.constraints.usr={}", ["sharding.constraints.usr: no table is named 'usr'; did you mean 'user'?"]),
         (
             "sharding.constraints.user.sharding_types=[rowwise]",
             ["sharding.constraints.user.sharding_types: 'rowwise' is not a sharding type", "row_wise"],
@@ -108,7 +108,7 @@ def problem(*overrides: str) -> str:
         ("data.progressive=day", ["data: progressive needs one data set in train and none in eval"]),
         ("data={train: [a, {path: b}], progressive: day}", ["data: progressive needs one data set in train"]),
         ("data={train: [a, {path: b}], shuffle: none}", ["data.shuffle: `none` keeps the order of one data set"]),
-        ("sharding.replicas=2", ["2 groups cannot have equally many of 0 workers", "that divide them are 1"]),
+        ("sharding.replicas=2", ["0 workers (trainer.num_workers) cannot be split into 2 groups", "allowed: 1"]),
         ("data.train=7", ["data.train: 7 is not a path, a list of paths, or a section with path and filters"]),
     ],
 )
@@ -124,8 +124,8 @@ def test_a_wrong_field_is_named_with_the_fix(override: str, parts: list[str]) ->
 def test_groups_that_do_not_divide_the_workers_are_refused(workers: int, replicas: int, fit: str) -> None:
     text = problem(f"sharding.replicas={replicas}", f"trainer.num_workers={workers}")
     assert text.strip() == (
-        f"sharding.replicas: {replicas} groups cannot have equally many of {workers} workers (trainer.num_workers); "
-        f"numbers that divide them are {fit}"
+        f"sharding.replicas: {workers} workers (trainer.num_workers) cannot be split into {replicas} groups of equal "
+        f"size; allowed: {fit}"
     )
 
 
@@ -241,7 +241,7 @@ def test_the_last_layer_has_an_output_for_each_label() -> None:
 def test_negatives_of_a_mix_are_refused() -> None:
     text = problem("data.negative_rate=0.5", "data.train=[{path: a, weight: 3}, {path: b}]")
     assert "data.negative_rate: works with one data set" in text
-    assert "with `positive` or `at_least` set it to 1" in problem(
+    assert "with `positive` or `at_least`, set it to 1" in problem(
         "data.negative_rate=0.5", "schema.label={column: y, at_least: 4}"
     )
 
@@ -356,9 +356,9 @@ def test_the_reference_has_every_field_with_its_meaning() -> None:
     [
         (
             {"dense_arc": [8], "over_arch": [1]},
-            r"model\.args\.dense_arc: model dlrm has no such argument; did you mean 'dense_arch'",
+            r"model\.args\.dense_arc: model dlrm does not accept it; did you mean 'dense_arch'",
         ),
-        ({"over_arch": [1]}, r"model\.args\.dense_arch: model dlrm needs it"),
+        ({"over_arch": [1]}, r"model\.args\.dense_arch: model dlrm requires it"),
         (
             {"dense_arch": [8], "over_arch": [1], "dropout": "much"},
             r"model\.args\.dropout: model dlrm: input should be a valid number",

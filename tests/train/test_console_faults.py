@@ -163,6 +163,6 @@ def test_ctrl_c_with_tee_beside_takes_a_last_checkpoint(workers: int, tmp_path: 
         tee.wait()
     assert status == 130, log.read_text()
     (end,) = [record for record in run.read_metrics() if record.get("event") == "interrupted"]
-    assert "whose checkpoint is complete" in end["message"]
+    assert "with a complete checkpoint" in end["message"]
     places = dict(verify(str(run.path)))
     assert len(places) == 1 and not any(places.values())

@@ -314,7 +314,7 @@ def test_a_given_plan_is_checked_against_workers_and_tables(tmp_path: Path) -> N
     refused(r"on 2 ranks, but each of 3 groups \(sharding\.replicas\) has 1 of the 3 workers", world=1, replicas=3)
     refused(r"table 'user' is \(25, 8\) \(rows, dim\) in the config, but .* has it as \(24, 8\)", rows=25)
     (tmp_path / "plan.json").write_text(on_ranks(1).to_json().replace('"user"', '"other"'))
-    refused("does not have it; plan anew", world=0)
+    refused("does not have it; make a new plan with `rayrec plan`", world=0)
 
 
 FACTS = {"mapping": "hash", "seed": 1}
@@ -327,7 +327,9 @@ def test_rows_that_mean_other_ids_are_refused_for_a_warm_start() -> None:
     assert _same_rows("w", FACTS, {**FACTS, "id_type": "text"}, None) == ALL, "an earlier checkpoint has none"
     with pytest.raises(TrainError, match="id_type was integer and is text"):
         _same_rows("w", {**FACTS, "id_type": "integer"}, {**FACTS, "id_type": "text"}, None)
-    with pytest.raises(TrainError, match="w: its ids would mean other rows: seed was 1 and is 2; map its ids as there"):
+    with pytest.raises(
+        TrainError, match="w: its ids would map to other rows: seed was 1 and is 2; use the mapping of that run"
+    ):
         _same_rows("w", FACTS, {**FACTS, "seed": 2}, None)
     with pytest.raises(TrainError, match="mapping was hash and is vocabulary"):
         _same_rows("w", {"mapping": "hash"}, {"mapping": "vocabulary"}, None)
@@ -339,7 +341,7 @@ def test_the_run_folder_of_a_uri_stands_for_it(tmp_path: Path, monkeypatch: pyte
     assert far.path.is_relative_to(tmp_path / "rayrec" / "runs") and far.path.name == "a"
     assert far.remote == "s3://b/runs/a?region=x" and far.checkpoints == "s3://b/runs/a/checkpoints?region=x"
     assert RunFolder.at("s3://b/runs", "a").path != far.path == RunFolder.at("s3://b/runs/?region=x", "a").path
-    with pytest.raises(StorageError, match=r"--fresh: s3://b/runs/a\?region=x is no folder"):
+    with pytest.raises(StorageError, match=r"--fresh: s3://b/runs/a\?region=x is remote"):
         far.set_aside()
     near = RunFolder.at(str(tmp_path), "b")
     assert (near.path, near.remote, near.checkpoints) == (tmp_path / "b", None, str(tmp_path / "b" / "checkpoints"))

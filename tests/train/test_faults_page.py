@@ -16,7 +16,7 @@ SHOWN = {
         "train/test_ray.py::test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened",
         "train/test_chaos.py::test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened",
     ],
-    "Ray announces that a node goes": [
+    "Ray announces that a node will leave": [
         "train/test_pretended_ray.py::test_a_node_that_ray_takes_away_is_left_at_once",
         "train/test_chaos.py::test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened",
     ],
@@ -24,7 +24,7 @@ SHOWN = {
         "train/test_pretended_ray.py::test_a_cluster_that_may_grow_is_asked_to_until_it_has",
         "train/test_pretended_ray.py::test_a_run_without_room_is_refused_in_time",
     ],
-    "there is no room for as many workers any more": [
+    "the cluster no longer has room for all workers": [
         "hosts/test_cluster.py::test_a_host_is_cut_off_and_the_run_goes_on_then_grows",
         "train/test_room.py::test_a_run_that_lost_a_node_waits_until_another_comes",
         "train/test_room.py::test_a_wait_for_room_has_a_limit_where_one_is_set",
@@ -40,7 +40,7 @@ SHOWN = {
         "checkpoint/test_launch.py::test_a_launch_of_another_machine_is_known_by_its_beat",
         "checkpoint/test_launch.py::test_a_launch_without_a_beat_is_over",
     ],
-    "another launch has taken the run over all the same": [
+    "another launch took over the run nevertheless": [
         "train/test_outages.py::test_a_launch_that_was_taken_over_ends_and_says_by_whom",
     ],
     "SIGTERM, Ctrl-C or a closed terminal": [
@@ -72,11 +72,11 @@ SHOWN = {
         "train/test_guards.py::test_parameters_that_are_not_finite_never_reach_a_checkpoint",
         "train/test_guards.py::test_training_goes_back_with_half_the_learning_rate_where_it_may",
     ],
-    "the storage of checkpoints is away while training goes on": [
+    "the storage of checkpoints is unavailable during training": [
         "train/test_outages.py::test_a_checkpoint_that_fails_costs_only_itself",
         "checkpoint/test_parts.py::test_a_save_is_timed_and_told_once",
     ],
-    "the storage of checkpoints is away at a start, after a loss or for the last checkpoint": [
+    "the storage of checkpoints is unavailable at a start, after a loss or for the last checkpoint": [
         "train/test_outages.py::test_a_start_waits_for_its_storage",
         "train/test_outages.py::test_the_last_checkpoint_waits_for_its_storage",
         "train/test_outages.py::test_a_wait_for_storage_ends",

@@ -191,7 +191,7 @@ def test_a_stop_signal_takes_a_last_checkpoint_and_the_run_goes_on_from_it(tmp_p
         trainer(tmp_path, factory=lambda **given: Signals(1000, KeyboardInterrupt, **given)).fit()
     assert caught.value.signal == signal.SIGTERM
     step = {"step": 9, "evaluation": 16}[at]  # asked in step 8, heard at the next
-    assert f"stopped at step {step}, whose checkpoint is complete" in str(caught.value)
+    assert f"stopped at step {step} with a complete checkpoint" in str(caught.value)
     on = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt)).fit()
     straight = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt), name="straight").fit()
     assert on.train["samples"] == straight.train["samples"] == 2000
@@ -319,11 +319,11 @@ def test_a_storage_path_below_a_file_is_refused_before_any_work(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"model__name": "dlmr"}, "there is no built-in model 'dlmr'; did you mean 'dlrm'?"),
-        ({"model": {}}, "or `factory` (your own)"),
+        ({"model__name": "dlmr"}, "no built-in model is named 'dlmr'; did you mean 'dlrm'?"),
+        ({"model": {}}, "or `factory` (a custom model)"),
         (
             {"model__args": {"over_arch": [1], "dense_arch": [8], "depth": 3}},
-            "model.args.depth: model dlrm has no such argument (it takes dense_arch",
+            "model.args.depth: model dlrm does not accept it (accepted: dense_arch",
         ),
         ({"model": {"factory": "nowhere_at_all:make"}}, "'nowhere_at_all' cannot be imported"),
         ({"model": {"factory": "json:make"}}, "module 'json' has no function 'make'"),

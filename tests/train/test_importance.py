@@ -48,7 +48,7 @@ def test_rows_that_show_nothing_are_refused(trained: Path, tmp_path: Path) -> No
     rows = pq.read_table(trained.parents[1] / "eval")
     alike = rows.set_column(rows.column_names.index("label"), "label", pa.array([1] * len(rows)))
     pq.write_table(alike, tmp_path / "x.parquet")
-    with pytest.raises(TrainError, match="all labels of the evaluation rows are alike"):
+    with pytest.raises(TrainError, match="all evaluation rows have the same label"):
         importance_of_run(trained, str(tmp_path / "x.parquet"))
     folder = write_all(tmp_path / "other", rows=64)
     raw = raw_config(folder)["data"]

@@ -188,7 +188,7 @@ def test_the_pairwise_loss_is_over_the_rows_of_all_ranks(folder: Path) -> None:
         ({"model__loss": {"kind": "pairwise", "label_smoothing": 0.1}}, "label_smoothing works with bce and mse"),
         ({"model__loss": "focal2"}, "model.loss: got 'focal2'; allowed"),
         ({"model__loss": {"kind": "focal", "label_smoothing": 0.1}}, "label_smoothing works with bce and mse"),
-        ({"optimizers__tables": {"usr": {"lr": 1.0}}}, "optimizers.tables.usr: there is no table 'usr'; did you mean"),
+        ({"optimizers__tables": {"usr": {"lr": 1.0}}}, "optimizers.tables.usr: no table is named 'usr'; did you mean"),
     ],
 )
 def test_wrong_settings_are_named(folder: Path, changes: dict[str, Any], text: str) -> None:
@@ -198,10 +198,10 @@ def test_wrong_settings_are_named(folder: Path, changes: dict[str, Any], text: s
 
 def test_what_a_model_does_not_have_is_named(folder: Path) -> None:
     config = parse_config(raw_config(folder, optimizers__freeze=[{"names": "over_arc.*"}]))
-    with pytest.raises(TrainError, match=r"optimizers\.freeze\.0\.names: nothing is called 'over_arc\.\*'"):
+    with pytest.raises(TrainError, match=r"optimizers\.freeze\.0\.names: no table or parameter matches 'over_arc\.\*'"):
         build.model(config, "meta")
     config = parse_config(raw_config(folder, model__loss="focal"))
-    with pytest.raises(TrainError, match="the model computes a loss of its own"):
+    with pytest.raises(TrainError, match="the model computes its own loss"):
         build.model(config, "meta", lambda **_: torch.nn.Linear(1, 1))
     dense = {"constraints": PLANS["dense"]}
     with pytest.raises(TrainError, match="dense kernel"):

@@ -165,13 +165,13 @@ def test_figures_of_numbers_are_exact_over_ranks() -> None:
 
 def test_what_cannot_be_asked_of_a_number_is_refused(tmp_path: Path) -> None:
     for changes, message in [
-        ({"storage__keep_best": "auc"}, r"storage\.keep_best: auc is no figure of a label that is a number"),
-        ({"trainer__early_stopping": {}}, r"trainer\.early_stopping\.metric: auc is no figure"),
+        ({"storage__keep_best": "auc"}, r"storage\.keep_best: auc needs a binary label"),
+        ({"trainer__early_stopping": {}}, r"trainer\.early_stopping\.metric: auc needs a binary label"),
         ({"data__negative_rate": 0.5}, r"data\.negative_rate: .*has numbers to predict"),
     ]:
         with pytest.raises(ConfigError, match=message):
             parse_config(raw_config(tmp_path, **stars(tmp_path, **changes)))
-    with pytest.raises(ConfigError, match="rmse is a figure of labels of `kind: number` only"):
+    with pytest.raises(ConfigError, match="rmse needs a label of `kind: number`"):
         parse_config(raw_config(tmp_path, storage__keep_best="rmse"))
     grouped = {**stars(tmp_path)["schema"], "group": {"column": "user"}}
     with pytest.raises(ConfigError, match="group: metrics per group"):

@@ -111,7 +111,7 @@ def test_what_is_no_exact_metric_is_refused(metric: dict[str, Any], text: str) -
 
 @pytest.mark.parametrize(
     ("metric", "text"),
-    [({**F1, "name": "auc"}, "'auc' is taken"), ({**F1, "label": "clik"}, "there is no label 'clik'")],
+    [({**F1, "name": "auc"}, "'auc' is already used"), ({**F1, "label": "clik"}, "no label is named 'clik'")],
 )
 def test_names_of_metrics_and_labels_are_checked(tmp_path: Path, metric: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

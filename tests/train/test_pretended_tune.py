@@ -120,7 +120,7 @@ def test_a_search_tries_its_values_and_goes_on_where_it_was(pretended: Pretended
 
     (folder / ".tune").touch()
     again, lines = searched(tmp_path, Search(params=[PARAM], trials=2, metric="ne"))
-    assert lines[1] == "going on with the search that was stopped"
+    assert lines[1] == "resuming the interrupted search"
     tuner = Tuner.made[-1]
     assert tuner.restored == str(folder / ".tune") and tuner.given["resume_errored"] is True
     assert tuner.given["param_space"].keys() == {"optimizers.sparse.lr"}
@@ -150,7 +150,7 @@ def test_workers_of_a_trial_are_counted_and_must_fit(pretended: PretendedRay, tm
     search = Search(params=[PARAM], trials=3)
     for cpus, at_a_time in [(4.0, 2), (5.0, 2), (2.0, 1)]:
         pretended.resources = {"CPU": cpus}
-        with pytest.raises(TrainError, match="no trial came to an evaluation: all stopped"):
+        with pytest.raises(TrainError, match="no trial reached an evaluation: all stopped"):
             searched(tmp_path, search, num_workers=2, cpus_per_worker=1.0)
         tuner = Tuner.made[-1]
         assert tuner.given["tune_config"].max_concurrent_trials == at_a_time
@@ -185,7 +185,7 @@ def test_evaluations_are_counted_as_they_are_told() -> None:
         reports.evaluation({"auc": 0.5, "start": "x", "by_time": [], "step": 3})
         assert Tuner.reports[-1] == {"auc": 0.5, "step": 3, "evaluations": number}
     reports.evaluation({"auc": None, "ne": 1.0, "step": 4})
-    assert (reports.count, str(reports.problem)) == (2, "evaluations have no figure 'auc'; there are ne, step")
+    assert (reports.count, str(reports.problem)) == (2, "evaluations have no metric 'auc'; available: ne, step")
 
 
 def test_optuna_begins_with_the_values_of_the_config_and_draws_by_its_seed(
@@ -205,7 +205,7 @@ def test_optuna_begins_with_the_values_of_the_config_and_draws_by_its_seed(
     assert [first, *others] == drawn(1, algorithm="optuna") != drawn(2, algorithm="optuna")
     for values in others:
         check_space(raw_config(tmp_path), {name: ray_tune.choice([value]) for name, value in values.items()})
-    with pytest.raises(TrainError, match="search='tpe': there are random, optuna"):
+    with pytest.raises(TrainError, match="search='tpe': allowed: random, optuna"):
         drawn(1, algorithm="tpe")
     outside = _draws(Search(params=[PARAM]), parse_config(raw_config(tmp_path)), space_of([PARAM]))
     assert outside._points_to_evaluate == [], "0.1 is not among the choices"

@@ -89,7 +89,7 @@ def test_a_run_lives_in_s3_and_goes_on_on_another_machine(
     parts = sorted(name for name in there.names() if name.startswith("metrics.jsonl"))  # a log that grows has parts
     lines = "".join(there.read(part).decode() for part in parts).splitlines()
     assert sum('"kind": "eval"' in line for line in lines) == 2
-    with pytest.raises(StorageError, match=r"--fresh: s3://models/runs/small.* take another --name"):
+    with pytest.raises(StorageError, match=r"--fresh: s3://models/runs/small.* choose another --name"):
         trainer(tmp_path, fresh=True, **storage).fit()
 
 

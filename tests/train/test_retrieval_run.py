@@ -135,7 +135,7 @@ def test_popularity_stands_beside_the_figures(
     (data / "train").rename(data / "elsewhere")
     try:
         assert "popularity" not in evaluate_run(done.folder)
-        assert "popularity metrics are left out" in capsys.readouterr().err
+        assert "popularity metrics are not computed" in capsys.readouterr().err
     finally:
         (data / "elsewhere").rename(data / "train")
 

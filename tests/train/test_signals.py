@@ -127,7 +127,7 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
         time.sleep(0.1)
     assert not left, left
     if saved:
-        assert "whose checkpoint is complete" in told and "run the same command again to resume from it" in told
+        assert "with a complete checkpoint" in told and "run the same command again to resume from it" in told
         places = dict(verify(str(command.run.path)))
         assert places and not any(places.values())
         end = [record for record in command.run.read_metrics() if record.get("event") == "interrupted"]

@@ -112,7 +112,7 @@ def test_slices_are_evaluations_of_the_rows_with_each_value(tmp_path: Path) -> N
     report = (result.folder / "report.html").read_text()
     assert "Last evaluation by value" in report and "city 3" in report
     for wrong, message in [
-        ("town", "there is no sparse feature 'town'"),
+        ("town", "no sparse feature is named 'town'"),
         ("tags", "must be of kind id"),
         ("item", "mapped by identity or a vocabulary"),
     ]:

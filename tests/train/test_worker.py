@@ -159,7 +159,7 @@ def test_a_stop_that_was_asked_for_before_the_first_step_comes_after_it(folder: 
     driver, job = Driver(), make_job(raw_config(folder, storage__path=str(tmp_path)))
     driver.mailbox.request_stop()
     work_alone(job, driver.sink)
-    assert driver.told[-1] == ("stopped", "stopped at step 1, whose checkpoint is complete")
+    assert driver.told[-1] == ("stopped", "stopped at step 1 with a complete checkpoint")
 
 
 def test_what_another_attempt_might_mend_is_told_where_there_is_none(folder: Path, tmp_path: Path) -> None:

@@ -88,10 +88,10 @@ def type_of(plain: str) -> pa.DataType | None:
 
 
 def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """The narrowest type that holds all values of both types; None if there is none, as for an integer and a float.
+    """The narrowest type that holds all values of both types; None without one, as for an integer and a float.
 
     Integers, floats, texts, and lists and structs of them. `pa.unify_schemas` is not used: it makes int64 of int64 and
-    uint64, and refuses views and dictionaries beside plain texts.
+    uint64, and refuses to unify views or dictionaries with plain texts.
     """
     if left == right:
         return left

@@ -23,7 +23,7 @@ class Lists:
     Args:
         leaf: the values of all lists, concatenated.
         offsets: [n + 1], starting at 0.
-        nulls: [n], True for null lists, which have no values; None if there are none.
+        nulls: [n], True for null lists, which have no values; None without nulls.
     """
 
     leaf: pa.Array

@@ -99,12 +99,12 @@ def _check_present(columns: list[str], arrow: pa.Schema, file: str) -> None:
 def _check_targets(schema: Schema, arrow: pa.Schema, file: str) -> None:
     for task in schema.tasks:
         _check_label(task, arrow.field(task.column).type, file)
-    beside: list[tuple[Any, str, str, Callable[[pa.DataType], bool]]] = [
+    roles: list[tuple[Any, str, str, Callable[[pa.DataType], bool]]] = [
         (schema.sample_weight, "the sample weight", "a number", _is_number),
         (schema.group, "the group", "an integer or a string", lambda kind: _is_integer(kind) or is_text(kind)),
         (schema.timestamp, "the timestamp", "a timestamp, a date or an integer", _is_time),
     ]
-    for section, subject, expected, fits in beside:
+    for section, subject, expected, fits in roles:
         if section is not None and not fits(kind := arrow.field(section.column).type):
             raise _wrong(subject, expected, kind, file, section.column)
 

@@ -99,14 +99,14 @@ class Cursor:
                 "the checkpoint's cursor does not fit the data: the number of data sets changed",
                 fix="restore the original data config, or start a new run under another name",
             )
-        return [Cursor(epoch=self.epoch, parts=(part,)) for part in self.parts]
+        return [Cursor(epoch=self.epoch, parts=(progress,)) for progress in self.parts]
 
     @staticmethod
     def join(cursors: Sequence[Cursor], given: int) -> Cursor:
         """Joins the cursors of several data sets."""
         return Cursor(
             epoch=cursors[0].epoch,
-            parts=tuple(part for cursor in cursors for part in cursor.parts),
+            parts=tuple(progress for cursor in cursors for progress in cursor.parts),
             given=given,
             skipped=sum(cursor.skipped for cursor in cursors),
         )
@@ -159,11 +159,11 @@ _FORM = TypeAdapter(Cursor)
 def _merged(parts: Sequence[Progress]) -> Progress:
     """Merges the progress of several ranks in one data set."""
     for name in ("data", "world_size", "total", "before", "step_rows"):
-        values = {getattr(part, name) for part in parts}
+        values = {getattr(progress, name) for progress in parts}
         if len(values) > 1:
             raise ValueError(f"Cursor.merge: the ranks' cursors differ in {name}: {sorted(map(str, values))}")
     rows: dict[int, int] = {}
-    for part in parts:
-        for rank, done in part.rows:
+    for progress in parts:
+        for rank, done in progress.rows:
             rows[rank] = max(done, rows.get(rank, 0))
     return replace(parts[0], rows=tuple(sorted(rows.items())))

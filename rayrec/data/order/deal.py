@@ -41,8 +41,8 @@ def deal_steps(order: EpochOrder, done: Intervals, rank: int, world_size: int, s
     sizes = np.minimum(step_rows, count(remaining) - firsts)
     share, extra = sizes // world_size, sizes % world_size
     starts = firsts + rank * share + np.minimum(rank, extra)
-    own = np.stack([starts, starts + share + (rank < extra)], axis=1)
-    return inside(remaining, own[own[:, 0] < own[:, 1]])
+    spans = np.stack([starts, starts + share + (rank < extra)], axis=1)
+    return inside(remaining, spans[spans[:, 0] < spans[:, 1]])
 
 
 def _deal(ranges: Spans, world_size: int) -> list[Spans]:

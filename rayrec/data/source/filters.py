@@ -1,4 +1,4 @@
-"""Filters of rows: conditions such as `["day", ">=", "2024-01-01"]` on columns or partitions. A null meets none.
+"""Filters of rows: conditions on columns or partitions, for example `["day", ">=", "2024-01-01"]`. Nulls never match.
 
 The manifest excludes files by their partitions, and row groups by their statistics.
 """
@@ -102,11 +102,11 @@ class Condition:
                 f"the filter `{self}` does not fit the column's type {kind}: {error}",
                 file=file,
                 column=self.column,
-                fix="compare texts with texts, numbers with numbers, dates and times with texts such as 2024-01-31",
+                fix="compare texts with texts, numbers with numbers, dates and times with texts like 2024-01-31",
             ) from error
 
     def holds(self, column: pa.Array | pa.ChunkedArray) -> Mask:
-        """True for every row that meets the condition."""
+        """True for every matching row."""
         compared = compared_type(column.type)
         column = column if compared == column.type else column.cast(compared)
         operands = self._operands(compared)
@@ -121,7 +121,7 @@ class Condition:
         return _numpy(mask.fill_null(False))
 
     def may_hold(self, low: pa.Array, high: pa.Array) -> Mask:
-        """True for row groups with these minima and maxima (null: unknown) in which a row may meet the condition."""
+        """True for row groups with these minima and maxima (null: unknown) in which a row may match."""
         if self.op in ("!=", "not in"):
             return np.ones(len(low), dtype=np.bool_)
         return reduce(np.logical_or, [self._within(operand, low, high) for operand in self._operands(low.type)])
@@ -159,10 +159,10 @@ def rows_that_pass(table: pa.Table, conditions: Sequence[Condition]) -> Mask:
 
 
 def only_passing(table: pa.Table, conditions: Sequence[Condition], file: str) -> pa.Table:
-    """The rows of a table that meet all conditions, in types that Arrow's compute functions accept.
+    """The rows of a table that match all conditions, in types that Arrow's compute functions accept.
 
     Raises:
-        DataError: a missing column, or a type that does not compare.
+        DataError: a column is missing, or its type cannot be compared.
     """
     for condition in conditions:
         condition.check_in(table.schema, file)

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def none_throws(value: T | None, message: str = "unexpected None") -> T:
-    """Returns the value.
+    """Returns `value`.
 
     Raises:
-        AssertionError: the value is None.
+        AssertionError: `value` is None.
     """
     if value is None:
         raise AssertionError(message)
@@ -73,7 +73,7 @@ def get_device_type() -> str:
 def merge_fused_params(
     fused_params: Mapping[str, Any] | None = None, param_fused_params: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Merges the settings of a sharder with those of a table, which take precedence; `lr` becomes `learning_rate`."""
+    """Merges the settings of a sharder and a table; the table's have precedence. `lr` becomes `learning_rate`."""
     table_params = dict(param_fused_params or {})
     if "lr" in table_params:
         table_params["learning_rate"] = table_params.pop("lr")

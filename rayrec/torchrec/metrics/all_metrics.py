@@ -21,8 +21,8 @@ class Row(NamedTuple):
     Args:
         module: last part of its path.
         metric: the metric's class.
-        text: what it measures.
-        name: the metric's name in `RecMetricEnum`; by default that of the module.
+        text: definition of the metric.
+        name: the metric's name in `RecMetricEnum`; default: `module`.
         computation: the class of its sums, for users to derive from; by default the metric's with `Computation`
             appended. A metric that is not computed from sums has none.
     """
@@ -35,13 +35,13 @@ class Row(NamedTuple):
 
 
 TABLE = (
-    Row("ne", "NEMetric", "Normalized entropy: cross entropy divided by that of always predicting the mean label."),
+    Row("ne", "NEMetric", "Normalized entropy: cross entropy relative to always predicting the mean label."),
     Row("ne_positive", "NEPositiveMetric", "Normalized entropy of the positive examples only."),
     Row("unweighted_ne", "UnweightedNEMetric", "Normalized entropy with all weights 1."),
     Row(
         "cali_free_ne",
         "CaliFreeNEMetric",
-        "Calibration-free NE: NE divided by that of always predicting the mean prediction.",
+        "Calibration-free NE: NE relative to always predicting the mean prediction.",
     ),
     Row(
         "ne_with_recalibration",
@@ -71,7 +71,7 @@ TABLE = (
     ),
     Row("xauc", "XAUCMetric", "The weighted fraction of pairs in a batch that predictions order as labels do."),
     Row("mse", "MSEMetric", "Mean squared error, its root, and R²."),
-    Row("nmse", "NMSEMetric", "Mean squared error divided by that of always predicting 1."),
+    Row("nmse", "NMSEMetric", "Mean squared error relative to always predicting 1."),
     Row("mae", "MAEMetric", "Mean absolute error."),
     Row(
         "accuracy", "AccuracyMetric", "Accuracy: the weighted fraction of examples classified correctly at a threshold."
@@ -97,7 +97,7 @@ TABLE = (
     Row("tensor_weighted_avg", "TensorWeightedAvgMetric", "Weighted mean of the tensor that a task names."),
     Row("scalar", "ScalarMetric", "Mean of the labels, for values that a model computes itself."),
     Row("num_positive_samples", "NumPositiveSamplesMetric", "Sum of the weights of positives."),
-    Row("num_missing_labels", "NumMissingLabelsMetric", "Sum of the weights of examples whose label is NaN."),
+    Row("num_missing_labels", "NumMissingLabelsMetric", "Sum of the weights of examples with a NaN label."),
     Row("sum_weights", "SumWeightsMetric", "Sum of weights."),
     Row("weighted_sum_predictions", "WeightedSumPredictionsMetric", "Weighted sum of predictions."),
     Row("tower_qps", "TowerQPSMetric", "Examples per second of each task."),

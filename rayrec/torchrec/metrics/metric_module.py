@@ -33,7 +33,7 @@ REC_METRICS_MAPPING: dict[RecMetricEnum, type[RecMetric]] = {
 }
 NOT_OFFERED = {
     RecMetricEnum.LOG_LOSS: "RecMetricEnum.NE with arguments={'include_logloss': True}",
-    RecMetricEnum.OUTPUT: "RecMetricEnum.SCALAR of a task whose label is that output",
+    RecMetricEnum.OUTPUT: "RecMetricEnum.SCALAR of a task with this output as its label",
     RecMetricEnum.HINDSIGHT_TARGET_PR: "RecMetricEnum.PRECISION and RECALL with a threshold",
     RecMetricEnum.MULTI_LABEL_PRECISION: "a task for each label, with RecMetricEnum.PRECISION",
     RecMetricEnum.SERVING_AE_LOSS: "RecMetricEnum.MAE",

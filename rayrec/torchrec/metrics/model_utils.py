@@ -32,7 +32,7 @@ def parse_model_outputs(
     """Returns label [B], prediction [B] or [B, C], and weight [B] of a task; None for an output without a name.
 
     Raises:
-        ValueError: an output is missing, or its size differs from that of the label.
+        ValueError: an output is missing, or its size differs from the label's.
     """
     label = _output("label", label_name, model_out)
     if label is None:
@@ -80,7 +80,7 @@ def parse_task_model_outputs(
     batch.
 
     Raises:
-        ValueError: an output of a task is missing, or its size differs from that of the label.
+        ValueError: an output of a task is missing, or its size differs from the label's.
     """
     labels: ByTask = {}
     predictions: ByTask = {}

@@ -85,14 +85,14 @@ def _job(
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; name the rows to score with --data")
-    chosen = choose(folder, checkpoint, notice)
+    selected = choose(folder, checkpoint, notice)
     with converting_into(folder.converted, notice):
         manifest, trained = Manifest.of(config.data.eval, config.data_schema), None
         if isinstance(build.model(config, "meta", factory), Retriever):
             try:
                 trained = manifest_of(config.data.train, config.data_schema.for_training)
             except ValueError as error:
-                notice(f"popularity metrics are left out: the training rows cannot be read: {error}")
+                notice(f"popularity metrics are not computed: the training rows cannot be read: {error}")
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
     return Job(
         config=config,
@@ -104,5 +104,5 @@ def _job(
         mapping=mapping,
         task="evaluate",
         popular=trained is not None,
-        checkpoint=None if checkpoint == NEWEST else chosen.name,
+        checkpoint=None if checkpoint == NEWEST else selected.name,
     )

@@ -59,23 +59,25 @@ def export_run(
     Raises:
         ValueError: not a run, no checkpoint, no evaluation rows, or an error of `rayrec.inference.export`.
     """
-    folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
-    return _export(folder, found, out, wanted, data=data, factory=factory, allow_code=allow_code)
+    folder, selected = find_checkpoint(Path(source).absolute(), checkpoint)
+    return _export(folder, selected, out, wanted, data=data, factory=factory, allow_code=allow_code)
 
 
 def _export(
-    folder: RunFolder, checkpoint: Checkpoint, out: str | Path, wanted: ExportOptions | None, **how: Any
+    folder: RunFolder, checkpoint: Checkpoint, out: str | Path, options: ExportOptions | None, **source: Any
 ) -> Export:
-    """Export, and record the export in the run. `how` is passed to `trained_of`."""
+    """Export, and record the export in the run. `source` has further arguments of `trained_of`."""
     if config_of_run(folder, allow_code=True)["model"].get("name") in RETRIEVERS:
-        raise TrainError(f"{folder.path} is of a retriever, which scores no rows: `rayrec index {folder.path} OUT`")
+        raise TrainError(
+            f"{folder.path} holds a retriever, which does not score rows; use `rayrec index {folder.path} OUT`"
+        )
     try:
-        made = export(trained_of(folder, checkpoint, **how), out, wanted)
+        report = export(trained_of(folder, checkpoint, **source), out, options)
     except DamagedCheckpointError as error:
         raise refused(error) from error
     with suppress(OSError, StorageError):  # the run folder may be read-only
-        _note(folder, made)
-    return made
+        _note(folder, report)
+    return report
 
 
 def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NEWEST, tell: Tell | None = None) -> Path:
@@ -88,22 +90,22 @@ def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NE
     Raises:
         ValueError: see `export_run`.
     """
-    folder, found = find_checkpoint(Path(run).absolute(), checkpoint)
+    folder, selected = find_checkpoint(Path(run).absolute(), checkpoint)
     if tell is not None:
-        tell(f"read the checkpoint of step {found.step}: {found.path}")
-    out = folder.path / "exports" / open_folder(found.path).name
+        tell(f"read the checkpoint of step {selected.step}: {selected.path}")
+    out = folder.path / "exports" / open_folder(selected.path).name
     if not out.exists():
-        _export(folder, found, out, None, allow_code=allow_code)
+        _export(folder, selected, out, None, allow_code=allow_code)
     return out
 
 
-def _note(folder: RunFolder, made: Export) -> None:
+def _note(folder: RunFolder, report: Export) -> None:
     """Record the export in `exports.jsonl` of the run, and rewrite the report."""
-    index, parity = made.index, made.parity
-    formats = sorted({place.format.value for place in index.places}, reverse=True)
+    index, parity = report.index, report.parity
+    formats = sorted({table.format.value for table in index.places}, reverse=True)
     line = {
         "time": time.time(),
-        "path": str(made.folder.absolute()),
+        "path": str(report.folder.absolute()),
         "version": index.version,
         "step": index.origin.get("step"),
         "tables": ", ".join(formats),
@@ -134,15 +136,13 @@ def find_checkpoint(source: Path, which: str = NEWEST) -> tuple[RunFolder, Check
         if folder.path == source:
             return folder, choose(folder, which, notice)
         if which != NEWEST:
-            raise TrainError(
-                f"--checkpoint {which}: {source} is a checkpoint already; give the run folder {folder.path}"
-            )
-        found = read_checkpoint(CheckpointStore(folder.checkpoints).root.sub(source.name))
-        if found is None:
+            raise TrainError(f"--checkpoint {which}: {source} is a checkpoint; give the run folder {folder.path}")
+        committed = read_checkpoint(CheckpointStore(folder.checkpoints).root.sub(source.name))
+        if committed is None:
             raise TrainError(
                 f"{source} has no complete checkpoint: train it first, or name one of {folder.checkpoints}"
             )
-        return folder, found
+        return folder, committed
     raise TrainError(f"{source} is neither a run folder (it has no config.yaml) nor a checkpoint of one")
 
 
@@ -188,11 +188,11 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
     """The evaluation rows, read as by the trainer's evaluation in one process.
 
     Args:
-        rows: approximate size of a sample, taken from the beginnings of randomly chosen row groups with the run's
-            seed; default: all rows.
+        rows: approximate size of a sample: the first rows of row groups that the run's seed selects; default: all
+            rows.
     """
-    some = rows is not None and manifest.rows > rows
-    if rows is not None and some:
+    sampled = rows is not None and manifest.rows > rows
+    if rows is not None and sampled:
         windows = Windows.of(manifest.files, max(1, rows // _DRAWN), manifest.limits[1])
         manifest = replace(manifest, windows=windows)
     stream = BatchStream(
@@ -204,7 +204,7 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
         world_size=1,
         cursor=EVAL_ROWS,
         seed=config.trainer.seed,
-        shuffle=some,
+        shuffle=sampled,
         interleave=4 * _DRAWN,  # a quarter of these windows comes first
         options=config.data.read.model_copy(update={"reader": "local"}),
     )
@@ -214,7 +214,7 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
 
 
 def _recorded(folder: RunFolder, step: int) -> dict[str, Any] | None:
-    """Metrics of the run's own evaluation at this step; None if there is none."""
+    """Metrics of the run's evaluation at this step; None without one."""
     of_step = [line for line in folder.read_metrics() if line.get("kind") == "eval" and line.get("step") == step]
     names = ("tasks", "samples", *METRICS)
     return {key: of_step[-1][key] for key in names if key in of_step[-1]} if of_step else None

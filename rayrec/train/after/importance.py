@@ -51,29 +51,28 @@ def importance_of_run(
     raw = config_of_run(folder, allow_code=allow_code, data=data)
     config = parse_config(raw)
     model = Model(exported_run(run_dir, allow_code, checkpoint))
-    found = _importance(model, config)
-    write_json(folder.path / "importance.json", {"step": model.index.origin["step"], "parts": found})
+    measured = _importance(model, config)
+    write_json(folder.path / "importance.json", {"step": model.index.origin["step"], "parts": measured})
     write_report(folder.path)
-    return found
+    return measured
 
 
 def _importance(model: Model, config: TrainConfig) -> list[dict[str, Any]]:
     mapping = RowMapping.from_config(model.mapping_config())
     rows, schema = _some_rows(config, mapping), mapping.schema
-    whole, order = _figures(model, mapping, rows), np.random.default_rng(_SEED).permutation(len(rows))
-    if whole["ne"] is None:
-        raise TrainError("--importance: all labels of the evaluation rows are alike; give others with --data")
-    found = []
-    for name, kind, columns in _parts(config, schema):
+    baseline, order = _figures(model, mapping, rows), np.random.default_rng(_SEED).permutation(len(rows))
+    if baseline["ne"] is None:
+        raise TrainError("--importance: all evaluation rows have the same label; name other rows with --data")
+    inputs = []
+    for name, kind, columns in _inputs(config, schema):
         permuted = rows
         for column in columns:
-            at = permuted.column_names.index(column)
-            permuted = permuted.set_column(at, permuted.field(at), permuted.column(column).take(pa.array(order)))
+            index = permuted.column_names.index(column)
+            permuted = permuted.set_column(index, permuted.field(index), permuted.column(column).take(pa.array(order)))
         figures = _figures(model, mapping, permuted)
-        found.append(
-            {"name": name, "kind": kind, "ne": figures["ne"] - whole["ne"], "auc": whole["auc"] - figures["auc"]}
-        )
-    return sorted(found, key=lambda part: -part["ne"])
+        ne, auc = figures["ne"] - baseline["ne"], baseline["auc"] - figures["auc"]
+        inputs.append({"name": name, "kind": kind, "ne": ne, "auc": auc})
+    return sorted(inputs, key=lambda item: -item["ne"])
 
 
 def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
@@ -94,12 +93,12 @@ def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
     return rows.take(pa.array(random.permutation(len(rows))[:ROWS]))
 
 
-def _parts(config: TrainConfig, schema: Schema) -> Iterator[tuple[str, str, Sequence[str]]]:
+def _inputs(config: TrainConfig, schema: Schema) -> Iterator[tuple[str, str, Sequence[str]]]:
     """(name, kind, columns) of each table and dense feature."""
     columns = {feature.name: schema.sources(feature) for feature in schema.sparse}
     for table in config.tables:
-        both = [column for name in table.features for column in columns[name]]
-        yield table.name, "table", list(dict.fromkeys(both))
+        read = [column for name in table.features for column in columns[name]]
+        yield table.name, "table", list(dict.fromkeys(read))
     for feature in schema.dense:
         yield feature.name, "number", schema.sources(feature)
 

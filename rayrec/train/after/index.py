@@ -49,13 +49,13 @@ def index_run(
     Raises:
         ValueError: not a run of a built-in retriever, items that cannot be mapped, or queries outside their limits.
     """
-    folder, found = find_checkpoint(Path(source).absolute(), checkpoint)
+    folder, selected = find_checkpoint(Path(source).absolute(), checkpoint)
     config = parse_config(config_of_run(folder, allow_code=False))
     if config.model.name not in RETRIEVERS:
-        raise TrainError(f"{folder.path} trained {config.model.name}, which scores rows: `rayrec export` is for it")
+        raise TrainError(f"{folder.path} trained {config.model.name}, which scores rows; use `rayrec export`")
     if tables not in LIMITS:
-        raise TrainError(f"tables: there is no format {tables!r}; there are {', '.join(LIMITS)}")
-    tower = _tower(config, CheckpointWeights(found.path))
+        raise TrainError(f"tables: got {tables!r}; allowed: {', '.join(LIMITS)}")
+    tower = _tower(config, CheckpointWeights(selected.path))
     table, rows = _items(config, tower, items, id_column)
     vectors = tower.vectors(rows)
     drawn = tower.examples()
@@ -64,32 +64,34 @@ def index_run(
         tower = tower.in_format(tables)
     apart = difference(tower.queries(drawn), trained)
     if not apart <= LIMITS[tables]:
-        raise TrainError(f"queries from {tables} tables are {apart:.2g} from those as trained; take a wider format")
+        raise TrainError(
+            f"queries from {tables} tables differ by {apart:.2g} from the trained ones; choose a wider format"
+        )
     return write_index(out, vectors, table, search=search, tower=tower, apart=apart)
 
 
 def _tower(config: TrainConfig, weights: CheckpointWeights) -> Tower:
     plain = config.to_dict()
-    made = TowerSpec(
+    spec = TowerSpec(
         name=str(config.model.name),
         settings=plain["model"]["args"],
         tables={table.name: (table.rows, table.dim, list(table.features)) for table in config.tables},
         num_dense=config.data_schema.num_dense,
     )
-    tower = Tower.of(made, raw={key: plain[key] for key in ("schema", "tables")})
+    tower = Tower.of(spec, raw={key: plain[key] for key in ("schema", "tables")})
     state = weights.dense()
     for path, collection in collections_in(tower.model).items():
         for table in configs_of(collection):
-            at = table_path(path, collection, table.name)
-            state[f"{at}.weight"] = weights.read_rows(at, 0, table.num_embeddings).float()
+            key = table_path(path, collection, table.name)
+            state[f"{key}.weight"] = weights.read_rows(key, 0, table.num_embeddings).float()
     tower.model.load_state_dict(state)
     return tower
 
 
 def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) -> tuple[pa.Table, torch.Tensor]:
     """The items with their id column first, and the table row of each item, `[num_items]`."""
-    whole = Mapping.from_config(config, labels=False)
-    feature = next(one for one in whole.schema.sparse if one.name == tower.model.item)
+    mapping = Mapping.from_config(config, labels=False)
+    feature = next(sparse for sparse in mapping.schema.sparse if sparse.name == tower.model.item)
     if items is None:
         if not isinstance(feature.mapping, Identity):
             raise TrainError(f"ids of {feature.name!r} are not rows of its table: give the items with --items")
@@ -99,8 +101,8 @@ def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) ->
     if column not in table.column_names:
         raise TrainError(f"{items} has no column {column!r}; it has {table.column_names}: name the ids' with --id")
     scalar = feature.model_copy(update={"kind": "id", "column": column, "max_length": None})
-    schema = whole.schema.model_copy(update={"sparse": [scalar], "dense": [], "sequences": []})
-    ids = Mapping(schema, whole.rows_of, labels=False).to_batch(table.select([column])).sparse
+    schema = mapping.schema.model_copy(update={"sparse": [scalar], "dense": [], "sequences": []})
+    ids = Mapping(schema, mapping.rows_of, labels=False).to_batch(table.select([column])).sparse
     if not bool((ids.lengths() == 1).all()):
         raise TrainError(f"{items}: an item of column {column!r} is in no row of the table; leave it out")
     return table.select([column, *(name for name in table.column_names if name != column)]), ids.values()

@@ -33,24 +33,26 @@ def check_tables(tables: Sequence[TableConfig], schema: Schema) -> None:
     repeated = [name for name, times in Counter(t.name for t in tables).items() if times > 1]
     if repeated:
         raise _refuse("tables", f"table name {repeated[0]!r} is used twice; names are unique")
-    known = [feature.name for feature in schema.sparse]
+    sparse_names = [feature.name for feature in schema.sparse]
     for table in tables:
         for feature in table.features:
-            if feature not in known:
-                hint = suggestion(feature, known)
-                text = f"{feature!r} is not a sparse feature of the schema{hint} (schema.sparse has {', '.join(known)})"
-                raise _refuse(f"tables.{table.name}.features", f"table {table.name!r}: {text}")
+            if feature not in sparse_names:
+                hint = f"{suggestion(feature, sparse_names)} (schema.sparse has {', '.join(sparse_names)})"
+                raise _refuse(
+                    f"tables.{table.name}.features",
+                    f"table {table.name!r}: {feature!r} is not a sparse feature of the schema{hint}",
+                )
         twice = [feature for feature, times in Counter(table.features).items() if times > 1]
         if twice:
             raise _refuse(
                 f"tables.{table.name}.features", f"table {table.name!r}: feature {twice[0]!r} is listed twice"
             )
     read = {feature for table in tables for feature in table.features}
-    for name in known:
+    for name in sparse_names:
         if name not in read:
             raise _refuse(
                 f"schema.sparse.{name}",
-                f"no table reads feature {name!r}; add it to the `features` of a table, or take it out of the schema",
+                f"no table reads feature {name!r}; add it to the `features` of a table, or remove it from the schema",
             )
 
 
@@ -60,7 +62,7 @@ def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableC
     for name in named:
         if name not in names:
             hint = f"{suggestion(name, names)} (tables: {', '.join(names)})"
-            raise _refuse(f"{field}.{name}", f"there is no table {name!r}{hint}")
+            raise _refuse(f"{field}.{name}", f"no table is named {name!r}{hint}")
 
 
 def check_model_args(model: ModelConfig) -> None:
@@ -68,23 +70,23 @@ def check_model_args(model: ModelConfig) -> None:
     name = model.name
     if name not in BUILT_IN:
         return
-    known = list(args_of(name).model_fields)
-    for place, kind, text in wrong_args(name, model.args):
+    accepted = list(args_of(name).model_fields)
+    for arg, kind, text in wrong_args(name, model.args):
         if kind == "extra_forbidden":
             raise _refuse(
-                f"model.args.{place}",
-                f"model {name} has no such argument{suggestion(place, known)} (it takes {', '.join(known)})",
+                f"model.args.{arg}",
+                f"model {name} does not accept it{suggestion(arg, accepted)} (accepted: {', '.join(accepted)})",
             )
         if kind == "missing":
-            raise _refuse(f"model.args.{place}", f"model {name} needs it (it takes {', '.join(known)})")
-        raise _refuse(f"model.args.{place}", f"model {name}: {text[0].lower()}{text[1:]}")
+            raise _refuse(f"model.args.{arg}", f"model {name} requires it (accepted: {', '.join(accepted)})")
+        raise _refuse(f"model.args.{arg}", f"model {name}: {text[0].lower()}{text[1:]}")
 
 
 def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
     """A loss that compares the rows of a batch allows only one micro-batch."""
-    of_all = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
+    subject = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
     if trainer.micro_batches > 1 and (model.name in RETRIEVERS or model.loss.kind == "pairwise"):
-        raise _refuse("trainer.micro_batches", f"{of_all} compares all rows of a batch in its loss; set it to 1")
+        raise _refuse("trainer.micro_batches", f"{subject} compares all rows of a batch in its loss; set it to 1")
 
 
 def check_attention(model: ModelConfig, schema: Schema) -> None:
@@ -92,24 +94,26 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
     if model.name not in BUILT_IN:
         return
     column_of = {feature.name: feature.column for feature in schema.sparse}
-    for place, one in enumerate(model.args.get("attention") or ()):
-        path, history = f"model.args.attention.{place}", list(one.get("history", ()))
-        if set(one) != {"history", "target"}:
-            raise _refuse(path, f"it needs `history` and `target`, lists of features; it has {sorted(one)}")
+    for index, attention in enumerate(model.args.get("attention") or ()):
+        path, history = f"model.args.attention.{index}", list(attention.get("history", ()))
+        if set(attention) != {"history", "target"}:
+            raise _refuse(path, f"it needs `history` and `target`, lists of features; it has {sorted(attention)}")
         if len(history) > 1 and not any(set(history) <= set(sequence.ids) for sequence in schema.sequences):
             raise _refuse(
                 path, f"history {history} must be lists of one sequence; list them together in schema.sequences"
             )
-        longest = [one.max_length for one in schema.sparse if one.name in history]
-        most = getattr(args_of(model.name)(**model.args), "max_length", None)
-        if most is not None and any(length is None or length > most for length in longest):
-            raise _refuse("model.args.max_length", f"{most} is less than {history} may have: {longest}; cut them to it")
-        read = {column_of.get(name, name) for name in history}
-        targets = {column_of.get(name, name) for name in one["target"] if name is not None}
-        targets |= {task.column for task in schema.tasks}
-        if both := sorted(read & targets):
+        lengths = [feature.max_length for feature in schema.sparse if feature.name in history]
+        limit = getattr(args_of(model.name)(**model.args), "max_length", None)
+        if limit is not None and any(length is None or length > limit for length in lengths):
             raise _refuse(
-                path, f"column {both[0]!r} is the target inside its own history; give the history a column of its own"
+                "model.args.max_length", f"{limit} is less than {history} may have: {lengths}; cut them to it"
+            )
+        read = {column_of.get(name, name) for name in history}
+        targets = {column_of.get(name, name) for name in attention["target"] if name is not None}
+        targets |= {task.column for task in schema.tasks}
+        if shared := sorted(read & targets):
+            raise _refuse(
+                path, f"column {shared[0]!r} is both the target and part of its history; use another history column"
             )
 
 
@@ -127,38 +131,39 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
             f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
         )
     over = model.args.get("over_arch")
-    wanted = len(schema.tasks)
-    if isinstance(over, list) and over and over[-1] != wanted:
-        why = "the model gives one logit a row" if wanted == 1 else "the model gives one logit a row for each label"
-        raise _refuse("model.args.over_arch", f"{over} must end with {wanted}: {why}")
+    num_labels = len(schema.tasks)
+    if isinstance(over, list) and over and over[-1] != num_labels:
+        logits = "one logit a row" if num_labels == 1 else "one logit a row for each label"
+        raise _refuse("model.args.over_arch", f"{over} must end with {num_labels}: the model gives {logits}")
 
 
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
     """Early stopping and `keep_best` use metrics of the first label, and negative sampling has binary labels."""
-    kinds, early, own = schema.label_kinds, trainer.early_stopping, [metric.name for metric in trainer.metrics]
+    kinds, early, additional = schema.label_kinds, trainer.early_stopping, [metric.name for metric in trainer.metrics]
     for field, metric in (
         ("trainer.early_stopping.metric", None if early is None else early.metric),
         ("storage.keep_best", storage.keep_best),
     ):
-        if metric is None or metric in own:
+        if metric is None or metric in additional:
             continue
         if metric not in get_args(Metric):
-            every = [*get_args(Metric), *own]
-            raise _refuse(field, f"got {metric!r}{suggestion(metric, every)}; allowed: {', '.join(every)}")
+            allowed = [*get_args(Metric), *additional]
+            raise _refuse(field, f"got {metric!r}{suggestion(metric, allowed)}; allowed: {', '.join(allowed)}")
         if kinds[0] == "number" and metric not in OF_NUMBERS:
-            known = ", ".join(sorted(OF_NUMBERS))
-            raise _refuse(field, f"{metric} is no figure of a label that is a number (those are {known})")
+            raise _refuse(
+                field, f"{metric} needs a binary label; allowed for `kind: number`: {', '.join(sorted(OF_NUMBERS))}"
+            )
         if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
-            raise _refuse(field, f"{metric} is a figure of labels of `kind: number` only")
+            raise _refuse(field, f"{metric} needs a label of `kind: number`")
     if data.negative_rate < 1 and any(task.made_of_values for task in schema.tasks):
         raise _refuse(
             "data.negative_rate",
-            "negatives are rows whose label column holds 0; with `positive` or `at_least` set it to 1, or write labels "
-            "as 0 and 1",
+            "negatives are rows with 0 in the label column; for labels with `positive` or `at_least`, set it to 1 or "
+            "write the labels as 0 and 1",
         )
     if "number" in kinds and data.negative_rate < 1:
         raise _refuse(
-            "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
+            "data.negative_rate", "negative sampling needs binary labels, but a label has `kind: number`; set it to 1"
         )
 
 
@@ -166,7 +171,7 @@ def check_loss(model: ModelConfig, schema: Schema) -> None:
     """The loss applies to the labels."""
     if model.loss != LossConfig() and set(schema.label_kinds) == {"number"}:
         raise _refuse(
-            "model.loss", "labels that are numbers have squared error; take it out, or predict a binary label"
+            "model.loss", "labels of `kind: number` use squared error; remove this section, or predict a binary label"
         )
     if model.loss.kind == "pairwise" and len(schema.label_kinds) > 1:
         raise _refuse("model.loss", "pairwise works with one label; choose bce, focal or mse")
@@ -174,17 +179,15 @@ def check_loss(model: ModelConfig, schema: Schema) -> None:
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
     """Additional metrics have unique names and existing labels."""
-    taken, labels = (
-        {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets", "by_time", "by_value"},
-        [t.name for t in schema.tasks],
-    )
+    used_names = {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets", "by_time", "by_value"}
+    labels = [task.name for task in schema.tasks]
     for number, metric in enumerate(trainer.metrics):
-        if metric.name in taken:
-            raise _refuse(f"trainer.metrics.{number}.name", f"{metric.name!r} is taken; give the figure another name")
-        taken.add(metric.name)
+        if metric.name in used_names:
+            raise _refuse(f"trainer.metrics.{number}.name", f"{metric.name!r} is already used; choose another name")
+        used_names.add(metric.name)
         if metric.label is not None and metric.label not in labels:
             hint = f"{suggestion(metric.label, labels)} (labels: {', '.join(labels)})"
-            raise _refuse(f"trainer.metrics.{number}.label", f"there is no label {metric.label!r}{hint}")
+            raise _refuse(f"trainer.metrics.{number}.label", f"no label is named {metric.label!r}{hint}")
 
 
 def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
@@ -194,7 +197,7 @@ def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: 
         field = f"trainer.slices.{number}"
         if name not in by_name:
             names = list(by_name)
-            raise _refuse(field, f"there is no sparse feature {name!r}{suggestion(name, names)} ({', '.join(names)})")
+            raise _refuse(field, f"no sparse feature is named {name!r}{suggestion(name, names)} ({', '.join(names)})")
         feature = by_name[name]
         rows = next(table.rows for table in tables if name in table.features)
         if feature.kind != "id" or isinstance(feature.mapping, Hash):
@@ -208,11 +211,11 @@ def check_secrets(value: Any, field: str = "") -> None:
     if isinstance(value, str) and (problem := secret_in(value)) is not None:
         raise _refuse(field, problem)
     if isinstance(value, Mapping):
-        for name, one in value.items():
-            check_secrets(one, f"{field}.{name}" if field else str(name))
+        for name, item in value.items():
+            check_secrets(item, f"{field}.{name}" if field else str(name))
     elif isinstance(value, list | tuple):
-        for one in value:
-            check_secrets(one, field)
+        for item in value:
+            check_secrets(item, field)
 
 
 def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
@@ -223,8 +226,8 @@ def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
     fit = ", ".join(str(n) for n in range(1, max(1, trainer.most_workers) + 1) if trainer.most_workers % n == 0)
     raise _refuse(
         "sharding.replicas",
-        f"{replicas} groups cannot have equally many of {trainer.most_workers} workers (trainer.num_workers); "
-        f"numbers that divide them are {fit or 1}",
+        f"{trainer.most_workers} workers (trainer.num_workers) cannot be split into {replicas} groups of equal size; "
+        f"allowed: {fit or 1}",
     )
 
 

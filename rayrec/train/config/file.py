@@ -52,7 +52,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
         overrides: `field.path=value` with a YAML value; list items by index or by `name` (`tables.user.dim=16`).
 
     Raises:
-        ConfigError: no such file, not YAML, or a missing, unknown or invalid field.
+        ConfigError: the file is missing or not YAML, or a field is missing, unknown or invalid.
     """
     raw = read_yaml(path)
     for override in overrides:
@@ -147,8 +147,8 @@ def with_field(raw: Any, keys: Sequence[str], value: Any, override: str) -> Any:
         fields[key] = with_field(fields.get(key), rest, value, override)
         return fields
     if isinstance(raw, list):
-        at = _item(raw, key, override)
-        return [*raw[:at], with_field(raw[at], rest, value, override), *raw[at + 1 :]]
+        index = _item(raw, key, override)
+        return [*raw[:index], with_field(raw[index], rest, value, override), *raw[index + 1 :]]
     raise ConfigError(f"--set {override}: {raw!r} has no field {key!r}")
 
 
@@ -169,14 +169,14 @@ def parse_yaml(text: str) -> Any:
 def _with_line(text: str, error: yaml.MarkedYAMLError) -> str:
     """The problem, and the line of YAML with a marker below the column."""
     mark = error.problem_mark or error.context_mark
-    what = ", ".join(part for part in (error.context, error.problem) if part)
+    message = ", ".join(filter(None, (error.context, error.problem)))
     if mark is None:
-        return what
+        return message
     lines = text.splitlines() or [""]
-    at = min(mark.line, len(lines) - 1)
-    column = mark.column if at == mark.line else len(lines[at])
-    line, column = (lines[at], column) if column < 80 else (f"…{lines[at][column - 60 :]}", 61)
-    return f"{what}, in line {at + 1}:\n  {line[:100]}\n  {' ' * column}^"
+    row = min(mark.line, len(lines) - 1)
+    column = mark.column if row == mark.line else len(lines[row])
+    line, column = (lines[row], column) if column < 80 else (f"…{lines[row][column - 60 :]}", 61)
+    return f"{message}, in line {row + 1}:\n  {line[:100]}\n  {' ' * column}^"
 
 
 def _item(items: Sequence[Any], key: str, override: str) -> int:
@@ -185,10 +185,10 @@ def _item(items: Sequence[Any], key: str, override: str) -> int:
         return names.index(key)
     if key.isdigit() and int(key) < len(items):
         return int(key)
-    known = [name for name in names if name]
+    item_names = [name for name in names if name]
     raise ConfigError(
-        f"--set {override}: the list has no item {key!r}{suggestion(key, known)} "
-        f"(items 0 to {len(items) - 1}{': ' + ', '.join(known) if known else ''})"
+        f"--set {override}: the list has no item {key!r}{suggestion(key, item_names)} "
+        f"(items 0 to {len(items) - 1}{': ' + ', '.join(item_names) if item_names else ''})"
     )
 
 
@@ -202,59 +202,59 @@ def _problems(raw: Any, error: ValidationError) -> list[str]:
 
 def _problem(path: str, location: Location, problems: Sequence[Mapping[str, Any]]) -> str:
     problem = problems[0]
-    context, kind, given = problem.get("ctx", {}), problem["type"], problem.get("input")
+    context, kind, value = problem.get("ctx", {}), problem["type"], problem.get("input")
     if len(problems) > 1:
-        return f"{path}: got {_shown(given)}; allowed: {type_at(location)}"
+        return f"{path}: got {_with_type(value)}; allowed: {type_at(location)}"
     match kind:
         case "config":
             return f"{context['path']}: {problem['msg']}"
         case "extra_forbidden":
-            known = fields_at(location[:-1])
-            allowed = f" (allowed: {', '.join(known)})" if known else ""
-            return f"{path}: unknown field{suggestion(str(location[-1]), known)}{allowed}"
+            names = fields_at(location[:-1])
+            allowed = f" (allowed: {', '.join(names)})" if names else ""
+            return f"{path}: unknown field{suggestion(str(location[-1]), names)}{allowed}"
         case "missing":
             return f"{path}: is missing; it is required"
         case "value_error":
             return f"{path}: {context['error']}" if path else str(context["error"])
         case "literal_error" | "enum":
-            return f"{path}: got {without_secrets(repr(given))}; allowed: {context['expected']}"
+            return f"{path}: got {without_secrets(repr(value))}; allowed: {context['expected']}"
         case "union_tag_invalid":
             return f"{path}.kind: got {context['tag']!r}; allowed: {context['expected_tags']}"
         case "model_type" | "model_attributes_type":
-            return f"{path}: got {_shown(given)}; it is a section with the fields {', '.join(fields_at(location))}"
+            return f"{path}: got {_with_type(value)}; it is a section with the fields {', '.join(fields_at(location))}"
         case _:
             must = problem["msg"].replace("Input should", "must", 1)
-            return f"{path}: got {_shown(given)}; {must[:1].lower()}{must[1:]}"
+            return f"{path}: got {_with_type(value)}; {must[:1].lower()}{must[1:]}"
 
 
 def _path(raw: Any, location: Location) -> str:
     """A location as a `--set` path; named list items by name."""
-    parts, node = [], raw
+    keys, node = [], raw
     for step in location:
         if isinstance(node, list):
             node = node[int(step)]
             name = node.get("name") if isinstance(node, Mapping) else None
-            parts.append(str(step) if name is None else str(name))
+            keys.append(str(step) if name is None else str(name))
         else:
             node = node.get(step) if isinstance(node, Mapping) else None
-            parts.append(str(step))
-    return ".".join(parts)
+            keys.append(str(step))
+    return ".".join(keys)
 
 
-def _shown(given: Any) -> str:
-    return f"{without_secrets(repr(given))} ({type(given).__name__})"
+def _with_type(value: Any) -> str:
+    return f"{without_secrets(repr(value))} ({type(value).__name__})"
 
 
 def _in_data(raw: Any, location: Iterable[str | int]) -> Location:
     """A pydantic location without the names of union members, which are not part of the config."""
-    found: list[str | int] = []
+    steps_in_data: list[str | int] = []
     steps, node = list(location), raw
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
         if isinstance(node, Mapping) and (step in node or last):
-            found.append(step)
+            steps_in_data.append(step)
             node = node.get(step)
         elif isinstance(node, list) and isinstance(step, int):
-            found.append(step)
+            steps_in_data.append(step)
             node = node[step]
-    return tuple(found)
+    return tuple(steps_in_data)

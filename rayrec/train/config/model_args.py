@@ -39,7 +39,7 @@ def _described(model: Any) -> Iterator[Described]:
     for parameter in parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             for spec in get_args(hints[parameter.name])[1:]:
-                yield from (one for one in _described(spec) if one[0] not in parameters)
+                yield from (field for field in _described(spec) if field[0] not in parameters)
         else:
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             owners = model.__mro__ if inspect.isclass(model) else (model,)
@@ -51,9 +51,9 @@ def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]
     try:
         args_of(model)(**args)
     except ValidationError as error:
-        found = [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
+        problems = [(".".join(map(str, e["loc"])), e["type"], e["msg"]) for e in error.errors(include_url=False)]
         # Unknown arguments first: a misspelt argument is also reported as missing.
-        return sorted(found, key=lambda wrong: wrong[1] != "extra_forbidden")
+        return sorted(problems, key=lambda problem: problem[1] != "extra_forbidden")
     return []
 
 
@@ -66,7 +66,7 @@ def listed_meaning(owners: Sequence[Any], name: str) -> str:
     """The description of an argument in the first docstring that lists it under `Args:`; empty if none does."""
     for owner in owners:
         _, _, listed = (owner.__doc__ or "").partition("Args:\n")
-        found = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
-        if found:
-            return " ".join(found.group(1).split()).removesuffix(".")
+        match = re.search(rf"^\s+{name}: (.*(?:\n {{12,}}\S.*)*)", listed, re.MULTILINE)
+        if match:
+            return " ".join(match.group(1).split()).removesuffix(".")
     return ""

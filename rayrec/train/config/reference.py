@@ -50,9 +50,9 @@ def _rows_by_path(model: type[BaseModel]) -> dict[str, str]:
     for path, owner, name, field in _rows(model, ""):
         fields.setdefault(path, []).append((owner, name, field))
     rows = {}
-    for path, places in fields.items():
-        kind = " or ".join(dict.fromkeys(_field_type(field) for _, _, field in places))
-        owner, name, field = places[0]
+    for path, members in fields.items():
+        kind = " or ".join(dict.fromkeys(_field_type(field) for _, _, field in members))
+        owner, name, field = members[0]
         rows[path] = _row(path, kind, _default(field), _meaning(owner, name, field))
     return rows
 
@@ -105,13 +105,13 @@ def _sparse_optimizers() -> list[str]:
     lines = ["", "### optimizers.sparse by kind", "", "All read `lr`, `weight_decay`, `schedule`; and:", ""]
     lines += ["| kind | reads |", "|---|---|"]
     for kind in kinds:
-        own = sorted(RULES[kind].reads & set(SparseOptimizerConfig.model_fields))
-        lines.append(f"| `{kind}` | {', '.join(f'`{name}`' for name in own) or 'nothing more'} |")
+        names = sorted(RULES[kind].reads & set(SparseOptimizerConfig.model_fields))
+        lines.append(f"| `{kind}` | {', '.join(f'`{name}`' for name in names) or 'nothing more'} |")
     return lines
 
 
 def fields_at(location: Sequence[str | int]) -> list[str]:
-    """Field names allowed at a location such as `("tables", 0)`; empty if any name is allowed."""
+    """Field names allowed at a location, for example `("tables", 0)`; empty if any name is allowed."""
     return list(dict.fromkeys(name for model in _models_at(location) for name, _ in _fields(model)))
 
 
@@ -148,24 +148,23 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseM
     for name, field in _fields(model):
         path = f"{prefix}{name}"
         inner = _models(field.annotation)
-        shown = path
         if inner:
             origin = get_origin(_bare(field.annotation))
-            shown += "[]" if origin in (list, tuple) else ".<name>" if origin is dict else ""
-        yield shown, model, name, field
-        for part in inner:
-            yield from _rows(part, f"{shown}.")
+            path += "[]" if origin in (list, tuple) else ".<name>" if origin is dict else ""
+        yield path, model, name, field
+        for section in inner:
+            yield from _rows(section, f"{path}.")
 
 
 def _meaning(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """The description of a field: its own, that under `Args:` of its class, or the first line of its section."""
+    """The description of a field, else its entry under `Args:` of the class, else the first line of its section."""
     if field.description:
         return " ".join(field.description.split())
     if listed := listed_meaning(model.__mro__, name):
         return listed.replace('"', "`")
     inner = _models(field.annotation)
-    first = (inner[0].__doc__ or "").strip().splitlines()[:1] if inner else []
-    return first[0].removesuffix(".") if first else ""
+    doc_lines = (inner[0].__doc__ or "").strip().splitlines() if inner else []
+    return doc_lines[0].removesuffix(".") if doc_lines else ""
 
 
 def _field_type(field: FieldInfo) -> str:
@@ -178,7 +177,7 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
         return [annotation]
     if get_origin(annotation) is Literal:
         return []
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return [model for argument in get_args(annotation) for model in _models(argument)]
 
 
 def _bare(annotation: Any) -> Any:
@@ -187,9 +186,9 @@ def _bare(annotation: Any) -> Any:
     if origin is Annotated:
         return _bare(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
-        parts = [part for part in get_args(annotation) if part is not type(None)]
-        if len(parts) == 1:
-            return _bare(parts[0])
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        if len(members) == 1:
+            return _bare(members[0])
     return annotation
 
 
@@ -198,7 +197,7 @@ def _type_text(annotation: Any) -> str:
     if origin is Annotated:
         return _type_text(args[0]) + _limits(args[1:])
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_type_text(part) for part in args))
+        return " or ".join(dict.fromkeys(_type_text(member) for member in args))
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in args)
     if origin in (list, tuple, Sequence):
@@ -217,15 +216,15 @@ def _type_text(annotation: Any) -> str:
 
 
 def _limits(metadata: Sequence[Any]) -> str:
-    parts = []
+    limits = []
     for item in metadata:
         if isinstance(item, FieldInfo):
-            parts += [text for text in [_limits(item.metadata).strip()] if text]
+            limits += [text for text in [_limits(item.metadata).strip()] if text]
         for name, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
             bound = getattr(item, name, None)
             if bound is not None and not isinstance(item, FieldInfo):
-                parts.append(f"{sign} {bound}")
-    return f" {', '.join(parts)}" if parts else ""
+                limits.append(f"{sign} {bound}")
+    return f" {', '.join(limits)}" if limits else ""
 
 
 def _default(field: FieldInfo) -> str:

@@ -21,16 +21,20 @@ class Rule(NamedTuple):
 # Used both to compare relaunches and to print the config reference.
 RULES = (
     Rule("name", False, "Another name is another run."),
-    Rule("schema", False, "Open `id_type` and `column_types` take the types that the run has found in its data."),
+    Rule(
+        "schema",
+        False,
+        "If `id_type` or `column_types` is not set, the run keeps the types that it detected in its data.",
+    ),
     Rule("schema.sparse[].mapping.path", True, "The ids are compared instead; new ones may come at the end."),
     Rule("tables", False, "The checkpoint holds these tables."),
     Rule("model", False, "The checkpoint holds the weights of this model."),
     Rule("optimizers", True, "Learning rates, schedules, clipping and freezing hold from the next step."),
     Rule("optimizers.dense.kind", False, "The checkpoint holds this optimizer's state."),
     Rule("optimizers.sparse.kind", False, "The checkpoint holds this optimizer's state."),
-    Rule("optimizers.tables[].kind", False, "As above; a table without its own kind has that of `optimizers.sparse`."),
+    Rule("optimizers.tables[].kind", False, "As above. The default of a table is `optimizers.sparse.kind`."),
     Rule(
-        "data", True, "The run keeps the version of a Delta or Iceberg table that it began with, unless you name one."
+        "data", True, "The run keeps the version of a Delta or Iceberg table from its first launch, unless you set one."
     ),
     Rule("data.negative_rate", False, "Evaluations correct predictions for it."),
     Rule("trainer", True, "Among them the number of workers, epochs, intervals and limits."),
@@ -40,7 +44,7 @@ RULES = (
     Rule("storage", True, "Another `storage.path` is another run."),
     Rule("init_from", True, "Read only while the run has no checkpoint."),
 )
-# `[]` stands for every item; `_comparable` leaves only what is compared below the field in front of it.
+# `[]` means every item. The fixed field is the list itself: `_comparable` removes its items' other fields.
 FIXED_FIELDS = tuple(rule.field.partition("[]")[0] for rule in RULES if not rule.may_change and rule.field != "name")
 MAX_CHANGES = 5  # of one field, in an error
 
@@ -52,18 +56,18 @@ def rules_table() -> list[str]:
 
 
 def refused_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Changes of fields that may not change, as text with both values; limited to the first ones per field.
+    """Changes of fields that may not change, as text with both values. Lists up to `MAX_CHANGES` per field.
 
     Args:
         before, now: plain values of two configs.
     """
     named = {name for raw in (before, now) for name in value_at(raw, "optimizers.tables") or {}}
-    before, now = _comparable(before, named), _comparable(now, named)
+    old, new = _comparable(before, named), _comparable(now, named)
     return [
         change
         for field in FIXED_FIELDS
-        if not same(value_at(before, field), value_at(now, field))
-        for change in _changes(field, value_at(before, field), value_at(now, field))
+        if not same(value_at(old, field), value_at(new, field))
+        for change in _changes(field, value_at(old, field), value_at(new, field))
     ]
 
 
@@ -79,13 +83,13 @@ def _comparable(raw: Mapping[str, Any], named: Iterable[str]) -> dict[str, Any]:
             mapping.pop("path", None)
     if isinstance(optimizers := config.get("optimizers"), dict):
         default = value_at(optimizers, "sparse.kind")
-        own = {name: value_at(optimizers, f"tables.{name}.kind") for name in named}
-        optimizers["tables"] = {name: {"kind": kind or default} for name, kind in own.items()}
+        kinds = {name: value_at(optimizers, f"tables.{name}.kind") for name in named}
+        optimizers["tables"] = {name: {"kind": kind or default} for name, kind in kinds.items()}
     return config
 
 
 def _changes(field: str, before: Any, now: Any) -> list[str]:
-    """The first differing fields at or below a field with their values, and the number of further ones."""
+    """The first differing fields at or below a field with their values, and a count of the rest."""
     lines = [
         f"{'.'.join(filter(None, (field, below)))}: {_short(old)} → {_short(new)}"
         for below, (old, new) in differing([before, now]).items()

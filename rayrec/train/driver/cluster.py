@@ -98,7 +98,7 @@ def connected(elastic: bool = False) -> Iterator[Cluster]:
 def connected_for(config: TrainConfig, prepare: Callable[[], object]) -> Iterator[None]:
     """Start a local Ray if the run needs one, while a thread calls `prepare`, for example to import the trainer.
 
-    Both take seconds, and Ray's start is mostly waiting. For other runs this does nothing.
+    Each needs some seconds, and Ray's start is mostly waiting. For other runs this does nothing.
     """
     if not config.trainer.num_workers or os.environ.get("RAY_ADDRESS") or ray.is_initialized():
         yield

@@ -13,20 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rayrec._runtime.debug import debugging
+from rayrec.train.config.metric_titles import SHORT_TITLES
 from rayrec.train.driver.terminal import host_lines, memory_lines, plain, plan_table
 from rayrec.train.tolerance import Tolerance, replace_unencodable, tolerated
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
-TITLES = {
-    "auc": "AUC",
-    "ne": "NE",
-    "rmse": "RMSE",
-    "r2": "R²",
-    "mrr": "MRR",
-    "recall@10": "HR@10",
-    "ndcg@10": "NDCG@10",
-}
 
 
 def format_metric(value: float | None, digits: int = 4) -> str:
@@ -178,7 +170,7 @@ def _scores(tasks: Mapping[str, Mapping[str, Any]], *names: str) -> list[tuple[s
     """Lines of the summary: each metric for each label that has it; a dash if there was no evaluation."""
     rows = {label: scores for label, scores in tasks.items() if names[0] in scores or (not scores and "ne" in names)}
     return [
-        (f"evaluation {TITLES[name]}{label}", format_metric(scores.get(name)))
+        (f"evaluation {SHORT_TITLES[name]}{label}", format_metric(scores.get(name)))
         for name in names
         for label, scores in rows.items()
     ]

@@ -123,8 +123,8 @@ def resizing(
         nodes: dict[str, Any] = {node: resources for node, resources in alive.items() if node not in draining}
         # Other jobs may use some resources of the nodes.
         free = room_for(need.per_worker, [ray.available_resources()], trainer.most_workers)
-        room = min(room_for(need.per_worker, list(nodes.values()), trainer.most_workers), running.world_size + free)
-        if growth.due(running, room, nodes, time.monotonic()):
+        capacity = min(room_for(need.per_worker, list(nodes.values()), trainer.most_workers), running.world_size + free)
+        if growth.due(running, capacity, nodes, time.monotonic()):
             request_restart("there is room for more workers")
 
     with call_every(check, CHECK_EVERY_S, "rayrec-resizing"):

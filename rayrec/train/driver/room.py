@@ -107,12 +107,12 @@ def missing_resources(need: Demand, nodes: list[dict[str, float]], free: Supply)
     """
     unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     capacity = room_for(need.per_worker, nodes, need.num_workers)
-    wanted = f"{need.num_workers} workers need {unit} each"
+    request = f"{need.num_workers} workers need {unit} each"
     if capacity < need.num_workers:
-        return f"{wanted}; the cluster has {len(nodes)} node{'' if len(nodes) == 1 else 's'} with room for {capacity}"
+        return f"{request}; the cluster has {len(nodes)} node{'' if len(nodes) == 1 else 's'} with room for {capacity}"
     workers = Supply(cpus=need.num_workers * need.cpus_per_worker, gpus=float(need.gpus))
     if free.cpus + 1e-6 < workers.cpus or free.gpus + 1e-6 < workers.gpus:
-        return f"{wanted}; {free.cpus:g} CPUs and {free.gpus:g} GPUs of the cluster are free"
+        return f"{request}; {free.cpus:g} CPUs and {free.gpus:g} GPUs of the cluster are free"
     return None
 
 

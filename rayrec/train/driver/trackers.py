@@ -37,7 +37,7 @@ GAUGES = {
     "rayrec_auc": "AUC between two logging steps.",
     "rayrec_eval_ne": "Normalized entropy of the last evaluation.",
     "rayrec_eval_auc": "AUC of the last evaluation.",
-    "rayrec_checkpoint_time_seconds": "Unix time at which the last checkpoint was completed.",
+    "rayrec_checkpoint_time_seconds": "Unix time when the last checkpoint was completed.",
 }
 TAG = "run"
 

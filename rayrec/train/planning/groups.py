@@ -24,7 +24,7 @@ class Decision:
 
     Args:
         layout: the sharding groups.
-        plan: the plan of every group; its ranks are those within a group.
+        plan: the plan of every group; ranks are numbered within a group.
         estimate: predicted cost of the plan on each rank of a group.
         sync_s: predicted seconds per step for synchronization between groups.
         sync_bytes: bytes that a rank sends for one synchronization.
@@ -56,17 +56,17 @@ def decide(config: TrainConfig, topology: Topology, module: nn.Module, sharders:
         plan = build.given_plan(config, layout.group_size, layout.replicas)
         assert plan is not None
         if layout.replicas == 1:
-            own = _planner(config, topology, topology.world_size)
-            return Decision(layout=layout, plan=plan, estimate=own.estimate(plan, module, sharders))
-        found = plan_groups(config, topology, module, sharders, plan)
+            planner = _planner(config, topology, topology.world_size)
+            return Decision(layout=layout, plan=plan, estimate=planner.estimate(plan, module, sharders))
+        groups = plan_groups(config, topology, module, sharders, plan)
     else:
-        found = plan_groups(config, topology, module, sharders)
+        groups = plan_groups(config, topology, module, sharders)
     return Decision(
-        layout=found.layout,
-        plan=found.result.plan,
-        estimate=found.result.estimate,
-        sync_s=found.sync_s,
-        sync_bytes=found.sync_bytes,
+        layout=groups.layout,
+        plan=groups.result.plan,
+        estimate=groups.result.estimate,
+        sync_s=groups.sync_s,
+        sync_bytes=groups.sync_bytes,
     )
 
 
@@ -75,43 +75,43 @@ def plan_groups(
     topology: Topology,
     module: nn.Module,
     sharders: list[ModuleSharder[Any]],
-    given: ShardingPlan | None = None,
+    plan: ShardingPlan | None = None,
 ) -> Grouped:
     """Plan one group, for `sharding.replicas` groups; with "auto", for the number of groups with the shortest step.
 
     Args:
-        given: a plan to estimate; default: search for one.
+        plan: a plan to estimate; default: search for one.
 
     Raises:
         NoPlanError: no plan fits in memory.
         ValueError: the number of groups does not divide the workers, or the plan is for another model.
     """
     every, world = config.sharding.sync_every, topology.world_size
-    if config.sharding.replicas == "auto" and given is None:
-        return choose_groups(lambda own: _planner(config, own, world).result(module, sharders), topology, every)
-    layout = layout_of(config, world, given)
+    if config.sharding.replicas == "auto" and plan is None:
+        return choose_groups(lambda group: _planner(config, group, world).result(module, sharders), topology, every)
+    layout = layout_of(config, world, plan)
     planner = _planner(config, group_topology(topology, layout), world)
-    result = planner.result(module, sharders) if given is None else planner.judge(given, module, sharders)
+    result = planner.result(module, sharders) if plan is None else planner.judge(plan, module, sharders)
     return grouped(result, layout, topology, every)
 
 
-def _planner(config: TrainConfig, own: Topology, world_size: int) -> EmbeddingShardingPlanner:
+def _planner(config: TrainConfig, topology: Topology, world_size: int) -> EmbeddingShardingPlanner:
     batch = dealt(config.trainer.batch_size, 0, world_size)
-    return EmbeddingShardingPlanner(topology=own, batch_size=batch, constraints=build.constraints(config))
+    return EmbeddingShardingPlanner(topology=topology, batch_size=batch, constraints=build.constraints(config))
 
 
 def layout_of(config: TrainConfig, world_size: int, plan: ShardingPlan | None = None) -> GroupLayout:
-    """The groups that the config requests. An elastic run gets at most as many, so that they divide the workers.
+    """The groups that the config requests. An elastic run uses fewer if the number does not divide its workers.
 
     With `replicas: auto`, groups are as small as `plan` allows; without a plan, there is one.
 
     Raises:
         ValueError: the number of groups does not divide the world size.
     """
-    wanted = config.sharding.replicas
-    if wanted == "auto":
+    replicas = config.sharding.replicas
+    if replicas == "auto":
         size = world_size if plan is None else plan.min_world_size
         return GroupLayout(world_size, next(s for s in range(size, world_size + 1) if world_size % s == 0))
     if config.trainer.elastic:
-        return GroupLayout.of_replicas(world_size, max(n for n in range(1, wanted + 1) if world_size % n == 0))
-    return GroupLayout.of_replicas(world_size, wanted)
+        return GroupLayout.of_replicas(world_size, max(n for n in range(1, replicas + 1) if world_size % n == 0))
+    return GroupLayout.of_replicas(world_size, replicas)

@@ -19,25 +19,25 @@ from rayrec.train.run.folder import write_json
 from rayrec.train.setup import build
 
 
-def make_groups(config: TrainConfig, topology: Topology, given: ShardingPlan | None = None) -> Grouped:
+def make_groups(config: TrainConfig, topology: Topology, plan: ShardingPlan | None = None) -> Grouped:
     """Plan a config for a hypothetical cluster: groups, plan, estimate, and cost of synchronization.
 
     Args:
-        given: a plan to estimate; default: search for one.
+        plan: a plan to estimate; default: search for one.
 
     Raises:
-        ValueError: the model cannot be built, no plan fits (`NoPlanError`), or the given plan is for another model.
+        ValueError: the model cannot be built, no plan fits (`NoPlanError`), or `plan` is for another model.
     """
-    return plan_groups(config, topology, build.model(config, "meta"), build.sharders(config), given)
+    return plan_groups(config, topology, build.model(config, "meta"), build.sharders(config), plan)
 
 
 def group_words(groups: Grouped, sync_every: int) -> str:
     """The number of groups and the cost of their synchronization, as text for the console."""
     often = "every step" if sync_every == 1 else f"every {sync_every} steps"
     return (
-        f"{groups.layout.replicas} groups of {groups.layout.group_size} workers, alike after {often}: "
-        f"{groups.sync_s * 1e3:.2f} ms and {human_bytes(groups.sync_bytes)} a step and worker, as predicted; "
-        "the plan of each:"
+        f"{groups.layout.replicas} groups of {groups.layout.group_size} workers, synchronized {often}: "
+        f"predicted {groups.sync_s * 1e3:.2f} ms and {human_bytes(groups.sync_bytes)} per step and worker; "
+        "the plan of each group:"
     )
 
 
@@ -67,13 +67,13 @@ def show_plan(
     """
     display = Display()
     topology = Topology.from_world(world or str(max(1, config.trainer.most_workers)), gpu=gpu)
-    given = _read_plan("--load", load)
-    if given is not None and given.min_world_size > topology.world_size:
+    loaded = _read_plan("--load", load)
+    if loaded is not None and loaded.min_world_size > topology.world_size:
         raise ValueError(
-            f"--load {load}: the plan uses {given.min_world_size} ranks, but the world has "
-            f"{topology.world_size}; give --world {given.min_world_size}, or a plan for {topology.world_size}"
+            f"--load {load}: the plan uses {loaded.min_world_size} ranks, but the world has "
+            f"{topology.world_size}; give --world {loaded.min_world_size}, or a plan for {topology.world_size}"
         )
-    groups = make_groups(config, topology, given)
+    groups = make_groups(config, topology, loaded)
     result = groups.result
     if groups.layout.replicas > 1:
         display.say(group_words(groups, config.sharding.sync_every))

@@ -95,18 +95,18 @@ def _shape(config: TrainConfig, world: str, topology: Topology, batch: int) -> S
     result, estimate = groups.result, groups.result.estimate
     slowest, fullest = int(estimate.seconds_R.argmax()), int(estimate.device_bytes_R.argmax())
     cost = Cost(*estimate.cost_RT[slowest].tolist())
-    parts = {part: sum(getattr(cost, term) for term in terms) for part, terms in PARTS.items()}
-    parts["routing and starting"] = estimate.fixed_s
+    seconds = {phase: sum(getattr(cost, term) for term in terms) for phase, terms in PARTS.items()}
+    seconds["routing and starting"] = estimate.fixed_s
     if groups.layout.replicas > 1:
-        parts["between groups"] = groups.sync_s
+        seconds["between groups"] = groups.sync_s
     return Shape(
         world=world,
         ranks=groups.layout.world_size,
         replicas=groups.layout.replicas,
         batch_size=batch,
         step_s=groups.step_s,
-        parts_s=parts,
-        binds=max(parts, key=lambda part: parts[part]),
+        parts_s=seconds,
+        binds=max(seconds, key=lambda phase: seconds[phase]),
         memory_bytes=float(estimate.device_bytes_R[fullest]),
         memory_there=result.topology.host_of(fullest).memory_bytes,
     )
@@ -115,18 +115,18 @@ def _shape(config: TrainConfig, world: str, topology: Topology, batch: int) -> S
 def shapes_table(shapes: Sequence[Shape], gpu: str) -> Table:
     """One row per cluster."""
     title = f"the embedding part of a step, {gpu}, as planned"
-    shown = table("world", "rows a step>", "step>", "rows/s>", "fullest rank>", "binds", title=title)
+    listing = table("world", "rows a step>", "step>", "rows/s>", "fullest rank>", "binds", title=title)
     for shape in shapes:
         if shape.step_s is None or shape.memory_bytes is None or shape.memory_there is None:
-            first = (shape.problem or "").splitlines()[0]
-            shown.add_row(shape.world, f"{shape.batch_size:,}", "–", "–", "–", plain(f"does not fit: {first}"))
+            reason = (shape.problem or "").splitlines()[0]
+            listing.add_row(shape.world, f"{shape.batch_size:,}", "–", "–", "–", plain(f"does not fit: {reason}"))
             continue
         memory = f"{human_bytes(shape.memory_bytes)} of {human_bytes(shape.memory_there)}"
         speed = f"{shape.batch_size / shape.step_s:,.0f}"
-        shown.add_row(
+        listing.add_row(
             shape.world, f"{shape.batch_size:,}", f"{shape.step_s * 1e3:.2f} ms", speed, memory, str(shape.binds)
         )
-    return shown
+    return listing
 
 
 def show_shapes(config: TrainConfig, worlds: Sequence[str], gpu: str) -> list[Shape]:

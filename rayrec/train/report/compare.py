@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rayrec.train.config.difference import differing as config_differences
+from rayrec.train.config import difference
 from rayrec.train.report.run import Line, RunRecord, history, number, points_of
 from rayrec.train.report.svg import Chart, svg_chart
 from rayrec.train.report.tables import figure_text
@@ -20,7 +20,7 @@ CURVES = (
     ("auc", "auc", "AUC", "train"),
     (None, "samples_per_second", "Samples / s", "speed"),
 )
-SAME_EVERYWHERE = ("name", "storage.path")
+OF_EACH_RUN = ("name", "storage.path")
 
 
 def last_figures(run: RunRecord) -> Line:
@@ -30,9 +30,9 @@ def last_figures(run: RunRecord) -> Line:
 
 
 def differing(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
-    """Config fields that differ → the value of each run; None if it has none."""
-    found = config_differences([run.config for run in runs])
-    return {name: values for name, values in found.items() if name not in SAME_EVERYWHERE}
+    """Config fields that differ → the value of each run; None if it has none. Without name and storage path."""
+    fields = difference.differing([run.config for run in runs])
+    return {name: values for name, values in fields.items() if name not in OF_EACH_RUN}
 
 
 def compare_page(runs: Sequence[RunRecord]) -> str:
@@ -44,17 +44,18 @@ def compare_page(runs: Sequence[RunRecord]) -> str:
 
 
 def _figures(runs: Sequence[RunRecord]) -> Markup:
-    found = [last_figures(run) for run in runs]
-    shown = [name for name in FIGURES if any(number(line, name) is not None for line in found)]
+    lines = [last_figures(run) for run in runs]
+    names = [name for name in FIGURES if any(number(line, name) is not None for line in lines)]
     rows = [
-        [run.name, run.status, f"{run.steps:,}", *(figure_text(line, name) for name in shown)]
-        for run, line in zip(runs, found, strict=True)
+        [run.name, run.status, f"{run.steps:,}", *(figure_text(line, name) for name in names)]
+        for run, line in zip(runs, lines, strict=True)
     ]
-    return table([Column(name) for name in ("run", "status", "steps", *shown)], rows)
+    return table([Column(name) for name in ("run", "status", "steps", *names)], rows)
 
 
 def _differences(runs: Sequence[RunRecord]) -> Markup:
-    rows = [[name, *("–" if value is None else value for value in values)] for name, values in differing(runs).items()]
+    fields = differing(runs)
+    rows = [[name, *("–" if value is None else value for value in values)] for name, values in fields.items()]
     return table([Column(name) for name in ("field", *(run.name for run in runs))], rows)
 
 

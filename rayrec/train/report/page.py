@@ -111,7 +111,7 @@ def _cards(run: RunRecord) -> list[Card]:
 
 
 def _best_card(best: object) -> list[Card]:
-    """The card of the checkpoint that `storage.keep_best` keeps; empty if there is none."""
+    """The card of the checkpoint that `storage.keep_best` keeps; empty without one."""
     if not isinstance(best, dict) or number(best, "value") is None:
         return []
     about = f"{best.get('metric')} {number(best, 'value'):.4f}; read with --checkpoint best"
@@ -141,24 +141,25 @@ def _waited(run: RunRecord) -> tuple[str, str]:
 
     Covers the whole run if it has a result; else this is the median over the logged intervals.
     """
-    whole = (run.result or {}).get("train")
-    whole = whole if isinstance(whole, dict) else {}
-    fraction, seconds = number(whole, "data_wait_fraction"), number(whole, "seconds")
+    train = (run.result or {}).get("train")
+    totals = train if isinstance(train, dict) else {}
+    fraction, seconds = number(totals, "data_wait_fraction"), number(totals, "seconds")
     if fraction is not None:
         return f"{fraction:.1%}", f"of {_duration(seconds)} of steps" if seconds else "of the training time"
-    known = sorted(part for line in run.train if (part := number(line, "data_wait_fraction")) is not None)
-    return (f"{known[len(known) // 2]:.1%}", "of the time, median") if known else ("–", "")
+    fractions = sorted(value for line in run.train if (value := number(line, "data_wait_fraction")) is not None)
+    return (f"{fractions[len(fractions) // 2]:.1%}", "of the time, median") if fractions else ("–", "")
 
 
 def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
     """The charts, and their legend as (CSS class, text)."""
     standing, undone = history(run.train)
     evals, _ = history(run.evals)
-    shown = [line for line in run.events if number(line, "step") is not None]
-    saved = [line for line in shown if line.get("event") == "checkpoint"]
-    others = [line for line in shown if line.get("event") != "checkpoint"]
-    drawn_events = [*evenly(saved, MOST_MARKS), *evenly(others, MOST_MARKS)]
-    marks = [_mark(line) for line in (shown if len(shown) <= MOST_MARKS else drawn_events)]
+    events = [line for line in run.events if number(line, "step") is not None]
+    if len(events) > MOST_MARKS:
+        saves = [line for line in events if line.get("event") == "checkpoint"]
+        incidents = [line for line in events if line.get("event") != "checkpoint"]
+        events = [*evenly(saves, MOST_MARKS), *evenly(incidents, MOST_MARKS)]
+    marks = [_mark(line) for line in events]
     names = task_names([*run.train, *run.evals])
 
     def curve(key: str, dots: str | None = None, task: str = "", **look: object) -> Chart:
@@ -178,23 +179,27 @@ def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
     dots = None if names else "mse" if numbers else "logloss"
     title = "Loss" if names else "Squared error" if numbers else "Log loss"
     charts = [curve("loss", dots, title=title, unit=four, smooth=True)]
-    for task, of in [(name, f", {name}") for name in names] or [("", "")]:
+    for task, suffix in [(name, f", {name}") for name in names] or [("", "")]:
         if any("rmse" in line for line in (of_task(run.train, task) if task else run.train)):
             charts += [
-                curve("rmse", "rmse", task, title="RMSE" + of, unit=four, smooth=True, low=0.0),
-                curve("r2", "r2", task, title="R²" + of, unit=four, smooth=True, reference=(0.0, "mean of the labels")),
+                curve("rmse", "rmse", task, title="RMSE" + suffix, unit=four, smooth=True, low=0.0),
+                curve(
+                    "r2", "r2", task, title="R²" + suffix, unit=four, smooth=True, reference=(0.0, "mean of the labels")
+                ),
             ]
             continue
         charts += [
-            curve("ne", "ne", task, title=ne + of, unit=four, smooth=True, reference=(1.0, "base rate")),
-            curve("auc", "auc", task, title=auc + of, unit=four, smooth=True, reference=(0.5, "chance")),
-            curve("calibration", "calibration", task, title=calibration + of, unit=four, reference=(1.0, "calibrated")),
+            curve("ne", "ne", task, title=ne + suffix, unit=four, smooth=True, reference=(1.0, "base rate")),
+            curve("auc", "auc", task, title=auc + suffix, unit=four, smooth=True, reference=(0.5, "chance")),
+            curve(
+                "calibration", "calibration", task, title=calibration + suffix, unit=four, reference=(1.0, "calibrated")
+            ),
         ]
     charts += [
         curve("samples_per_second", title="Samples / s", unit="{:,.0f}".format, smooth=True, low=0.0, colour="speed"),
         *(
-            curve(key, title=f"Time waiting {what}", unit="{:.1%}".format, smooth=True, low=0.0, colour="wait")
-            for key, what in (
+            curve(key, title=f"Time waiting {reason}", unit="{:.1%}".format, smooth=True, low=0.0, colour="wait")
+            for key, reason in (
                 ("data_wait_fraction", "for data"),
                 ("exchange_fraction", "in exchanges"),
                 ("stall_fraction", "for checkpoints and evaluations"),
@@ -236,15 +241,15 @@ def _events(run: RunRecord) -> Markup:
     ]
     columns = (Column("time", "soft"), Column("step", "num"), Column("event"), Column("what happened", "text"))
     left_out = run.num_events - MOST_EVENTS
-    more = f"<p class='note'>{left_out:,} earlier events are in metrics.jsonl</p>" if left_out > 0 else ""
-    return table(columns, rows) + Markup(more)
+    note = f"<p class='note'>{left_out:,} earlier events are in metrics.jsonl</p>" if left_out > 0 else ""
+    return table(columns, rows) + Markup(note)
 
 
 def _profiles(run: RunRecord) -> Markup:
     """Links to the PyTorch profiler traces."""
     links = Markup(", ").join(PROFILE.format(name, name) for name in run.profiles)
-    how = Markup("traces of rank 0; open them in <a href='https://ui.perfetto.dev'>ui.perfetto.dev</a>")
-    return Markup("<p>{}: {}</p>").format(links, how) if links else Markup("")
+    hint = Markup("traces of rank 0; open them in <a href='https://ui.perfetto.dev'>ui.perfetto.dev</a>")
+    return Markup("<p>{}: {}</p>").format(links, hint) if links else Markup("")
 
 
 def _config(run: RunRecord) -> Markup:

@@ -47,20 +47,25 @@ def plan_section(plan: ShardingPlan, table_bits: Mapping[str, int]) -> Markup:
         return shape[0] * shape[1] * table_bits.get(name, 32) // 8
 
     drawn = (
-        Drawn(shard.table, of.sharding_type, of.compute_kernel, shard, nbytes(shard.table, shard.shape))
-        for _, of, shard in plan.shards()
+        Drawn(shard.table, sharding.sharding_type, sharding.compute_kernel, shard, nbytes(shard.table, shard.shape))
+        for _, sharding, shard in plan.shards()
     )
-    listed = [(nbytes(name, of.shape), name, path, of) for path, all_ in plan.plan.items() for name, of in all_.items()]
-    listed.sort(key=lambda one: (-one[0], one[1]))
+    listed = [
+        (nbytes(name, sharding.shape), name, path, sharding)
+        for path, shardings in plan.plan.items()
+        for name, sharding in shardings.items()
+    ]
+    listed.sort(key=lambda row: (-row[0], row[1]))
     cells = [
         [
-            *(name, path, f"{of.shape[0]:,}", of.shape[1], human_bytes(size), of.sharding_type.replace("_", "-")),
-            *(of.compute_kernel, len(of.shards), ranks_text(sorted(set(of.ranks)))),
+            *(name, path, f"{sharding.shape[0]:,}", sharding.shape[1], human_bytes(size)),
+            *(sharding.sharding_type.replace("_", "-"), sharding.compute_kernel, len(sharding.shards)),
+            ranks_text(sorted(set(sharding.ranks))),
         ]
-        for size, name, path, of in listed[:MOST_TABLES]
+        for size, name, path, sharding in listed[:MOST_TABLES]
     ]
-    more = len(listed) - MOST_TABLES
-    note = f"<p class='note'>and {more:,} smaller tables</p>" if more > 0 else ""
+    unlisted = len(listed) - MOST_TABLES
+    note = f"<p class='note'>and {unlisted:,} smaller tables</p>" if unlisted > 0 else ""
     return tables_by_rank(drawn, [0, max(1, plan.min_world_size)]) + table(COLUMNS, cells) + Markup(note)
 
 
@@ -71,7 +76,7 @@ def memory_section(memory: Sequence[Mapping[str, Any]]) -> Markup:
 
 def time_section(times: Sequence[Mapping[str, Any]]) -> Markup:
     """A stacked bar per rank: predicted time of the embedding part of a step."""
-    note = "the embedding part of a step, from the planner's figures for such devices; not measured"
+    note = "the embedding part of a step, predicted by the planner for this device type; not measured"
     return _stacked(times, TIME, human_seconds, "busiest rank", note)
 
 
@@ -79,13 +84,13 @@ def _stacked(
     ranks: Sequence[Mapping[str, Any]],
     kinds: Mapping[str, tuple[str, str]],
     show: Callable[[float], str],
-    most_is: str,
+    peak_name: str,
     note: str = "",
 ) -> Markup:
-    stacks = [[number(of, key) or 0.0 for key in kinds] for of in ranks]
+    stacks = [[number(rank, key) or 0.0 for key in kinds] for rank in ranks]
     totals = [sum(stack) for stack in stacks]
     if len(totals) > 1 and any(totals):
-        over_mean = f"{most_is}: {max(totals) * len(totals) / sum(totals):.2f} × the mean"
+        over_mean = f"{peak_name}: {max(totals) * len(totals) / sum(totals):.2f} × the mean"
         note = f"{over_mean}; {note}" if note else over_mean
-    most = {show(max(totals)): max(totals)} if any(totals) else {}
-    return rank_chart(stacks, list(kinds.values()), show, most, note)
+    peak = {show(max(totals)): max(totals)} if any(totals) else {}
+    return rank_chart(stacks, list(kinds.values()), show, peak, note)

@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The contents of a run folder; missing files are None or empty.
+    """The contents of a run folder; a missing file is None or empty.
 
-    `problems` names the files that could not be read, and why. In a long run, `train`, `evals` and `events` are evenly
-    sampled and always include the last lines; `num_events` counts all events.
+    `problems` has a line for each unreadable file. In a long run, `train`, `evals` and `events` are evenly sampled and
+    always include the last lines; `num_events` counts all events.
     """
 
     path: Path
@@ -76,8 +76,8 @@ class RunRecord:
     def table_bits(self) -> dict[str, int]:
         """Bits per weight of the tables in the config, by name."""
         tables = self.config.get("tables")
-        found = [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
-        return {str(t.get("name")): 16 if t.get("data_type") in ("fp16", "bf16") else 32 for t in found}
+        sections = [table for table in tables if isinstance(table, dict)] if isinstance(tables, list) else []
+        return {str(t.get("name")): 16 if t.get("data_type") in ("fp16", "bf16") else 32 for t in sections}
 
     @property
     def status(self) -> str:
@@ -109,18 +109,18 @@ def points_of(lines: Sequence[Line], key: str | None) -> list[tuple[float, float
 
 def task_names(lines: Sequence[Line]) -> list[str]:
     """Label names from the last line with metrics per label; empty for a run with one label."""
-    found: Line = next((line["tasks"] for line in reversed(lines) if isinstance(line.get("tasks"), dict)), {})
-    return [str(name) for name in found]
+    tasks: Line = next((line["tasks"] for line in reversed(lines) if isinstance(line.get("tasks"), dict)), {})
+    return [str(name) for name in tasks]
 
 
 def of_task(lines: Sequence[Line], name: str) -> list[Line]:
-    """The lines with top-level metrics replaced by those of the label `name`."""
-    tasks = [(line, line["tasks"]) for line in lines if isinstance(line.get("tasks"), dict)]
-    own = {key for _, of in tasks for figures in of.values() if isinstance(figures, dict) for key in figures}
+    """The lines with the metrics of label `name` instead of their top-level metrics."""
+    pairs = [(line, line["tasks"]) for line in lines if isinstance(line.get("tasks"), dict)]
+    metrics = {key for _, tasks in pairs for figures in tasks.values() if isinstance(figures, dict) for key in figures}
     return [
-        {**{key: value for key, value in line.items() if key not in own}, **of[name]}
-        for line, of in tasks
-        if isinstance(of.get(name), dict)
+        {**{key: value for key, value in line.items() if key not in metrics}, **tasks[name]}
+        for line, tasks in pairs
+        if isinstance(tasks.get(name), dict)
     ]
 
 
@@ -297,5 +297,5 @@ class Thinned(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         tail = self._last[0][0] if self._last else 0
-        yield from (item for place, item in self._kept if place < tail)
+        yield from (item for index, item in self._kept if index < tail)
         yield from (item for _, item in self._last)

@@ -40,10 +40,10 @@ class Chart:
     """A training curve, its undone points, and evaluation dots.
 
     Args:
-        unit: formats a value, such as `"{:.4f}".format`.
+        unit: formats a value, for example `"{:.4f}".format`.
         smooth: draw the curve faint and its moving average bold.
         reference: a value and its label; drawn only near the data.
-        low, high: ends of the value axis; None takes them from the data.
+        low, high: ends of the value axis; default: from the data.
     """
 
     title: str
@@ -129,8 +129,8 @@ def moving_average(points: Points, share: float = 0.08) -> list[tuple[float, flo
         sums.append(sums[-1] + value)
     smoothed = []
     for i, (step, _) in enumerate(points):
-        before, after = min(half, i), min(half, i, len(points) - 1 - i)
-        smoothed.append((step, (sums[i + after + 1] - sums[i - before]) / (before + after + 1)))
+        left, right = min(half, i), min(half, i, len(points) - 1 - i)
+        smoothed.append((step, (sums[i + right + 1] - sums[i - left]) / (left + right + 1)))
     return smoothed
 
 
@@ -139,8 +139,8 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     raw = (high - low) / about
     magnitude = 10.0 ** math.floor(math.log10(raw))
     step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    start = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(start, math.floor(high / step + 1e-9) + 1)]
 
 
 def _value_range(chart: Chart, curve: Points, trend: Points) -> tuple[float, float]:

@@ -10,24 +10,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from rayrec.train.config.metric_titles import TITLES
 from rayrec.train.report.run import Line, history, number, of_task, task_names
 from rayrec.train.report.templates import Column, table
 
-FIGURES = {
-    "auc": "AUC",
-    "gauc": "GAUC",
-    "ne": "normalized entropy",
-    "logloss": "log loss",
-    "calibration": "calibration",
-    "auprc": "AUPRC",
-    "accuracy": "accuracy",
-    "ndcg@10": "NDCG@10",
-    "recall@10": "recall@10",
-    "recall@50": "recall@50",
-    "mrr": "MRR",
-    "rmse": "RMSE",
-    "r2": "R²",
-}
 PAGE = "parity.html"
 EXPORT_COLUMNS = (
     Column("export"), Column("version"), Column("step", "num"), Column("tables"), Column("dense"), Column("target"),
@@ -44,7 +30,7 @@ BAR = Markup("<progress max='1' value='{:.3f}'></progress>")
 NOTE = Markup("<p class='note'>{}</p>")
 MOST_SAMPLES = 50  # of skipped rows
 SAMPLES = {
-    "problem": "what is wrong",
+    "problem": "problem",
     "column": "column",
     "value": "value",
     "row": "row",
@@ -59,14 +45,14 @@ def evaluations_table(evals: Sequence[Line]) -> Markup:
     """A row per valid evaluation and label; the best AUC, RMSE or NDCG@10 is marked."""
     lines, _ = history(evals)
     rows, marked = list[tuple[str, Sequence[str], Line]](), set[int]()
-    for name, of in _by_label(lines):
-        best = max(of, key=_goodness)
-        for line in of:
-            if line is best or line in of[-MOST_ROWS:]:
-                if line is best and len(of) > 1:
+    for name, of_label in _by_label(lines):
+        best = max(of_label, key=_goodness)
+        for line in of_label:
+            if line is best or line in of_label[-MOST_ROWS:]:
+                if line is best and len(of_label) > 1:
                     marked.add(len(rows))
                 rows.append((name, [epoch_text(line), count_text(line, "step")], line))
-    note = NOTE.format(f"the last {MOST_ROWS} evaluations, and the best of those that are drawn")
+    note = NOTE.format(f"the last {MOST_ROWS} evaluations, and the best evaluation in the charts")
     return _table(lines, ["epoch", "step"], rows, marked) + (note if len(lines) > MOST_ROWS else "")
 
 
@@ -82,7 +68,7 @@ def popularity_table(evals: Sequence[Line]) -> Markup:
 def by_time_table(evals: Sequence[Line]) -> Markup:
     """Metrics of the last evaluation by time interval (UTC); empty for rows without times."""
     lines = _lines(_of_last(evals, "by_time"))
-    rows = [(name, [str(line.get("start"))], line) for name, of in _by_label(lines) for line in of]
+    rows = [(name, [str(line.get("start"))], line) for name, of_label in _by_label(lines) for line in of_label]
     return _table(lines, ["from (UTC)"], rows)
 
 
@@ -92,8 +78,8 @@ def by_value_table(evals: Sequence[Line]) -> Markup:
     rows = [
         (label, [name, str(line.get("value"))], line)
         for name, values in (slices.items() if isinstance(slices, dict) else ())
-        for label, of in _by_label(_lines(values)[:MOST_ROWS])
-        for line in of
+        for label, of_label in _by_label(_lines(values)[:MOST_ROWS])
+        for line in of_label
     ]
     return _table([line for _, _, line in rows], ["feature", "value"], rows)
 
@@ -104,8 +90,8 @@ def _of_last(evals: Sequence[Line], key: str) -> object:
     return lines[-1].get(key) if lines else None
 
 
-def _lines(given: object) -> list[Line]:
-    return [line for line in given if isinstance(line, dict)] if isinstance(given, list) else []
+def _lines(value: object) -> list[Line]:
+    return [line for line in value if isinstance(line, dict)] if isinstance(value, list) else []
 
 
 def _by_label(lines: Sequence[Line]) -> list[tuple[str, Sequence[Line]]]:
@@ -121,11 +107,11 @@ def _goodness(line: Line) -> float:
     return number(line, "ndcg@10" if "mrr" in line else "auc") or 0.0
 
 
-def _shown(lines: Sequence[Line]) -> dict[str, str]:
+def _titles(lines: Sequence[Line]) -> dict[str, str]:
     """Metric → column title, for the metrics that occur in any line and label."""
-    every = [line for _, of in _by_label(lines) for line in of] or lines
-    always = () if all("rmse" in line or "mrr" in line for line in every) else ALWAYS
-    return {key: title for key, title in FIGURES.items() if key in always or any(key in line for line in every)}
+    by_label = [line for _, of_label in _by_label(lines) for line in of_label] or lines
+    always = () if all("rmse" in line or "mrr" in line for line in by_label) else ALWAYS
+    return {key: title for key, title in TITLES.items() if key in always or any(key in line for line in by_label)}
 
 
 def _table(
@@ -139,11 +125,11 @@ def _table(
     Args:
         rows: (label, first cells, line with the metrics) each.
     """
-    shown = _shown(lines)
+    titles = _titles(lines)
     labels = [Column("label")] if task_names(lines) else []
-    columns = [*labels, *(Column(name, "num") for name in (*first, *shown.values(), "rows"))]
+    columns = [*labels, *(Column(name, "num") for name in (*first, *titles.values(), "rows"))]
     cells = [
-        [*([name] if labels else []), *start, *(figure_text(line, key) for key in shown), count_text(line, "samples")]
+        [*([name] if labels else []), *start, *(figure_text(line, key) for key in titles), count_text(line, "samples")]
         for name, start, line in rows
     ]
     return table(columns, cells, "even", marked)
@@ -193,19 +179,19 @@ def _auc(figures: Any) -> str:
     """The AUC of each label, separated by commas."""
     figures = figures if isinstance(figures, dict) else {}
     tasks = figures.get("tasks")
-    of = list(tasks.values()) if isinstance(tasks, dict) else [figures]
-    values = [number(one, "auc") if isinstance(one, dict) else None for one in of]
+    labels = list(tasks.values()) if isinstance(tasks, dict) else [figures]
+    values = [number(metrics, "auc") if isinstance(metrics, dict) else None for metrics in labels]
     return ", ".join("–" if value is None else f"{value:.6f}" for value in values)
 
 
-def importance_table(parts: Sequence[Line]) -> Markup:
+def importance_table(lines: Sequence[Line]) -> Markup:
     """A row with a bar per table and dense feature; empty if importance was not measured."""
-    figures = [(part, number(part, "ne"), number(part, "auc")) for part in parts]
-    shown = [(part, ne, auc) for part, ne, auc in figures if ne is not None and auc is not None]
-    most = max((0.0, *(ne for _, ne, _ in shown)))
+    figures = [(line, number(line, "ne"), number(line, "auc")) for line in lines]
+    valid = [(line, ne, auc) for line, ne, auc in figures if ne is not None and auc is not None]
+    scale = max((0.0, *(ne for _, ne, _ in valid))) or 1.0
     rows = [
-        [part.get("name"), part.get("kind"), f"{ne:+.4f}", f"{-auc:+.4f}", BAR.format(max(0.0, ne) / (most or 1))]
-        for part, ne, auc in shown
+        [line.get("name"), line.get("kind"), f"{ne:+.4f}", f"{-auc:+.4f}", BAR.format(max(0.0, ne) / scale)]
+        for line, ne, auc in valid
     ]
     note = NOTE.format("How the evaluation changes when a part's values are permuted over the rows.")
     return note + table(IMPORTANCE_COLUMNS, rows, "even") if rows else Markup("")
@@ -218,8 +204,8 @@ def skipped_section(events: Sequence[Line]) -> Markup:
     samples = [sample for line in skipped for sample in line.get("samples") or () if isinstance(sample, dict)]
     columns = [Column(title, "text") for title in SAMPLES.values()]
     rows = [["–" if sample.get(key) is None else sample[key] for key in SAMPLES] for sample in samples[:MOST_SAMPLES]]
-    more = len(samples) - MOST_SAMPLES
-    rest = [NOTE.format(f"{more:,} more are in metrics.jsonl")] if more > 0 else []
+    unlisted = len(samples) - MOST_SAMPLES
+    rest = [NOTE.format(f"{unlisted:,} more are in metrics.jsonl")] if unlisted > 0 else []
     return Markup("").join([*notes, table(columns, rows), *rest])
 
 

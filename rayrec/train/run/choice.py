@@ -31,7 +31,8 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
         tell: called with a message for each newer checkpoint that "whole" skips.
 
     Raises:
-        TrainError: no such checkpoint or no score (the message lists the available steps), or a damaged manifest.
+        TrainError: the checkpoint or its score is missing (the message lists the available steps), or its manifest is
+            damaged.
         NoWholeCheckpointError: all manifests are damaged; with "whole", all checkpoints are damaged.
         StorageError: the checkpoints cannot be read.
     """
@@ -39,20 +40,20 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
         raise TrainError(f"--checkpoint {which}: give newest, whole, best, or the number of a step")
     store = CheckpointStore(folder.checkpoints)
     try:
-        whole, damaged = store.listing()
-        if not whole and not damaged:
+        readable, damaged = store.listing()
+        if not readable and not damaged:
             raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
         if which == BEST:
-            return _best(folder, store, whole, damaged)
+            return _best(folder, store, readable, damaged)
         if which == WHOLE:
-            return _undamaged(store, whole, damaged, tell)
+            return _undamaged(store, readable, damaged, tell)
         if which != NEWEST:
-            return _of_step(folder, int(which), whole, damaged)
-        if not whole:
+            return _of_step(folder, int(which), readable, damaged)
+        if not readable:
             raise no_whole(store.root.path, damaged)
-        if newer := newer_damaged(whole[-1], damaged):
+        if newer := newer_damaged(readable[-1], damaged):
             raise newer[-1]
-        return whole[-1]
+        return readable[-1]
     except DamagedCheckpointError as error:
         raise refused(error) from error
     except OSError as error:
@@ -63,14 +64,16 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
 
 def refused(error: DamagedCheckpointError) -> TrainError:
     """The error of a command for a damaged checkpoint. Only training falls back to an older one automatically."""
-    return TrainError(f"{error}; an older one is read with --checkpoint whole (the newest without damage) or its step")
+    return TrainError(
+        f"{error}; to read an older one, use --checkpoint whole (the newest undamaged one) or --checkpoint STEP"
+    )
 
 
 def _undamaged(
-    store: CheckpointStore, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError], tell: Tell
+    store: CheckpointStore, readable: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError], tell: Tell
 ) -> Checkpoint:
     damaged = list(damaged)
-    for checkpoint in reversed(whole):
+    for checkpoint in reversed(readable):
         if damages := store.damages(checkpoint):
             damaged.append(DamagedCheckpointError(checkpoint.path, damages))
             continue
@@ -81,7 +84,7 @@ def _undamaged(
 
 
 def _best(
-    folder: RunFolder, store: CheckpointStore, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
+    folder: RunFolder, store: CheckpointStore, readable: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
 ) -> Checkpoint:
     config = folder.read_config()
     metric = value_at(config, "storage.keep_best")
@@ -89,15 +92,15 @@ def _best(
     if best is None:
         raise TrainError(
             f"--checkpoint best: {folder.path} was trained without storage.keep_best, so no checkpoint has a score; "
-            f"give newest or a step ({_steps(whole)})"
+            f"give newest or a step ({_steps(readable)})"
         )
     errors = {error.name: error for error in damaged}
-    by_name = {checkpoint.name: checkpoint for checkpoint in whole}
+    by_name = {checkpoint.name: checkpoint for checkpoint in readable}
     name = best_of(store.root, [*by_name, *errors], best)
     if name is None:
         raise TrainError(
             f"--checkpoint best: no checkpoint of {folder.path} has a score of storage.keep_best={metric} yet; give "
-            f"newest or a step ({_steps(whole)})"
+            f"newest or a step ({_steps(readable)})"
         )
     if name in errors:
         raise errors[name]
@@ -105,7 +108,7 @@ def _best(
 
 
 def best_so_far(folder: RunFolder) -> dict[str, Any] | None:
-    """`metric`, `value`, `step` and `checkpoint` of the best checkpoint; None if there is none or it is unreadable."""
+    """`metric`, `value`, `step` and `checkpoint` of the best checkpoint; None if missing or unreadable."""
     metric = value_at(folder.read_config(), "storage.keep_best")
     if metric is None:
         return None
@@ -118,23 +121,25 @@ def best_so_far(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _of_step(
-    folder: RunFolder, step: int, whole: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
+    folder: RunFolder, step: int, readable: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
 ) -> Checkpoint:
     """The newest checkpoint of this step; a later attempt may have reached the same step again."""
-    by_name: dict[str, Checkpoint | DamagedCheckpointError] = {item.name: item for item in whole}
+    by_name: dict[str, Checkpoint | DamagedCheckpointError] = {item.name: item for item in readable}
     by_name |= {error.name: error for error in damaged}
     names = sorted((name for name in by_name if _order(name)[1] == step), key=_order)
     if not names:
-        raise TrainError(f"--checkpoint {step}: {folder.path} has no checkpoint of that step; it has {_steps(whole)}")
+        raise TrainError(
+            f"--checkpoint {step}: {folder.path} has no checkpoint of that step; it has {_steps(readable)}"
+        )
     newest = by_name[names[-1]]
     if isinstance(newest, DamagedCheckpointError):
         raise newest
     return newest
 
 
-def _steps(whole: Sequence[Checkpoint]) -> str:
-    steps = sorted({checkpoint.step for checkpoint in whole})
-    return "none that is whole" if not steps else ", ".join(map(str, steps))
+def _steps(readable: Sequence[Checkpoint]) -> str:
+    steps = sorted({checkpoint.step for checkpoint in readable})
+    return "no undamaged one" if not steps else ", ".join(map(str, steps))
 
 
 def _order(name: str) -> tuple[int, int]:

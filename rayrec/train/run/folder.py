@@ -68,16 +68,16 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    config = _File("config.yaml", "The config with all that the run has resolved.")
-    given = _File("given.yaml", "The config as the last launch gave it, with absolute paths and defaults.")
+    config = _File("config.yaml", "The config with all resolved values.")
+    given = _File("given.yaml", "The config passed to the last launch, with absolute paths and defaults.")
     plan = _File("plan.json")
     metrics = _File("metrics.jsonl")
-    footers = _File("footers.arrow", "What the data's footers said, so that the same command again need not read all.")
+    footers = _File("footers.arrow", "Cached footers of the data files, so that a relaunch need not read them again.")
     result = _File("result.json")
-    exports = _File("exports.jsonl", "A line for each export that was made of the run.")
+    exports = _File("exports.jsonl", "One line per export of the run.")
     report = _File("report.html")
     tensorboard = _File("tensorboard")
-    ray_state = _File(".ray_train", "Where Ray Train keeps its own notes; not a part of the run.")
+    ray_state = _File(".ray_train", "Ray Train's state, which is not part of the run.")
 
     @property
     def checkpoints(self) -> str:
@@ -126,7 +126,7 @@ class RunFolder:
             yield
 
     def read_config(self) -> dict[str, Any] | None:
-        """The resolved config of the last launch; None if there is none."""
+        """The resolved config of the last launch; None before the first."""
         return _read_config(self.config)
 
     def read_given(self) -> dict[str, Any] | None:
@@ -134,7 +134,7 @@ class RunFolder:
         return _read_config(self.given) or self.read_config()
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result of an earlier launch that finished; None if there is none."""
+        """The result of an earlier launch that finished; None without one."""
         try:
             raw = json.loads(self.result.read_text(encoding="utf-8"))
         except (FileNotFoundError, json.JSONDecodeError):
@@ -165,17 +165,17 @@ class RunFolder:
         if not self.path.exists():
             return None
         if self.remote is not None:
-            raise StorageError(f"--fresh: {self.remote} is no folder that could be set aside; take another --name")
-        aside = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+            raise StorageError(f"--fresh: {self.remote} is remote and cannot be renamed; choose another --name")
+        backup = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
         number = 1
-        while aside.exists():
+        while backup.exists():
             number += 1
-            aside = aside.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{number}")
+            backup = backup.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{number}")
         try:
-            self.path.rename(aside)
+            self.path.rename(backup)
         except OSError as error:
-            raise StorageError(f"--fresh: {self.path} cannot be moved to {aside}: {error.strerror}") from None
-        return aside
+            raise StorageError(f"--fresh: {self.path} cannot be moved to {backup}: {error.strerror}") from None
+        return backup
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:
@@ -201,16 +201,16 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
         raise _unusable(folder, error, "read") from error
 
 
-def _unusable(folder: RunFolder, error: OSError, how: str) -> StorageError:
+def _unusable(folder: RunFolder, error: OSError, verb: str) -> StorageError:
     return StorageError(
-        f"{error.filename or folder.checkpoints} cannot be {how} ({error.strerror or error}); nothing was started, "
+        f"{error.filename or folder.checkpoints} cannot be {verb} ({error.strerror or error}); nothing was started, "
         f"so that no checkpoint is lost: check storage and permissions, and run the same command again"
     )
 
 
 @contextmanager
 def leased(folder: RunFolder, tell: Callable[[str], object]) -> Iterator[Lease]:
-    """Hold the lease on a run's checkpoints, which also excludes launches on other machines, unlike the folder lock.
+    """Hold the lease on a run's checkpoints. It also excludes launches on other machines; the folder lock does not.
 
     Args:
         tell: called with a message while waiting for another launch.
@@ -253,7 +253,7 @@ def refuse_other_config(folder: RunFolder, before: Mapping[str, Any], now: Mappi
     changes = refused_changes(before, now)
     if changes:
         raise StorageError(
-            f"run folder {folder.path} holds checkpoints of a run with another config ({'; '.join(changes)}); take "
-            f"another --name, go back to that config, or start over with --fresh (the earlier run is set aside, not "
-            f"deleted)"
+            f"run folder {folder.path} holds checkpoints of a run with another config ({'; '.join(changes)}); choose "
+            f"another --name, restore that config, or start over with --fresh (which renames the earlier run and does "
+            f"not delete it)"
         )

@@ -28,7 +28,7 @@ from rayrec.train.tolerance import Tolerance
 Record = dict[str, Any]
 # Record fields that are not model metrics. Lookups per table are long; they are in metrics.jsonl only.
 NOT_METRICS = frozenset({"kind", "step", "time", "attempt", "partial", "tables"})
-Waiting = tuple[int, str]  # number of collectives that a rank has begun, and the code location where it waits
+Waiting = tuple[int, str]  # number of collectives that a rank has started, and the code location of its wait
 
 
 class Mailbox:
@@ -46,7 +46,7 @@ class Mailbox:
         self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
-        """Begin an attempt. Every rank calls this; the leader increments the attempt number.
+        """Start an attempt. Every rank calls this; the leader increments the attempt number.
 
         Returns:
             Whether the run has already failed.
@@ -201,7 +201,7 @@ class RunState:
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of a train or eval record by path, such as `train/loss` and `eval/tasks/click/auc`."""
+    """Metrics of a train or eval record by path, for example `train/loss` and `eval/tasks/click/auc`."""
     metrics = flat({record["kind"]: {name: value for name, value in record.items() if name not in NOT_METRICS}}, "/")
     return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
 

@@ -101,7 +101,7 @@ class Mirror:
         self._log = None if self._remote is None else _Log(folder.metrics, self._remote)
 
     def pull(self, writes: bool = True) -> None:
-        """Replace the local files with those of the storage.
+        """Replace the local files with the files in the storage.
 
         Args:
             writes: Also check that the storage can be written.

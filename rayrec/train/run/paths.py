@@ -1,4 +1,4 @@
-"""Makes relative paths of a config absolute, also in a Ray job, whose working folder is temporary."""
+"""Makes relative paths of a config absolute. The working folder of a Ray job is temporary."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
     Raises:
         TrainError: in a job, a relative data path is not in the submitted working folder.
     """
-    here = root or Path.cwd()
-    home = Path.home() / "rayrec" if root is None and in_job_package(here) else here
+    base = root or Path.cwd()
+    in_job = root is None and in_job_package(base)
+    home = Path.home() / "rayrec" if in_job else base
     raw = config.to_dict()
-    sets = {field: raw["data"][field] for field in ("train", "eval", "test")}
-    sets |= {f"eval_sets.{name}": one for name, one in raw["data"]["eval_sets"].items()}
-    if root is None and in_job_package(here):
-        for field, given in sets.items():
-            for data in _sections(given):
-                _refuse_left_behind(data["path"], f"data.{field}", here)
-    for data in (one for given in sets.values() for one in _sections(given)):
-        data["path"], data["index"] = _absolute(data["path"], here), _absolute(data["index"], here)
+    fields = {field: raw["data"][field] for field in ("train", "eval", "test")}
+    fields |= {f"eval_sets.{name}": section for name, section in raw["data"]["eval_sets"].items()}
+    for field, value in fields.items():
+        for data in _sections(value):
+            if in_job:
+                _refuse_left_behind(data["path"], f"data.{field}", base)
+            data["path"], data["index"] = _absolute(data["path"], base), _absolute(data["index"], base)
     for field in ("plan", "calibration"):
-        raw["sharding"][field] = _absolute(raw["sharding"][field], here)
+        raw["sharding"][field] = _absolute(raw["sharding"][field], base)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)
     if raw["init_from"] is not None:
         raw["init_from"]["path"] = _absolute(raw["init_from"]["path"], home)
-    found = TrainConfig(**raw)
-    return found.model_copy(update={"data_schema": found.data_schema.with_paths_from(here)})
+    absolute = TrainConfig(**raw)
+    return absolute.model_copy(update={"data_schema": absolute.data_schema.with_paths_from(base)})
 
 
 def in_job_package(folder: Path) -> bool:
     """Whether a folder is Ray's copy of a job's `--working-dir`."""
-    return any(part.startswith("_ray_pkg_") for part in folder.parts)
+    return any(name.startswith("_ray_pkg_") for name in folder.parts)
 
 
 def _sections(data: Any) -> list[dict[str, Any]]:
@@ -50,11 +50,11 @@ def _sections(data: Any) -> list[dict[str, Any]]:
 
 
 def _refuse_left_behind(path: Any, field: str, here: Path) -> None:
-    for one in path if isinstance(path, list) else [path]:
-        relative = "://" not in one and not Path(one).expanduser().is_absolute()
-        if relative and not any(here.glob(one)):
+    for pattern in path if isinstance(path, list) else [path]:
+        relative = "://" not in pattern and not Path(pattern).expanduser().is_absolute()
+        if relative and not any(here.glob(pattern)):
             raise TrainError(
-                f"{field}: {one} is not in the job's copy of the working folder, which leaves out what git ignores; "
+                f"{field}: {pattern} is not in the job's copy of the working folder, which omits git-ignored files; "
                 f"name a path that every node sees (--set {field}=/…, or --root FOLDER for all relative paths), or "
                 f"submit with RAY_RUNTIME_ENV_IGNORE_GITIGNORE=1 to send all files along"
             )
@@ -62,7 +62,7 @@ def _refuse_left_behind(path: Any, field: str, here: Path) -> None:
 
 def _absolute(path: Any, root: Path) -> Any:
     if isinstance(path, list):
-        return [_absolute(one, root) for one in path]
+        return [_absolute(item, root) for item in path]
     if path is None or "://" in path:
         return path
     return str((root / Path(path).expanduser()).absolute())

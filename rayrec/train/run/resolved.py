@@ -35,10 +35,10 @@ class ResolvedValues:
         """The config with its open fields set to these values."""
         raw = config.to_dict()
         for path, section, key in _resolvable(raw):
-            value, own = self._values.get(path), section.get(key)
-            if isinstance(own, Mapping):
-                section[key] = {**(value or {}), **own}
-            elif own is None:
+            value, configured = self._values.get(path), section.get(key)
+            if isinstance(configured, Mapping):
+                section[key] = {**(value or {}), **configured}
+            elif configured is None:
                 section[key] = value
         return TrainConfig(**raw)
 

@@ -14,8 +14,8 @@ class Result:
 
     Args:
         folder: the run folder.
-        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; with several labels those of
-            the first, and of all by name in `tasks`; None without evaluation data.
+        eval: `auc`, `ne`, `logloss`, `calibration`, `samples` of the last evaluation; None without evaluation data.
+            With several labels, these are the metrics of the first label, and `tasks` has the metrics of each.
         train: metrics of the last logged step, and rows and seconds of the whole training.
         checkpoint: folder of the last checkpoint.
         recoveries: number of times a lost worker group was replaced in the launch that finished the run.

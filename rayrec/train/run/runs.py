@@ -26,20 +26,20 @@ def find_runs(folder: Path) -> list[RunRecord]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder; give a run's storage.path")
-    found = [read_run(path, brief=True) for path in folder.iterdir() if (path / "config.yaml").is_file()]
-    return sorted(found, key=lambda run: run.first_time or 0.0, reverse=True)
+    runs = [read_run(path, brief=True) for path in folder.iterdir() if (path / "config.yaml").is_file()]
+    return sorted(runs, key=lambda run: run.first_time or 0.0, reverse=True)
 
 
 def list_table(runs: Sequence[RunRecord]) -> Table:
     """One row per run: status and metrics."""
-    shown = table("run", "status", "began", "minutes>", "steps>", "workers>", "samples/s>", "AUC>", "NE>")
+    listing = table("run", "status", "began", "minutes>", "steps>", "workers>", "samples/s>", "AUC>", "NE>")
     for run in runs:
         scores, result = last_figures(run), run.result or {}
         began = "–" if run.first_time is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.first_time))
         lasted = None if run.first_time is None or run.last_time is None else (run.last_time - run.first_time) / 60
         world = number(result, "world_size") or (run.plan.min_world_size if run.plan else None)
         speed = number(result, "samples_per_second")
-        shown.add_row(
+        listing.add_row(
             run.name,
             run.status,
             began,
@@ -50,25 +50,25 @@ def list_table(runs: Sequence[RunRecord]) -> Table:
             format_metric(number(scores, "auc")),
             format_metric(number(scores, "ne")),
         )
-    return shown
+    return listing
 
 
 def compare_table(runs: Sequence[RunRecord]) -> Table:
     """One column per run: final metrics, and config fields that differ."""
-    shown = table("", *(f"{run.name}>" for run in runs))
+    comparison = table("", *(f"{run.name}>" for run in runs))
     scores = [last_figures(run) for run in runs]
-    shown.add_row("status", *(run.status for run in runs))
-    shown.add_row("steps", *(f"{run.steps:,}" for run in runs))
+    comparison.add_row("status", *(run.status for run in runs))
+    comparison.add_row("steps", *(f"{run.steps:,}" for run in runs))
     for name in ("auc", "gauc", "ne", "logloss", "calibration", "auprc"):
         if any(number(line, name) is not None for line in scores):
-            shown.add_row(name, *(format_metric(number(line, name)) for line in scores))
-    shown.add_section()
+            comparison.add_row(name, *(format_metric(number(line, name)) for line in scores))
+    comparison.add_section()
     fields = differing(runs)
     for name, values in list(fields.items())[:MOST_FIELDS]:
-        shown.add_row(name, *("–" if value is None else str(value) for value in values))
+        comparison.add_row(name, *("–" if value is None else str(value) for value in values))
     if len(fields) > MOST_FIELDS:
-        shown.caption = f"and {len(fields) - MOST_FIELDS} more fields; see the page"
-    return shown
+        comparison.caption = f"and {len(fields) - MOST_FIELDS} more fields; see the page"
+    return comparison
 
 
 def write_comparison(runs: Sequence[RunRecord], path: Path) -> None:

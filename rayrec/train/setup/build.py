@@ -67,7 +67,7 @@ def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
 
 
 def rows_of(config: TrainConfig) -> dict[str, int]:
-    """Feature → number of rows that its ids map to: that of the smallest table that reads it."""
+    """Feature → number of rows that its ids map to: the smallest `rows` of the tables that read it."""
     return rows_of_tables((table.rows, table.features) for table in config.tables)
 
 
@@ -79,9 +79,9 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     """
     make = factory or _factory(config)
     torch.manual_seed(config.trainer.seed)
-    where = f"model.factory={config.model.factory}" if config.model.factory else f"model.name={config.model.name}"
+    subject = f"model.factory={config.model.factory}" if config.model.factory else f"model.name={config.model.name}"
     if factory is not None:
-        where = f"the factory {getattr(factory, '__name__', factory)}"
+        subject = f"the factory {getattr(factory, '__name__', factory)}"
     schema = config.data_schema
     extra: dict[str, Any] = {"is_weighted": True} if schema.weighted else {}
     if schema.task_names is not None:
@@ -89,7 +89,7 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     if "number" in schema.label_kinds:
         extra["label_kinds"] = list(schema.label_kinds)
     try:
-        made = make(
+        module = make(
             tables=tables(config),
             num_dense=schema.num_dense,
             device=device,
@@ -97,24 +97,24 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
             **config.model.args,
         )
     except TypeError as error:
-        raise TrainError(f"model.args: {where} does not take them: {error}") from error
-    if not isinstance(made, nn.Module):
-        raise TrainError(f"{where} returned {type(made).__name__}; an nn.Module is needed")
-    _set_loss(config, made)
-    _check_frozen(config, made)
-    return made
+        raise TrainError(f"model.args: {subject} does not accept them: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise TrainError(f"{subject} returned {type(module).__name__}; an nn.Module is needed")
+    _set_loss(config, module)
+    _check_frozen(config, module)
+    return module
 
 
 def _factory(config: TrainConfig) -> Factory:
     if config.model.factory is not None:
         return import_factory(config.model.factory)
     if config.model.name is None:
-        raise TrainError(f"model: give `name` (built in: {', '.join(BUILT_IN)}) or `factory` (your own)")
+        raise TrainError(f"model: set `name` (built in: {', '.join(BUILT_IN)}) or `factory` (a custom model)")
     if config.model.name not in BUILT_IN:
         names = ", ".join(BUILT_IN)
         raise TrainError(
-            f"model.name: there is no built-in model {config.model.name!r}{suggestion(config.model.name, BUILT_IN)} "
-            f"(built in: {names}); for a model of your own set model.factory to package.module:function"
+            f"model.name: no built-in model is named {config.model.name!r}{suggestion(config.model.name, BUILT_IN)} "
+            f"(built in: {names}); for a custom model set model.factory to package.module:function"
         )
     return BUILT_IN[config.model.name]
 
@@ -126,7 +126,7 @@ def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any
         field: config field named in errors.
 
     Raises:
-        TrainError: the module cannot be imported, or has no such callable.
+        TrainError: the module cannot be imported, or does not define the callable.
     """
     module_name, _, name = path.partition(":")
     if os.getcwd() not in sys.path:
@@ -135,7 +135,7 @@ def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise TrainError(
-            f"{field}: {module_name!r} cannot be imported ({error}); it must be installed, or lie in the working "
+            f"{field}: {module_name!r} cannot be imported ({error}); install it, or move it to the working "
             f"folder {os.getcwd()}"
         ) from error
     factory = getattr(module, name, None)
@@ -147,16 +147,16 @@ def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any
 def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
     """Planner constraints by table name."""
     features = {table.name: len(table.features) for table in config.tables}
-    return {name: _constraint(given, features[name]) for name, given in config.sharding.constraints.items()}
+    return {name: _constraint(section, features[name]) for name, section in config.sharding.constraints.items()}
 
 
-def _constraint(given: ConstraintConfig, num_features: int) -> ParameterConstraints:
-    pooling = given.pooling_factor
+def _constraint(section: ConstraintConfig, num_features: int) -> ParameterConstraints:
+    pooling, load_factor = section.pooling_factor, section.cache_load_factor
     return ParameterConstraints(
-        sharding_types=given.sharding_types,
-        compute_kernels=given.compute_kernels,
-        min_partition=given.min_partition,
-        cache_params=None if given.cache_load_factor is None else CacheParams(load_factor=given.cache_load_factor),
+        sharding_types=section.sharding_types,
+        compute_kernels=section.compute_kernels,
+        min_partition=section.min_partition,
+        cache_params=None if load_factor is None else CacheParams(load_factor=load_factor),
         pooling_factors=None if pooling is None else [pooling] * num_features,
     )
 
@@ -165,20 +165,20 @@ def fused_params(sparse: SparseOptimizerConfig) -> dict[str, Any]:
     """The embedding optimizer as `fused_params` of a sharder."""
     rule = RULES[sparse.kind]
     read = {name: getattr(sparse, name) for name in sorted(rule.reads) if hasattr(sparse, name)}
-    both = {"weight_decay": sparse.weight_decay, "stochastic_rounding": sparse.stochastic_rounding}
-    return {"optimizer": rule.kind, "learning_rate": sparse.lr, **read, **both}
+    common = {"weight_decay": sparse.weight_decay, "stochastic_rounding": sparse.stochastic_rounding}
+    return {"optimizer": rule.kind, "learning_rate": sparse.lr, **read, **common}
 
 
 def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
     """One sharder per type of embedding collection that a model may contain."""
     optimizers, codec = config.optimizers, _codec(config)
     params = fused_params(optimizers.sparse)
-    own = {name: fused_params(optimizers.of_table(name)) for name in optimizers.tables}
+    by_table = {name: fused_params(optimizers.of_table(name)) for name in optimizers.tables}
     for table in frozen_tables(config):
-        # A learning rate of 0 gives frozen tables a kernel of their own; `worker/dense_update.py` keeps its rate at 0.
-        own[table] = {**fused_params(optimizers.of_table(table)), "learning_rate": 0.0}
+        # A learning rate of 0 puts frozen tables in a separate kernel; `worker/dense_update.py` keeps its rate at 0.
+        by_table[table] = {**fused_params(optimizers.of_table(table)), "learning_rate": 0.0}
     kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
-    return [kind(fused_params=params, by_table=own, codec=codec) for kind in kinds]
+    return [kind(fused_params=params, by_table=by_table, codec=codec) for kind in kinds]
 
 
 def frozen(config: TrainConfig, name: str) -> float:
@@ -200,20 +200,20 @@ def _check_frozen(config: TrainConfig, module: nn.Module) -> None:
     for number, freeze in enumerate(config.optimizers.freeze):
         if not any(fnmatchcase(name, freeze.names) for name in names):
             raise TrainError(
-                f"optimizers.freeze.{number}.names: nothing is called {freeze.names!r}"
-                f"{suggestion(freeze.names, names)} (there are {', '.join(names)})"
+                f"optimizers.freeze.{number}.names: no table or parameter matches {freeze.names!r}"
+                f"{suggestion(freeze.names, names)} (available: {', '.join(names)})"
             )
 
 
 def _set_loss(config: TrainConfig, module: nn.Module) -> None:
-    wanted = Loss(**config.model.loss.model_dump())
-    heads = [part for part in module.modules() if isinstance(part, Head)]
-    if wanted != BCE and not heads:
+    loss = Loss(**config.model.loss.model_dump())
+    heads = [submodule for submodule in module.modules() if isinstance(submodule, Head)]
+    if loss != BCE and not heads:
         raise TrainError(
-            "model.loss: the model computes a loss of its own; end it with a rayrec.models.Head, or take model.loss out"
+            "model.loss: the model computes its own loss; end it with a rayrec.models.Head, or remove model.loss"
         )
     for head in heads:
-        head.loss = wanted
+        head.loss = loss
 
 
 def _codec(config: TrainConfig) -> Codec:
@@ -225,13 +225,13 @@ def _codec(config: TrainConfig) -> Codec:
 def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter]) -> KeyedOptimizer:
     """The optimizer of dense parameters and of tables with a dense kernel, with gradient clipping if configured."""
     dense = config.optimizers.dense
-    made = KeyedOptimizerWrapper(
+    optimizer = KeyedOptimizerWrapper(
         dict(parameters),
-        lambda given: DENSE_OPTIMIZERS[dense.kind](given, lr=dense.lr, weight_decay=dense.weight_decay),
+        lambda params: DENSE_OPTIMIZERS[dense.kind](params, lr=dense.lr, weight_decay=dense.weight_decay),
     )
     if dense.max_gradient_norm is None:
-        return made
-    return GradientClippingOptimizer(made, GradientClipping.NORM, dense.max_gradient_norm)
+        return optimizer
+    return GradientClippingOptimizer(optimizer, GradientClipping.NORM, dense.max_gradient_norm)
 
 
 def given_plan(config: TrainConfig, world_size: int, replicas: int = 1) -> ShardingPlan | None:
@@ -281,19 +281,19 @@ def calibration(config: TrainConfig) -> Calibration | None:
     try:
         return Calibration.read(path)
     except ValueError as error:
-        where = "sharding.calibration" if named else "found in storage.path"
-        raise TrainError(f"{where}: {error}") from None
+        source = "sharding.calibration" if named else "found in storage.path"
+        raise TrainError(f"{source}: {error}") from None
 
 
 def _check_plan_tables(plan: ShardingPlan, config: TrainConfig, path: str) -> None:
     shapes = {name: sharding.shape for sharded in plan.plan.values() for name, sharding in sharded.items()}
     for table in config.tables:
-        wanted = (table.rows, table.dim)
-        if shapes.get(table.name) != wanted:
-            has = f"has it as {shapes[table.name]}" if table.name in shapes else "does not have it"
+        shape = (table.rows, table.dim)
+        if shapes.get(table.name) != shape:
+            planned = f"has it as {shapes[table.name]}" if table.name in shapes else "does not have it"
             raise TrainError(
-                f"sharding.plan: table {table.name!r} is {wanted} (rows, dim) in the config, "
-                f"but {path} {has}; plan anew"
+                f"sharding.plan: table {table.name!r} is {shape} (rows, dim) in the config, "
+                f"but {path} {planned}; make a new plan with `rayrec plan`"
             )
 
 
@@ -309,10 +309,10 @@ def plan_memory(
     weights, state = [0] * world_size, [0] * world_size
     for _, sharding, shard in plan.shards():
         rows, cols = shard.shape
-        own = rows * cols * bytes_of[shard.table]
-        weights[shard.rank] += own
+        weight_bytes = rows * cols * bytes_of[shard.table]
+        weights[shard.rank] += weight_bytes
         if EmbeddingComputeKernel(sharding.compute_kernel) is EmbeddingComputeKernel.DENSE:
-            state[shard.rank] += own * (1 + STATE_PER_ELEMENT[dense])
+            state[shard.rank] += weight_bytes * (1 + STATE_PER_ELEMENT[dense])
         else:
             row_bytes, element_bytes = RULES[config.optimizers.of_table(shard.table).kind].state_bytes
             state[shard.rank] += rows * (cols * element_bytes + row_bytes)

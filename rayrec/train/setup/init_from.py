@@ -1,4 +1,4 @@
-"""Warm start: finds the initial checkpoint of a new run, and the table rows whose ids are unchanged."""
+"""Warm start: finds the initial checkpoint of a new run, and the table rows that keep their ids."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class WarmStart:
 
 
 def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmStart | None:
-    """The warm start that `init_from` requests; None if not set.
+    """The warm start set by `init_from`; None if not set.
 
     Args:
         mapping: fingerprint of this run's id mapping, by feature.
 
     Raises:
-        TrainError: no such checkpoint, or ids of a table would map to other rows.
+        TrainError: the checkpoint does not exist, or ids of a table would map to other rows.
         StorageError: the checkpoint cannot be read.
     """
     init = config.init_from
@@ -68,33 +68,34 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
         if source is None or source not in stored_tables:
             continue
         for feature in table.features:
-            before = (checkpoint.manifest.mapping or {}).get(feature)
-            if before is not None:
-                where = f"init_from: table {table.name!r}: feature {feature!r}"
-                same = _same_rows(where, before, mapping[feature], vocabularies.get(feature))
+            stored = (checkpoint.manifest.mapping or {}).get(feature)
+            if stored is not None:
+                subject = f"init_from: table {table.name!r}: feature {feature!r}"
+                same = _same_rows(subject, stored, mapping[feature], vocabularies.get(feature))
                 rows[table.name] = min(same, rows.get(table.name, ALL))
     return WarmStart(root=store.root.path, checkpoint=checkpoint, names=names, rows=rows)
 
 
-def _same_rows(where: str, before: Fingerprint, now: Fingerprint, vocabulary: Vocabulary | None) -> int:
+def _same_rows(subject: str, stored: Fingerprint, current: Fingerprint, vocabulary: Vocabulary | None) -> int:
     """Number of leading rows that map the same ids in both runs.
 
     Raises:
         TrainError: existing ids would map to other rows.
     """
-    fix = "; map its ids as there, or list the table in init_from.fresh"
-    if vocabulary is None or before["mapping"] != "vocabulary":
-        for name in differing(before, now):
-            what = f"{name} was {before.get(name)} and is {now.get(name)}"
-            raise TrainError(f"{where}: its ids would mean other rows: {what}{fix}")
+    fix = "; use the mapping of that run, or list the table in init_from.fresh"
+    if vocabulary is None or stored["mapping"] != "vocabulary":
+        for name in differing(stored, current):
+            change = f"{name} was {stored.get(name)} and is {current.get(name)}"
+            raise TrainError(f"{subject}: its ids would map to other rows: {change}{fix}")
         return ALL
     for name in ("hash_law", "oov_rows"):
-        if before[name] != now[name]:
-            raise TrainError(f"{where}: {name} was {before[name]} and is {now[name]}{fix}")
-    size = int(before["vocabulary_size"])
-    if now["vocabulary_size"] < size or vocabulary_checksum(vocabulary.path, size) != before["vocabulary_checksum"]:
+        if stored[name] != current[name]:
+            raise TrainError(f"{subject}: {name} was {stored[name]} and is {current[name]}{fix}")
+    size = int(stored["vocabulary_size"])
+    longer = current["vocabulary_size"] >= size
+    if not longer or vocabulary_checksum(vocabulary.path, size) != stored["vocabulary_checksum"]:
         raise TrainError(
-            f"{where}: the first {size:,} ids of {vocabulary.path} are not those that it was trained with; new ids go "
-            f"to the end of a vocabulary{fix}"
+            f"{subject}: the first {size:,} ids of {vocabulary.path} differ from the ids of that run; append new ids "
+            f"to the end of the vocabulary{fix}"
         )
     return vocabulary.oov_rows + size

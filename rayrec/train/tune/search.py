@@ -91,8 +91,8 @@ class _Reports(Display):
 
         figures = {name: value for name, value in record.items() if isinstance(value, (int, float))}
         if self._metric not in figures:
-            there = ", ".join(sorted(figures))
-            self.problem = TrainError(f"evaluations have no figure {self._metric!r}; there are {there}")
+            available = ", ".join(sorted(figures))
+            self.problem = TrainError(f"evaluations have no metric {self._metric!r}; available: {available}")
             return
         self.count += 1
         tune.report({**figures, "evaluations": self.count})
@@ -124,7 +124,7 @@ def tune(
         trials = _trials(results, search)
     _write(folder_of(config), config.to_dict(), search, trials)
     if all(trial.score is None for trial in trials):
-        raise TrainError(f"no trial came to an evaluation: {next((t.error for t in trials if t.error), 'all stopped')}")
+        raise TrainError(f"no trial reached an evaluation: {next((t.error for t in trials if t.error), 'all stopped')}")
     return trials
 
 
@@ -135,16 +135,16 @@ def check_metric(metric: str, config: TrainConfig) -> None:
         TrainError: they do not; lists the available metrics.
     """
     numbers, groups = config.data_schema.label_kinds[0] == "number", config.data_schema.group is not None
-    known = [
+    available = [
         name
         for name in get_args(Metric)
         if (name in OF_NUMBERS if numbers else name not in ONLY_OF_NUMBERS) and (groups or name not in OF_GROUPS)
     ]
-    known += [own.name for own in config.trainer.metrics]
-    if metric not in known:
-        why = "only of rows with groups (schema.group)" if metric in OF_GROUPS and not groups else "no such figure"
-        there = f"{suggestion(metric, known)} (evaluations of this config have {', '.join(known)})"
-        raise TrainError(f"metric={metric}: {why}{there}")
+    available += [additional.name for additional in config.trainer.metrics]
+    if metric not in available:
+        reason = "needs schema.group" if metric in OF_GROUPS and not groups else "not computed"
+        hint = f"{suggestion(metric, available)} (evaluations of this config have {', '.join(available)})"
+        raise TrainError(f"metric={metric}: {reason}{hint}")
 
 
 def _run(
@@ -175,9 +175,8 @@ def _run(
     trainable = ray_tune.with_resources(run_trial, {"CPU": 1 if alone else NEARLY_NONE})
     state, files = _state_of(folder)
     if ray_tune.Tuner.can_restore(f"{state}/{STATE}", **files):
-        display.say("going on with the search that was stopped", style="yellow")
-        where = f"{state}/{STATE}"
-        tuner = ray_tune.Tuner.restore(where, trainable, resume_errored=True, param_space=space, **files)
+        display.say("resuming the interrupted search", style="yellow")
+        tuner = ray_tune.Tuner.restore(f"{state}/{STATE}", trainable, resume_errored=True, param_space=space, **files)
     else:
         grace = search.grace or max(2, config.trainer.epochs // 3)
         scheduler = ASHAScheduler(time_attr="evaluations", max_t=NEVER, grace_period=grace, reduction_factor=2)
@@ -215,10 +214,10 @@ def _train_one(
     from rayrec.train.trainer import Trainer
 
     name = ray_tune.get_context().get_trial_name()
-    own = {**with_values(config.to_dict(), values), "name": name}
-    own["storage"] = {**own["storage"], "path": folder_of(config)}
+    trial = {**with_values(config.to_dict(), values), "name": name}
+    trial["storage"] = {**trial["storage"], "path": folder_of(config)}
     reports = _Reports(metric)
-    result = _when_free(Trainer(parse_config(own), factory=factory, display=reports, callbacks=callbacks).fit)
+    result = _when_free(Trainer(parse_config(trial), factory=factory, display=reports, callbacks=callbacks).fit)
     if not reports.count and result.eval is not None:  # the run finished before an interruption, but was not reported
         reports.evaluation(result.eval)
     if reports.problem is not None:
@@ -226,7 +225,7 @@ def _train_one(
 
 
 def _when_free(fit: Callable[[], Result]) -> Result:
-    """Call `fit` when the run folder is free: trials of a killed search live on for some seconds."""
+    """Call `fit` when the run folder is free: trials of a killed search may run for some more seconds."""
     until = time.monotonic() + OUTLIVES_S
     while True:
         try:
@@ -256,27 +255,27 @@ def _state_of(folder: str) -> tuple[str, dict[str, Any]]:
 
 
 def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any]) -> Any:
-    """The search algorithm. The first trial uses the config's own values if the space contains them.
+    """The search algorithm. The first trial uses the values of the config if the space contains them.
 
     Raises:
         TrainError: an unknown algorithm, or its package is not installed.
     """
     raw = config.to_dict()
-    own = {field: value_at(raw, field) for field in space}
-    first = [own] if all(holds(space[field], value) for field, value in own.items()) else []
+    configured = {field: value_at(raw, field) for field in space}
+    initial = [configured] if all(holds(space[field], value) for field, value in configured.items()) else []
     if search.algorithm == "random":
         from ray.tune.search.basic_variant import BasicVariantGenerator
 
-        return BasicVariantGenerator(random_state=search.seed, points_to_evaluate=first)
+        return BasicVariantGenerator(random_state=search.seed, points_to_evaluate=initial)
     if search.algorithm != "optuna":
-        raise TrainError(f"search={search.algorithm!r}: there are random, optuna")
+        raise TrainError(f"search={search.algorithm!r}: allowed: random, optuna")
     if importlib.util.find_spec("optuna") is None:
         raise TrainError("search=optuna: not installed; pip install rayrec[search]")
     import optuna
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return OptunaSearch(seed=search.seed, points_to_evaluate=first)
+    return OptunaSearch(seed=search.seed, points_to_evaluate=initial)
 
 
 def _trials(results: Any, search: Search) -> list[Trial]:

@@ -32,7 +32,7 @@ class Trial:
 
 
 def progress_of(metric: str, mode: str, count: int, display: Display | None = None) -> Any:
-    """A Ray Tune callback that prints finished trials. Ray Tune pickles it to resume a search, then with a new display.
+    """A Ray Tune callback that prints finished trials. An unpickled copy, as in a resumed search, has a new display.
 
     Args:
         metric: the metric to optimize.
@@ -41,7 +41,7 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
     """
     from ray.tune import Callback
 
-    shown, better = display or Display(), min if mode == "min" else max
+    output, better = display or Display(), min if mode == "min" else max
 
     class Progress(Callback):
         def __init__(self) -> None:
@@ -53,7 +53,7 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             last = trial.last_result or {}
             value, times = last.get(metric), last.get("evaluations", 0)
-            self.best = better((one for one in (self.best, value) if one is not None), default=None)
+            self.best = better((score for score in (self.best, value) if score is not None), default=None)
             self._say(f"{trial}: {metric} {format_metric(value)} after {times} evaluation{'' if times == 1 else 's'}")
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
@@ -61,7 +61,7 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
 
         def _say(self, text: str) -> None:
             self.ended += 1
-            shown.say(f"{text} ({self.ended} of {count} trials, best {format_metric(self.best)})")
+            output.say(f"{text} ({self.ended} of {count} trials, best {format_metric(self.best)})")
 
     return Progress()
 
@@ -69,12 +69,12 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
 def trials_table(trials: Sequence[Trial], metric: str) -> Table:
     """One row per trial, in the given order: score, evaluations, sampled values."""
     fields = list(trials[0].values) if trials else []
-    shown = table("trial", *(f"{plain(head)}>" for head in (metric, "evaluations", *fields)))
+    listing = table("trial", *(f"{plain(head)}>" for head in (metric, "evaluations", *fields)))
     for trial in trials:
         score = plain(f"failed: {trial.error}") if trial.error else format_metric(trial.score)
         values = [plain(_short(trial.values[field])) for field in fields]
-        shown.add_row(trial.name, score, str(trial.evaluations), *values)
-    return shown
+        listing.add_row(trial.name, score, str(trial.evaluations), *values)
+    return listing
 
 
 def _short(value: Any) -> str:

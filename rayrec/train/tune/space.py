@@ -24,7 +24,7 @@ def space_of(params: Sequence[str]) -> dict[str, Any]:
     """
     space: dict[str, Any] = {}
     for param in params:
-        field, equals, text = (part.strip() for part in param.partition("="))
+        field, equals, text = (text.strip() for text in param.partition("="))
         if not equals or not field:
             raise ConfigError(f"--param {param}: write it as FIELD=SPACE, SPACE as {FORMS}")
         if field in space:
@@ -80,12 +80,12 @@ def _space(param: str, text: str) -> Any:
     if ranged is None:
         choices = parse_yaml(text)
         if not isinstance(choices, list) or not choices:
-            raise ConfigError(f"--param {param}: {text!r} is none of {FORMS}")
+            raise ConfigError(f"--param {param}: got {text!r}; expected {FORMS}")
         return tune.choice(choices)
     kind, inside = ranged.groups()
     bounds = parse_yaml(f"[{inside}]")
-    wanted = int if kind == "int" else (int, float)
-    if len(bounds) != 2 or not all(isinstance(bound, wanted) and not isinstance(bound, bool) for bound in bounds):
+    types = int if kind == "int" else (int, float)
+    if len(bounds) != 2 or not all(isinstance(bound, types) and not isinstance(bound, bool) for bound in bounds):
         raise ConfigError(
             f"--param {param}: {kind}(…) takes two {'whole ' if kind == 'int' else ''}numbers, low and high"
         )

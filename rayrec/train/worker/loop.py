@@ -119,7 +119,7 @@ class Loop:
     Args:
         learner: restored from the checkpoint that `saver` resumes from.
         tensors: additional tensors of that checkpoint.
-        reporter: holds the position, at first that of the checkpoint.
+        reporter: holds the position; initially the checkpoint's position.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class Loop:
         reason = self.session.control.gather(sink.restart_reason() if rank == 0 else None)[0]
         if reason is not None:
             raise RankError(f"stopped at step {position.step} to restart: {reason}", retry=True)
-        raise StopRequested(f"stopped at step {position.step}, whose checkpoint is complete")
+        raise StopRequested(f"stopped at step {position.step} with a complete checkpoint")
 
     def _save(self, position: Position, to_score: bool = False) -> None:
         """Start a checkpoint of the merged position of all ranks.

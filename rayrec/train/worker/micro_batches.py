@@ -142,8 +142,8 @@ def micro_batch_of(batch: Batch, start: int, stop: int) -> Batch:
     weight = None if batch.weight is None else batch.weight[start:stop]
     lists = dict[str, torch.Tensor]()
     for name, sequence in batch.sequences.items():
-        first, last = int(sequence.offsets[start]), int(sequence.offsets[stop])
-        lists |= {f"{name}.{field}": values[first:last] for field, values in sequence.values.items()}
+        begin, end = int(sequence.offsets[start]), int(sequence.offsets[stop])
+        lists |= {f"{name}.{field}": values[begin:end] for field, values in sequence.values.items()}
     sparse = _rows_of(batch.sparse, start, stop)
     return Batch(batch.dense[start:stop], sparse, batch.label[start:stop], weight, layout=batch.layout, lists=lists)
 

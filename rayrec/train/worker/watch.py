@@ -25,7 +25,7 @@ _EXCHANGES = ("torch.distributed", "rayrec.distributed.comm")
 
 @dataclass(frozen=True, slots=True)
 class CodeLocation:
-    """The location at which a thread executes.
+    """The current code location of a thread.
 
     Args:
         line: module, function and line, for display; the innermost frame outside of the collective.
