@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rayrec._runtime.strict import Section, Strict
 from rayrec.data.source.dataset import DataSet, TrainingData
-from rayrec.data.strict import Section, Strict
 
 
 class BadRows(Strict):

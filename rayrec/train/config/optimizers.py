@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rayrec.data.strict import Section
+from rayrec._runtime.strict import Section
 
 
 class ScheduleConfig(Section):

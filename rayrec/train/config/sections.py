@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from rayrec.data.strict import Section
+from rayrec._runtime.strict import Section
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 
 SHARDING_TYPES = [kind.value for kind in ShardingType]

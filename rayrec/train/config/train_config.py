@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from rayrec._runtime.strict import Section
 from rayrec.data import Schema
 from rayrec.data.config import DataConfig
-from rayrec.data.strict import Section
 from rayrec.train.config import checks
 from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.removed import without_removed
