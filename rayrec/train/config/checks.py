@@ -9,46 +9,37 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic_core import PydanticCustomError
-
-from rayrec.data import DataSet, Schema
+from rayrec._runtime.strict import refusal
+from rayrec.checkpoint.config import StorageConfig
+from rayrec.data import Schema
 from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
+from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.metrics.buckets import MAX_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
+from rayrec.models.arguments import args_of
+from rayrec.models.config import LossConfig, ModelConfig, TableConfig
 from rayrec.storage.errors import suggestion
 from rayrec.storage.locations import secret_in
-from rayrec.train.config.model_args import args_of, wrong_args
-from rayrec.train.config.sections import LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
-
-
-def _refuse(path: str, message: str) -> PydanticCustomError:
-    # Pydantic formats braces in a template, so the message is passed as a value.
-    return PydanticCustomError("config", "{message}", {"message": message, "path": path})
 
 
 def check_tables(tables: Sequence[TableConfig], schema: Schema) -> None:
     """Table names are unique, tables read existing features, and every sparse feature is read by a table."""
     repeated = [name for name, times in Counter(t.name for t in tables).items() if times > 1]
     if repeated:
-        raise _refuse("tables", f"table name {repeated[0]!r} is used twice; names are unique")
+        raise refusal("tables", f"table name {repeated[0]!r} is used twice; names are unique")
     known = [feature.name for feature in schema.sparse]
     for table in tables:
         for feature in table.features:
             if feature not in known:
                 hint = suggestion(feature, known)
                 text = f"{feature!r} is not a sparse feature of the schema{hint} (schema.sparse has {', '.join(known)})"
-                raise _refuse(f"tables.{table.name}.features", f"table {table.name!r}: {text}")
-        twice = [feature for feature, times in Counter(table.features).items() if times > 1]
-        if twice:
-            raise _refuse(
-                f"tables.{table.name}.features", f"table {table.name!r}: feature {twice[0]!r} is listed twice"
-            )
+                raise refusal(f"tables.{table.name}.features", f"table {table.name!r}: {text}")
     read = {feature for table in tables for feature in table.features}
     for name in known:
         if name not in read:
-            raise _refuse(
+            raise refusal(
                 f"schema.sparse.{name}",
                 f"no table reads feature {name!r}; add it to the `features` of a table, or take it out of the schema",
             )
@@ -60,31 +51,14 @@ def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableC
     for name in named:
         if name not in names:
             hint = f"{suggestion(name, names)} (tables: {', '.join(names)})"
-            raise _refuse(f"{field}.{name}", f"there is no table {name!r}{hint}")
-
-
-def check_model_args(model: ModelConfig) -> None:
-    """A built-in model accepts its arguments."""
-    name = model.name
-    if name not in BUILT_IN:
-        return
-    known = list(args_of(name).model_fields)
-    for place, kind, text in wrong_args(name, model.args):
-        if kind == "extra_forbidden":
-            raise _refuse(
-                f"model.args.{place}",
-                f"model {name} has no such argument{suggestion(place, known)} (it takes {', '.join(known)})",
-            )
-        if kind == "missing":
-            raise _refuse(f"model.args.{place}", f"model {name} needs it (it takes {', '.join(known)})")
-        raise _refuse(f"model.args.{place}", f"model {name}: {text[0].lower()}{text[1:]}")
+            raise refusal(f"{field}.{name}", f"there is no table {name!r}{hint}")
 
 
 def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
     """A loss that compares the rows of a batch allows only one micro-batch."""
     of_all = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
     if trainer.micro_batches > 1 and (model.name in RETRIEVERS or model.loss.kind == "pairwise"):
-        raise _refuse("trainer.micro_batches", f"{of_all} compares all rows of a batch in its loss; set it to 1")
+        raise refusal("trainer.micro_batches", f"{of_all} compares all rows of a batch in its loss; set it to 1")
 
 
 def check_attention(model: ModelConfig, schema: Schema) -> None:
@@ -95,20 +69,20 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
     for place, one in enumerate(model.args.get("attention") or ()):
         path, history = f"model.args.attention.{place}", list(one.get("history", ()))
         if set(one) != {"history", "target"}:
-            raise _refuse(path, f"it needs `history` and `target`, lists of features; it has {sorted(one)}")
+            raise refusal(path, f"it needs `history` and `target`, lists of features; it has {sorted(one)}")
         if len(history) > 1 and not any(set(history) <= set(sequence.ids) for sequence in schema.sequences):
-            raise _refuse(
+            raise refusal(
                 path, f"history {history} must be lists of one sequence; list them together in schema.sequences"
             )
         longest = [one.max_length for one in schema.sparse if one.name in history]
         most = getattr(args_of(model.name)(**model.args), "max_length", None)
         if most is not None and any(length is None or length > most for length in longest):
-            raise _refuse("model.args.max_length", f"{most} is less than {history} may have: {longest}; cut them to it")
+            raise refusal("model.args.max_length", f"{most} is less than {history} may have: {longest}; cut them to it")
         read = {column_of.get(name, name) for name in history}
         targets = {column_of.get(name, name) for name in one["target"] if name is not None}
         targets |= {task.column for task in schema.tasks}
         if both := sorted(read & targets):
-            raise _refuse(
+            raise refusal(
                 path, f"column {both[0]!r} is the target inside its own history; give the history a column of its own"
             )
 
@@ -119,10 +93,10 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
         return
     dims = sorted({table.dim for table in tables})
     if len(dims) > 1:
-        raise _refuse("tables", f"model dlrm needs one dim for all tables, but they have {dims}")
+        raise refusal("tables", f"model dlrm needs one dim for all tables, but they have {dims}")
     arch = model.args.get("dense_arch")
     if isinstance(arch, list) and arch and arch[-1] != dims[0]:
-        raise _refuse(
+        raise refusal(
             "model.args.dense_arch",
             f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
         )
@@ -130,7 +104,7 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
     wanted = len(schema.tasks)
     if isinstance(over, list) and over and over[-1] != wanted:
         why = "the model gives one logit a row" if wanted == 1 else "the model gives one logit a row for each label"
-        raise _refuse("model.args.over_arch", f"{over} must end with {wanted}: {why}")
+        raise refusal("model.args.over_arch", f"{over} must end with {wanted}: {why}")
 
 
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
@@ -144,20 +118,20 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
             continue
         if metric not in get_args(Metric):
             every = [*get_args(Metric), *own]
-            raise _refuse(field, f"got {metric!r}{suggestion(metric, every)}; allowed: {', '.join(every)}")
+            raise refusal(field, f"got {metric!r}{suggestion(metric, every)}; allowed: {', '.join(every)}")
         if kinds[0] == "number" and metric not in OF_NUMBERS:
             known = ", ".join(sorted(OF_NUMBERS))
-            raise _refuse(field, f"{metric} is no figure of a label that is a number (those are {known})")
+            raise refusal(field, f"{metric} is no figure of a label that is a number (those are {known})")
         if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
-            raise _refuse(field, f"{metric} is a figure of labels of `kind: number` only")
+            raise refusal(field, f"{metric} is a figure of labels of `kind: number` only")
     if data.negative_rate < 1 and any(task.made_of_values for task in schema.tasks):
-        raise _refuse(
+        raise refusal(
             "data.negative_rate",
             "negatives are rows whose label column holds 0; with `positive` or `at_least` set it to 1, or write labels "
             "as 0 and 1",
         )
     if "number" in kinds and data.negative_rate < 1:
-        raise _refuse(
+        raise refusal(
             "data.negative_rate", "negatives are rows whose binary label is 0; the schema has numbers to predict"
         )
 
@@ -165,11 +139,11 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
 def check_loss(model: ModelConfig, schema: Schema) -> None:
     """The loss applies to the labels."""
     if model.loss != LossConfig() and set(schema.label_kinds) == {"number"}:
-        raise _refuse(
+        raise refusal(
             "model.loss", "labels that are numbers have squared error; take it out, or predict a binary label"
         )
     if model.loss.kind == "pairwise" and len(schema.label_kinds) > 1:
-        raise _refuse("model.loss", "pairwise works with one label; choose bce, focal or mse")
+        raise refusal("model.loss", "pairwise works with one label; choose bce, focal or mse")
 
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
@@ -180,11 +154,11 @@ def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
     )
     for number, metric in enumerate(trainer.metrics):
         if metric.name in taken:
-            raise _refuse(f"trainer.metrics.{number}.name", f"{metric.name!r} is taken; give the figure another name")
+            raise refusal(f"trainer.metrics.{number}.name", f"{metric.name!r} is taken; give the figure another name")
         taken.add(metric.name)
         if metric.label is not None and metric.label not in labels:
             hint = f"{suggestion(metric.label, labels)} (labels: {', '.join(labels)})"
-            raise _refuse(f"trainer.metrics.{number}.label", f"there is no label {metric.label!r}{hint}")
+            raise refusal(f"trainer.metrics.{number}.label", f"there is no label {metric.label!r}{hint}")
 
 
 def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
@@ -194,19 +168,19 @@ def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: 
         field = f"trainer.slices.{number}"
         if name not in by_name:
             names = list(by_name)
-            raise _refuse(field, f"there is no sparse feature {name!r}{suggestion(name, names)} ({', '.join(names)})")
+            raise refusal(field, f"there is no sparse feature {name!r}{suggestion(name, names)} ({', '.join(names)})")
         feature = by_name[name]
         rows = next(table.rows for table in tables if name in table.features)
         if feature.kind != "id" or isinstance(feature.mapping, Hash):
-            raise _refuse(field, f"{name!r} must be of kind id, mapped by identity or a vocabulary")
+            raise refusal(field, f"{name!r} must be of kind id, mapped by identity or a vocabulary")
         if rows > MAX_BUCKETS:
-            raise _refuse(field, f"{name!r} has a table of {rows:,} rows; slices may have {MAX_BUCKETS:,}")
+            raise refusal(field, f"{name!r} has a table of {rows:,} rows; slices may have {MAX_BUCKETS:,}")
 
 
 def check_secrets(value: Any, field: str = "") -> None:
     """No string in the config contains credentials: the whole config is written to the run folder."""
     if isinstance(value, str) and (problem := secret_in(value)) is not None:
-        raise _refuse(field, problem)
+        raise refusal(field, problem)
     if isinstance(value, Mapping):
         for name, one in value.items():
             check_secrets(one, f"{field}.{name}" if field else str(name))
@@ -221,7 +195,7 @@ def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
     if replicas == "auto" or trainer.elastic or max(1, trainer.most_workers) % replicas == 0:
         return
     fit = ", ".join(str(n) for n in range(1, max(1, trainer.most_workers) + 1) if trainer.most_workers % n == 0)
-    raise _refuse(
+    raise refusal(
         "sharding.replicas",
         f"{replicas} groups cannot have equally many of {trainer.most_workers} workers (trainer.num_workers); "
         f"numbers that divide them are {fit or 1}",
@@ -231,25 +205,21 @@ def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
 def check_trainer(trainer: TrainerConfig) -> None:
     """Workers, batch size and device are consistent."""
     if trainer.elastic and not 1 <= trainer.least_workers <= trainer.most_workers:
-        raise _refuse("trainer.num_workers", f"{trainer.num_workers} must be [least, most] with 1 ≤ least ≤ most")
+        raise refusal("trainer.num_workers", f"{trainer.num_workers} must be [least, most] with 1 ≤ least ≤ most")
     if trainer.batch_size < trainer.most_workers:
-        raise _refuse(
+        raise refusal(
             "trainer.batch_size",
             f"{trainer.batch_size} rows a step cannot be dealt to {trainer.most_workers} workers; "
             f"it is the batch of all workers together, so at least {trainer.most_workers}",
         )
     if trainer.num_workers == 0 and trainer.use_gpu is True:
-        raise _refuse("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
+        raise refusal("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
 
 
 def check_data(data: DataConfig, schema: Schema) -> None:
-    """Row order and negative sampling work with this data."""
-    if data.shuffle == "none" and not isinstance(data.train, DataSet):
-        raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
-    if data.negative_rate < 1 and not isinstance(data.train, DataSet):
-        raise _refuse("data.negative_rate", "works with one data set; set it to 1 for a mix of several")
+    """Negative sampling works with these labels."""
     if data.negative_rate < 1 and len(schema.tasks) > 1:
-        raise _refuse(
+        raise refusal(
             "data.negative_rate",
             "works with one label: of several, a row may be a negative for one and a positive for another; set it to 1",
         )

@@ -1,4 +1,4 @@
-"""The optimizers section: dense and sparse optimizers, schedules, freezing."""
+"""The section `optimizers` of a train config: dense and sparse optimizers, schedules, freezing."""
 
 from __future__ import annotations
 
