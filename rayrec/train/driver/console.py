@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rayrec._runtime.debug import debugging
-from rayrec.train.driver.terminal import host_lines, memory_lines, plain, plan_table
+from rayrec.train.terminal import format_metric, host_lines, memory_lines, plain, plan_table
 from rayrec.train.tolerance import Tolerance, replace_unencodable, tolerated
 
 MIN_S_BETWEEN_LINES = 1.0
@@ -27,10 +27,6 @@ TITLES = {
     "recall@10": "HR@10",
     "ndcg@10": "NDCG@10",
 }
-
-
-def format_metric(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 class Display:
