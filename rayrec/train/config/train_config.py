@@ -12,8 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from rayrec._runtime.strict import Section
 from rayrec.checkpoint.config import InitFromConfig, StorageConfig
-from rayrec.data import Schema
 from rayrec.data.config import DataConfig
+from rayrec.data.mapping.schema import Schema
 from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.models.config import ModelConfig, TableConfig
 from rayrec.optim.config import OptimizersConfig
