@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from rayrec._runtime.strict import Strict
 from rayrec.data.arrays.hashing import mix64_array, seed_of
-from rayrec.data.strict import Strict
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

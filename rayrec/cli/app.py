@@ -94,8 +94,8 @@ def _tell(text: str, style: str | None = None) -> None:
 def _report(error: Exception) -> int:
     from rayrec._runtime.debug import debugging
     from rayrec.storage.locations import without_secrets
-    from rayrec.train.driver.terminal import plain
     from rayrec.train.errors import Interrupted
+    from rayrec.train.terminal import plain
 
     if debugging():
         with suppress(Exception, SystemExit):

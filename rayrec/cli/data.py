@@ -70,7 +70,7 @@ def convert(
     """Convert other formats to Parquet, which training reads; files may be of any size."""
     from rayrec.data.formats.convert import convert as run_convert
     from rayrec.data.formats.parquet_writer import Layout
-    from rayrec.train.driver.terminal import visible
+    from rayrec.train.terminal import visible
 
     pairs = [text.partition("=") for text in types or []]
     for column, equals, kind in pairs:
@@ -240,7 +240,7 @@ def _print_check(report: CheckReport) -> None:
     from rich.console import Console
 
     from rayrec.cli.output import show
-    from rayrec.train.driver.terminal import plain, table
+    from rayrec.train.terminal import plain, table
 
     console = Console()
     console.print(f"{report.rows:,} rows, {report.bad_rows:,} bad, {report.positives:,} with label 1")
@@ -279,7 +279,7 @@ def init(
     from rayrec.cli.output import show_columns
     from rayrec.data.tools.init.make_config import Machine, removed_on_failure, start
     from rayrec.train.config.file import parse_config
-    from rayrec.train.driver.terminal import visible
+    from rayrec.train.terminal import visible
 
     name = name or _name_of(data[0])
     if _name_of(name) != name:

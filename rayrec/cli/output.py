@@ -35,7 +35,7 @@ def show_columns(inspection: Inspection, *, to_stderr: bool) -> None:
     """Prints the proposed role of each column, with notes below the table."""
     from rich.console import Console
 
-    from rayrec.train.driver.terminal import plain, table
+    from rayrec.train.terminal import plain, table
 
     console = Console(stderr=to_stderr, soft_wrap=True)
     files = f"{inspection.files:,} file{'' if inspection.files == 1 else 's'}"
@@ -64,7 +64,7 @@ def show_importance(parts: Sequence[Mapping[str, Any]]) -> None:
     """Prints permutation importance, the most important input first."""
     from rich.console import Console
 
-    from rayrec.train.driver.terminal import plain, table
+    from rayrec.train.terminal import plain, table
 
     changes = table("input", "kind", "NE>", "AUC>", title="change when permuted")
     for row in parts:

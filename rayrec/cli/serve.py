@@ -56,8 +56,8 @@ def export(
     with quick_imports():
         from rayrec.inference import ExportOptions
         from rayrec.train.after.export import export_run
-        from rayrec.train.driver.terminal import notice
         from rayrec.train.run.mirror import run_here
+        from rayrec.train.terminal import notice
 
     if parity != "all" and not parity.isdecimal():
         raise typer.BadParameter(f"{parity!r} is not a number of rows, nor all", param_hint="--parity")
@@ -106,8 +106,8 @@ def predict(
     """Score Parquet files: each row once, with its columns. Run the same command again to resume."""
     from rayrec.inference.predict import predict as score
     from rayrec.train.after.export import exported_run
-    from rayrec.train.driver.terminal import notice
     from rayrec.train.run.mirror import holds, run_here
+    from rayrec.train.terminal import notice
 
     if holds(model, "config.yaml"):
         with run_here(model, notice) as run:
@@ -151,8 +151,8 @@ def index(
     from rayrec.inference.index import ItemIndex, Search, write_index
     from rayrec.inference.retrieve import read_vectors
     from rayrec.train.after.index import index_run
-    from rayrec.train.driver.terminal import notice
     from rayrec.train.run.mirror import holds, run_here
+    from rayrec.train.terminal import notice
 
     settings = Search(kind=search, recall=recall, k=k)
     of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--checkpoint": checkpoint != "newest"}

@@ -71,8 +71,8 @@ def evaluate(
 ) -> None:
     """Score a checkpoint of a run; writes evaluation.json there."""
     from rayrec.train.after.evaluate import evaluate_run
-    from rayrec.train.driver.terminal import notice
     from rayrec.train.run.mirror import run_here
+    from rayrec.train.terminal import notice
 
     with run_here(run_dir, notice) as run:
         evaluate_run(run, data, workers, allow_code=allow_code, checkpoint=checkpoint)
@@ -120,9 +120,9 @@ def plan(
 
 def report(run_dir: RunDir) -> None:
     """Write report.html of a run, also while it trains or after it failed."""
-    from rayrec.train.driver.terminal import notice
     from rayrec.train.report import write_report
     from rayrec.train.run.mirror import run_here
+    from rayrec.train.terminal import notice
 
     with run_here(run_dir, notice) as run:
         typer.echo(write_report(run))
@@ -204,7 +204,7 @@ def list_runs(
 ) -> None:
     """List the runs in a folder with their last metrics, newest first."""
     from rayrec.train.driver.console import Display
-    from rayrec.train.run.runs import find_runs, list_table
+    from rayrec.train.report.runs import find_runs, list_table
 
     found_runs = find_runs(folder)
     if not found_runs:
@@ -220,10 +220,10 @@ def compare(
 ) -> None:
     """Show last metrics and differing config fields of runs, and write a page with their curves."""
     from rayrec.train.driver.console import Display
-    from rayrec.train.driver.terminal import notice
     from rayrec.train.report.run import read_run
+    from rayrec.train.report.runs import compare_table, write_comparison
     from rayrec.train.run.mirror import run_here
-    from rayrec.train.run.runs import compare_table, write_comparison
+    from rayrec.train.terminal import notice
 
     if len(run_dirs) < 2:
         raise typer.BadParameter("give two run folders or more")

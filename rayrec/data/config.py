@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rayrec._runtime.strict import Section, Strict, refusal
 from rayrec.data.source.dataset import DataSet, TrainingData
-from rayrec.data.strict import Section, Strict
 
 
 class BadRows(Strict):
@@ -117,4 +117,12 @@ class DataConfig(Section):
                 "progressive needs one data set in train and none in eval: the model is evaluated on each period "
                 "before it trains on it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _mix_has_no_order(self) -> Self:
+        if self.shuffle == "none" and not isinstance(self.train, DataSet):
+            raise refusal("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
+        if self.negative_rate < 1 and not isinstance(self.train, DataSet):
+            raise refusal("data.negative_rate", "works with one data set; set it to 1 for a mix of several")
         return self

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from rayrec.data.strict import Strict
+from rayrec._runtime.strict import Strict
 from rayrec.serve.limits import Count, Limits, Positive
 from rayrec.storage.cache import CACHE_BYTES
 from rayrec.storage.errors import suggestion

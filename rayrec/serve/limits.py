@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rayrec.data.strict import Strict
+from rayrec._runtime.strict import Strict
 from rayrec.serve.errors import RequestError
 
 Count = Annotated[int, Field(ge=1)]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from pydantic import Field, ValidationError, model_validator
 
-from rayrec.data.strict import Strict
+from rayrec._runtime.strict import Strict
 from rayrec.inference.artifact import ExportError, check_listed
 from rayrec.inference.index import INDEX_JSON, ItemIndex, read_report
 from rayrec.serve.errors import RequestError

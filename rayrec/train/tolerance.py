@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec
 
-from rayrec.train.driver.terminal import notice
+from rayrec.train.terminal import notice
 
 RECORD = "Could not write a log record"
 

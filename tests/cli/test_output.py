@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rayrec.cli.output import show, show_columns
 from rayrec.data import inspect
-from rayrec.train.driver.terminal import plan_table
+from rayrec.train.terminal import plan_table
 
 NAME = "user_history_of_viewed_items"
 SHARDS = [{"shard_offsets": [0, 0], "shard_sizes": [250_000_000, 128]}] * 5

@@ -12,7 +12,7 @@ from rayrec.distributed.kernel import RULES, LocalTable, OptimizerSpec, check_tr
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.distributed.planner.tables.from_model import state_bytes
 from rayrec.modules import EmbeddingBagConfig
-from rayrec.train.config.optimizers import SparseOptimizerConfig
+from rayrec.optim.config import SparseOptimizerConfig
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=5, embedding_dim=8, feature_names=["f"])
 

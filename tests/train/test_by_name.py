@@ -12,12 +12,12 @@ from rayrec.train import Interrupted, Result, Trainer
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.after.export import export_run, exported_run
 from rayrec.train.driver.resources import Demand, Supply
-from rayrec.train.driver.terminal import plan_table
-from rayrec.train.planning.groups import Decision
 from rayrec.train.planning.shapes import Shape, compare
 from rayrec.train.report.run import RunRecord
 from rayrec.train.report.svg import Chart, Mark
+from rayrec.train.setup.groups import Decision
 from rayrec.train.setup.init_from import WarmStart
+from rayrec.train.terminal import plan_table
 from rayrec.train.tune import Search, Trial
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.machine import Machine

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayrec.checkpoint import CheckpointStore
+from rayrec.checkpoint import Best, CheckpointStore
 from rayrec.cli import run
+from rayrec.train import parse_config
 from rayrec.train.errors import TrainError
-from rayrec.train.run.choice import choose
+from rayrec.train.run.choice import best_metric, choose
 from rayrec.train.run.folder import RunFolder
 from tests.train.small import raw_config, write_all
 
@@ -164,3 +165,20 @@ def test_what_cannot_be_chosen_is_refused(copy: Path, tmp_path: Path, capsys: py
     for words in (["evaluate", str(copy)], ["export", str(copy), str(tmp_path / "x")]):
         assert run(words) == 1
         assert "has no complete checkpoint yet; train it first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "metric, larger", [("auc", True), ("ne", False), ("logloss", False), ("loss_of_mine", False), ("score", True)]
+)
+def test_the_best_metric_is_read_from_a_config_in_one_way(metric: str, larger: bool, tmp_path: Path) -> None:
+    metrics = [
+        {"name": "loss_of_mine", "factory": "own:Loss", "lower_is_better": True},
+        {"name": "score", "factory": "own:Score"},
+    ]
+    raw = raw_config(tmp_path, storage__keep_best=metric, trainer__metrics=metrics)
+    assert best_metric(raw) == best_metric(parse_config(raw).to_dict()) == Best(metric, larger=larger)
+
+
+def test_a_run_without_a_best_metric_has_none(tmp_path: Path) -> None:
+    raw = raw_config(tmp_path, storage__keep_best=None)
+    assert best_metric(parse_config(raw).to_dict()) is best_metric({"name": "old"}) is best_metric(None) is None

@@ -35,13 +35,13 @@ from rayrec.train.driver.failures import failure_reason, line_of, too_often
 from rayrec.train.driver.recorder import Lines
 from rayrec.train.driver.resources import Demand, Supply, demand_of, refuse_if_short
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
-from rayrec.train.driver.terminal import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.errors import Interrupted, describe
-from rayrec.train.planning.groups import Decision, layout_of
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Waiting, handling_records
 from rayrec.train.setup import build
+from rayrec.train.setup.groups import Decision, layout_of
 from rayrec.train.setup.init_from import ALL, _same_rows
+from rayrec.train.terminal import _sizes, host_lines, memory_lines, ranks_text
 from rayrec.train.worker.evaluation import Scores, _merged
 from rayrec.train.worker.lockstep import Control, Every, Purpose, StepInput
 from rayrec.train.worker.micro_batches import micro_batch_of

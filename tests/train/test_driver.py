@@ -23,10 +23,10 @@ from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, too_often
 from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
-from rayrec.train.driver.terminal import plan_table
 from rayrec.train.errors import Interrupted
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, handling_records
+from rayrec.train.terminal import plan_table
 from tests.train.small import Heard
 
 TRAIN = {"kind": "train", "epoch": 0, "samples": 64, "loss": 0.5, "ne": 0.9, "auc": None, "samples_per_second": 1234.5,

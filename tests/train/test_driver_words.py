@@ -14,13 +14,13 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from rayrec.train import ResourceError, StorageError
-from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Display, evaluation_lines, format_metric
+from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Display, evaluation_lines
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
-from rayrec.train.driver.terminal import plan_table
 from rayrec.train.run.folder import RunFolder, newest_checkpoint
 from rayrec.train.run.log import Record, RunState
 from rayrec.train.run.mirror import FILES, Mirror
+from rayrec.train.terminal import format_metric, plan_table
 from tests.train.small import Heard
 from tests.train.test_driver import EVAL, TRAIN, recorded
 

@@ -23,9 +23,9 @@ from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.train.report import write_report
 from rayrec.train.report.run import BRIEF_BYTES, MOST_EVENTS, MOST_LINES, Thinned, read_run
+from rayrec.train.report.runs import find_runs, list_table
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.mirror import Mirror
-from rayrec.train.run.runs import find_runs, list_table
 
 
 def metrics(steps: int, log_every: int, checkpoint_every: int, tables: int) -> Iterator[str]:

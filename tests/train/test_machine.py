@@ -14,9 +14,9 @@ from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
 from rayrec.distributed.planner.machine.devices import DEVICES
 from rayrec.train import TrainError
 from rayrec.train.config.file import parse_config
-from rayrec.train.driver.terminal import host_lines
 from rayrec.train.run.paths import resolved
 from rayrec.train.setup import build
+from rayrec.train.terminal import host_lines
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.machine import Machine, planned_for, ranks_by_host, topology_of

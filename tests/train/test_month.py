@@ -18,8 +18,8 @@ from ray.train.v2.api.exceptions import ControllerError
 from rich.console import Console
 
 from rayrec._runtime.ray_internals import with_limit
+from rayrec.checkpoint.config import StorageConfig
 from rayrec.storage.retries import Patience
-from rayrec.train.config.sections import StorageConfig
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import DrainNotices

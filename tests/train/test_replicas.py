@@ -15,7 +15,7 @@ from torch import nn
 from rayrec.models import DLRM, Batch
 from rayrec.train.after.evaluate import evaluate_run
 from rayrec.train.config.file import ConfigError, parse_config
-from rayrec.train.planning.groups import layout_of
+from rayrec.train.setup.groups import layout_of
 from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
 from tests.train.small import fit_on_rank, make_job, rank_session, raw_config, write_all

@@ -21,8 +21,8 @@ from rayrec.distributed.plan.shards import ParameterSharding, Shard
 from rayrec.train.report import write_report
 from rayrec.train.report.plan import memory_section, plan_section, time_section
 from rayrec.train.report.run import history, read_run
+from rayrec.train.report.runs import compare_table, find_runs, list_table
 from rayrec.train.report.svg import Chart, Mark, moving_average, svg_chart, thin, ticks
-from rayrec.train.run.runs import compare_table, find_runs, list_table
 
 VOID = {"meta", "link", "br"}
 

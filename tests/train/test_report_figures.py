@@ -16,6 +16,7 @@ from rayrec.train.report.compare import differing, last_figures
 from rayrec.train.report.page import _duration
 from rayrec.train.report.plan import plan_section
 from rayrec.train.report.run import number, of_task, read_run, task_names
+from rayrec.train.report.runs import compare_table, list_table
 from rayrec.train.report.svg import (
     Chart,
     _reference,
@@ -28,7 +29,6 @@ from rayrec.train.report.svg import (
     ticks,
 )
 from rayrec.train.report.tables import evaluations_table, exports_table
-from rayrec.train.run.runs import compare_table, list_table
 from tests.train.test_report import PLAN, event_line, sharding, train_line, write_run
 
 CARD = re.compile(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.train.config.optimizers import ScheduleConfig
+from rayrec.optim.config import ScheduleConfig
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, write_all

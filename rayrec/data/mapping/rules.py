@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayrec.data.strict import Strict
+from rayrec._runtime.strict import Strict
 from rayrec.storage.locations import Place
 
 

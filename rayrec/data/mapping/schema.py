@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from rayrec._runtime.strict import Strict
 from rayrec.data.mapping.derived.specs import Derived, check_order, needed, sources
 from rayrec.data.mapping.rules import Identity, IdMapping, LabelKind, LabelRule, Vocabulary
 from rayrec.data.mapping.sequences import SequenceColumns
 from rayrec.data.mapping.transforms import Transform
-from rayrec.data.strict import Strict
 
 IdType = Literal["text", "integer"]
 

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
+from rayrec._runtime.strict import Strict
 from rayrec.data.arrays.arrow_types import floats_of, is_list, nulls_of, seconds_of
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import Lists, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
-from rayrec.data.strict import Strict
 
 End = Literal["first", "last"]
 

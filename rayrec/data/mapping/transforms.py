@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rayrec.data.strict import Strict
+from rayrec._runtime.strict import Strict
 
 
 class Log1p(Strict):

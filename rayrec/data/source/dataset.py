@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from rayrec._runtime.strict import Strict
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.lake import TableFiles, TableFormat, open_table
-from rayrec.data.strict import Strict
 from rayrec.storage.locations import without_credentials, without_secrets
 
 

@@ -19,7 +19,7 @@ from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.routes import PlannedTable
 from rayrec.distributed.kernel.choice import check_trainable
-from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec, optimizer_of
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
@@ -174,14 +174,6 @@ def optimizers_of(
 def _rounded(spec: OptimizerSpec, stochastic: bool | None) -> OptimizerSpec:
     """The settings with the plan's rounding mode, if it sets one."""
     return spec if stochastic is None else replace(spec, stochastic_rounding=stochastic)
-
-
-def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
-    """The optimizer set by `apply_optimizer_in_backward` on a table's weight, else the default."""
-    classes = getattr(weight, "_optimizer_classes", None)
-    if not classes:
-        return default
-    return OptimizerSpec.from_torch(classes[-1], weight._optimizer_kwargs[-1])  # type: ignore[attr-defined]
 
 
 def check_plan(configs: Sequence[BaseEmbeddingConfig], params: ModuleSharding) -> None:

@@ -173,3 +173,11 @@ def twin(optimizer: type[torch.optim.Optimizer]) -> tuple[Rule, DecayMode | None
     names = [torch_class.__name__ for rule in RULES.values() for torch_class in rule.torch]
     names += ["RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"]
     raise ValueError(f"{optimizer.__name__} has no fused update for embedding tables; there are {names}")
+
+
+def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
+    """The optimizer set by `apply_optimizer_in_backward` on a table's weight, else the default."""
+    classes = getattr(weight, "_optimizer_classes", None)
+    if not classes:
+        return default
+    return OptimizerSpec.from_torch(classes[-1], weight._optimizer_kwargs[-1])  # type: ignore[attr-defined]

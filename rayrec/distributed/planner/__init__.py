@@ -8,6 +8,7 @@ Rooms, low to high; a room imports only from rooms before it:
 - `search`: options → bound → choose → pack → refine → plan
 - `report`: check, explain, draw and compare plans
 - `planner.py`, `sharding_groups.py`: the planner, and the number of sharding groups of a 2D run
+- `config.py`: the section `sharding` of a train config
 
 The names here are loaded when first used: a report needs only some of the texts.
 """

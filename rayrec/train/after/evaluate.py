@@ -12,13 +12,13 @@ from rayrec.models import Retriever
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
 from rayrec.train.driver.run_job import run_job
-from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST, choose
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder, write_json
 from rayrec.train.run.log import Record, RunState
 from rayrec.train.setup import build
+from rayrec.train.terminal import notice
 from rayrec.train.worker.session import Job
 
 

@@ -24,13 +24,13 @@ from rayrec.models import RETRIEVERS, Batch
 from rayrec.storage.folder import open_folder
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.driver.terminal import notice
 from rayrec.train.errors import StorageError, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import NEWEST, Tell, choose, refused
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.setup import build
+from rayrec.train.terminal import notice
 from rayrec.train.worker.evaluator import EVAL_ROWS
 
 _DRAWN = 64  # number of row groups (or series of small ones) in a sample of evaluation rows

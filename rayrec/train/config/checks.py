@@ -9,48 +9,39 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic_core import PydanticCustomError
-
-from rayrec.data import DataSet, Schema
+from rayrec._runtime.strict import refusal
+from rayrec.checkpoint.config import StorageConfig
 from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
+from rayrec.data.mapping.schema import Schema
+from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.metrics.buckets import MAX_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
+from rayrec.models.arguments import args_of
+from rayrec.models.config import LossConfig, ModelConfig, TableConfig
 from rayrec.storage.errors import suggestion
 from rayrec.storage.locations import secret_in
-from rayrec.train.config.model_args import args_of, wrong_args
-from rayrec.train.config.sections import LossConfig, ModelConfig, ShardingConfig, StorageConfig, TableConfig
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
-
-
-def _refuse(path: str, message: str) -> PydanticCustomError:
-    # Pydantic formats braces in a template, so the message is passed as a value.
-    return PydanticCustomError("config", "{message}", {"message": message, "path": path})
 
 
 def check_tables(tables: Sequence[TableConfig], schema: Schema) -> None:
     """Table names are unique, tables read existing features, and every sparse feature is read by a table."""
     repeated = [name for name, times in Counter(t.name for t in tables).items() if times > 1]
     if repeated:
-        raise _refuse("tables", f"table name {repeated[0]!r} is used twice; names are unique")
+        raise refusal("tables", f"table name {repeated[0]!r} is used twice; names are unique")
     sparse_names = [feature.name for feature in schema.sparse]
     for table in tables:
         for feature in table.features:
             if feature not in sparse_names:
                 hint = f"{suggestion(feature, sparse_names)} (schema.sparse has {', '.join(sparse_names)})"
-                raise _refuse(
+                raise refusal(
                     f"tables.{table.name}.features",
                     f"table {table.name!r}: {feature!r} is not a sparse feature of the schema{hint}",
                 )
-        twice = [feature for feature, times in Counter(table.features).items() if times > 1]
-        if twice:
-            raise _refuse(
-                f"tables.{table.name}.features", f"table {table.name!r}: feature {twice[0]!r} is listed twice"
-            )
     read = {feature for table in tables for feature in table.features}
     for name in sparse_names:
         if name not in read:
-            raise _refuse(
+            raise refusal(
                 f"schema.sparse.{name}",
                 f"no table reads feature {name!r}; add it to the `features` of a table, or remove it from the schema",
             )
@@ -62,31 +53,14 @@ def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableC
     for name in named:
         if name not in names:
             hint = f"{suggestion(name, names)} (tables: {', '.join(names)})"
-            raise _refuse(f"{field}.{name}", f"no table is named {name!r}{hint}")
-
-
-def check_model_args(model: ModelConfig) -> None:
-    """A built-in model accepts its arguments."""
-    name = model.name
-    if name not in BUILT_IN:
-        return
-    accepted = list(args_of(name).model_fields)
-    for arg, kind, text in wrong_args(name, model.args):
-        if kind == "extra_forbidden":
-            raise _refuse(
-                f"model.args.{arg}",
-                f"model {name} does not accept it{suggestion(arg, accepted)} (accepted: {', '.join(accepted)})",
-            )
-        if kind == "missing":
-            raise _refuse(f"model.args.{arg}", f"model {name} requires it (accepted: {', '.join(accepted)})")
-        raise _refuse(f"model.args.{arg}", f"model {name}: {text[0].lower()}{text[1:]}")
+            raise refusal(f"{field}.{name}", f"no table is named {name!r}{hint}")
 
 
 def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
     """A loss that compares the rows of a batch allows only one micro-batch."""
     subject = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
     if trainer.micro_batches > 1 and (model.name in RETRIEVERS or model.loss.kind == "pairwise"):
-        raise _refuse("trainer.micro_batches", f"{subject} compares all rows of a batch in its loss; set it to 1")
+        raise refusal("trainer.micro_batches", f"{subject} compares all rows of a batch in its loss; set it to 1")
 
 
 def check_attention(model: ModelConfig, schema: Schema) -> None:
@@ -97,22 +71,22 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
     for index, attention in enumerate(model.args.get("attention") or ()):
         path, history = f"model.args.attention.{index}", list(attention.get("history", ()))
         if set(attention) != {"history", "target"}:
-            raise _refuse(path, f"it needs `history` and `target`, lists of features; it has {sorted(attention)}")
+            raise refusal(path, f"it needs `history` and `target`, lists of features; it has {sorted(attention)}")
         if len(history) > 1 and not any(set(history) <= set(sequence.ids) for sequence in schema.sequences):
-            raise _refuse(
+            raise refusal(
                 path, f"history {history} must be lists of one sequence; list them together in schema.sequences"
             )
         lengths = [feature.max_length for feature in schema.sparse if feature.name in history]
         limit = getattr(args_of(model.name)(**model.args), "max_length", None)
         if limit is not None and any(length is None or length > limit for length in lengths):
-            raise _refuse(
+            raise refusal(
                 "model.args.max_length", f"{limit} is less than {history} may have: {lengths}; cut them to it"
             )
         read = {column_of.get(name, name) for name in history}
         targets = {column_of.get(name, name) for name in attention["target"] if name is not None}
         targets |= {task.column for task in schema.tasks}
         if shared := sorted(read & targets):
-            raise _refuse(
+            raise refusal(
                 path, f"column {shared[0]!r} is both the target and part of its history; use another history column"
             )
 
@@ -123,10 +97,10 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
         return
     dims = sorted({table.dim for table in tables})
     if len(dims) > 1:
-        raise _refuse("tables", f"model dlrm needs one dim for all tables, but they have {dims}")
+        raise refusal("tables", f"model dlrm needs one dim for all tables, but they have {dims}")
     arch = model.args.get("dense_arch")
     if isinstance(arch, list) and arch and arch[-1] != dims[0]:
-        raise _refuse(
+        raise refusal(
             "model.args.dense_arch",
             f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
         )
@@ -134,7 +108,7 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
     num_labels = len(schema.tasks)
     if isinstance(over, list) and over and over[-1] != num_labels:
         logits = "one logit a row" if num_labels == 1 else "one logit a row for each label"
-        raise _refuse("model.args.over_arch", f"{over} must end with {num_labels}: the model gives {logits}")
+        raise refusal("model.args.over_arch", f"{over} must end with {num_labels}: the model gives {logits}")
 
 
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
@@ -148,21 +122,21 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
             continue
         if metric not in get_args(Metric):
             allowed = [*get_args(Metric), *additional]
-            raise _refuse(field, f"got {metric!r}{suggestion(metric, allowed)}; allowed: {', '.join(allowed)}")
+            raise refusal(field, f"got {metric!r}{suggestion(metric, allowed)}; allowed: {', '.join(allowed)}")
         if kinds[0] == "number" and metric not in OF_NUMBERS:
-            raise _refuse(
+            raise refusal(
                 field, f"{metric} needs a binary label; allowed for `kind: number`: {', '.join(sorted(OF_NUMBERS))}"
             )
         if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
-            raise _refuse(field, f"{metric} needs a label of `kind: number`")
+            raise refusal(field, f"{metric} needs a label of `kind: number`")
     if data.negative_rate < 1 and any(task.made_of_values for task in schema.tasks):
-        raise _refuse(
+        raise refusal(
             "data.negative_rate",
             "negatives are rows with 0 in the label column; for labels with `positive` or `at_least`, set it to 1 or "
             "write the labels as 0 and 1",
         )
     if "number" in kinds and data.negative_rate < 1:
-        raise _refuse(
+        raise refusal(
             "data.negative_rate", "negative sampling needs binary labels, but a label has `kind: number`; set it to 1"
         )
 
@@ -170,11 +144,11 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
 def check_loss(model: ModelConfig, schema: Schema) -> None:
     """The loss applies to the labels."""
     if model.loss != LossConfig() and set(schema.label_kinds) == {"number"}:
-        raise _refuse(
+        raise refusal(
             "model.loss", "labels of `kind: number` use squared error; remove this section, or predict a binary label"
         )
     if model.loss.kind == "pairwise" and len(schema.label_kinds) > 1:
-        raise _refuse("model.loss", "pairwise works with one label; choose bce, focal or mse")
+        raise refusal("model.loss", "pairwise works with one label; choose bce, focal or mse")
 
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
@@ -183,11 +157,11 @@ def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
     labels = [task.name for task in schema.tasks]
     for number, metric in enumerate(trainer.metrics):
         if metric.name in used_names:
-            raise _refuse(f"trainer.metrics.{number}.name", f"{metric.name!r} is already used; choose another name")
+            raise refusal(f"trainer.metrics.{number}.name", f"{metric.name!r} is already used; choose another name")
         used_names.add(metric.name)
         if metric.label is not None and metric.label not in labels:
             hint = f"{suggestion(metric.label, labels)} (labels: {', '.join(labels)})"
-            raise _refuse(f"trainer.metrics.{number}.label", f"no label is named {metric.label!r}{hint}")
+            raise refusal(f"trainer.metrics.{number}.label", f"no label is named {metric.label!r}{hint}")
 
 
 def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
@@ -197,19 +171,19 @@ def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: 
         field = f"trainer.slices.{number}"
         if name not in by_name:
             names = list(by_name)
-            raise _refuse(field, f"no sparse feature is named {name!r}{suggestion(name, names)} ({', '.join(names)})")
+            raise refusal(field, f"no sparse feature is named {name!r}{suggestion(name, names)} ({', '.join(names)})")
         feature = by_name[name]
         rows = next(table.rows for table in tables if name in table.features)
         if feature.kind != "id" or isinstance(feature.mapping, Hash):
-            raise _refuse(field, f"{name!r} must be of kind id, mapped by identity or a vocabulary")
+            raise refusal(field, f"{name!r} must be of kind id, mapped by identity or a vocabulary")
         if rows > MAX_BUCKETS:
-            raise _refuse(field, f"{name!r} has a table of {rows:,} rows; slices may have {MAX_BUCKETS:,}")
+            raise refusal(field, f"{name!r} has a table of {rows:,} rows; slices may have {MAX_BUCKETS:,}")
 
 
 def check_secrets(value: Any, field: str = "") -> None:
     """No string in the config contains credentials: the whole config is written to the run folder."""
     if isinstance(value, str) and (problem := secret_in(value)) is not None:
-        raise _refuse(field, problem)
+        raise refusal(field, problem)
     if isinstance(value, Mapping):
         for name, item in value.items():
             check_secrets(item, f"{field}.{name}" if field else str(name))
@@ -224,7 +198,7 @@ def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
     if replicas == "auto" or trainer.elastic or max(1, trainer.most_workers) % replicas == 0:
         return
     fit = ", ".join(str(n) for n in range(1, max(1, trainer.most_workers) + 1) if trainer.most_workers % n == 0)
-    raise _refuse(
+    raise refusal(
         "sharding.replicas",
         f"{trainer.most_workers} workers (trainer.num_workers) cannot be split into {replicas} groups of equal size; "
         f"allowed: {fit or 1}",
@@ -234,25 +208,21 @@ def check_replicas(sharding: ShardingConfig, trainer: TrainerConfig) -> None:
 def check_trainer(trainer: TrainerConfig) -> None:
     """Workers, batch size and device are consistent."""
     if trainer.elastic and not 1 <= trainer.least_workers <= trainer.most_workers:
-        raise _refuse("trainer.num_workers", f"{trainer.num_workers} must be [least, most] with 1 ≤ least ≤ most")
+        raise refusal("trainer.num_workers", f"{trainer.num_workers} must be [least, most] with 1 ≤ least ≤ most")
     if trainer.batch_size < trainer.most_workers:
-        raise _refuse(
+        raise refusal(
             "trainer.batch_size",
             f"{trainer.batch_size} rows a step cannot be dealt to {trainer.most_workers} workers; "
             f"it is the batch of all workers together, so at least {trainer.most_workers}",
         )
     if trainer.num_workers == 0 and trainer.use_gpu is True:
-        raise _refuse("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
+        raise refusal("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
 
 
 def check_data(data: DataConfig, schema: Schema) -> None:
-    """Row order and negative sampling work with this data."""
-    if data.shuffle == "none" and not isinstance(data.train, DataSet):
-        raise _refuse("data.shuffle", "`none` keeps the order of one data set; a mix of several has none")
-    if data.negative_rate < 1 and not isinstance(data.train, DataSet):
-        raise _refuse("data.negative_rate", "works with one data set; set it to 1 for a mix of several")
+    """Negative sampling works with these labels."""
     if data.negative_rate < 1 and len(schema.tasks) > 1:
-        raise _refuse(
+        raise refusal(
             "data.negative_rate",
             "works with one label: of several, a row may be a negative for one and a positive for another; set it to 1",
         )

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rayrec.models.arguments import args_of, listed_meaning
 from rayrec.train.config.interval import Interval
-from rayrec.train.config.model_args import args_of, listed_meaning
 from rayrec.train.config.relaunch import rules_table
 
 TYPE_NAMES = {
@@ -99,7 +99,7 @@ def _model_args() -> list[str]:
 def _sparse_optimizers() -> list[str]:
     """A chapter listing the fields that each sparse optimizer uses."""
     from rayrec.distributed.kernel import RULES
-    from rayrec.train.config.optimizers import SparseOptimizerConfig
+    from rayrec.optim.config import SparseOptimizerConfig
 
     kinds = get_args(SparseOptimizerConfig.model_fields["kind"].annotation)
     lines = ["", "### optimizers.sparse by kind", "", "All read `lr`, `weight_decay`, `schedule`; and:", ""]

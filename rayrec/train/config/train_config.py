@@ -1,7 +1,7 @@
 """`TrainConfig`: the frozen, typed, documented description of a training run.
 
-`rayrec/data/config.py`, `sections.py`, `optimizers.py` and `trainer.py` define the sections; `checks.py` compares them;
-`file.py` reads a file and overrides fields.
+`config.py` of `data`, `models`, `optim`, `distributed/planner` and `checkpoint`, and `trainer.py` here, define the
+sections; `checks.py` compares them; `file.py` reads a file and overrides fields.
 """
 
 from __future__ import annotations
@@ -10,19 +10,15 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.data import Schema
+from rayrec._runtime.strict import Section
+from rayrec.checkpoint.config import InitFromConfig, StorageConfig
 from rayrec.data.config import DataConfig
-from rayrec.data.strict import Section
+from rayrec.data.mapping.schema import Schema
+from rayrec.distributed.planner.config import ShardingConfig
+from rayrec.models.config import ModelConfig, TableConfig
+from rayrec.optim.config import OptimizersConfig
 from rayrec.train.config import checks
-from rayrec.train.config.optimizers import OptimizersConfig
 from rayrec.train.config.removed import without_removed
-from rayrec.train.config.sections import (
-    InitFromConfig,
-    ModelConfig,
-    ShardingConfig,
-    StorageConfig,
-    TableConfig,
-)
 from rayrec.train.config.trainer import TrainerConfig
 
 
@@ -66,7 +62,6 @@ class TrainConfig(Section):
         checks.check_secrets(self.to_dict())
         checks.check_tables(self.tables, self.data_schema)
         checks.check_named_tables("sharding.constraints", self.sharding.constraints, self.tables)
-        checks.check_model_args(self.model)
         checks.check_micro_batches(self.model, self.trainer)
         checks.check_attention(self.model, self.data_schema)
         checks.check_dlrm(self.model, self.tables, self.data_schema)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rayrec.data.strict import Section
+from rayrec._runtime.strict import Section
 from rayrec.train.config.interval import Interval, IntervalField
 
 Metric = Literal[

@@ -14,15 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rayrec._runtime.debug import debugging
 from rayrec.train.config.metric_titles import SHORT_TITLES
-from rayrec.train.driver.terminal import host_lines, memory_lines, plain, plan_table
+from rayrec.train.terminal import format_metric, host_lines, memory_lines, plain, plan_table
 from rayrec.train.tolerance import Tolerance, replace_unencodable, tolerated
 
 MIN_S_BETWEEN_LINES = 1.0
 WIDTH_OF_FILES = 120
-
-
-def format_metric(value: float | None, digits: int = 4) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
 
 
 class Display:

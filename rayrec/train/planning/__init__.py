@@ -1,1 +1,1 @@
-"""Sharding plans of a config: for the cluster of a run, and without a cluster for `rayrec plan`."""
+"""Sharding plans of a config without a cluster, for `rayrec plan`."""

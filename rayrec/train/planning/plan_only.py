@@ -12,11 +12,11 @@ from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.train.config.file import text_of
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.terminal import plan_table
 from rayrec.train.errors import StorageError
-from rayrec.train.planning.groups import plan_groups
 from rayrec.train.run.folder import write_json
 from rayrec.train.setup import build
+from rayrec.train.setup.groups import plan_groups
+from rayrec.train.terminal import plan_table
 
 
 def make_groups(config: TrainConfig, topology: Topology, plan: ShardingPlan | None = None) -> Grouped:

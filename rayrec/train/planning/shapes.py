@@ -13,9 +13,9 @@ from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.terminal import plain, table
 from rayrec.train.planning.plan_only import make_groups
 from rayrec.train.setup import build
+from rayrec.train.terminal import plain, table
 
 # Printed phase → terms of the planner's cost.
 PARTS = {

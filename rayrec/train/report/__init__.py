@@ -1,6 +1,6 @@
 """The HTML report of a run.
 
-`run.py` reads the run folder, `page.py` builds the page, `svg.py` draws the charts.
+`run.py` reads the run folder, `page.py` builds the page, `svg.py` draws the charts, `runs.py` lists and compares runs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The run folder: its files, the event log, the mirror in remote storage, and listings of runs."""
+"""The run folder: its files, the event log, and the mirror in remote storage."""

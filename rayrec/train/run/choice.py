@@ -17,9 +17,16 @@ NEWEST, WHOLE, BEST = "newest", "whole", "best"
 Tell = Callable[[str], object]
 
 
-def best_by(metric: str | None, own: Sequence[Mapping[str, Any]] = ()) -> Best | None:
-    """`storage.keep_best` as an argument of the checkpoint store; `own` are the plain values of `trainer.metrics`."""
-    return None if metric is None else Best(metric, larger=not lower_is_better(metric, own))
+def best_metric(config: Mapping[str, Any] | None) -> Best | None:
+    """`storage.keep_best` as the checkpoint store takes it; None if the run keeps no best checkpoint.
+
+    Args:
+        config: plain values as in the YAML file, maybe of an older version; None if the run has no config yet.
+    """
+    metric = value_at(config, "storage.keep_best")
+    if metric is None:
+        return None
+    return Best(metric, larger=not lower_is_better(metric, value_at(config, "trainer.metrics") or ()))
 
 
 def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: None) -> Checkpoint:
@@ -86,9 +93,7 @@ def _undamaged(
 def _best(
     folder: RunFolder, store: CheckpointStore, readable: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
 ) -> Checkpoint:
-    config = folder.read_config()
-    metric = value_at(config, "storage.keep_best")
-    best = best_by(metric, value_at(config, "trainer.metrics") or ())
+    best = best_metric(folder.read_config())
     if best is None:
         raise TrainError(
             f"--checkpoint best: {folder.path} was trained without storage.keep_best, so no checkpoint has a score; "
@@ -99,8 +104,8 @@ def _best(
     name = best_of(store.root, [*by_name, *errors], best)
     if name is None:
         raise TrainError(
-            f"--checkpoint best: no checkpoint of {folder.path} has a score of storage.keep_best={metric} yet; give "
-            f"newest or a step ({_steps(readable)})"
+            f"--checkpoint best: no checkpoint of {folder.path} has a score of storage.keep_best={best.metric} yet; "
+            f"give newest or a step ({_steps(readable)})"
         )
     if name in errors:
         raise errors[name]
@@ -109,15 +114,15 @@ def _best(
 
 def best_so_far(folder: RunFolder) -> dict[str, Any] | None:
     """`metric`, `value`, `step` and `checkpoint` of the best checkpoint; None if missing or unreadable."""
-    metric = value_at(folder.read_config(), "storage.keep_best")
-    if metric is None:
+    best = best_metric(folder.read_config())
+    if best is None:
         return None
     try:
-        best = choose(folder, BEST)
-        value = read_scores(CheckpointStore(folder.checkpoints).root)[best.name][metric]
+        checkpoint = choose(folder, BEST)
+        value = read_scores(CheckpointStore(folder.checkpoints).root)[checkpoint.name][best.metric]
     except (ValueError, OSError, KeyError):
         return None
-    return {"metric": metric, "value": value, "step": best.step, "checkpoint": best.path}
+    return {"metric": best.metric, "value": value, "step": checkpoint.step, "checkpoint": checkpoint.path}
 
 
 def _of_step(

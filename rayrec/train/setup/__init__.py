@@ -1,1 +1,1 @@
-"""Builds what workers train from the config: model, tables, optimizers, initial weights."""
+"""Builds what workers train from the config: model, tables, optimizers, initial weights, sharding plan."""

@@ -23,6 +23,7 @@ from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import CacheParams, EmbeddingComputeKernel
 from rayrec.distributed.planner import ParameterConstraints
+from rayrec.distributed.planner.config import ConstraintConfig
 from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.machine.calibration import Calibration
@@ -30,10 +31,9 @@ from rayrec.models import BUILT_IN
 from rayrec.models.loss import BCE, Head, Loss
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from rayrec.optim.config import SparseOptimizerConfig
 from rayrec.storage.errors import suggestion
 from rayrec.train.config.file import text_of
-from rayrec.train.config.optimizers import SparseOptimizerConfig
-from rayrec.train.config.sections import ConstraintConfig
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 

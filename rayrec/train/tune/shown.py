@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from rayrec.train.driver.console import Display, format_metric
-from rayrec.train.driver.terminal import plain, table
+from rayrec.train.driver.console import Display
+from rayrec.train.terminal import format_metric, plain, table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.models import Batch
 from rayrec.optim import GradientClippingOptimizer
-from rayrec.train.planning.groups import Decision, decide
 from rayrec.train.setup import build
+from rayrec.train.setup.groups import Decision, decide
 from rayrec.train.worker.dense_update import DenseUpdate, Rates
 from rayrec.train.worker.machine import topology_of
 from rayrec.train.worker.micro_batches import step_in_micro_batches

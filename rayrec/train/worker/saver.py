@@ -28,7 +28,7 @@ from rayrec.data.mapping.fingerprint import as_before
 from rayrec.distributed.comm import broadcast_object
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.run.choice import best_by, refused
+from rayrec.train.run.choice import best_metric, refused
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every
 from rayrec.train.worker.position import Position
@@ -54,7 +54,7 @@ class Saver:
     def __init__(self, job: Job, session: Session, report: ReportEvent) -> None:
         self._job, self._session, self._report = job, session, report
         storage = job.config.storage
-        best = best_by(storage.keep_best, job.config.trainer.own_metrics)
+        best = best_metric(job.config.to_dict())
         stall_s = max(storage.patience_s, MIN_STALL_S)
         self.store = CheckpointStore(job.checkpoints, storage.keep, best, stall_s, job.launch)
         self._group = session.control.group

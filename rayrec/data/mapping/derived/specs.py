@@ -19,8 +19,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
+from rayrec._runtime.strict import Strict
 from rayrec.data.mapping.derived.expressions import names_in
-from rayrec.data.strict import Strict
 
 Unit = Literal["s", "ms", "us", "ns"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rayrec.distributed.collections.sharder import optimizer_of
 from rayrec.distributed.comm.wire import Codec
 from rayrec.distributed.kernel.optimizer_rules import rule_of
+from rayrec.distributed.kernel.optimizer_spec import optimizer_of
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.planner.machine.topology import Topology

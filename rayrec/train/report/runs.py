@@ -8,12 +8,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rayrec.train.driver.console import format_metric
-from rayrec.train.driver.terminal import table
 from rayrec.train.errors import StorageError
 from rayrec.train.report.compare import compare_page, differing, last_figures
 from rayrec.train.report.run import RunRecord, number, read_run
 from rayrec.train.run.folder import write_atomically
+from rayrec.train.terminal import format_metric, table
 
 MOST_FIELDS = 30
 

@@ -1,4 +1,4 @@
-"""The optimizers section: dense and sparse optimizers, schedules, freezing."""
+"""The section `optimizers` of a train config: dense and sparse optimizers, schedules, freezing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rayrec.data.strict import Section
+from rayrec._runtime.strict import Section
 
 
 class ScheduleConfig(Section):

@@ -1,4 +1,4 @@
-"""Text for a terminal: safe output of strings from files and configs, tables, and a sharding plan as a table."""
+"""Text for a terminal: safe output of strings from files and configs, numbers, tables, and a plan as a table."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def notice(text: str) -> None:
     """Print a line on stderr, so that it does not mix with piped results."""
     with suppress(Exception):  # stderr may be closed
         print(f"rayrec: {visible(text)}", file=sys.stderr, flush=True)
+
+
+def format_metric(value: float | None, digits: int = 4) -> str:
+    """A number with so many digits after the point; a dash without one."""
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def table(*heads: str, title: str | None = None) -> Table:

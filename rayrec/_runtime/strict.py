@@ -1,8 +1,9 @@
-"""Base classes of config models."""
+"""Base classes of config models, and the error of a check that names a field."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
 
 
 class Strict(BaseModel):
@@ -15,3 +16,9 @@ class Section(Strict):
     """A section of the train config. A text below a field is its description; infinite numbers are refused."""
 
     model_config = ConfigDict(allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def refusal(path: str, message: str) -> PydanticCustomError:
+    """The error of a validator for the field at `path` of the train config, e.g. `trainer.batch_size`."""
+    # Pydantic formats braces in a template, so the message is passed as a value.
+    return PydanticCustomError("config", "{message}", {"message": message, "path": path})

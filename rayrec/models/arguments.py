@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from rayrec.data.strict import Section
+from rayrec._runtime.strict import Section
 from rayrec.models import BUILT_IN
 
 # Arguments that the trainer supplies.

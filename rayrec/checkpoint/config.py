@@ -1,0 +1,36 @@
+"""The sections `storage` and `init_from` of a train config."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rayrec._runtime.strict import Section
+
+
+class InitFromConfig(Section):
+    """Initial weights for a new run, matched by table and layer name. Optimizer state is not loaded."""
+
+    path: str = Field(min_length=1, description="run folder (uses its newest checkpoint) or checkpoint; a path or URI")
+    renames: dict[str, str] = Field(default={})
+    """name in the checkpoint → name in this run, for a table, a layer, or a whole module"""
+    fresh: list[str] = Field(
+        default=[], description="tables, layers and modules of this run to initialize randomly instead"
+    )
+
+
+class StorageConfig(Section):
+    """Where a run is stored."""
+
+    path: str = Field(default="runs", min_length=1)
+    """folder of runs, shared by all nodes on a cluster; or a URI, e.g. `s3://bucket/runs`"""
+    keep: int = Field(default=3, ge=1, description="number of newest checkpoints to keep")
+    keep_best: str | None = None
+    """metric that selects the best checkpoint, which is kept; saves a checkpoint at each evaluation"""
+    background: bool = True
+    """write checkpoints in the background: copy them to host memory if it suffices (on CPUs, one fortieth per rank)
+    while training continues; `false`: training waits for each write"""
+    wait_s: float = Field(default=30.0, ge=0)
+    """maximum seconds to wait for the previous checkpoint before skipping the next one"""
+    patience_s: float = Field(default=600.0, ge=0)
+    """maximum seconds to wait for unavailable storage where training cannot continue without it: at the start, after a
+    failure, and for the final checkpoint; reported every minute"""

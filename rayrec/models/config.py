@@ -1,0 +1,99 @@
+"""The sections `tables` and `model` of a train config."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rayrec._runtime.strict import Section, refusal
+from rayrec.models import BUILT_IN
+from rayrec.models.arguments import args_of, wrong_args
+from rayrec.storage.errors import suggestion
+
+
+class TableConfig(Section):
+    """One embedding table."""
+
+    name: str = Field(min_length=1, description="unique name of the table")
+    rows: int = Field(ge=1, description="rows of the table; ids map to `[0, rows)`")
+    dim: int = Field(ge=1, description="width of a row")
+    features: list[str] = Field(min_length=1, description="sparse features that look up this table")
+    pooling: Literal["sum", "mean"] = Field(default="sum", description="how to pool the vectors of an id list")
+    data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
+    init: Annotated[float, Field(gt=0)] | None = None
+    """initial weights are uniform in ±init; `null`: ±sqrt(1 / rows)"""
+
+    @model_validator(mode="after")
+    def _reads_a_feature_once(self) -> TableConfig:
+        repeated = [feature for feature, times in Counter(self.features).items() if times > 1]
+        if repeated:
+            raise refusal(
+                f"tables.{self.name}.features", f"table {self.name!r}: feature {repeated[0]!r} is listed twice"
+            )
+        return self
+
+
+class LossConfig(Section):
+    """The loss of binary labels. Numeric labels use squared error."""
+
+    kind: Literal["bce", "focal", "mse", "pairwise"] = "bce"
+    """`bce`: binary cross-entropy; `focal`: focal loss, down-weights well-predicted rows; `mse`: squared error of the
+    probability; `pairwise`: RankNet over the positives and negatives of a step, weighted by the product of their
+    weights; its scores rank rows but are not probabilities"""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """label smoothing for `bce` and `mse`: moves each label halfway by this amount towards the other class"""
+    gamma: float = Field(default=2.0, ge=0)
+    """focusing exponent of `focal`: scales the loss by `(1 - p)^gamma`, p the probability of the true label"""
+    alpha: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """class weight of `focal`: `alpha` for positives, `1 - alpha` for negatives; `null`: 1 for both"""
+
+    @model_validator(mode="after")
+    def _is_smoothed(self) -> LossConfig:
+        if self.kind in ("focal", "pairwise") and self.label_smoothing:
+            raise ValueError(f"label_smoothing works with bce and mse; set it to 0 for {self.kind}")
+        return self
+
+
+class ModelConfig(Section):
+    """A built-in model by name, or your own by import path."""
+
+    name: str | None = None
+    """built-in model, e.g. `dlrm`; omit it if you set `factory`"""
+    factory: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function`, called as `function(tables=…, num_dense=…, device=…, **args)`; returns an `nn.Module`
+    whose `model(batch)` returns `loss, logits`"""
+    args: dict[str, Any] = Field(default={})
+    """arguments of the model, e.g. `dense_arch`, `over_arch`"""
+    loss: LossConfig = LossConfig()
+    """the loss; a plain kind is short for `{kind: …}`. Applies to built-in models and to your own if they end with
+    `rayrec.models.Head`"""
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _kind_alone(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if self.name is not None and self.factory is not None:
+            raise ValueError("set `name` (a built-in model) or `factory` (your own), not both")
+        return self
+
+    @model_validator(mode="after")
+    def _accepts_its_args(self) -> ModelConfig:
+        if self.name not in BUILT_IN:
+            return self
+        name, accepted = self.name, list(args_of(self.name).model_fields)
+        for arg, kind, text in wrong_args(name, self.args):
+            match kind:
+                case "extra_forbidden":
+                    hint = suggestion(arg, accepted)
+                    text = f"model {name} does not accept it{hint} (accepted: {', '.join(accepted)})"
+                case "missing":
+                    text = f"model {name} requires it (accepted: {', '.join(accepted)})"
+                case _:
+                    text = f"model {name}: {text[0].lower()}{text[1:]}"
+            raise refusal(f"model.args.{arg}", text)
+        return self
