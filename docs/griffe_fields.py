@@ -53,17 +53,36 @@ def _parameters(cls: griffe.Class) -> dict[str, griffe.Parameter]:
     for base in reversed(_bases(cls)):
         fields |= _parameters(base) if _is_model(base) else {}
     for name, member in cls.members.items():
-        if (
-            member.is_attribute
-            and member.annotation is not None
-            and not name.startswith("_")
-            and name != "model_config"
-        ):
-            kind = griffe.ParameterKind.keyword_only
-            fields[name] = griffe.Parameter(
-                name, annotation=member.annotation, kind=kind, default=_default(member.value)
-            )
+        if not _is_field(member):
+            continue
+        name = _alias(member.value) or name
+        fields[name] = griffe.Parameter(
+            name,
+            annotation=member.annotation,
+            kind=griffe.ParameterKind.keyword_only,
+            default=_default(member.value),
+        )
     return fields
+
+
+def _is_field(member: Any) -> bool:
+    """Whether a member of a pydantic class is one of its fields. Griffe lists properties as attributes too."""
+    return (
+        member.is_attribute
+        and member.annotation is not None
+        and "property" not in member.labels
+        and not str(member.annotation).startswith("ClassVar")
+        and not member.name.startswith("_")
+        and member.name != "model_config"
+    )
+
+
+def _alias(value: Any) -> str | None:
+    """The name of a field in its class's constructor, if `Field(…)` sets another one."""
+    if not isinstance(value, griffe.ExprCall):
+        return None
+    names = [a.value for a in value.arguments if isinstance(a, griffe.ExprKeyword) and a.name == "alias"]
+    return str(names[0]).strip("\"'") if names else None
 
 
 def _default(value: Any) -> Any:

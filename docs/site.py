@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,32 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 EMPTY_HEAD = re.compile(r"<thead>\s*<tr>\s*(?:<th[^>]*></th>\s*)+</tr>\s*</thead>")
-CELL_NAME = re.compile(r"(?<=<code>)[^<>]{24,}(?=</code>)")
+CELL_NAME = re.compile(r"(?<=<code>)[^<>]{14,}(?=</code>)")
+LONG_WORD = re.compile(r"(?<=<td>)[^<>]*[\w./]{24,}[^<>]*(?=</td>)")
+DRAWING = re.compile(r'<div class="language-text highlight">(.*?)</div>', re.DOTALL)
+TAG = re.compile(r"<[^>]+>")
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Removes empty table heads, and lets long names break after dots, underscores and slashes only."""
+    """Prepares a page for narrow screens.
+
+    Removes empty table heads, tells site.css the width of drawings in text, and lets long names break between
+    their words only.
+    """
     html = EMPTY_HEAD.sub("", html)
-    return CELL_NAME.sub(lambda name: re.sub(r"([._/=])(?=\w)", r"\1<wbr>", name[0]), html)
+    html = DRAWING.sub(_sized, html)
+    return LONG_WORD.sub(_breakable, CELL_NAME.sub(_breakable, html))
+
+
+def _breakable(text: re.Match[str]) -> str:
+    """A text that may break between the words of its names."""
+    return re.sub(r"(?<=[._/=(\[,])(?=\w)|(?<=[a-z])(?=[A-Z])", "<wbr>", text[0])
+
+
+def _sized(drawing: re.Match[str]) -> str:
+    """A drawing with the length of its longest line."""
+    columns = max(len(line) for line in unescape(TAG.sub("", drawing[1])).splitlines())
+    return f'<div class="language-text highlight" style="--columns: {columns}">{drawing[1]}</div>'
 
 
 def _paths(nav: Any) -> Iterator[str]:
