@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.checkpoint import tools, writer
-from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, named
+from rayrec.checkpoint import DamagedCheckpointError, tools, writer
+from rayrec.checkpoint.errors import Damage, named
 from rayrec.checkpoint.format import DTYPES, INDEX, DataFile, Index, Piece, SavedTensor, header
 from rayrec.checkpoint.manifest import Manifest, sha256
 from rayrec.checkpoint.reader import Reader

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec._runtime.cgroup_limits import available_bytes
-from rayrec.checkpoint import Best, CheckpointStore, FencedError, saving
+from rayrec.checkpoint import Best, CheckpointError, CheckpointStore, DamagedCheckpointError, FencedError, saving
 from rayrec.checkpoint.contents import empty_random_states, random_states, set_random_states
-from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, DamagedScoresError
+from rayrec.checkpoint.errors import Damage, DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, check_mapping
 from rayrec.checkpoint.ownership import Attempt, folder_name, order_of
 from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank

@@ -15,10 +15,13 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbOptimType,
+    ParameterSharding,
+    Shard,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
+    Span,
 )
-from rayrec.distributed.plan.shards import ParameterSharding, Shard, ShardingType, Span
 from rayrec.models import DLRM
 from tests.checkpoint.test_store import adam, tables, train
 from tests.device import DEVICE

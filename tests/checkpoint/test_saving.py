@@ -32,9 +32,9 @@ from rayrec.distributed import (
     EmbOptimType,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
 )
 from rayrec.distributed.kernel import updating
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage.folder import LocalFolder

@@ -18,8 +18,8 @@ from rayrec.distributed import (
     EmbOptimType,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
 )
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.torchrec.optim import PartialRowWiseAdam

@@ -16,8 +16,7 @@ from rayrec.checkpoint.tools import describe, find, verify
 from rayrec.checkpoint.warm_start import Names, load_weights
 from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.cli import run
-from rayrec.distributed import DistributedModelParallel, ShardingEnv
-from rayrec.distributed.kernel import EmbOptimType
+from rayrec.distributed import DistributedModelParallel, EmbOptimType, ShardingEnv
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.storage.folder import LocalFolder

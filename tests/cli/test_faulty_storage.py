@@ -15,9 +15,8 @@ import pytest
 import yaml
 
 from rayrec.cli import run
-from rayrec.inference.export_store import ExportStore
-from rayrec.serve import ModelSpec, ServeConfig, Service
-from rayrec.serve.http import App
+from rayrec.inference import ExportStore
+from rayrec.serve import App, ModelSpec, ServeConfig, Service
 from rayrec.serve.on_ray import check
 from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import _filesystem, open_filesystem

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from rayrec.cli import run
+from rayrec.serve import ModelSpec, Service
 from rayrec.serve.example import example_row, request
-from rayrec.serve.service import ModelSpec, Service
 
 ROOT = Path(__file__).resolve().parents[2]
 

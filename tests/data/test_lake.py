@@ -12,8 +12,7 @@ import pytest
 
 from rayrec.data import BatchStream, Cursor, DataError, DataSet, Manifest, ReadOptions, Schema, write_index
 from rayrec.data.source import footers
-from rayrec.train import Trainer
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, parse_config
 from tests.train import small
 
 deltalake = pytest.importorskip("deltalake")

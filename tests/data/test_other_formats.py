@@ -24,9 +24,7 @@ from rayrec.data import Cursor, DataSet, Manifest, count_column, inspect
 from rayrec.data.formats.find_parquet import converting_into, find_parquet
 from rayrec.storage.files import find_files
 from rayrec.storage.locations import open_filesystem
-from rayrec.train import Trainer
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, evaluate_run, parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.run.mirror import run_here
 from tests.data.sets import table as clicks

@@ -31,8 +31,7 @@ from rayrec.data import (
 )
 from rayrec.storage import files
 from rayrec.storage.locations import locate, open_filesystem, plain_path
-from rayrec.train import Trainer
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, parse_config
 from rayrec.train.driver.console import Display
 from tests.data.sets import SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from rayrec.data import DataError, DataSet, Manifest, Schema, Vocabulary
 from rayrec.storage.locations import locate, secret_in, without_secrets
-from rayrec.train import ConfigError, TrainConfig, Trainer
-from rayrec.train.config.file import parse_config
+from rayrec.train import ConfigError, TrainConfig, Trainer, parse_config
 from rayrec.train.driver.console import Display
 from tests.train import small
 

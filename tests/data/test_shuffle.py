@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from rayrec.data import BadRows, BatchStream, Cursor, Manifest, ReadOptions
 from rayrec.data.order.epoch import EpochOrder, positions, row_order
 from rayrec.data.source import slices
-from rayrec.train import Trainer
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, parse_config
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 from tests.train import small
 

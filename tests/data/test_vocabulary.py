@@ -23,8 +23,7 @@ from rayrec.data.mapping.map_rows import check_rows_of
 from rayrec.data.source import partitions
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import Counted
-from rayrec.train import Trainer, TrainError, load_config
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, TrainError, load_config, parse_config
 from rayrec.train.run.paths import resolved
 from tests.data.sets import write
 from tests.train import small

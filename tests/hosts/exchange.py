@@ -17,10 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbOptimType, comm
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
-from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.plan.shards import ShardingType
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType, comm
 from rayrec.distributed.planner import ParameterConstraints, PlanResult, Topology, plan_tables
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig

@@ -17,8 +17,8 @@ from rayrec.distributed import (
     EmbOptimType,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
 )
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import DCN, DLRM, MODELS, Batch, DeepFM
 from rayrec.models.interaction import InteractionArch
 from rayrec.modules import EmbeddingBagConfig

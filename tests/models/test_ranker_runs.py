@@ -18,11 +18,8 @@ from rayrec.models import Batch, mean_loss
 from rayrec.modules import EmbeddingBagConfig, EmbeddingCollection
 from rayrec.modules.lookup import as_collection_table
 from rayrec.modules.pooling import pool_sum
-from rayrec.serve import ModelSpec, Service
-from rayrec.serve.http import App
-from rayrec.train import Trainer
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.serve import App, ModelSpec, Service
+from rayrec.train import ConfigError, Trainer, export_run, parse_config
 from tests.inference.runs import trainer_scores
 from tests.ranks import on_ranks
 from tests.serve.server import Server

@@ -17,8 +17,8 @@ from rayrec.distributed import (
     EmbOptimType,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
 )
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.models import MODELS, Batch
 from rayrec.models.esmm import logit_of_both
 from rayrec.models.ranker import HistoryInputs, RankerInput

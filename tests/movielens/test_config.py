@@ -12,8 +12,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from rayrec.data import Manifest
-from rayrec.train import Trainer
-from rayrec.train.config.file import load_config
+from rayrec.train import Trainer, load_config
 
 FOLDER = Path(__file__).parents[2] / "data" / "movielens"
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv
-from rayrec.distributed.plan.shards import ShardingType
+from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

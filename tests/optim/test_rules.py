@@ -8,8 +8,8 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
+from rayrec.distributed import EmbeddingComputeKernel, Span
 from rayrec.distributed.kernel import RULES, LocalTable, OptimizerSpec, check_trainable, make_pooling_kernel, rule_of
-from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Span
 from rayrec.distributed.planner.tables.from_model import state_bytes
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.optim.config import SparseOptimizerConfig

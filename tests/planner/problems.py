@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from rayrec.distributed import EmbOptimType
-from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType
 from rayrec.distributed.planner import ParameterConstraints, Topology
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed import ParameterSharding, ShardingPlan, ShardingType
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.distributed.planner import NoPlanError, Topology, diff, plan_tables
 from rayrec.distributed.planner.cost.estimate import evaluate
 from rayrec.distributed.planner.cost.memory import reserves

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayrec.distributed.plan.shards import Span
+from rayrec.distributed import Span
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.search.bound import Choices
 from rayrec.distributed.planner.search.choose import choose

@@ -8,10 +8,8 @@ import re
 import pytest
 from torch import nn
 
-from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
+from rayrec.distributed import EmbeddingCollectionSharder, ParameterSharding, ShardingPlan, ShardingType, Span
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, ShardingType, Span
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
     NoPlanError,

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rayrec.distributed import ParameterSharding, ShardingPlan, ShardingType
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, ShardingType
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
     NoPlanError,

@@ -14,9 +14,9 @@ from rayrec.distributed import (
     EmbOptimType,
     ShardingEnv,
     ShardingPlan,
+    ShardingType,
 )
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
-from rayrec.distributed.plan.shards import ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.modules.feature_processor import PositionWeightedProcessor

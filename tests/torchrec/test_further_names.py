@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec import quant
-from rayrec.distributed.plan.shards import ParameterSharding
+from rayrec.distributed import ParameterSharding
 from rayrec.torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.torchrec.datasets.criteo import BinaryCriteoUtils, InMemoryBinaryCriteoIterDataPipe
 from rayrec.torchrec.datasets.utils import ParallelReadConcat

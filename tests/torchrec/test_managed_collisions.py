@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, JaggedTensor, KeyedJaggedTensor
-from rayrec.distributed import DistributedModelParallel, ShardingEnv
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed import DistributedModelParallel, ShardingEnv, ShardingPlan
 from rayrec.optim import apply_optimizer_in_backward
 from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from rayrec.torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rayrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, KeyedJaggedTensor, PoolingType
+from rayrec.distributed import Shard, Span
 from rayrec.distributed.plan.cuts import by_cols, by_grid, by_rows, whole
-from rayrec.distributed.plan.shards import Shard, Span
 from rayrec.modules import EmbeddingConfig
 from rayrec.torchrec.inference import shard_quant_model
 from rayrec.torchrec.inference.quantize import quantize_inference_model, read_exported_tables
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import export_run, parse_config
 from rayrec.train.setup.build import model as model_of
 from tests.inference.runs import train
 from tests.ranks import on_ranks

@@ -16,7 +16,7 @@ import yaml
 from hypothesis import strategies as st
 
 from rayrec.cli import run
-from rayrec.train.config.file import parse_config
+from rayrec.train import parse_config
 from tests.cli.test_init import census, ratings
 from tests.test_readme import ROOT, blocks
 

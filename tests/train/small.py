@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.data import Manifest, manifest_of
-from rayrec.train.config.file import parse_config
+from rayrec.train import parse_config
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, Waiting
 from rayrec.train.worker.lockstep import Control

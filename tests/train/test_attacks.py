@@ -16,10 +16,7 @@ from rich.console import Console
 
 from rayrec.cli import run
 from rayrec.distributed import ShardingPlan
-from rayrec.train import Trainer, TrainError, load_config
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.after.export import export_run
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, Trainer, TrainError, evaluate_run, export_run, load_config, parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.report import write_report
 from tests.train.small import make_job, raw_config, write_all

@@ -14,9 +14,8 @@ from rayrec.data import DataSet, Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.distributed.planner.sharding_groups import Grouped
 from rayrec.distributed.replicas.layout import GroupLayout
-from rayrec.train import StorageError, TrainError
-from rayrec.train.config.file import ConfigError, apply_override, parse_config, parse_yaml
-from rayrec.train.config.train_config import TrainConfig
+from rayrec.train import ConfigError, StorageError, TrainConfig, TrainError, parse_config
+from rayrec.train.config.file import apply_override, parse_yaml
 from rayrec.train.driver.elastic import NEVER_S
 from rayrec.train.driver.trackers import tracker
 from rayrec.train.errors import is_retryable

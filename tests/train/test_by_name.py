@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rayrec.train import Interrupted, Result, Trainer
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.after.export import export_run, exported_run
+from rayrec.train import Interrupted, Result, Trainer, evaluate_run, export_run
+from rayrec.train.after.export import exported_run
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.planning.shapes import Shape, compare
 from rayrec.train.report.run import RunRecord

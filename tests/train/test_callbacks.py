@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayrec.train import Callback, RunInfo, Trainer, TrainError
+from rayrec.train import Callback, RunInfo, Trainer, TrainError, parse_config
 from rayrec.train.config.difference import flat
-from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.trackers import MLflow, tracker
 from rayrec.train.run.log import metrics_of

@@ -15,8 +15,7 @@ from torch import nn
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.storage.folder import LocalFolder
-from rayrec.train import TrainError
-from rayrec.train.errors import StorageError
+from rayrec.train import StorageError, TrainError
 from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
 from tests.train.small import make_job, rank_session, raw_config

@@ -13,8 +13,7 @@ import yaml
 
 from rayrec.checkpoint import Best, CheckpointStore
 from rayrec.cli import run
-from rayrec.train import parse_config
-from rayrec.train.errors import TrainError
+from rayrec.train import TrainError, parse_config
 from rayrec.train.run.choice import best_metric, choose
 from rayrec.train.run.folder import RunFolder
 from tests.train.small import raw_config, write_all

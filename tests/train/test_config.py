@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.train import ConfigError, TrainConfig, load_config
-from rayrec.train.config.file import apply_override, parse_config, parse_yaml, read_yaml
+from rayrec.train import ConfigError, TrainConfig, load_config, parse_config
+from rayrec.train.config.file import apply_override, parse_yaml, read_yaml
 from rayrec.train.config.interval import Interval
 from rayrec.train.config.reference import config_reference
 from rayrec.train.config.removed import without_removed

@@ -17,25 +17,21 @@ from hypothesis import strategies as st
 from ray.exceptions import RayActorError
 
 from rayrec.data import Cursor
-from rayrec.distributed import EmbOptimType
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, Shard, Span
+from rayrec.distributed import EmbOptimType, ParameterSharding, Shard, ShardingPlan, Span
 from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import ResourceError, StorageError, TrainError
+from rayrec.train import Interrupted, ResourceError, StorageError, TrainConfig, TrainError, parse_config
 from rayrec.train.config.difference import value_at
-from rayrec.train.config.file import parse_config
 from rayrec.train.config.interval import Interval
 from rayrec.train.config.relaunch import _short
-from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver.elastic import REQUEST, note_request, room_for, without_read_reservations
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
 from rayrec.train.driver.recorder import Lines
 from rayrec.train.driver.resources import Demand, Supply, demand_of, refuse_if_short
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
-from rayrec.train.errors import Interrupted, describe
+from rayrec.train.errors import describe
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Waiting, handling_records
 from rayrec.train.setup import build

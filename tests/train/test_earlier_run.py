@@ -11,8 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from rayrec.train import Trainer, load_config
-from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train import Trainer, evaluate_run, load_config
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.run.folder import RunFolder
 

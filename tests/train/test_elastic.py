@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, parse_config
 from rayrec.train.driver.elastic import FIRST_WAIT_S, LONGEST_WAIT_S, SETTLED_S, Growth, room_for
 from tests.train.small import raw_config
 

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli import run
+from rayrec.train import TrainError
 from rayrec.train.after import importance
 from rayrec.train.after.importance import importance_of_run
-from rayrec.train.errors import TrainError
 from tests.train.small import raw_config, write_all
 from tests.train.test_fit import trainer
 

@@ -15,10 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from rayrec.data import empty_batch
-from rayrec.models import DLRM, Batch
-from rayrec.models.loss import Loss, mean_loss, pairwise_loss
-from rayrec.train.config.file import ConfigError, parse_config
-from rayrec.train.errors import TrainError
+from rayrec.models import DLRM, Batch, mean_loss
+from rayrec.models.loss import Loss, pairwise_loss
+from rayrec.train import ConfigError, TrainError, parse_config
 from rayrec.train.setup import build
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import in_step

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from rayrec.distributed import ParameterSharding, ShardingPlan
 from rayrec.distributed.plan.cuts import whole
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.train.report import write_report
 from rayrec.train.report.run import BRIEF_BYTES, MOST_EVENTS, MOST_LINES, Thinned, read_run
 from rayrec.train.report.runs import find_runs, list_table

@@ -21,7 +21,7 @@ from rayrec.distributed.comm import count_bytes, count_collectives
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.errors import TrainError
+from rayrec.train import TrainError
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import RankError, in_step
 from rayrec.train.worker.loop import fit

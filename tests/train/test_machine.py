@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION
 from rayrec.distributed.planner.machine.devices import DEVICES
-from rayrec.train import TrainError
-from rayrec.train.config.file import parse_config
+from rayrec.train import TrainError, parse_config
 from rayrec.train.run.paths import resolved
 from rayrec.train.setup import build
 from rayrec.train.terminal import host_lines

@@ -20,6 +20,7 @@ from rich.console import Console
 from rayrec._runtime.ray_internals import with_limit
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.storage.retries import Patience
+from rayrec.train import TrainError
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import DrainNotices
@@ -27,7 +28,6 @@ from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit, failur
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.driver.room import RoomWait, missing_resources
-from rayrec.train.errors import TrainError
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from rayrec.train.worker.lockstep import Control

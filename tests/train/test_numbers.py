@@ -17,9 +17,7 @@ from rayrec.data import DataError
 from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.models.loss import Head
-from rayrec.train import TrainError
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, TrainError, evaluate_run, parse_config
 from rayrec.train.worker.loop import score_checkpoint
 from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks

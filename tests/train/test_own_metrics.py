@@ -14,11 +14,9 @@ from rich.console import Console
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score
 
-from rayrec.train import Trainer
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, Trainer, TrainError, parse_config
 from rayrec.train.config.trainer import MetricConfig
 from rayrec.train.driver.console import Display
-from rayrec.train.errors import TrainError
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.worker.lockstep import RankError

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train import Trainer
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, Trainer, parse_config
 from rayrec.train.run.choice import choose
 from rayrec.train.run.folder import RunFolder
 from tests.train.small import raw_config, write_all

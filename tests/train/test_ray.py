@@ -26,9 +26,7 @@ from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
-from rayrec.train import ResourceError, Trainer, TrainError
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.config.file import parse_config
+from rayrec.train import ResourceError, Trainer, TrainError, evaluate_run, parse_config
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter

@@ -31,12 +31,8 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
 from rayrec.inference.predict import predict
 from rayrec.models import BUILT_IN, RETRIEVERS
-from rayrec.train import Interrupted, Result, Trainer, load_config
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.after.export import export_run
-from rayrec.train.after.index import index_run
+from rayrec.train import Interrupted, Result, Trainer, evaluate_run, export_run, index_run, load_config, parse_config
 from rayrec.train.config.difference import differing
-from rayrec.train.config.file import parse_config
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.resolved import ResolvedValues
 from tests.cli.test_init import FILES, REAL

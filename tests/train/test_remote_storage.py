@@ -19,7 +19,7 @@ from rayrec.cli import run
 from rayrec.distributed import EmbOptimType
 from rayrec.models import DLRM, Batch
 from rayrec.storage.folder import open_folder
-from rayrec.train.errors import StorageError
+from rayrec.train import StorageError
 from tests.checkpoint.test_store import build, mean_losses, train
 from tests.ranks import on_ranks
 from tests.s3 import KEYS, Door, s3_bucket

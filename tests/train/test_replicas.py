@@ -13,8 +13,7 @@ import yaml
 from torch import nn
 
 from rayrec.models import DLRM, Batch
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, evaluate_run, parse_config
 from rayrec.train.setup.groups import layout_of
 from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks

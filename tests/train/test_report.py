@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from rayrec.distributed import ParameterSharding, Shard, ShardingPlan
 from rayrec.distributed.plan.cuts import by_cols, by_rows, everywhere, whole
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
-from rayrec.distributed.plan.shards import ParameterSharding, Shard
 from rayrec.train.report import write_report
 from rayrec.train.report.plan import memory_section, plan_section, time_section
 from rayrec.train.report.run import history, read_run

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rayrec.distributed import ShardingPlan
 from rayrec.distributed.plan.cuts import by_rows
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.train.report import write_report
 from rayrec.train.report.compare import differing, last_figures
 from rayrec.train.report.page import _duration

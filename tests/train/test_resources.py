@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.train import ResourceError
-from rayrec.train.config.file import parse_config
+from rayrec.train import ResourceError, parse_config
 from rayrec.train.driver.resources import Demand, Supply, demand_of, one_worker_per_gpu, refuse_if_short
 from rayrec.train.setup.build import rows_of
 from tests.train.small import raw_config

@@ -17,9 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from rayrec.models import RETRIEVERS
-from rayrec.train import Trainer, load_config
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, Trainer, evaluate_run, load_config, parse_config
 from rayrec.train.driver.console import evaluation_lines
 from rayrec.train.worker.loop import fit
 from tests.ranks import on_ranks

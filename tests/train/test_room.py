@@ -16,7 +16,7 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from rayrec._runtime.ray_internals import with_limit
 from rayrec.models import DLRM, Batch
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, parse_config
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit
 from rayrec.train.driver.resources import Demand, Supply
 from rayrec.train.driver.room import RoomWait, missing_resources

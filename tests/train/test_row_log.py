@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train import Trainer
-from rayrec.train.config.file import parse_config
+from rayrec.train import Trainer, parse_config
 from tests.train.row_log import assert_every_row_once, consumed, with_row_ids
 from tests.train.small import write_all
 

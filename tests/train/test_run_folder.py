@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train import StorageError, TrainError
+from rayrec.train import StorageError, TrainError, parse_config
 from rayrec.train.config.difference import flat
-from rayrec.train.config.file import apply_override, parse_config
+from rayrec.train.config.file import apply_override
 from rayrec.train.config.relaunch import RULES
 from rayrec.train.run.folder import RunFolder, refuse_other_config, write_json, write_yaml
 from rayrec.train.run.paths import resolved

@@ -13,7 +13,7 @@ import yaml
 
 from rayrec.cli import run
 from rayrec.distributed.planner import Topology
-from rayrec.train.config.file import parse_config
+from rayrec.train import parse_config
 from rayrec.train.planning.plan_only import make_groups
 from rayrec.train.planning.shapes import compare
 from tests.train.small import raw_config

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.train import Interrupted, TrainError
-from rayrec.train.after.evaluate import evaluate_run
+from rayrec.train import Interrupted, TrainError, evaluate_run
 from tests.train.small import table, write_all
 from tests.train.test_fit import records, shown, stops, trainer
 

@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.train import StorageError, TrainError
-from rayrec.train.after.evaluate import evaluate_run
-from rayrec.train.config.file import ConfigError, parse_config
+from rayrec.train import ConfigError, StorageError, TrainError, evaluate_run, parse_config
 from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, table, write_all

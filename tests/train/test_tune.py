@@ -20,8 +20,9 @@ from ray import tune as ray_tune
 from rich.console import Console
 
 from rayrec.storage.folder import open_folder
-from rayrec.train.config.file import ConfigError, parse_config, read_yaml
-from rayrec.train.errors import RunInUseError, TrainError
+from rayrec.train import ConfigError, TrainError, parse_config
+from rayrec.train.config.file import read_yaml
+from rayrec.train.errors import RunInUseError
 from rayrec.train.tune.search import Search, Trial, _trials, _when_free, _write, check_metric, folder_of, tune
 from rayrec.train.tune.shown import trials_table
 from rayrec.train.tune.space import check_space, space_of, with_values

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.train.config.file import parse_config
+from rayrec.train import Result, parse_config
 from rayrec.train.driver.warnings import at_end, at_start
-from rayrec.train.run.result import Result
 from tests.train.small import RAW, raw_config, table, write_all
 from tests.train.test_fit import shown, trainer
 

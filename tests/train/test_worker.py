@@ -14,13 +14,13 @@ import torch.distributed as dist
 from rich.console import Console
 
 from rayrec._runtime.cgroup_limits import cpus as usable_cpus
-from rayrec.checkpoint.errors import FencedError
+from rayrec.checkpoint import FencedError
 from rayrec.data import Cursor
+from rayrec.train import TrainError
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.run_job import run_job
-from rayrec.train.errors import TrainError
 from rayrec.train.run.log import Record
 from rayrec.train.worker.entry import attempt, work_alone
 from rayrec.train.worker.learner import make_learner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed import ShardingPlan
 from rayrec.distributed.planner.search.options import options
 from rayrec.distributed.planner.tables.from_model import find_tables, planner_tables
 from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology

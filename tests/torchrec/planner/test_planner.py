@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.distributed import ShardingPlan
 from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from rayrec.torchrec.distributed.planner.bases import PerfModel, Stats
 from rayrec.torchrec.distributed.planner.parts import PlannerError, PlannerErrorType, Proposal
