@@ -165,7 +165,7 @@ def test_what_cannot_be_asked_of_a_number_is_refused(tmp_path: Path) -> None:
     for changes, message in [
         ({"storage__keep_best": "auc"}, r"storage\.keep_best: auc needs a binary label"),
         ({"trainer__early_stopping": {}}, r"trainer\.early_stopping\.metric: auc needs a binary label"),
-        ({"data__negative_rate": 0.5}, r"data\.negative_rate: .*has numbers to predict"),
+        ({"data__negative_rate": 0.5}, r"data\.negative_rate: negative sampling needs binary labels"),
     ]:
         with pytest.raises(ConfigError, match=message):
             parse_config(raw_config(tmp_path, **stars(tmp_path, **changes)))
