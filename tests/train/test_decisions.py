@@ -33,7 +33,7 @@ from rayrec.train.driver.resources import Demand, Supply, demand_of, refuse_if_s
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.errors import describe
 from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.log import Mailbox, Waiting, handling_records
+from rayrec.train.run.log import Mailbox, RunState, Waiting, handling_records
 from rayrec.train.setup import build
 from rayrec.train.setup.groups import Decision, layout_of
 from rayrec.train.setup.init_from import ALL, _same_rows
@@ -351,6 +351,23 @@ def test_the_run_folder_of_a_uri_stands_for_it(tmp_path: Path, monkeypatch: pyte
     assert near.last_attempt() == 0 and near.read_result() is None and near.read_config() is None
     assert value_at({"a": {"b": 3}}, "a.b") == 3 and value_at({"a": 1}, "a.b") is value_at({}, "a.b") is None
     assert _short("x" * 58) == f'"{"x" * 58}"' and _short("x" * 59) == f'"{"x" * 56}…'
+
+
+def test_a_mailbox_that_replaces_a_lost_one_goes_on_with_its_attempt() -> None:
+    lost, state = Mailbox(previous_attempts=1), RunState()
+    for _ in range(3):
+        lost.begin(leader=True)
+    lost.put({"kind": "begin", "world_size": 1, "resumed_step": 0})
+    for record in lost.take(state.attempt):
+        state.update(record)
+    replacement = Mailbox(previous_attempts=1)
+    replacement.put({"kind": "progress", "step": 5})
+    assert [record["attempt"] for record in replacement.take(state.attempt)] == [state.attempt] == [4]
+    replacement.begin(leader=True)
+    replacement.put({"kind": "begin", "world_size": 2, "resumed_step": 5})
+    for record in replacement.take(state.attempt):
+        state.update(record)
+    assert (state.attempt, state.world_size) == (5, 2), "what is decided once per attempt is decided again"
 
 
 def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:

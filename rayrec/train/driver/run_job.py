@@ -125,7 +125,7 @@ def _run_on_ray(
     unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     count = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"Starting {count} workers ({unit} each) on {'a local' if cluster.local else 'the'} Ray …")
-    # Ray does not restart this actor: a second mailbox would lack the records of the first one.
+    # If this actor dies, Ray starts it again, without the records that were not taken.
     mailbox = actor_here(Mailbox, previous_attempts)
     signals = _stop_signals(job, lambda: call_actor(mailbox.request_stop), display)
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
@@ -138,7 +138,7 @@ def _run_on_ray(
     try:
         with (
             handling(signals),
-            handling_records(lambda: call_actor(mailbox.take), export_and_handle, display.tolerance),
+            handling_records(lambda: call_actor(mailbox.take, state.attempt), export_and_handle, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
             resizing(trainer, need, state, lambda why: call_actor(mailbox.request_restart, why), cluster.local),
             waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),

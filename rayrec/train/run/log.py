@@ -130,9 +130,18 @@ class Mailbox:
             self._waiting[rank] = waiting
         return dict(self._waiting)
 
-    def take(self) -> list[Record]:
-        """All records since the last call."""
-        return [self._records.popleft() for _ in range(len(self._records))]
+    def take(self, attempt: int = 0) -> list[Record]:
+        """All records since the last call.
+
+        Args:
+            attempt: number of the current attempt according to the records so far. A mailbox that replaces a lost one
+                does not know it.
+        """
+        records = [self._records.popleft() for _ in range(len(self._records))]
+        if attempt > self._attempt:
+            self._attempt = attempt
+            records = [{**record, "attempt": attempt} for record in records]
+        return records
 
 
 def call_actor(method: Any, *args: Any, **kwargs: Any) -> Any:
