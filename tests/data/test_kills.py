@@ -46,7 +46,7 @@ def run(folder: Path, cursor: Cursor, world: int, how: dict[str, Any], steps: in
     for path in folder.glob("rank*"):
         path.unlink()
     ranks: list[BaseProcess] = [
-        SERVER.Process(target=train, args=(folder, cursor.to_dict(), rank, world, how)) for rank in range(world)
+        SERVER.Process(target=train, args=(folder, cursor.to_dict(), rank, world, how, steps)) for rank in range(world)
     ]
     try:
         for process in ranks:

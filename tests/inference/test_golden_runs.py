@@ -19,6 +19,7 @@ import yaml
 from rayrec.inference import Model
 from rayrec.train import Trainer, evaluate_run, export_run, parse_config
 from rayrec.train.after.export import find_checkpoint, trained_of
+from rayrec.train.config.removed import without_removed
 from tests.train import small
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint_v2_export_v2.tar.xz"
@@ -73,6 +74,7 @@ def test_an_earlier_run_goes_on(earlier: Path, tmp_path: Path, name: str) -> Non
     """In this process, whatever number of workers it had; a second epoch is better than the first."""
     shutil.copytree(earlier / "runs", tmp_path / "runs")
     raw = yaml.safe_load((tmp_path / "runs" / name / "config.yaml").read_text(encoding="utf-8"))
+    raw = without_removed(raw, of_run=True)
     raw["trainer"] |= {"epochs": 2, "num_workers": 0}
     raw["storage"]["path"] = str(tmp_path / "runs")
     before = evaluate_run(earlier / "runs" / name)

@@ -83,7 +83,7 @@ def test_empty_jagged_tensors_and_wrong_ones() -> None:
         JaggedTensor(torch.arange(2), torch.ones(3), torch.tensor([2]))
     with pytest.raises(ValueError, match="has no weights"):
         JaggedTensor(torch.arange(2), lengths=torch.tensor([2])).weights()
-    with pytest.raises(ValueError, match="there are no examples"):
+    with pytest.raises(ValueError, match="needs at least one example"):
         JaggedTensor.from_dense([])
 
 

@@ -175,7 +175,7 @@ def parent(pid: int) -> int:
 
 
 def signal_a_worker_at(seen: Seen, step: int, killed: list[int], number: int = signal.SIGKILL) -> None:
-    until = time.monotonic() + 200
+    until = time.monotonic() + 400
     while time.monotonic() < until:
         if any(record.get("step", 0) >= step for record in seen.files.read_metrics()):
             killed.append(workers_of_this_process()[-1])

@@ -113,7 +113,7 @@ def test_a_run_goes_on_after_the_end_of_a_group(tmp_path: Path, sync_every: int)
 
 def test_groups_that_do_not_fit_are_named(tmp_path: Path) -> None:
     write_all(tmp_path, rows=100)
-    with pytest.raises(ConfigError, match=r"sharding.replicas: 2 groups cannot .* 3 workers .* are 1, 3"):
+    with pytest.raises(ConfigError, match=r"sharding.replicas: 3 workers .* cannot .* 2 groups .* allowed: 1, 3"):
         parse_config(raw_config(tmp_path, sharding={"replicas": 2}, trainer__num_workers=3))
     elastic = parse_config(raw_config(tmp_path, sharding={"replicas": 4}, trainer__num_workers=[1, 6]))
     assert [layout_of(elastic, world).replicas for world in (1, 2, 3, 4, 6)] == [1, 2, 3, 4, 3]

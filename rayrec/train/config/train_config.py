@@ -49,7 +49,8 @@ class TrainConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_removed(cls, raw: Any) -> Any:
+    def _prepared(cls, raw: Any) -> Any:
+        checks.check_secrets(raw)  # first: messages of other checks may contain values
         return without_removed(raw)
 
     @field_validator("init_from", mode="before")
@@ -59,7 +60,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
-        checks.check_secrets(self.to_dict())
+        checks.check_secrets(self.to_dict())  # again: sections may have been made in Python
         checks.check_tables(self.tables, self.data_schema)
         checks.check_named_tables("sharding.constraints", self.sharding.constraints, self.tables)
         checks.check_micro_batches(self.model, self.trainer)
