@@ -15,11 +15,13 @@ import pytest
 import yaml
 from rich.console import Console
 
+from rayrec.checkpoint.config import StorageConfig
 from rayrec.data import DataError, DataSet, Manifest, Schema, Vocabulary
 from rayrec.storage.locations import locate, secret_in, without_secrets
 from rayrec.train import ConfigError, TrainConfig, Trainer, parse_config
 from rayrec.train.driver.console import Display
 from tests.train import small
+from tests.train.small import RAW
 
 SECRET = "pl4nted/s3cret+"
 
@@ -151,3 +153,10 @@ def test_bad_rows_may_be_counted_without_samples(tmp_path: Path) -> None:
     raw = small.raw_config(tmp_path, data={"train": str(data), "read": read}, trainer__epochs=1, name="other")
     with pytest.raises(ValueError, match="more than 2 bad rows were skipped"):
         Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit()
+
+
+def test_credentials_in_a_section_that_was_made_in_python_are_refused() -> None:
+    storage = StorageConfig(path="s3://key:secret@bucket/runs")
+    with pytest.raises(ValueError, match="credentials") as caught:
+        TrainConfig(**{**RAW, "storage": storage})
+    assert "key:secret" not in str(caught.value)

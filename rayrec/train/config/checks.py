@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
 from rayrec._runtime.strict import refusal
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.data.config import DataConfig
@@ -182,6 +184,8 @@ def check_slices(trainer: TrainerConfig, tables: Sequence[TableConfig], schema: 
 
 def check_secrets(value: Any, field: str = "") -> None:
     """No string in the config contains credentials: the whole config is written to the run folder."""
+    if isinstance(value, BaseModel):  # a section that was made in Python
+        value = value.model_dump(mode="json", by_alias=True)
     if isinstance(value, str) and (problem := secret_in(value)) is not None:
         raise refusal(field, problem)
     if isinstance(value, Mapping):

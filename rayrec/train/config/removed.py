@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from pydantic_core import PydanticCustomError
-
+from rayrec._runtime.strict import refusal
 from rayrec.train.config.interval import Interval
 
 
@@ -70,8 +69,7 @@ def without_removed(raw: Any, *, of_run: bool = False) -> Any:
         if values is None or name not in values:
             continue
         if values[name] != option.default and not of_run:
-            text = f"this option was removed; {option.instead}"
-            raise PydanticCustomError("config", "{text}", {"path": path, "text": text})
+            raise refusal(path, f"this option was removed; {option.instead}")
         remaining = {key: value for key, value in values.items() if key != name}
         raw = _replaced(raw, section.split("."), remaining | option.moved(values[name], values))
     return raw

@@ -60,7 +60,6 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
-        checks.check_secrets(self.to_dict())  # again: sections may have been made in Python
         checks.check_tables(self.tables, self.data_schema)
         checks.check_named_tables("sharding.constraints", self.sharding.constraints, self.tables)
         checks.check_micro_batches(self.model, self.trainer)
