@@ -167,6 +167,14 @@ def _check_once(folder: Path) -> None:
         if not mark_file.read():
             check_listed(folder, index.files)
             mark_file.write(f"{folder}\n")
-    marks = sorted(mark.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    for old in marks[:-_MAX_MARKS]:
-        old.unlink(missing_ok=True)
+    _remove_oldest(mark.parent)
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Keeps the newest marks. Another process may remove the same ones meanwhile."""
+    times = {}
+    for mark in folder.iterdir():
+        with suppress(FileNotFoundError):
+            times[mark] = mark.stat().st_mtime_ns
+    for mark in sorted(times, key=times.__getitem__)[:-_MAX_MARKS]:
+        mark.unlink(missing_ok=True)

@@ -190,6 +190,22 @@ def test_checksums_are_computed_once_a_node_until_a_file_changes(
         check_version(folder)
 
 
+def test_marks_of_checked_exports_stay_few_though_other_processes_remove_them_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    marks = tmp_path / "cache" / "rayrec" / "checked"
+    marks.mkdir(parents=True)
+    for number in range(1010):
+        mark = marks / f"{number:04d}"
+        mark.touch()
+        os.utime(mark, (number, number))
+    (marks / "removed").symlink_to(tmp_path / "nothing")  # listed, but gone when it is looked at
+    check_version(version_of(model, tmp_path / "v1", 0.5))
+    left = sorted(path.name for path in marks.iterdir() if path.exists())
+    assert len(left) == 1000 and left[0] == "0011", "the newest, and the mark of this export"
+
+
 def test_a_file_may_name_a_bucket_and_a_limit_but_no_secret(tmp_path: Path) -> None:
     text = "cache_bytes: 1000\nmodels: [{name: ctr, path: 's3://b/x?region=us-east-1', version: v7}]\n"
     (tmp_path / "serve.yaml").write_text(text)
