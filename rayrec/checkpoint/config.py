@@ -29,8 +29,6 @@ class StorageConfig(Section):
     background: bool = True
     """write checkpoints in the background: copy them to host memory if it suffices (on CPUs, one fortieth per rank)
     while training continues; `false`: training waits for each write"""
-    wait_s: float = Field(default=30.0, ge=0)
-    """maximum seconds to wait for the previous checkpoint before skipping the next one"""
     patience_s: float = Field(default=600.0, ge=0)
     """maximum seconds to wait for unavailable storage where training cannot continue without it: at the start, after a
     failure, and for the final checkpoint; reported every minute"""

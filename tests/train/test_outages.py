@@ -114,7 +114,8 @@ def test_scores_are_not_waited_for(data: Path, tmp_path: Path, monkeypatch: pyte
         whole(folder, name, content)
 
     monkeypatch.setattr(LocalFolder, "write", slow)
-    job = job_of(data, tmp_path, trainer__epochs=1, storage={"keep_best": "auc", "wait_s": 0.05, "background": False})
+    storage = {"keep_best": "auc", "patience_s": 0.05, "background": False}
+    job = job_of(data, tmp_path, trainer__epochs=1, storage=storage)
     told = run(job)[1]
     (text,) = [record["message"] for record in told.all("event") if record["event"] == "save_failed"]
     assert text == "Could not store the metrics of step 5: the storage has not answered for 0.05 s"

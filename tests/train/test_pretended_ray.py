@@ -396,7 +396,7 @@ def ends_well(box: Mailbox) -> None:
 def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
-    run = Run(folder, tmp_path, max_failures=7, timeout_s=17, hang_s=99.5)
+    run = Run(folder, tmp_path, max_failures=7, hang_s=99.5)
     assert run(monkeypatch, ends_well) == {"steps": 3}
     ((actor, options),) = pretended.actors
     assert (options["num_cpus"], options["max_restarts"], options["max_task_retries"]) == (0, -1, -1)
@@ -411,7 +411,7 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     scaling, failures = made.scaling_config, made.run_config.failure_config
     assert (scaling.num_workers, scaling.use_gpu, scaling.resources_per_worker) == (2, False, {"CPU": 1.0})
     assert scaling.elastic_resize_monitor_interval_s == NEVER_S
-    assert (made.backend_config.backend, made.backend_config.timeout_s) == ("gloo", 17)
+    assert (made.backend_config.backend, made.backend_config.timeout_s) == ("gloo", 160)
     assert (failures.max_failures, failures.controller_failure_limit) == (-1, -1)
     assert (made.run_config.name, made.run_config.storage_path) == ("small", str(run.job.files.ray_state))
     assert (run.health_s, run.noted) == ("99.5", [])

@@ -47,6 +47,8 @@ REMOVED = {
     "trainer.log_every_s": _as_duration("log_every", "s", 10.0),
     "trainer.checkpoint_every_minutes": _as_duration("checkpoint_every", "min", 15.0),
     "trainer.eval_every_minutes": _as_duration("eval_every", "min", None),
+    "trainer.timeout_s": Removed(300, "use trainer.hang_s, the time without progress after which the workers restart"),
+    "storage.wait_s": Removed(30.0, "use trainer.checkpoint_every if checkpoints are skipped"),
     "trainer.accumulate_steps": Removed(1, "use trainer.micro_batches, which saves memory at the same result"),
     "trainer.timeline_steps": Removed(3, "use trainer.profile, which records a trace of the steps that it names"),
     "trainer.guards.dead_gradients": Removed(True, "use trainer.guards.max_ne or trainer.guards.min_auc"),

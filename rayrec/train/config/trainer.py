@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -132,7 +133,6 @@ class TrainerConfig(Section):
     wait_for_room_s: Annotated[float, Field(gt=0)] | None = None
     """seconds to wait for room for the workers after losing a node before the run fails; `null`: no limit. Checked at
     least every two minutes; a line every minute reports what is missing"""
-    timeout_s: int = Field(default=300, ge=1, description="seconds before a stuck collective between workers fails")
 
     @property
     def least_workers(self) -> int:
@@ -152,6 +152,11 @@ class TrainerConfig(Section):
     def counts_early(self, most_rows: int | None) -> bool:
         """Whether an evaluation of so many rows counts for `early_stopping`; metrics over other rows do not compare."""
         return most_rows == (self.eval_rows if self.eval_every is not None else None)
+
+    @property
+    def collective_timeout_s(self) -> int:
+        """Timeout of collectives, in seconds: above `hang_s`, so that the stacks of a stuck worker are reported."""
+        return math.ceil(self.hang_s) + 60
 
     @property
     def elastic(self) -> bool:

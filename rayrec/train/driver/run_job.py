@@ -208,7 +208,7 @@ def _torch_trainer(job: Job, mailbox: Any, need: Demand, local: bool) -> Any:
         train_loop_per_worker=start_worker,
         # As bytes, so that the controller does not import the modules of the job's contents.
         train_loop_config={"job": cloudpickle.dumps(job), "log": mailbox},
-        torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.timeout_s),
+        torch_config=TorchConfig(backend="nccl" if need.use_gpu else "gloo", timeout_s=trainer.collective_timeout_s),
         scaling_config=scaling_config(
             num_workers=(trainer.least_workers, trainer.most_workers) if trainer.elastic else trainer.least_workers,
             use_gpu=need.use_gpu,

@@ -27,7 +27,8 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
     sink, trainer = sink_to(mailbox), job.config.trainer
     rank, world_size = context.get_world_rank(), context.get_world_size()
     with Watch(sink, rank, world_size, hang_s=trainer.hang_s) as watch:
-        attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, trainer.timeout_s, watch.stop_requested))
+        timeout_s = trainer.collective_timeout_s
+        attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, timeout_s, watch.stop_requested))
 
 
 def work_alone(job: Job, sink: Mailbox) -> None:

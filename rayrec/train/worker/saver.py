@@ -37,6 +37,7 @@ from rayrec.train.worker.storage_retry import StorageRetry, call_within, is_stor
 
 ReportEvent = Callable[[str, str, int | None], None]
 MIN_STALL_S = 60.0  # a busy disk may need this long for one block
+MAX_WAIT_S = 30.0  # in total for an earlier save, before the next is skipped
 LAST_WAIT_S = 20.0  # for an unfinished save, if this rank ends with an error
 
 
@@ -188,7 +189,7 @@ class Saver:
             self.store.save(step, learner.model, learner.optimizer, group=self._group, saving=saving)
             self._report_complete(step)
         elif not self.store.save_in_background(
-            step, learner.model, learner.optimizer, saving, self._group, patience_s=storage.wait_s
+            step, learner.model, learner.optimizer, saving, self._group, patience_s=min(storage.patience_s, MAX_WAIT_S)
         ):
             text = (
                 f"Skipped the checkpoint at step {step}: the previous one is still being written. Increase "
@@ -234,7 +235,7 @@ class Saver:
         if self._session.rank != 0 or storage.keep_best is None:
             return
         try:
-            if not call_within(storage.wait_s, lambda: self.store.note_scores(step, scores)):
+            if not call_within(min(storage.patience_s, MAX_WAIT_S), lambda: self.store.note_scores(step, scores)):
                 text = f"No checkpoint exists for step {step}, so storage.keep_best ignores this evaluation."
                 self._report_first(step, "save_skipped", text)
         except (OSError, DamagedScoresError) as error:
