@@ -360,7 +360,7 @@ def test_equal_values_in_training_and_in_a_service(seed: int) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=80, deadline=None, phases=[Phase.generate])
+@settings(max_examples=40, deadline=None, phases=[Phase.generate])
 @given(st.integers(0, 1 << 32))
 def test_equal_values_of_many_drawn_rows(seed: int) -> None:
     alike(drawn_rows(seed, 200))

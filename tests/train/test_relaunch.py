@@ -211,7 +211,7 @@ def test_a_drawn_config(data: st.DataObject) -> None:
 
 
 @pytest.mark.long
-@settings(QUICK, max_examples=15, derandomize=False)
+@settings(QUICK, max_examples=8, derandomize=False)
 @given(data=st.data())
 def test_many_drawn_configs(data: st.DataObject) -> None:
     drawn_config(data)
