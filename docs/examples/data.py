@@ -24,6 +24,7 @@ from rayrec.data import (
     Schema,
     SparseFeature,
     Standardize,
+    TextOptions,
     WeightedDataSet,
     check,
     convert,
@@ -75,8 +76,9 @@ with tempfile.TemporaryDirectory() as folder:
 
 # Before training: convert files, index their footers, count a vocabulary, propose a schema.
 with tempfile.TemporaryDirectory() as folder:
-    Path(folder, "log.csv").write_text("user,clicked\n" + "ann,1\nbob,0\n" * 8)
-    (converted,) = convert(f"{folder}/log.csv", f"{folder}/rows", layout=Layout(row_group_rows=4))
+    Path(folder, "log.csv").write_text("user;clicked\n" + "ann;1\nbob;0\n" * 8)
+    text = TextOptions(separator=";", types={"user": "string"})
+    (converted,) = convert(f"{folder}/log.csv", f"{folder}/rows", text=text, layout=Layout(row_group_rows=4))
     assert converted.rows == 16 and write_index([f"{folder}/rows"]).row_groups == 4
     count_column(f"{folder}/rows", "user", Path(folder, "users.parquet"))
     assert load_vocabulary(f"{folder}/users.parquet").find(pa.array(["bob", "eve"])).tolist() == [1, -1]

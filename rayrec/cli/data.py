@@ -11,6 +11,7 @@ import typer
 
 from rayrec.cli.options import Config, Filters, Label, Paths, path, writing
 from rayrec.cli.output import next_is
+from rayrec.cli.text_files import reads_text_files
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
@@ -19,6 +20,7 @@ data = typer.Typer(help="Inspect, check and convert data before you train on it.
 
 
 @data.command()
+@reads_text_files
 def inspect(
     paths: Paths,
     rows: Annotated[int, typer.Option(help="Rows to read, spread over the files.", min=1)] = 500_000,
@@ -51,20 +53,14 @@ def inspect(
 
 
 @data.command()
+@reads_text_files
 def convert(
     sources: Annotated[list[str], typer.Argument(help="CSV, TSV, JSON lines, Avro or ORC files, folders or globs.")],
     out: Annotated[
         Path,
         typer.Argument(parser=path, help="Folder for the Parquet files; on a cluster, on shared storage."),
     ],
-    types: Annotated[
-        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="E.g. user=string; may be repeated.")
-    ] = None,
     rows_per_file: Annotated[int, typer.Option(help="Maximum rows per Parquet file.", min=1)] = 4 << 20,
-    header: Annotated[
-        bool | None,
-        typer.Option(help="CSV files have a header line; default: detected from the first lines."),
-    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Convert files in parallel, one Ray task each.")] = False,
 ) -> None:
     """Convert other formats to Parquet, which training reads; files may be of any size."""
@@ -72,19 +68,16 @@ def convert(
     from rayrec.data.formats.parquet_writer import Layout
     from rayrec.train.terminal import visible
 
-    pairs = [text.partition("=") for text in types or []]
-    for column, equals, kind in pairs:
-        if not (column and equals and kind):
-            raise typer.BadParameter(f"write --type {column or kind} as COLUMN=TYPE, e.g. --type user=string")
     files = rows = 0
     layout = Layout(rows_per_file=rows_per_file)
-    for done in run_convert(sources, out, types={c: k for c, _, k in pairs}, layout=layout, header=header, on_ray=ray):
+    for done in run_convert(sources, out, layout=layout, on_ray=ray):
         typer.echo(f"{visible(done.source)}: {done.rows:,} rows{done.note and f'; {done.note}'}")
         files, rows = files + len(done.files), rows + done.rows
     typer.echo(f"{rows:,} rows in {files:,} Parquet files, in {out}")
 
 
 @data.command()
+@reads_text_files
 def vocabulary(
     paths: Paths,
     out: Annotated[Path, typer.Option(parser=path, help="Parquet file to write; on a cluster, on shared storage.")],
@@ -138,6 +131,7 @@ def index(
 
 
 @data.command()
+@reads_text_files
 def sequence(
     paths: Annotated[list[str], typer.Argument(help="An interaction log: Parquet files, folders or globs.")],
     out: Annotated[Path, typer.Option(parser=path, help="Folder for the Parquet files.")],
@@ -184,6 +178,7 @@ def fit(
     import yaml
 
     from rayrec.data import DataSet, manifest_of
+    from rayrec.data.formats.text_options import reading_text
     from rayrec.data.tools import fit as fitting
     from rayrec.train import load_config
     from rayrec.train.config.file import parse_yaml
@@ -201,7 +196,8 @@ def fit(
     schema = fitting.without_statistics(loaded.data_schema) if again else loaded.data_schema
     waiting = fitting.unfitted_names(schema)
     reading = fitting.for_reading(schema).for_training
-    data = manifest_of(narrowed(train) if isinstance(train, DataSet) else [*map(narrowed, train)], reading)
+    with reading_text(loaded.data.read.text):
+        data = manifest_of(narrowed(train) if isinstance(train, DataSet) else [*map(narrowed, train)], reading)
     fitted = fitting.fit(data, schema, rows)
     with writing("--out", out):
         raw = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
@@ -220,6 +216,7 @@ def check(
 ) -> None:
     """Map a config's training data; report bad rows, nulls, collisions, list lengths. Exit status 1 on bad rows."""
     from rayrec.data import manifest_of
+    from rayrec.data.formats.text_options import reading_text
     from rayrec.data.tools.check import check as run_check
     from rayrec.train import load_config
     from rayrec.train.setup import build
@@ -227,7 +224,9 @@ def check(
     loaded = load_config(config)
     schema = loaded.data_schema.for_training
     bad = loaded.data.read.bad_rows
-    report = run_check(manifest_of(loaded.data.train, schema), schema, build.rows_of(loaded), bad, rows)
+    with reading_text(loaded.data.read.text):
+        data = manifest_of(loaded.data.train, schema)
+    report = run_check(data, schema, build.rows_of(loaded), bad, rows)
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     else:
@@ -262,6 +261,7 @@ def _print_check(report: CheckReport) -> None:
         show(numbers, console)
 
 
+@reads_text_files
 def init(
     data: Annotated[
         list[str], typer.Argument(metavar="DATA…", help="Parquet, CSV, TSV, JSON lines, Avro or ORC: files or folders.")

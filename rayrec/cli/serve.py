@@ -12,6 +12,7 @@ import typer
 from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli.options import AllowCode, WhichCheckpoint, path
 from rayrec.cli.output import next_is
+from rayrec.cli.text_files import reads_text_files
 
 if TYPE_CHECKING:
     from rayrec.serve.config import ServeConfig
@@ -86,6 +87,7 @@ def export(
     next_is("rayrec", "serve", str(out))
 
 
+@reads_text_files
 def predict(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|RUN", help="An export, a folder of exports, or a run; path or URI.")
@@ -121,6 +123,7 @@ def predict(
         typer.echo(f"{count:,} rows without prediction: {reason}")
 
 
+@reads_text_files
 def index(
     source: Annotated[
         str,
@@ -190,6 +193,7 @@ def _refuse(options: dict[str, object], reason: str) -> None:
             raise ValueError(f"{reason}: remove {option}")
 
 
+@reads_text_files
 def retrieve(
     folder: Annotated[Path, typer.Argument(parser=path, metavar="INDEX", help="Folder of an index.")],
     data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob with one query per row.")],

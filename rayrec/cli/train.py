@@ -9,6 +9,7 @@ import typer
 
 from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckpoint, path
 from rayrec.cli.output import after_evaluation, after_training
+from rayrec.cli.text_files import reads_text_files
 
 runs = typer.Typer(help="Look at runs, and compare them.", no_args_is_help=True)
 checkpoints = typer.Typer(name="checkpoint", help="Verify, inspect and convert checkpoints.", no_args_is_help=True)
@@ -56,6 +57,7 @@ def train(
     after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
 
 
+@reads_text_files
 def evaluate(
     run_dir: RunDir,
     data: Annotated[

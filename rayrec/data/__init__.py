@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rayrec.data.config import BadRows, ReadOptions, Shuffle
     from rayrec.data.formats.convert import convert
     from rayrec.data.formats.parquet_writer import Layout
+    from rayrec.data.formats.text_options import TextOptions
     from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.mapping import Mapping, to_batch
     from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
@@ -62,6 +63,7 @@ __all__ = [
     "SparseFeature",
     "Standardize",
     "Task",
+    "TextOptions",
     "TrainingData",
     "Vocabulary",
     "WeightedDataSet",

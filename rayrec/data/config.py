@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rayrec._runtime.strict import Section, Strict, refusal
+from rayrec.data.formats.text_options import TextOptions
 from rayrec.data.source.dataset import DataSet, TrainingData
 
 
@@ -62,6 +63,7 @@ class ReadOptions(Strict):
         bad_rows: Handling of invalid rows.
         stall_timeout_s: Seconds without any row read after which the run ends with an error. Filtered rows count as
             read.
+        text: How text files are read. What is not set is found in their first lines.
     """
 
     reader: Literal["auto", "ray", "local"] = "auto"
@@ -73,6 +75,7 @@ class ReadOptions(Strict):
     patience_s: float = Field(default=60.0, ge=0)
     bad_rows: BadRows = BadRows()
     stall_timeout_s: float = Field(default=120.0, gt=0)
+    text: TextOptions = TextOptions()
 
     @property
     def longest_wait_s(self) -> float:

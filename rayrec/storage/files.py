@@ -36,6 +36,8 @@ _BY_SUFFIX = {
     if not end or kind not in ("Avro", "ORC")
 }
 SUFFIXES = tuple(_BY_SUFFIX)
+# Text files of any kind. They are read only where they are named, because a folder may have such files beside its data.
+_TEXT = tuple(suffix + end for suffix in (".txt", ".dat", ".data", ".inter") for end in _COMPRESSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
         visible = _visible(contents, location.path)
         files = [f for f in visible if f.path.endswith(suffixes)]
         if not files and suffixes == PARQUET:
-            files = [f for f in visible if format_of(f.path)]
+            files = [f for f in visible if f.path.lower().endswith(SUFFIXES)]
         if files and suffixes == PARQUET and (kind := _table_of(contents)) is not None:
             raise DataError(
                 f"the folder holds a table in {kind} format, with the files of all its versions",
@@ -192,4 +194,6 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
 def format_of(path: str) -> str | None:
     """The format of a file that can be converted to Parquet, from its name; None for other files."""
     name = path.partition("?")[0].lower() if "://" in path else path.lower()
+    if name.endswith(_TEXT):
+        return "CSV"
     return next((kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix)), None)

@@ -15,6 +15,7 @@ from rayrec._runtime.cgroup_limits import cpus
 from rayrec.checkpoint.ownership import Launch, Lease
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.formats.find_parquet import converting_into
+from rayrec.data.formats.text_options import reading_text
 from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.order.periods import Periods
@@ -101,7 +102,8 @@ class Trainer:
         if self.fresh:
             self._set_aside()
         self.folder.create()
-        with self.folder.locked(), converting_into(self.folder.converted, self.display.say):
+        text = reading_text(self._given.data.read.text)
+        with self.folder.locked(), converting_into(self.folder.converted, self.display.say), text:
             self.mirror.pull()
             self._earlier_values = ResolvedValues.of(self.folder.read_config())
             self.config = with_versions(self._earlier_values.fill(self._given))

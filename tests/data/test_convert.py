@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from rayrec.cli import run
 from rayrec.cli.app import app
-from rayrec.data import DataError, Layout, Manifest, Schema, convert
+from rayrec.data import DataError, Layout, Manifest, Schema, TextOptions, convert
 from rayrec.data.formats import text_files
 from rayrec.data.formats.parquet_writer import write_parts
+from rayrec.data.formats.text_options import TextReading
 from rayrec.storage.files import find_files
 
 ROWS = [
@@ -127,20 +128,21 @@ def test_a_cut_avro_file_is_named(tmp_path: Path) -> None:
 
 
 def test_types_can_be_given(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("user,n\n01,1\n02,2\n")
+    (tmp_path / "a.csv").write_text("user,n\n1,1\n2,2\n")
     (tmp_path / "b.csv").write_text("user,n\nx,3.5\n")
     with pytest.raises(DataError, match=r"string here and int64 in .*a\.csv.*--type user=string"):
         list(convert(str(tmp_path), tmp_path / "out"))
-    list(convert(str(tmp_path), tmp_path / "out", types={"user": "string"}))
-    assert [r["user"] for r in read(tmp_path / "out")] == ["01", "02", "x"]
+    list(convert(str(tmp_path), tmp_path / "out", text=TextOptions(types={"user": "string"})))
+    assert [r["user"] for r in read(tmp_path / "out")] == ["1", "2", "x"]
     assert [r["n"] for r in read(tmp_path / "out")] == [1.0, 2.0, 3.5]
     with pytest.raises(DataError, match="already contains Parquet files"):
         list(convert(str(tmp_path / "a.csv"), tmp_path / "out"))
-    with pytest.raises(DataError, match="unknown type 'text'"):
-        list(convert(str(tmp_path / "a.csv"), tmp_path / "new", types={"user": "text"}))
+    with pytest.raises(ValueError, match="unknown type 'text'"):
+        TextOptions(types={"user": "text"})
     (tmp_path / "a.jsonl").write_text('{"user": "x", "n": 1}\n')
     with pytest.raises(DataError, match="would overwrite"):
-        list(convert([str(tmp_path / "a.csv"), str(tmp_path / "a.jsonl")], tmp_path / "new", types={"user": "string"}))
+        text = TextOptions(types={"user": "string"})
+        list(convert([str(tmp_path / "a.csv"), str(tmp_path / "a.jsonl")], tmp_path / "new", text=text))
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
@@ -202,12 +204,12 @@ def test_a_wrong_line_is_looked_for_to_the_end_of_the_first_block_alone(tmp_path
     first = '{"a": 1}\n\n{"a": x}\n'
     path.write_text(first)
     with pytest.raises(DataError, match="line 3: ") as caught:
-        text_files.JsonLines(len(first)).schema(str(path))
+        text_files.JsonLines(block_bytes=len(first)).schema(str(path))
     assert caught.value.file == str(path)
     differ = '{"a": 1}\n{"a": "b"}\n'
     path.write_text(differ + '{"a": x}\n')
     with pytest.raises(DataError, match="line 2: "):
-        text_files.JsonLines(len(differ)).schema(str(path))
+        text_files.JsonLines(block_bytes=len(differ)).schema(str(path))
 
 
 def test_empty_cells_of_texts_are_nulls(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_a_file_without_a_header_gets_names_and_loses_its_padding(
     ]  # fmt: skip
     (tmp_path / "x.csv").write_bytes(CENSUS * 9 + b"x,,,\n")
     with pytest.raises(DataError, match=r"line 28: .*invalid value 'x'"):
-        list(convert(str(tmp_path / "x.csv"), tmp_path / "other", types={"c0": "int64"}))
+        list(convert(str(tmp_path / "x.csv"), tmp_path / "other", text=TextOptions(types={"c0": "int64"})))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_a_file_without_a_header_gets_names_and_loses_its_padding(
 def test_whether_a_first_line_holds_names(tmp_path: Path, text: bytes, header: bool) -> None:
     (tmp_path / "x.csv").write_bytes(text)
     assert text_files.Csv().layout(str(tmp_path / "x.csv")).header is header
-    forced = text_files.Csv(header=not header).layout(str(tmp_path / "x.csv"))
+    forced = text_files.Csv(reading=TextReading(TextOptions(header=not header))).layout(str(tmp_path / "x.csv"))
     assert forced.header is not header and len(forced.columns) == 2
 
 
@@ -276,7 +278,8 @@ def test_files_with_and_without_a_header_are_not_mixed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"looks like data, but .*a.csv has a header.*--no-header") as caught:
         list(convert(str(tmp_path), tmp_path / "out"))
     assert caught.value.file == str(tmp_path / "b.csv")
-    assert [done.rows for done in convert(str(tmp_path), tmp_path / "out", header=False, types={"c1": "string"})] == [
+    text = TextOptions(header=False, types={"c1": "string"})
+    assert [done.rows for done in convert(str(tmp_path), tmp_path / "out", text=text)] == [
         2,
         1,
     ]

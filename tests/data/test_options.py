@@ -26,6 +26,7 @@ from rayrec.data import (
     SparseFeature,
     Standardize,
     Task,
+    TextOptions,
     Vocabulary,
     WeightedDataSet,
 )
@@ -47,6 +48,7 @@ DEFAULTS: list[tuple[Any, dict[str, Any]]] = [
             "retries": 3,
             "patience_s": 60.0,
             "stall_timeout_s": 120.0,
+            "text": TextOptions().model_dump(),
             "bad_rows": BadRows().model_dump(),
         },
     ),

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +21,13 @@ import pyarrow.fs as pafs
 from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
-from rayrec.storage.errors import DataError
+from rayrec.data.formats.text_options import TextOptions, TextReading, text_reading
+from rayrec.storage.errors import DataError, suggestion
 from rayrec.storage.files import SUFFIXES, Found, find_files, format_of
 from rayrec.storage.locations import cache_folder, local_path, locate, plain_path
 from rayrec.storage.parallel import in_threads, one_by_one
 
 Format = Csv | JsonLines | Avro | Orc
-FORMATS: dict[str, Format] = {"CSV": Csv(), "TSV": Csv("\t"), "JSON lines": JsonLines(), "Avro": Avro(), "ORC": Orc()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,8 @@ def convert(
     sources: str | Sequence[str],
     out: str | os.PathLike[str],
     *,
-    types: Mapping[str, str] | None = None,
+    text: TextOptions | None = None,
     layout: Layout | None = None,
-    header: bool | None = None,
     on_ray: bool = False,
 ) -> Iterator[Converted]:
     """Converts files to Parquet, keeping the order of rows; yields the result of each file.
@@ -68,9 +67,7 @@ def convert(
         sources: files, folders or globs: `.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.json`, `.avro`, `.orc`; text files also
             with `.gz`, `.bz2` or `.zst`.
         out: a folder without Parquet files, visible to every node.
-        types: Arrow types by column; the others are inferred from the first rows.
-        header: True if the first line of CSV and TSV files names the columns; None: guessed. Without a header, columns
-            are `c0`, `c1`, …
+        text: how to read text files; None: the options of `reading_text`.
         on_ray: run one Ray task per file.
 
     Raises:
@@ -78,14 +75,15 @@ def convert(
             differs between files, an unknown type, a folder that cannot be created.
     """
     files = find_files(sources, SUFFIXES)
-    formats = {file.uri: _format(file.uri, header) for file in files}
-    notes = _headers(formats)
+    reading = text_reading() if text is None else TextReading(text)
+    formats = {file.uri: _format(file.uri, reading) for file in files}
+    notes = _notes(formats)
     folder = local_path(out).expanduser().absolute()
     if folder.exists() and any(folder.rglob("*.parquet")):
         raise DataError(
             "the folder already contains Parquet files", file=str(folder), fix="name a new folder, or empty this one"
         )
-    schema = _common_schema(formats, types or {})
+    schema = _common_schema(formats, reading)
     tasks = _tasks(files, folder, formats, notes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,14 +106,15 @@ def convert_once(files: Sequence[Found], cache_path: str) -> Iterator[tuple[list
         DataError: as `convert`.
         OSError: the cache cannot be written.
     """
-    formats = {file.uri: _format(file.uri, None) for file in files}
-    notes, schema = _headers(formats), _common_schema(formats, {})
+    reading = text_reading()
+    formats = {file.uri: _format(file.uri, reading) for file in files}
+    notes, schema = _notes(formats), _common_schema(formats, reading)
     cache = locate(cache_path)
     # Object stores cannot rename, so files are written to a local folder first.
     staging = cache_folder("converting") if cache.root else Path(cache.path)
 
     def cached_or_converted(file: Found) -> tuple[list[Found], str | None]:
-        key = hashlib.sha256(f"{file}{schema}".encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{file}{schema}{reading.key}".encode()).hexdigest()[:16]
         target, temporary, note = f"{cache.path}/{key}", staging / f"_{key}", None
         marker = f"{target}/_whole" if cache.root else target
         if cache.filesystem.get_file_info(marker).type == pafs.FileType.NotFound:
@@ -145,27 +144,39 @@ def convert_once(files: Sequence[Found], cache_path: str) -> Iterator[tuple[list
         yield from in_threads(cached_or_converted, files, os.cpu_count() or 1)
 
 
-def _format(uri: str, header: bool | None) -> Format:
+def reader_of(uri: str) -> Format:
+    """The reader of a file, by its name.
+
+    Raises:
+        DataError: an unknown suffix.
+    """
+    return _format(uri, text_reading())
+
+
+def _format(uri: str, reading: TextReading) -> Format:
     kind = format_of(uri)
     if kind is None:
         raise DataError(f"unknown format; supported: {', '.join(SUFFIXES)}", file=uri, fix="rename the file")
-    reader = FORMATS[kind]
-    return replace(reader, header=header) if isinstance(reader, Csv) else reader
+    if kind == "Avro":
+        return Avro()
+    if kind == "ORC":
+        return Orc()
+    return JsonLines(reading) if kind == "JSON lines" else Csv("\t" if kind == "TSV" else ",", reading)
 
 
-def _headers(formats: Mapping[str, Format]) -> dict[str, str]:
-    """A note for each CSV file without a header.
+def _notes(formats: Mapping[str, Format]) -> dict[str, str]:
+    """What was found about each text file, for the user.
 
     Raises:
-        DataError: some files have a header and some do not.
+        DataError: some CSV files have a header and some do not.
     """
     layouts = {uri: reader.layout(uri) for uri, reader in formats.items() if isinstance(reader, Csv)}
-    without = {uri: len(layout.columns) for uri, layout in layouts.items() if not layout.header}
+    without = [uri for uri, layout in layouts.items() if not layout.header]
     if without and len(without) < len(layouts):
         named = next(uri for uri in layouts if uri not in without)
         problem = f"the first line looks like data, but {named} has a header"
-        raise DataError(problem, file=next(iter(without)), fix="pass --header or --no-header for all files")
-    return {uri: f"no header line: columns are named c0 to c{width - 1}" for uri, width in without.items()}
+        raise DataError(problem, file=without[0], fix="pass --header or --no-header for all files")
+    return {uri: "; ".join(layout.notes) for uri, layout in layouts.items()}
 
 
 def _tasks(
@@ -198,31 +209,37 @@ def _convert(task: _Task, schema: pa.Schema, layout: Layout) -> Converted:
     return Converted(task.uri, rows, files, task.note)
 
 
-def _common_schema(formats: Mapping[str, Format], types: Mapping[str, str]) -> pa.Schema:
-    """Unifies the types of each column over all files; integers and floats become floats."""
+def _common_schema(formats: Mapping[str, Format], reading: TextReading) -> pa.Schema:
+    """Unifies the types of each column over all files; integers and floats become floats.
+
+    Raises:
+        DataError: types that have no common one, or a given type of a column that no file has.
+    """
     fields: dict[str, pa.Field] = {}
     seen: dict[str, str] = {}
     for uri, reader in formats.items():
         for field in reader.schema(uri):
-            if field.name in types:
-                continue
-            field_so_far = fields.setdefault(field.name, field)
+            kind = reading.types.get(field.name, field.type)
+            before = fields.setdefault(field.name, pa.field(field.name, kind))
             try:
-                merged = pa.unify_schemas([pa.schema([field_so_far]), pa.schema([field])], promote_options="permissive")
+                fields[field.name] = before.with_type(_common_type(before.type, kind))
             except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-                problem = f"the column has type {field.type} here and {field_so_far.type} in {seen[field.name]}"
+                problem = f"the column has type {kind} here and {before.type} in {seen[field.name]}"
                 fix = f"set its type, e.g. --type {field.name}=string"
                 raise DataError(problem, file=uri, column=field.name, fix=fix) from error
-            fields[field.name] = merged.field(0)
             seen.setdefault(field.name, uri)
-    named_types = [pa.field(name, _named_type(name, text)) for name, text in types.items()]
-    return pa.schema([*fields.values(), *named_types])
+    options = reading.options
+    for name in (*options.types, *options.lists, *options.times):
+        if name not in fields:
+            fix = suggestion(name, fields) or f"the columns are {', '.join(fields)}"
+            raise DataError("no file has this column, whose type is given", column=name, fix=fix)
+    kinds = {name: reading.type_without_values(name) for name, field in fields.items() if pa.types.is_null(field.type)}
+    return pa.schema([field.with_type(kinds.get(name, field.type)) for name, field in fields.items()])
 
 
-def _named_type(column: str, text: str) -> pa.DataType:
-    inner = text[5:-1] if text.startswith("list<") and text.endswith(">") else None
-    try:
-        return pa.list_(pa.type_for_alias(inner)) if inner is not None else pa.type_for_alias(text)
-    except ValueError as error:
-        fix = "use one of int64, double, string, bool, timestamp[s], date32, list<int64>, …"
-        raise DataError(f"unknown type {text!r}", column=column, fix=fix) from error
+def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    # Of these, Arrow would make floats, which do not hold all of them.
+    if {one, other} == {pa.int64(), pa.uint64()}:
+        return pa.uint64()
+    schemas = [pa.schema([pa.field("", kind)]) for kind in (one, other)]
+    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type

@@ -1,119 +1,79 @@
-"""Reads CSV and JSON lines as streams of Arrow batches, through pyarrow. Errors name the line."""
+"""Reads CSV and JSON as streams of Arrow batches, through pyarrow. Errors name the line."""
 
 from __future__ import annotations
 
-import csv
 import io
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
+import pyarrow.types as pat
 
+from rayrec.data.formats.json_lines import as_json_lines
+from rayrec.data.formats.text_cells import CellError, list_parser, list_type, number_type, numbers, times, whole_numbers
+from rayrec.data.formats.text_layout import Layout, find_layout
+from rayrec.data.formats.text_options import TextReading
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.locations import open_filesystem
 
-# Without "NA", which is also a country code.
-NULLS = ["", "NULL", "null", "\\N"]
 _BLOCK_BYTES = 8 << 20
 _LOOK_BYTES = 1 << 18
 _LOOK_LINES = 1000
-_VALUE = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{4}-\d\d-\d\d\b.*")
+_ONE_CHARACTER = "\x1f"  # stands for a separator of several, which pyarrow does not take
 
-
-@dataclass(frozen=True, slots=True)
-class CsvLayout:
-    """The layout of a CSV file, guessed from its first lines.
-
-    Args:
-        columns: column names; `c0`, `c1`, … without a header; empty if no line could be parsed.
-        header: True if the first line holds the names.
-        padded: columns in which every value starts with a space.
-    """
-
-    columns: list[str]
-    header: bool
-    padded: frozenset[str]
-
-
-def guess_layout(stream: pa.NativeFile, delimiter: str, header: bool | None) -> CsvLayout:
-    """Guesses the layout from the first lines.
-
-    The first line is data, not a header, if one of its cells is a number or a date, or if at least half of its cells
-    occur again in later lines of the same column.
-
-    Args:
-        header: overrides the guess.
-    """
-    lines = _lines(stream, delimiter)
-    if not lines:
-        return CsvLayout([], header is not False, frozenset())
-    first_cells, lower_lines = lines[0], lines[1:]
-    if header is None:
-        named = not any(_VALUE.fullmatch(cell.strip()) for cell in first_cells)
-        header = named and 2 * _repeated_cells(first_cells, lower_lines) < len(first_cells)
-    columns = first_cells if header else [f"c{position}" for position in range(len(first_cells))]
-    rows = lower_lines if header else lines
-    cells = {
-        name: [row[position] for row in rows if position < len(row) and row[position]]
-        for position, name in enumerate(columns)
-    }
-    padded = (name for name, values in cells.items() if values and all(cell.startswith(" ") for cell in values))
-    return CsvLayout(columns, header, frozenset(padded))
-
-
-def _lines(stream: pa.NativeFile, delimiter: str) -> list[list[str]]:
-    """The cells of the first complete lines."""
-    data = stream.read(_LOOK_BYTES)
-    text = data.decode("utf-8-sig", errors="replace")
-    if len(data) == _LOOK_BYTES:
-        text = text[: text.rfind("\n") + 1]
-    try:
-        return [line for line in islice(csv.reader(io.StringIO(text), delimiter=delimiter), _LOOK_LINES) if line]
-    except csv.Error:  # a cell longer than Python's reader allows
-        return []
-
-
-def _repeated_cells(first_cells: Sequence[str], lower_lines: Sequence[Sequence[str]]) -> int:
-    return sum(
-        bool(cell) and any(position < len(line) and line[position] == cell for line in lower_lines)
-        for position, cell in enumerate(first_cells)
-    )
+Parse = Callable[[pa.Array], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
 class Csv:
-    """Text with one row a line. Empty cells, `NULL` and `\\N` are nulls.
+    """Text with cells in lines.
 
     Args:
-        header: True if the first line names the columns; None: guessed by `guess_layout`. Without a header, columns
-            are `c0`, `c1`, …
+        separator: the usual separator of files with this suffix.
+        reading: how to read the files.
     """
 
-    delimiter: str = ","
-    header: bool | None = None
+    separator: str = ","
+    reading: TextReading = field(default_factory=TextReading)
 
-    def layout(self, uri: str) -> CsvLayout:
-        """The layout of the file, as `guess_layout` finds it."""
+    def layout(self, uri: str) -> Layout:
+        """The layout of the file, as `find_layout` finds it."""
         try:
-            return guess_layout(_stream(uri), self.delimiter, self.header)
-        except (OSError, pa.ArrowException) as error:
+            data = _read(_stream(uri), _LOOK_BYTES)
+            return find_layout(data, len(data) < _LOOK_BYTES, self.reading.options, self.separator)
+        except (OSError, pa.ArrowException, UnicodeError) as error:
             raise _wrong(uri, None, str(error), None) from error
 
     def schema(self, uri: str) -> pa.Schema:
         """Columns and types, inferred from the first 8 MB.
 
+        Whole numbers beyond int64 are uint64 or text, and numbers with leading zeros are text.
+
         Raises:
-            DataError: the file is empty, or cannot be parsed as CSV.
+            DataError: the file is empty, is not in the encoding, or cannot be parsed.
         """
+        layout = self.layout(uri)
         try:
-            return self._open(uri, None, self.layout(uri)).schema
+            found = self._open(uri, None, layout).schema
+            self._check_names(found.names, uri)
+            unsure = [name for name in found.names if self._may_be_number(found.field(name))]
+            text = pa.schema([pa.field(name, pa.string()) for name in unsure])
+            first = next(iter(self._open(uri, text, layout)), None) if unsure else None
         except pa.ArrowInvalid as error:
-            raise self._locate(uri, None, error) from error
+            raise self._locate(uri, None, error, layout) from error
+        types = {column.name: column.type for column in found}
+        if first is not None:
+            types |= {name: self._type(name, first.column(name), types[name]) for name in unsure}
+        for name, kind in types.items():
+            if pat.is_binary(kind):
+                raise self._not_decoded(uri, name, layout)
+        return pa.schema(types | {name: kind for name, kind in self.reading.types.items() if name in types})
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows; missing columns are null.
@@ -122,66 +82,174 @@ class Csv:
             DataError: a line with too many or too few cells, or a cell of another type than its column.
         """
         layout = self.layout(uri)
+        parsers = {column.name: parser for column in schema if (parser := self._parser(column)) is not None}
+        raw = pa.schema([pa.field(c.name, pa.string() if c.name in parsers else c.type) for c in schema])
+        row = 1 + layout.header
         try:
-            for batch in self._open(uri, schema, layout):
-                yield _stripped(batch, layout)
+            for batch in self._open(uri, raw, layout):
+                yield _parsed(_stripped(batch, layout), schema, parsers, uri, row)
+                row += batch.num_rows
         except pa.ArrowInvalid as error:
-            raise self._locate(uri, schema, error) from error
+            raise self._locate(uri, raw, error, layout) from error
 
-    def _locate(self, uri: str, schema: pa.Schema | None, error: Exception) -> DataError:
+    def _may_be_number(self, column: pa.Field) -> bool:
+        """Whether the type of a column needs a look at its text."""
+        name, kind, options = column.name, column.type, self.reading.options
+        if name in options.lists:
+            return True
+        if name in self.reading.types:
+            return False
+        return pat.is_integer(kind) or pat.is_floating(kind) or (options.thousands is not None and pat.is_string(kind))
+
+    def _type(self, name: str, text: pa.Array, inferred: pa.DataType) -> pa.DataType:
+        """The type of a column, from the text of its first cells."""
+        options = self.reading.options
+        if name in options.lists:
+            return list_type(text, options.lists[name])
+        whole = self.reading.kinds.get(name) == "integer"
+        return number_type(text, inferred, options.decimal, options.thousands, leading_zeros=whole)
+
+    def _parser(self, column: pa.Field) -> Parse | None:
+        """What makes an array of a column's text, if pyarrow's own conversion is not enough."""
+        name, kind, options = column.name, column.type, self.reading.options
+        if name in options.lists:
+            return list_parser(kind, options.lists[name])
+        if name in options.times:
+            return times(options.times[name])
+        if options.thousands is not None and (pat.is_integer(kind) or pat.is_floating(kind)):
+            return numbers(kind, options.decimal, options.thousands)
+        if pat.is_integer(kind) and name not in options.types and self.reading.kinds.get(name) != "integer":
+            return whole_numbers(kind)
+        return None
+
+    def _check_names(self, names: list[str], uri: str) -> None:
+        for name in names:
+            if names.count(name) > 1:
+                problem = f"{names.count(name)} columns have the name {name!r}"
+                raise DataError(problem, file=uri, column=name, fix="rename one of them")
+
+    def _locate(self, uri: str, schema: pa.Schema | None, error: Exception, layout: Layout) -> DataError:
         if str(error).startswith("Empty CSV file"):
             return DataError("the file is empty", file=uri, fix="remove it")
         row = re.search(r"Row #(\d+): (.*)", str(error))
         line, text = (int(row[1]), row[2]) if row else (None, str(error))
         column = re.search(r"In CSV column #(\d+)", str(error))
-        return _wrong(uri, line, text, schema.names[int(column[1])] if column and schema else None)
+        name = schema.names[int(column[1])] if column and schema else None
+        if "invalid UTF8" in text or "codec can't decode" in text:
+            return self._not_decoded(uri, name, layout)
+        if name is None:
+            options = f"--separator (now {layout.separator!r}), --quote (now {self.reading.options.quote!r})"
+            return _wrong(uri, line, text, None, f"correct the line, or say how cells are written: {options}, --escape")
+        return _wrong(uri, line, text, name)
 
-    def _open(self, uri: str, schema: pa.Schema | None, layout: CsvLayout) -> pacsv.CSVStreamingReader:
-        names = None if schema is None else schema.names
+    def _not_decoded(self, uri: str, column: str | None, layout: Layout) -> DataError:
+        """The error of a file in another encoding, with the first line that shows it."""
+        for number, line in enumerate(io.BufferedReader(_stream(uri)), 1):
+            try:
+                line.decode(layout.encoding)
+            except UnicodeDecodeError as error:
+                problem = f"line {number}: the text is not {layout.encoding} (byte 0x{line[error.start]:02x})"
+                fix = "give its encoding, e.g. --encoding latin-1 (data.read.text.encoding)"
+                return DataError(problem, file=uri, row=number, column=column, fix=fix)
+        return DataError(f"the text is not {layout.encoding}", file=uri, column=column, fix="give its --encoding")
+
+    def _open(self, uri: str, schema: pa.Schema | None, layout: Layout) -> pacsv.CSVStreamingReader:
+        options = self.reading.options
+        stream: pa.NativeFile = _stream(uri)
+        if layout.encoding != "utf-8":
+            stream = pa.transcoding_input_stream(stream, layout.encoding, "utf-8")
+        separator = layout.separator
+        if len(separator) > 1:
+            stream, separator = pa.PythonFile(_Replaced(stream, separator.encode()), "r"), _ONE_CHARACTER
         return pacsv.open_csv(
-            _stream(uri),
+            stream,
             # pyarrow knows the line number of an error only with one thread. Files are read in parallel.
             read_options=pacsv.ReadOptions(
                 block_size=_BLOCK_BYTES,
                 use_threads=False,
-                column_names=None if layout.header else layout.columns,
+                column_names=None if layout.header and options.names is None else layout.columns,
                 autogenerate_column_names=not layout.header and not layout.columns,
+                skip_rows=int(layout.header and options.names is not None),
             ),
-            parse_options=pacsv.ParseOptions(delimiter=self.delimiter),
+            parse_options=pacsv.ParseOptions(
+                delimiter=separator,
+                quote_char=options.quote or False,
+                double_quote=layout.escape is None,
+                escape_char=layout.escape or False,
+                newlines_in_values=bool(options.quote),
+            ),
             convert_options=pacsv.ConvertOptions(
                 column_types=schema,
-                include_columns=names,
+                include_columns=None if schema is None else schema.names,
                 include_missing_columns=schema is not None,
                 strings_can_be_null=True,
-                null_values=[*NULLS, *(f" {null}" for null in NULLS)] if layout.padded else NULLS,
+                null_values=[*options.nulls, *(f" {null}" for null in options.nulls if layout.padded)],
+                decimal_point=options.decimal,
             ),
         )
 
 
-def _stripped(batch: pa.RecordBatch, layout: CsvLayout) -> pa.RecordBatch:
+class _Replaced(io.RawIOBase):
+    """A stream of bytes in which a separator of several bytes is one byte."""
+
+    def __init__(self, stream: pa.NativeFile, separator: bytes) -> None:
+        self._stream, self._separator, self._ended = stream, separator, False
+        self._rest = self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """`size` bytes, fewer only at the end."""
+        while not self._ended and (size < 0 or len(self._ready) < size):
+            data = self._stream.read(_BLOCK_BYTES)
+            self._ended = not data
+            text = (self._rest + data).replace(self._separator, _ONE_CHARACTER.encode())
+            # The end may be the beginning of a separator.
+            keep = 0 if self._ended else len(self._separator) - 1
+            self._ready, self._rest = self._ready + text[: len(text) - keep], text[len(text) - keep :]
+        data, self._ready = (self._ready, b"") if size < 0 else (self._ready[:size], self._ready[size:])
+        return data
+
+
+def _stripped(batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
     """Strips the leading spaces of padded columns."""
-    for position, field in enumerate(batch.schema):
-        if field.name in layout.padded and pa.types.is_string(field.type):
-            batch = batch.set_column(position, field, pc.utf8_ltrim(batch.column(position), " "))
+    for position, column in enumerate(batch.schema):
+        if column.name in layout.padded and pat.is_string(column.type):
+            batch = batch.set_column(position, column, pc.utf8_ltrim(batch.column(position), " "))
     return batch
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """One JSON object per line; its fields are the columns.
+    """One JSON object per line, one array of objects, or one Python dict per line; their fields are the columns.
 
     Args:
+        reading: how to read the files.
         block_bytes: size of the blocks to parse; None: 8 MB.
     """
 
+    reading: TextReading = field(default_factory=TextReading)
     block_bytes: int | None = None
 
     def schema(self, uri: str) -> pa.Schema:
-        """Columns and types, inferred from the first 8 MB."""
+        """Columns and types, inferred from the first 8 MB. Whole numbers beyond int64 are uint64.
+
+        Raises:
+            DataError: the file is empty, or not JSON; a column has values of several types.
+        """
         try:
-            return self._open(_stream(uri), None).schema
-        except pa.ArrowInvalid as error:
+            found = self._open(self._lines(uri), None).schema
+        except (pa.ArrowInvalid, ValueError) as error:
             raise self._locate(uri, None, 0, error) from error
+        types = {column.name: column.type for column in found}
+        floats = [name for name, kind in types.items() if pat.is_float64(kind) and name not in self.reading.types]
+        if floats:
+            types |= self._large(uri, floats)
+        for name, separator in self.reading.options.lists.items():
+            if name in types and pat.is_string(types[name]):
+                types[name] = list_type(self._open(self._lines(uri), found).read_next_batch().column(name), separator)
+        return pa.schema(types | {name: kind for name, kind in self.reading.types.items() if name in types})
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows; missing fields are null.
@@ -190,33 +258,81 @@ class JsonLines:
             DataError: a line that is not a JSON object, has an unknown field, or a value of another type.
         """
         rows = 0
+        lists, formats = self.reading.options.lists, self.reading.options.times
+        parsers = {
+            column.name: times(formats[column.name])
+            if column.name in formats
+            else list_parser(column.type, lists[column.name])
+            for column in schema
+            if column.name in formats or (column.name in lists and pat.is_list(column.type))
+        }
+        raw = pa.schema([pa.field(c.name, pa.string() if c.name in parsers else c.type) for c in schema])
         try:
-            for batch in self._open(_stream(uri), schema):
-                yield batch
+            for batch in self._open(self._lines(uri), raw):
+                yield _parsed(batch, schema, parsers, uri, rows + 1)
                 rows += batch.num_rows
-        except pa.ArrowInvalid as error:
-            raise self._locate(uri, schema, rows, error) from error
+        except (pa.ArrowInvalid, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise self._locate(uri, raw, rows, error) from error
+
+    def _lines(self, uri: str) -> pa.NativeFile:
+        return pa.PythonFile(as_json_lines(_stream(uri), self._texts), "r")
+
+    @property
+    def _texts(self) -> list[str]:
+        """Columns that are read as text, whatever their values are."""
+        return [name for name, kind in self.reading.types.items() if pat.is_string(kind)]
+
+    def _large(self, uri: str, names: list[str]) -> dict[str, pa.DataType]:
+        """Types of the columns that hold whole numbers beyond int64, which pyarrow makes floats.
+
+        Raises:
+            DataError: numbers beyond uint64.
+        """
+        types: dict[str, pa.DataType] = {}
+        for number, line in enumerate(islice(io.BufferedReader(self._lines(uri)), _LOOK_LINES), 1):
+            row = json.loads(line) if line.strip() else {}
+            for name in names:
+                value = row.get(name)
+                if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                    if not 0 <= value < 2**64:
+                        fix = f"read it as text: --type {name}=string"
+                        raise DataError(f"{value} is beyond 64 bits", file=uri, row=number, column=name, fix=fix)
+                    types[name] = pa.uint64()
+        return types
 
     def _locate(self, uri: str, schema: pa.Schema | None, rows: int, error: Exception) -> DataError:
         """Finds the line of an error by parsing line by line: pyarrow counts lines within a block."""
         size = 0
-        for number, line in enumerate(io.BufferedReader(_stream(uri)), 1):
-            size += len(line)
-            if schema is None and size > (self.block_bytes or _BLOCK_BYTES):
-                break
-            if not line.strip():
-                continue
-            rows -= 1
-            if rows >= 0:
-                continue
-            try:
-                for _ in self._open(io.BytesIO(line), schema):
-                    pass
-            except pa.ArrowInvalid as line_error:
-                return _wrong(uri, number, str(line_error), None)
+        try:
+            for number, line in enumerate(io.BufferedReader(self._lines(uri)), 1):
+                size += len(line)
+                if schema is None and size > (self.block_bytes or _BLOCK_BYTES):
+                    break
+                if not line.strip():
+                    continue
+                rows -= 1
+                if rows >= 0:
+                    continue
+                try:
+                    for _ in self._open(io.BytesIO(line), schema):
+                        pass
+                except pa.ArrowInvalid as line_error:
+                    return self._wrong(uri, number, str(line_error))
+        except ValueError as line_error:  # no JSON line can be made of it
+            row = re.match(r"line (\d+): (.*)", str(line_error))
+            return self._wrong(uri, int(row[1]) if row else None, row[2] if row else str(line_error))
         # Each line is valid, but their types differ within the first block.
         row = re.search(r" in row (\d+)", str(error)) if schema is None else None
-        return _wrong(uri, None if row is None else int(row[1]) + 1, str(error), None)
+        return self._wrong(uri, None if row is None else int(row[1]) + 1, str(error))
+
+    def _wrong(self, uri: str, line: int | None, text: str) -> DataError:
+        column = re.search(r"Column\(/?([^/)]*)\)", text)
+        name = column[1] if column else None
+        if name is None or "changed from" not in text:
+            return _wrong(uri, line, text, name, "correct the line" if name is None else None)
+        return _wrong(uri, line, text, name, f"read all its values as text: --type {name}=string")
 
     def _open(self, stream: pa.NativeFile | io.BytesIO, schema: pa.Schema | None) -> pajson.JSONStreamingReader:
         return pajson.open_json(
@@ -226,6 +342,19 @@ class JsonLines:
                 explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
             ),
         )
+
+
+def _parsed(
+    batch: pa.RecordBatch, schema: pa.Schema, parsers: Mapping[str, Parse], uri: str, row: int
+) -> pa.RecordBatch:
+    """The batch with its columns parsed; `row` is the number of its first row, for errors."""
+    arrays = []
+    for column, array in zip(schema, batch.columns, strict=True):
+        try:
+            arrays.append(parsers[column.name](array) if column.name in parsers else array)
+        except CellError as error:
+            raise _wrong(uri, row + error.index, str(error), column.name) from None
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _stream(uri: str) -> pa.NativeFile:
@@ -238,7 +367,16 @@ def _stream(uri: str) -> pa.NativeFile:
         ) from error
 
 
-def _wrong(uri: str, line: int | None, text: str, column: str | None) -> DataError:
-    fix = "correct the line, or set the column's type, e.g. --type user=string (it is inferred from the first rows)"
+def _read(stream: pa.NativeFile, size: int) -> bytes:
+    """The first bytes."""
+    data = b""
+    while len(data) < size and (more := stream.read(size - len(data))):
+        data += more
+    return data
+
+
+def _wrong(uri: str, line: int | None, text: str, column: str | None, fix: str | None = None) -> DataError:
+    if fix is None:
+        fix = f"correct the line, or set the column's type: --type {column or 'user'}=string"
     text = re.sub(r" in row \d+$", "", text.splitlines()[0])
     return DataError(text if line is None else f"line {line}: {text}", file=uri, row=line, column=column, fix=fix)

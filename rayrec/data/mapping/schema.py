@@ -318,6 +318,15 @@ class Schema(Strict):
         return [f.column for f in self.sparse if f.id_type == "text" and f.column not in derived]
 
     @property
+    def column_kinds(self) -> dict[str, Literal["text", "integer", "number"]]:
+        """What columns hold, as far as the schema says: ids by `id_type`, numbers, and the types of a run's columns."""
+        kinds: dict[str, Any] = {feature.column: "number" for feature in self.dense if feature.width == 1}
+        kinds |= {name: kind for name, kind in self.column_types.items() if kind in ("text", "integer", "number")}
+        kinds |= {feature.column: feature.id_type for feature in self.sparse if feature.id_type}
+        derived = {spec.name for spec in self.derived}
+        return {name: kind for name, kind in kinds.items() if name not in derived}
+
+    @property
     def _row_columns(self) -> tuple[SampleWeight | Group | Timestamp | None, ...]:
         return (self.sample_weight, self.group, self.timestamp)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.data.formats.text_options import reading_kinds
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.column_checks import check_columns, file_table
 from rayrec.data.source.dataset import DataSet
@@ -77,7 +78,8 @@ class Manifest:
         """
         conditions = parse_all(filters)
         columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
-        all_files = find_partitioned(paths, {*columns, *([] if by is None else [by])}, schema.text_columns)
+        with reading_kinds(schema.column_kinds):
+            all_files = find_partitioned(paths, {*columns, *([] if by is None else [by])}, schema.text_columns)
         remaining = all_files.that_pass(conditions)
         if not remaining.files:
             raise nothing_left(all_files.files[0].file.uri, conditions)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rayrec.data import Manifest, manifest_of
 from rayrec.data.formats.find_parquet import converting_into
+from rayrec.data.formats.text_options import reading_text
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.models import Retriever
 from rayrec.train.config.file import parse_config
@@ -86,7 +87,7 @@ def _job(
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; name the rows to score with --data")
     selected = choose(folder, checkpoint, notice)
-    with converting_into(folder.converted, notice):
+    with converting_into(folder.converted, notice), reading_text(config.data.read.text):
         manifest, trained = Manifest.of(config.data.eval, config.data_schema), None
         if isinstance(build.model(config, "meta", factory), Retriever):
             try:

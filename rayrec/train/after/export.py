@@ -16,6 +16,7 @@ from rayrec.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointErro
 from rayrec.checkpoint.manifest import read_checkpoint
 from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
+from rayrec.data.formats.text_options import reading_text
 from rayrec.data.source.windows import Windows
 from rayrec.inference.export import Export, ExportOptions, Trained, export
 from rayrec.inference.graph import Inputs
@@ -163,7 +164,8 @@ def trained_of(
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")
     schema = config.data_schema
-    manifest = Manifest.of(config.data.eval, schema)
+    with reading_text(config.data.read.text):
+        manifest = Manifest.of(config.data.eval, schema)
     labels = schema.task_names
     return Trained(
         make_model=lambda: build.model(config, "cpu", factory),

@@ -36,6 +36,7 @@ RULES = (
     Rule(
         "data", True, "The run keeps the version of a Delta or Iceberg table from its first launch, unless you set one."
     ),
+    Rule("data.read.text", False, "Other options make other rows of the same files."),
     Rule("data.negative_rate", False, "Evaluations correct predictions for it."),
     Rule("trainer", True, "Among them the number of workers, epochs, intervals and limits."),
     Rule("trainer.batch_size", True, "Learning-rate schedules count steps, which then have other rows."),

@@ -23,9 +23,11 @@ from rayrec.data.arrays.buffers import Mask
 from rayrec.data.arrays.hashing import mix64_array, seed_of
 from rayrec.data.formats.convert import convert
 from rayrec.data.formats.parquet_writer import Layout, write_parts
+from rayrec.data.formats.text_options import TextOptions
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.partitions import Partitioned, tables_of
 from rayrec.data.tools.init.inspect import Inspection, inspect
+from rayrec.data.tools.init.text_files import find_text_options
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import PARQUET, SUFFIXES, find_files
 
@@ -88,7 +90,7 @@ def start(
         DataError: unreadable files, no label, no ids, too few rows.
     """
     folder = folder.absolute()
-    paths = _as_parquet(sources, folder / "rows", tell)
+    paths, text = _as_parquet(sources, folder / "rows", tell)
     converted = paths == [str(folder / "rows")]
     inspection = inspect(paths, label=label)
     dim = 8 if inspection.rows < 20_000 else 16 if inspection.rows < 2 * _MANY_ROWS else 32
@@ -99,6 +101,8 @@ def start(
     data = _divided(paths, time, folder, copy=converted, tell=tell)
     if converted:
         shutil.rmtree(folder / "rows")
+    if written := text.model_dump(exclude_defaults=True):
+        data["read"] = {"text": written}
     train = data["train"] if isinstance(data["train"], dict) else {"path": data["train"]}
     # Held-out rows must not influence the schema.
     train_inspection = inspect(
@@ -111,22 +115,25 @@ def start(
     )
 
 
-def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> list[str]:
-    """The sources, or the folder with their conversions."""
+def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> tuple[list[str], TextOptions]:
+    """The sources, or the folder with their conversions; and how text files were read."""
     uris = [file.uri for file in find_files(sources, (*PARQUET, *SUFFIXES))]
     others = [uri for uri in uris if not uri.endswith(PARQUET)]
     if not others:
         find_files(sources)  # refuses folders of Delta and Iceberg tables
         _refuse_inside(out.parent, sources)
-        return [path if "://" in path else str(Path(path).expanduser().absolute()) for path in sources]
+        return [path if "://" in path else str(Path(path).expanduser().absolute()) for path in sources], TextOptions()
     if len(others) < len(uris):
         parquet = next(uri for uri in uris if uri.endswith(PARQUET))
         raise DataError(f"this file is not Parquet, but {parquet} is", file=others[0], fix="use files of one format")
-    for result in convert(sources, out):
+    options, lines = find_text_options(uris)
+    for line in lines:
+        tell(line)
+    for result in convert(sources, out, text=options):
         tell(f"{result.source}: {result.rows:,} rows{result.note and f'; {result.note}'}")
         if not result.rows:
             raise DataError("the file has no rows", file=result.source, fix="remove it")
-    return [str(out)]
+    return [str(out)], options
 
 
 def _refuse_inside(folder: Path, sources: Sequence[str]) -> None:

@@ -1,0 +1,177 @@
+"""Turns the cells of a text column into numbers, times and lists. Errors carry the position of the cell."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+JSON = "json"
+_LEADING_ZERO = r"^[-+]?0[0-9]"
+_WHOLE = r"^[-+]?[0-9]+$"
+_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
+
+
+class CellError(ValueError):
+    """A cell that does not have the type of its column.
+
+    Args:
+        index: position of the cell in the array.
+    """
+
+    def __init__(self, index: int, text: str) -> None:
+        super().__init__(text)
+        self.index = index
+
+
+def number_type(
+    text: pa.Array, inferred: pa.DataType, decimal: str, thousands: str | None, *, leading_zeros: bool = False
+) -> pa.DataType:
+    """The type of a column whose first cells are `text`.
+
+    Whole numbers with leading zeros are text. Those beyond int64 are uint64, and text if they are beyond that, too: a
+    float would make one number of many.
+
+    Args:
+        inferred: the type that pyarrow infers.
+        leading_zeros: numbers with leading zeros are numbers.
+    """
+    present = _plain(text.drop_null(), decimal, thousands)
+    if not len(present):
+        return inferred
+    if _all(present, _WHOLE):
+        if not leading_zeros and thousands is None and _any(text.drop_null(), _LEADING_ZERO):
+            return pa.string()
+        numbers = [int(value) for value in pc.unique(present).to_pylist()]
+        if min(numbers) >= -(2**63) and max(numbers) < 2**63:
+            return pa.int64()
+        return pa.uint64() if min(numbers) >= 0 and max(numbers) < 2**64 else pa.string()
+    return pa.float64() if _all(present, _NUMBER) else inferred
+
+
+def whole_numbers(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+    """Parses whole numbers; a number with a leading zero is an error, because it is likely an id."""
+
+    def parse(text: pa.Array) -> pa.Array:
+        plain = pc.utf8_trim_whitespace(text)
+        _refuse(plain, pc.match_substring_regex(plain, _LEADING_ZERO), "has a leading zero, which a number loses")
+        return _cast(plain, kind)
+
+    return parse
+
+
+def numbers(kind: pa.DataType, decimal: str, thousands: str) -> Callable[[pa.Array], pa.Array]:
+    """Parses numbers with a character between thousands."""
+    return lambda text: _cast(_plain(text, decimal, thousands), kind)
+
+
+def times(format: str) -> Callable[[pa.Array], pa.Array]:
+    """Parses times of a `strptime` format as timestamps in microseconds, without a zone."""
+
+    def parse(text: pa.Array) -> pa.Array:
+        trimmed = pc.utf8_trim_whitespace(text)
+        parsed = pc.strptime(trimmed, format=format, unit="us", error_is_null=True)
+        _refuse(trimmed, pc.and_(pc.is_null(parsed), pc.is_valid(trimmed)), f"is no time of the format {format!r}")
+        return parsed
+
+    return parse
+
+
+def list_type(text: pa.Array, separator: str) -> pa.DataType:
+    """The type of the lists in the first cells of a column: of whole numbers, numbers, or texts."""
+    try:
+        items = pc.list_flatten(_split(text.drop_null(), separator))
+    except CellError:
+        return pa.list_(pa.string())
+    if not pat.is_string(items.type):
+        return pa.list_(items.type)
+    return pa.list_(number_type(items, pa.string(), ".", None))
+
+
+def list_parser(kind: pa.DataType, separator: str) -> Callable[[pa.Array], pa.Array]:
+    """Parses cells with lists; see `TextOptions.lists`."""
+
+    def parse(text: pa.Array) -> pa.Array:
+        lists = _split(text, separator)
+        if lists.type == kind:
+            return lists
+        try:
+            return lists.cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            for index, cell in enumerate(lists):  # the first cell that does not fit
+                try:
+                    pa.array([cell.as_py()], lists.type).cast(kind)
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                    raise CellError(
+                        index, f"the list {text[index].as_py()!r} does not hold {kind.value_type}"
+                    ) from None
+            raise
+
+    return parse
+
+
+def _split(text: pa.Array, separator: str) -> pa.Array:
+    if separator != JSON:
+        lists = pc.split_pattern(text, separator)
+        items = pc.utf8_trim_whitespace(lists.values)
+        return pa.ListArray.from_arrays(lists.offsets, items, mask=pc.is_null(lists)) if len(lists) else lists
+    values = [_parsed(index, cell) for index, cell in enumerate(text.to_pylist())]
+    try:
+        return pa.array(values, None if any(values) else pa.list_(pa.string()))
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        texts = [None if value is None else [str(item) for item in value] for value in values]
+        return pa.array(texts, pa.list_(pa.string()))
+
+
+def _parsed(index: int, cell: str | None) -> list[Any] | None:
+    if cell is None:
+        return None
+    try:
+        value = json.loads(cell)
+    except json.JSONDecodeError:
+        try:
+            value = ast.literal_eval(cell)  # Python writes lists of texts with single quotes
+        except (ValueError, SyntaxError):
+            value = None
+    if not isinstance(value, list | tuple):
+        raise CellError(index, f"{cell!r} is no list such as [1, 2]")
+    return list(value)
+
+
+def _plain(text: pa.Array, decimal: str, thousands: str | None) -> pa.Array:
+    """Numbers as Python writes them."""
+    plain = pc.utf8_trim_whitespace(text)
+    if thousands is not None:
+        plain = pc.replace_substring(plain, thousands, "")
+    return plain if decimal == "." else pc.replace_substring(plain, decimal, ".")
+
+
+def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        for index, value in enumerate(text):
+            try:
+                value.cast(kind)
+            except pa.ArrowInvalid:
+                raise CellError(index, f"CSV conversion error to {kind}: invalid value {value.as_py()!r}") from None
+        raise
+
+
+def _refuse(text: pa.Array, wrong: pa.Array, problem: str) -> None:
+    index = pc.index(wrong, True).as_py()
+    if index >= 0:
+        raise CellError(index, f"{text[index].as_py()!r} {problem}")
+
+
+def _all(text: pa.Array, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(text, pattern)).as_py())
+
+
+def _any(text: pa.Array, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(pc.utf8_trim_whitespace(text), pattern)).as_py())

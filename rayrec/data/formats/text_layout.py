@@ -1,0 +1,156 @@
+"""Finds out how a text file is written: encoding, separator, header, padding."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from rayrec.data.formats.text_options import TextOptions
+
+_LOOK_LINES = 1000
+# By rank, if several divide the lines evenly. A blank comes last, because texts have blanks, too.
+_SEPARATORS = ("::", ",", "\t", ";", "|", "\x01", "^", " ")
+# At least so many of the lines have as many cells as the first one.
+_EVEN = 0.95
+_VALUE = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{4}-\d\d-\d\d\b.*")
+_NAME = re.compile(r"[^\W\d][^\n]*")
+_NO_NAMES = frozenset({"na", "nan", "null", "none", "n/a", "unknown", "true", "false"})
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a text file is written.
+
+    Args:
+        columns: column names; `c0`, `c1`, … without a header; empty if no line could be parsed.
+        header: True if the first line holds the names.
+        separator: text between cells.
+        encoding: name of the encoding.
+        escape: character that makes the next one part of the cell, or None.
+        padded: columns in which every value starts with a space.
+        notes: what was found and is not usual, for the user.
+    """
+
+    columns: list[str]
+    header: bool
+    separator: str = ","
+    encoding: str = "utf-8"
+    escape: str | None = None
+    padded: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> Layout:
+    """The layout of a file.
+
+    Args:
+        data: the beginning of the file.
+        whole: whether this is the whole file.
+        usual: the separator that the name of the file tells.
+    """
+    encoding = options.encoding or _encoding(data)
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(data).removeprefix("\ufeff")
+    if not whole:
+        text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
+    if options.escape is None and options.quote and _escapes_quotes(text, options.quote):
+        options = options.model_copy(update={"escape": "\\"})
+    separator = options.separator or _separator(text, usual, options)
+    lines = _cells(text, separator, options)
+    notes = [] if separator == usual or options.separator else [f"cells are separated by {separator!r}"]
+    notes += [] if encoding == "utf-8" or options.encoding else [f"the encoding is {encoding}"]
+    notes += ["a backslash stands before quotes inside of quotes"] if options.escape == "\\" else []
+    if not lines:
+        return Layout([], options.header is not False, separator, encoding, options.escape, notes=tuple(notes))
+    first, later = lines[0], lines[1:]
+    header = options.header
+    if header is None:
+        header = options.names is None and _is_header(first, later)
+    if header is False and options.header is None and options.names is None:
+        notes.append(f"no header line: columns are named c0 to c{len(first) - 1}")
+    columns = first if header else [f"c{position}" for position in range(len(first))]
+    columns = list(options.names) if options.names is not None else columns
+    rows = later if header else lines
+    values = {
+        name: [row[position] for row in rows if position < len(row) and row[position]]
+        for position, name in enumerate(columns)
+    }
+    padded = (name for name, cells in values.items() if cells and all(cell.startswith(" ") for cell in cells))
+    padding = frozenset(padded if separator != " " else ())
+    return Layout(columns, header, separator, encoding, options.escape, padding, tuple(notes))
+
+
+def _escapes_quotes(text: str, quote: str) -> bool:
+    """Whether quotes inside of quotes have a backslash before them, rather than being written twice."""
+    return f"\\{quote}" in text and quote * 2 not in text.replace(f"\\{quote}", "")
+
+
+def _encoding(data: bytes) -> str:
+    """UTF-8 unless the file begins with the mark of another encoding."""
+    return next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
+
+
+def _separator(text: str, usual: str, options: TextOptions) -> str:
+    """The usual separator, unless it does not divide the lines and another divides them evenly."""
+    if len(usual) == 1 and _width(text, usual, options) > 1:
+        return usual
+    widths = {separator: _width(text, separator, options) for separator in _SEPARATORS if separator != usual}
+    best = max(widths, key=lambda separator: (widths[separator] > 1, -_SEPARATORS.index(separator)))
+    return best if widths[best] > 1 else usual
+
+
+def _width(text: str, separator: str, options: TextOptions) -> int:
+    """Cells of the first line, if nearly all lines have as many; else 0."""
+    lines = _cells(text, separator, options)
+    if not lines:
+        return 0
+    width = len(lines[0])
+    return width if sum(len(line) == width for line in lines) >= _EVEN * len(lines) else 0
+
+
+def _cells(text: str, separator: str, options: TextOptions) -> list[list[str]]:
+    """The cells of the first lines."""
+    if len(separator) > 1:
+        text, separator = text.replace(separator, "\x1f"), "\x1f"
+    reader = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=separator,
+        quotechar=options.quote or None,
+        quoting=csv.QUOTE_MINIMAL if options.quote else csv.QUOTE_NONE,
+        escapechar=options.escape,
+        doublequote=options.escape is None,
+    )
+    try:
+        return [line for line in islice(reader, _LOOK_LINES) if line]
+    except csv.Error:  # a cell longer than Python's reader allows
+        return []
+
+
+def _is_header(first: Sequence[str], later: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line holds names.
+
+    It does if a text in it stands above numbers. Otherwise it is data if one of its cells is a number or a date, or if
+    at least half of its cells occur again in later lines of the same column.
+    """
+    cells = [cell.strip() for cell in first]
+    columns = [[line[position] for line in later if position < len(line)] for position in range(len(cells))]
+    if any(_is_name(cell) and _are_values(below) for cell, below in zip(cells, columns, strict=True)):
+        return True
+    if any(_VALUE.fullmatch(cell) for cell in cells):
+        return False
+    return 2 * sum(bool(cell) and cell in below for cell, below in zip(first, columns, strict=True)) < len(first)
+
+
+def _is_name(cell: str) -> bool:
+    return _NAME.fullmatch(cell) is not None and cell.lower() not in _NO_NAMES
+
+
+def _are_values(cells: Sequence[str]) -> bool:
+    """Whether nearly all cells that are not empty are numbers or dates."""
+    present = [cell.strip() for cell in cells if cell.strip()]
+    return bool(present) and sum(_VALUE.fullmatch(cell) is not None for cell in present) >= 0.9 * len(present)

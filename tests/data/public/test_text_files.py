@@ -1,0 +1,251 @@
+"""Text files that rayrec did not make: separators, headers, encodings, quotes, ids and numbers as people write them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rayrec.cli import run
+from rayrec.data import DataError, Manifest, Schema, TextOptions, convert
+
+DRAWN = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NUMBERS = [{"user": n % 7, "item": n % 11, "at": 1_600_000_000 + n, "clicked": n % 2} for n in range(60)]
+
+
+def read(file: Path, content: str | bytes, text: TextOptions | None = None) -> tuple[list[dict[str, Any]], str]:
+    """The rows of a file with this content, and the note for the user."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    out = file.parent / f"{len(list(file.parent.iterdir()))}"
+    (done,) = convert(str(file), out, text=text)
+    return pq.read_table(out).to_pylist(), done.note
+
+
+def lines(rows: list[dict[str, Any]], separator: str = ",", header: bool = True) -> str:
+    cells = [list(rows[0])] * header + [list(row.values()) for row in rows]
+    return "".join(separator.join(map(str, line)) + "\n" for line in cells)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", "::", "\x01", "^", " "])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt", "a.dat", "a.data", "a.inter"])
+def test_the_separator_is_found_whatever_the_name_says(separator: str, name: str, tmp_path: Path) -> None:
+    rows, note = read(tmp_path / name, lines(NUMBERS, separator))
+    assert rows == NUMBERS
+    usual = "\t" if name == "a.tsv" else ","
+    assert (f"cells are separated by {separator!r}" in note) == (separator != usual)
+
+
+def test_a_decimal_comma_does_not_pass_for_a_separator(tmp_path: Path) -> None:
+    content = "shop;price;n\n" + "".join(f"s{n};{n},5;{n}\n" for n in range(30))
+    rows, _ = read(tmp_path / "a.csv", content, TextOptions(decimal=","))
+    assert rows[3] == {"shop": "s3", "price": 3.5, "n": 3}
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=8)
+
+
+@DRAWN
+@given(
+    cells=st.lists(st.tuples(CELLS, st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=30),
+    separator=st.sampled_from([",", ";", "\t", "|"]),
+)
+def test_texts_of_any_characters_come_back(cells: list[tuple[str, int]], separator: str, tmp_path: Path) -> None:
+    out = io.StringIO()
+    csv.writer(out, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([("text", "number"), *cells])
+    options = TextOptions(separator=separator, nulls=[], types={"text": "string"})
+    rows, _ = read(tmp_path / "a.csv", out.getvalue(), options)
+    assert [(row["text"], row["number"]) for row in rows] == cells
+
+
+@DRAWN
+@given(numbers=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30))
+def test_whole_numbers_are_never_floats(numbers: list[int], tmp_path: Path) -> None:
+    content = "id,x\n" + "".join(f"{number},1\n" for number in numbers)
+    assert [row["id"] for row in read(tmp_path / "a.csv", content)[0]] == numbers
+    content = "".join(json.dumps({"id": number}) + "\n" for number in numbers)
+    assert [row["id"] for row in read(tmp_path / "a.jsonl", content)[0]] == numbers
+
+
+def test_numbers_beyond_64_bits_are_texts_or_refused(tmp_path: Path) -> None:
+    big = str(2**70)
+    assert read(tmp_path / "a.csv", f"id,x\n{big},1\n")[0][0]["id"] == big
+    with pytest.raises(DataError, match=r"is beyond 64 bits .*--type id=string"):
+        read(tmp_path / "a.jsonl", f'{{"id": {big}}}\n')
+    assert read(tmp_path / "b.jsonl", f'{{"id": {big}}}\n', TextOptions(types={"id": "string"}))[0] == [{"id": big}]
+
+
+def test_leading_zeros_make_a_text(tmp_path: Path) -> None:
+    rows, _ = read(tmp_path / "a.csv", 'shop,zip\n007,"01234"\n7,99\n')
+    assert [row["shop"] for row in rows] == ["007", "7"] and rows[0]["zip"] == "01234"
+    rows, _ = read(tmp_path / "b.csv", "n\n0\n-0.5\n0.25\n")
+    assert [row["n"] for row in rows] == [0, -0.5, 0.25]
+    late = "shop,x\n" + "7,1\n" * 2_200_000 + "007,1\n"  # after the 8 MB from which types are inferred
+    with pytest.raises(DataError, match=r"line 2200002: '007' has a leading zero, .*--type shop=string"):
+        read(tmp_path / "c.csv", late)
+
+
+def test_the_schema_says_what_an_id_is(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("shop,label\n" + "7,1\n12,0\n" * 10)
+    for id_type, expected in (("text", "string"), ("integer", "int64")):
+        schema = Schema.model_validate({"sparse": [{"name": "shop", "mapping": {"kind": "hash"}, "id_type": id_type}]})
+        manifest = Manifest.read(str(tmp_path / "a.csv"), schema)
+        assert str(pq.read_schema(manifest.files.uris[0]).field("shop").type) == expected
+
+
+def test_a_column_without_values_has_the_type_of_the_schema(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("shop,price,label\n" + ",,1\n,,0\n" * 10)
+    sparse = [{"name": "shop", "mapping": {"kind": "hash"}, "id_type": "text", "on_null": "empty"}]
+    schema = Schema.model_validate({"dense": [{"name": "price", "default": 0.0}], "sparse": sparse})
+    manifest = Manifest.read(str(tmp_path / "a.csv"), schema)
+    types = pq.read_schema(manifest.files.uris[0])
+    assert (str(types.field("shop").type), str(types.field("price").type)) == ("string", "double")
+
+
+@pytest.mark.parametrize(
+    ("first", "header"),
+    [("click,101,122", True), ("a,b,c", True), ("0,12,7", False), ("NA,12,7", False), ("click,102,102b", True)],
+)
+def test_names_may_be_numbers(first: str, header: bool, tmp_path: Path) -> None:
+    rows, _ = read(tmp_path / "a.csv", first + "\n" + "1,12,8\n0,16,18\n" * 20)
+    assert len(rows) == 40 + (not header) and list(rows[0]) == (first.split(",") if header else ["c0", "c1", "c2"])
+
+
+def test_names_can_be_given(tmp_path: Path) -> None:
+    options = TextOptions(names=["user", "item"])
+    assert read(tmp_path / "a.csv", "3,4\n5,6\n", options)[0] == [{"user": 3, "item": 4}, {"user": 5, "item": 6}]
+    with_header = options.model_copy(update={"header": True})
+    assert read(tmp_path / "a.csv", "a,b\n5,6\n", with_header)[0] == [{"user": 5, "item": 6}]
+
+
+@pytest.mark.parametrize("content", ["a,b,a\n1,2,3\n", "a,b,a\nx,y,z\nu,v,w\n"])
+def test_columns_of_one_name_are_refused(content: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="2 columns have the name 'a'"):
+        read(tmp_path / "a.csv", content)
+
+
+def test_cells_of_several_lines_are_read_wherever_they_are(tmp_path: Path) -> None:
+    rows = [{"n": n, "text": f"first {n}\nsecond, {'x' * 300}"} for n in range(40_000)]
+    content = "n,text\n" + "".join(f'{row["n"]},"{row["text"]}"\n' for row in rows)
+    assert len(content) > 9 << 20
+    assert read(tmp_path / "a.csv", content)[0] == rows
+
+
+def test_quotes_after_a_backslash_are_part_of_the_cell(tmp_path: Path) -> None:
+    content = "n,title\n" + "".join(f'{n},"the \\"best\\" book, {n}"\n' for n in range(20))
+    rows, note = read(tmp_path / "a.csv", content)
+    assert rows[7]["title"] == 'the "best" book, 7' and "backslash" in note
+    assert read(tmp_path / "b.csv", "n;t\n" + '1;5" disk\n' * 9, TextOptions(quote=""))[0][0] == {
+        "n": 1,
+        "t": '5" disk',
+    }
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "latin-1", "cp1252", "gbk"])
+def test_text_in_other_encodings_is_decoded_or_refused(encoding: str, tmp_path: Path) -> None:
+    city = "北京" if encoding == "gbk" else "Köln"
+    content = ("city,n\n" + "Bonn,1\n" * 5 + f"{city},2\n").encode(encoding)
+    if not encoding.startswith("utf"):
+        with pytest.raises(DataError, match=r"line 7: the text is not utf-8 .*--encoding latin-1") as caught:
+            read(tmp_path / "a.csv", content)
+        assert caught.value.row == 7
+    options = TextOptions() if encoding.startswith("utf") else TextOptions(encoding=encoding)
+    assert read(tmp_path / "b.csv", content, options)[0][-1] == {"city": city, "n": 2}
+
+
+def test_bytes_that_are_no_text_late_in_a_file_are_refused(tmp_path: Path) -> None:
+    content = b"city,n\n" + b"Bonn,1\n" * 1_300_000 + b"K\xf6ln,2\n"
+    with pytest.raises(DataError, match="line 1300002: the text is not utf-8"):
+        read(tmp_path / "a.csv", content)
+
+
+def test_lists_times_and_numbers_are_parsed_as_told(tmp_path: Path) -> None:
+    content = 'a;b;c;at;n\n1|2;x, y;"[3, 4]";31.12.2024 23:59;1.204,5\n;;[];01.01.2025 00:00;7,25\n'
+    options = TextOptions(
+        lists={"a": "|", "b": ",", "c": "json"}, times={"at": "%d.%m.%Y %H:%M"}, decimal=",", thousands="."
+    )
+    first, second = read(tmp_path / "a.csv", content, options)[0]
+    assert (first["a"], first["b"], first["c"], first["n"]) == ([1, 2], ["x", "y"], [3, 4], 1204.5)
+    assert (second["a"], second["c"], second["n"]) == (None, [], 7.25)
+    assert first["at"].isoformat() == "2024-12-31T23:59:00"
+    with pytest.raises(DataError, match=r"line 2: '31/12/2024' is no time of the format"):
+        read(tmp_path / "b.csv", "at,n\n31/12/2024,1\n", TextOptions(times={"at": "%d.%m.%Y"}))
+    with pytest.raises(DataError, match=r"line 3: 'x' is no list"):
+        read(tmp_path / "c.csv", 'a;n\n"[1]";1\nx;2\n', TextOptions(lists={"a": "json"}))
+
+
+ROWS = [{"user": f"A{n}", "stars": n % 5, "at": None if n % 3 else n, "tags": ["x", "y"][: n % 3]} for n in range(300)]
+
+
+@pytest.mark.parametrize("form", ["array", "indented", "dicts"])
+def test_json_as_other_programs_write_it(form: str, tmp_path: Path) -> None:
+    texts = {
+        "array": json.dumps(ROWS),
+        "indented": json.dumps(ROWS, indent=2),
+        "dicts": "".join(f"{row}\n" for row in ROWS),
+    }
+    assert read(tmp_path / "a.json", texts[form])[0] == ROWS
+
+
+def test_json_values_of_several_types_are_read_as_text_if_told(tmp_path: Path) -> None:
+    content = '{"votes": "1,204", "n": 1}\n{"votes": 3, "n": 2}\n{"n": 3}\n'
+    with pytest.raises(DataError, match=r"votes.*--type votes=string"):
+        read(tmp_path / "a.json", content)
+    rows, _ = read(tmp_path / "b.json", content, TextOptions(types={"votes": "string"}))
+    assert [row["votes"] for row in rows] == ["1,204", "3", None]
+
+
+def test_a_broken_array_is_refused_at_its_item(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="item 2 of the array"):
+        read(tmp_path / "a.json", '[{"a": 1}, {"a": }]')
+
+
+def test_an_option_of_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file has this column"):
+        read(tmp_path / "a.csv", "user,n\n1,2\n", TextOptions(types={"usr": "string"}))
+
+
+def test_init_writes_what_it_found_and_evaluation_reads_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    genres = ["War", "Drama", "Comedy", "Action"]
+    content = "shop;genres;votes;price;click\n" + "".join(
+        f'{n % 30:03};{"|".join(genres[: 1 + n % 4][::-1] if n % 7 else genres[n % 4 :])};"{1000 + n:,}";'
+        f"{'—' if n % 100 == 7 else n / 10};{n % 3 % 2}\n"
+        for n in range(600)
+    )
+    Path("log.csv").write_text(content)
+    assert run(["init", "log.csv", "--label", "click", "--null", "—"]) == 0
+    said = capsys.readouterr().out
+    assert "5 columns separated by ';', utf-8, names in the first line" in said
+    assert "numbers have ',' between thousands: votes" in said
+    raw = yaml.safe_load(Path("log.yaml").read_text())
+    text = raw["data"]["read"]["text"]
+    assert (text["separator"], text["thousands"]) == (";", ",") and "—" in text["nulls"]
+    kinds = {feature["name"]: feature["kind"] for feature in raw["schema"]["sparse"]}
+    assert kinds["shop"] == "id" and "price" not in kinds and "votes" not in kinds
+    capsys.readouterr()
+    assert run(["train", "log.yaml", "--set", "trainer.epochs=1"]) == 0
+    Path("later.csv").write_text("\n".join(content.splitlines()[:200]) + "\n")
+    assert run(["evaluate", "runs/log", "--data", "later.csv"]) == 0
+
+
+def test_init_tells_of_numbers_among_which_are_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = "item,price,click\n" + "".join(
+        f"{n % 30},{'—' if n % 100 == 7 else n / 10},{n % 2}\n" for n in range(600)
+    )
+    Path("log.csv").write_text(content)
+    assert run(["init", "log.csv", "--label", "click"]) == 0
+    assert "'price': 594 of 600 are numbers; the others: '—'" in capsys.readouterr().out
