@@ -129,36 +129,32 @@ std::optional<Derived> derived_of(const json& raw, const std::set<std::string>& 
   return made;
 }
 
-template <class T>
-T transformed(T value, const std::vector<Transform>& steps) {
-  auto clip = [](T x, std::optional<double> low, std::optional<double> high) {
-    if (low && x < static_cast<T>(*low)) x = static_cast<T>(*low);
-    if (high && x > static_cast<T>(*high)) x = static_cast<T>(*high);
+// In double whatever the type of the column, so that a number does not depend on the type of the numbers beside it.
+double transformed(double value, const std::vector<Transform>& steps) {
+  auto clip = [](double x, std::optional<double> low, std::optional<double> high) {
+    if (low && x < *low) x = *low;
+    if (high && x > *high) x = *high;
     return x;
   };
   for (const Transform& step : steps) switch (step.kind) {
       case Transform::Kind::Log1p:
-        value = value > T{-1} ? std::log1p(value) : std::numeric_limits<T>::quiet_NaN();
+        value = value > -1 ? std::log1p(value) : std::numeric_limits<double>::quiet_NaN();
         break;
       case Transform::Kind::Clip: value = clip(value, step.lowest, step.highest); break;
-      case Transform::Kind::Standardize: value = (value - static_cast<T>(step.mean)) / static_cast<T>(step.std); break;
-      case Transform::Kind::MinMax: {
-        const T low = static_cast<T>(*step.lowest), width = static_cast<T>(*step.highest - *step.lowest);
-        value = clip((value - low) / width, 0.0, 1.0);
-        break;
-      }
+      case Transform::Kind::Standardize: value = (value - step.mean) / step.std; break;
+      case Transform::Kind::MinMax: value = clip((value - *step.lowest) / (*step.highest - *step.lowest), 0.0, 1.0); break;
       case Transform::Kind::Quantile: {  // numpy.interp of the boundaries and as many numbers from 0 to 1
         const std::vector<double>& edges = step.boundaries;
-        const double x = static_cast<double>(value), each = 1.0 / static_cast<double>(edges.size() - 1);
+        const double x = value, each = 1.0 / static_cast<double>(edges.size() - 1);
         auto at = [&](size_t place) { return place + 1 == edges.size() ? 1.0 : static_cast<double>(place) * each; };
         if (std::isnan(x)) break;
         const size_t above = static_cast<size_t>(std::upper_bound(edges.begin(), edges.end(), x) - edges.begin());
         if (above == 0) value = 0;
         else if (above == edges.size()) value = 1;
-        else if (edges[above - 1] == x) value = static_cast<T>(at(above - 1));
+        else if (edges[above - 1] == x) value = at(above - 1);
         else {
           const double slope = (at(above) - at(above - 1)) / (edges[above] - edges[above - 1]);
-          value = static_cast<T>(slope * (x - edges[above - 1]) + at(above - 1));
+          value = slope * (x - edges[above - 1]) + at(above - 1);
         }
       }
     }
@@ -195,9 +191,7 @@ Numbers map_dense(const DenseFeature& feature, const Table& table, std::vector<P
       const bool missing = absent || nothing || column.leaf.null(at);
       if (missing && !feature.fill) null.push_back({at_row, feature.column, what + " is null", "fill the nulls, or set `default: <number>` for feature '" + feature.name + "'", {}});
       const double raw = missing ? feature.fill.value_or(0.0) : column.leaf.number(at);
-      const bool narrow = column.leaf.type == Type::Float && column.leaf.nulls.empty();
-      const float value = narrow ? transformed(static_cast<float>(raw), feature.transforms)
-                                 : static_cast<float>(transformed(raw, feature.transforms));
+      const float value = static_cast<float>(transformed(raw, feature.transforms));
       if (!std::isfinite(value) && finite) finite = false, shown = missing ? "None" : column.leaf.shown(at);
       made.values.push_back(value);
     }
@@ -220,6 +214,7 @@ const Leaf& ids_of(const SparseFeature& feature, const Column& column, Leaf& con
   const Leaf& leaf = column.leaf;
   if (!is_real(leaf.type) || column.weights) return leaf;
   converted.set_type(Type::Int);
+  const double inexact = leaf.type == Type::Float ? 0x1p24 : 0x1p53;  // from here on, not every integer has a float
   for (size_t at = 0; at < leaf.size; ++at) {
     const double id = leaf.number(at);
     if (leaf.null(at) || (std::isnan(id) && !column.list)) {
@@ -229,6 +224,10 @@ const Leaf& ids_of(const SparseFeature& feature, const Column& column, Leaf& con
     if (!(id >= -9223372036854775808.0 && id < 9223372036854775808.0) || id != std::trunc(id))
       throw RequestError(Problem{-1, feature.column, "feature '" + feature.name + "': an id must be a whole number, not " + leaf.shown(at),
                             "send integers or strings", {}});
+    if (std::abs(id) >= inexact)
+      throw RequestError(Problem{-1, feature.column,
+                            "feature '" + feature.name + "': the id is a float too large to hold every integer, so it may be another id, rounded",
+                            "send integers or strings", std::to_string(static_cast<int64_t>(id))});
     converted.push(static_cast<int64_t>(id));
   }
   return converted;
@@ -404,6 +403,9 @@ void check_values(const Sequence& sequence, const Table& table, std::vector<Prob
         const auto at_row = static_cast<int64_t>(row);
         if (column.leaf.null(at))
           null.push_back({at_row, one.column, "sequence '" + sequence.name + "' contains a null", "fill the nulls, or remove the event from all lists of the sequence", {}});
+        else if (one.time && !one.possible(column.leaf, at))
+          problems.push_back({at_row, one.column, "sequence '" + sequence.name + "': the times of '" + one.name + "' must be between 1970 and 2200 in " + one.unit,
+                              "correct the column, or the `unit` of '" + one.name + "' (now " + one.unit + ")", column.leaf.shown(at)});
         else if (!one.time && !std::isfinite(static_cast<float>(column.leaf.number(at))))
           problems.push_back({at_row, one.column, "list '" + one.name + "' contains a number that is not a finite float32", "write finite numbers", column.leaf.shown(at)});
       }
@@ -416,10 +418,23 @@ void reverse(Bags& bags) {
     std::reverse(bags.ids.begin() + bags.offsets[row], bags.ids.begin() + bags.offsets[row + 1]);
 }
 
-// Converts a column that others are derived from to the type that it had in training.
+// The nearest number with 11 binary digits and the exponents of float16, which C++20 does not have.
+double to_half(double number) {
+  if (number == 0 || !std::isfinite(number)) return number;
+  int exponent = 0;
+  std::frexp(number, &exponent);
+  const int last_digit = std::max(exponent, -13) - 11;
+  const double rounded = std::ldexp(std::nearbyint(std::ldexp(number, -last_digit)), last_digit);
+  return std::abs(rounded) > 65504 ? std::copysign(std::numeric_limits<double>::infinity(), number) : rounded;
+}
+
+// Converts a column that others are derived from to the type that it had in training: 0.99 is 0.9900000095 in a float32
+// column, and would fall into another bucket.
 void as_trained(Column& column, const std::string& name, const std::string& plain) {
   const bool list = plain.starts_with("list<");
-  const std::string inner = list ? plain.substr(5, plain.size() - 6) : plain;
+  const std::string width = list ? plain.substr(5, plain.size() - 6) : plain;
+  const bool narrow = width == "float32" || width == "float16";
+  const std::string inner = narrow || width == "decimal" ? "number" : width;
   Leaf& leaf = column.leaf;
   const bool nothing = leaf.type == Type::Null;
   const bool fits = nothing || (inner == "text" && leaf.type == Type::Text) || (inner == "boolean" && leaf.type == Type::Bool) ||
@@ -441,6 +456,8 @@ void as_trained(Column& column, const std::string& name, const std::string& plai
     }
     leaf.whole.clear(), leaf.type = Type::Double;
   }
+  if (narrow)
+    for (double& number : leaf.real) number = width == "float32" ? static_cast<double>(static_cast<float>(number)) : to_half(number);
 }
 
 void refuse_rows(std::vector<Problem> problems, size_t rows, const std::string& where) {
@@ -454,6 +471,12 @@ void refuse_rows(std::vector<Problem> problems, size_t rows, const std::string& 
 }
 
 }  // namespace
+
+bool SequenceValue::possible(const Leaf& times, size_t at) const {
+  constexpr int64_t latest_s = 7'258'118'400;  // 2200-01-01
+  const int64_t per_second = unit == "s" ? 1 : unit == "ms" ? 1'000 : unit == "us" ? 1'000'000 : 1'000'000'000;
+  return times.whole[at] >= 0 && times.whole[at] < latest_s * per_second;  // the bits of 2^63 and more are negative
+}
 
 bool SparseFeature::wants_text() const {
   return !id_type.empty() ? id_type == "text" : vocabulary ? vocabulary->text() : fill.index() == 2;
@@ -505,7 +528,7 @@ Mapping::Mapping(const std::string& folder) try {
       for (size_t place = 0; place < sparse_.size(); ++place)
         if (sparse_[place].name == name) made.ids.push_back(place);
     for (const json& value : one.value("values", json::array()))
-      made.values.push_back({value.at("name"), text_in(value, "column", value.at("name")), text_in(value, "kind", "number") == "time"});
+      made.values.push_back({value.at("name"), text_in(value, "column", value.at("name")), text_in(value, "kind", "number") == "time", text_in(value, "unit", "s")});
     sequences_.push_back(std::move(made));
   }
   std::set<std::string> needed;
@@ -533,8 +556,9 @@ Mapping::Mapping(const std::string& folder) try {
   const json types = schema_.value("column_types", json::object());
   for (const auto& [name, plain] : types.items()) {
     if (std::find(columns_.begin(), columns_.end(), name) == columns_.end()) continue;
-    static const std::set<std::string> known{"text", "integer", "number", "boolean", "list<text>", "list<integer>", "list<number>", "list<boolean>"};
-    if (!known.contains(plain.get<std::string>())) refuse("column '" + name + "' (" + plain.get<std::string>() + ")");
+    static const std::set<std::string> known{"text", "integer", "number", "float32", "float16", "decimal", "boolean"};
+    const std::string kind = plain.get<std::string>();
+    if (!known.contains(kind.starts_with("list<") ? kind.substr(5, kind.size() - 6) : kind)) refuse("column '" + name + "' (" + plain.get<std::string>() + ")");
     types_[name] = plain;
   }
 } catch (const json::exception& error) {

@@ -77,6 +77,10 @@ struct SparseFeature {
 struct SequenceValue {
   std::string name, column;
   bool time = false;
+  std::string unit;  // of times: "s", "ms", "us" or "ns"
+
+  // Whether an integer that is not null is a time from 1970 to 2200.
+  bool possible(const Leaf& times, size_t at) const;
 };
 
 struct Sequence {

@@ -31,6 +31,7 @@ DTYPES: dict[str, Any] = {
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
+_DATATYPES = {"map<": None, "time": None, "text": BYTES, "string": BYTES, "bool": "BOOL", "int": "INT64"}
 LENGTHS, IDS, WEIGHTS = ".lengths", ".id", ".weight"
 
 
@@ -210,9 +211,13 @@ def inputs_of(schema: Schema) -> list[dict[str, Any]]:
 
 
 def _datatype(kind: str) -> str | None:
-    """The datatype of an Arrow type; None if the protocol has none, as for times."""
-    match = None if "timestamp" in kind else re.search(r"string|int|float|double", kind)
-    return None if match is None else {"string": BYTES, "int": "INT64"}.get(match[0], "FP64")
+    """The datatype of a type in `column_types`; None if the protocol has none, as for times and maps.
+
+    Numbers of every width are FP64: the mapping rounds them to the width of the training data. Early runs named Arrow's
+    types ("double", "string").
+    """
+    match = re.search(r"map<|time|text|string|bool|int|number|decimal|float|double", kind)
+    return None if match is None else _DATATYPES.get(match[0], "FP64")
 
 
 def server_metadata() -> dict[str, Any]:

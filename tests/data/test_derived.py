@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
 import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -23,11 +25,13 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.data import DataError, DataSet, Manifest, Mapping, Schema, inspect
+from rayrec.data.arrays.arrow_types import UNITS, floats_of
 from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import Problems
+from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.tools.fit import fit, for_reading, statistics, unfitted_names, without_statistics
 from rayrec.data.tools.quantiles import bucket_edges
 
@@ -57,6 +61,75 @@ def test_numbers_become_ids_of_buckets() -> None:
     derive(schema([spec]).derived, {"x": pa.array([[1.0], [], [2.0, math.nan]])}, problems)
     error = problems.error(2)
     assert problems.rows().tolist() == [2] and error.column == "x" and error.value == "nan" and "'out'" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (pa.float16(), "float16"),
+        (pa.float32(), "float32"),
+        (pa.float64(), "number"),
+        (pa.decimal128(38, 2), "decimal"),
+        (pa.decimal256(40, 2), "decimal"),
+    ],
+)
+def test_a_number_of_a_request_falls_into_the_bucket_of_training(kind: pa.DataType, name: str) -> None:
+    prices = [0.07, 0.99, 1.99, 4.99, 9.99, 19.99, 24.95, 49.9, 99.95]
+    exact = [Decimal(str(price)) for price in prices]
+    trained = pa.array(exact, kind) if pa.types.is_decimal(kind) else pa.array(prices).cast(kind, safe=False)
+    edges = bucket_edges(np.repeat(floats_of(trained), 50), len(prices))
+    derived = [
+        {"name": "bucket", "kind": "buckets", "column": "price", "boundaries": edges},
+        {"name": "dear", "kind": "expression", "expression": f"where(price >= {edges[3]!r}, 1, 0)"},
+        {"name": "each", "kind": "buckets", "column": "prices", "boundaries": edges},
+        {"name": "rate", "kind": "lookup", "column": "rates", "value": "a"},
+        {"name": "rated", "kind": "buckets", "column": "rate", "boundaries": edges},
+    ]
+    sparse = [{"name": "bucket"}, {"name": "each", "kind": "id_list"}, {"name": "rated"}]
+    types = {"price": kind, "prices": pa.list_(kind), "rates": pa.map_(pa.string(), kind)}
+    schema = Schema.model_validate({"derived": derived, "sparse": sparse, "dense": [{"name": "dear"}]})
+    schema = fill_id_types(schema, types)
+    assert schema.column_types == {"price": name, "prices": f"list<{name}>", "rates": f"map<text, {name}>"}
+    mapping = Mapping(schema, dict.fromkeys(("bucket", "each", "rated"), 20), labels=False)
+    values = trained.to_pylist()
+    lists = pa.array([[value] for value in values], types["prices"])
+    maps = pa.array([[("a", value)] for value in values], types["rates"])
+    wanted = mapping.to_batch(pa.table({"price": trained, "prices": lists, "rates": maps}))
+    assert wanted.sparse.values().tolist() == [*range(len(prices))] * 3
+    rows = [{"price": price, "prices": [price], "rates": {"a": price}} for price in prices]
+    same(wanted, mapping.to_batch(json.loads(json.dumps(rows))))
+    same(wanted, mapping.to_batch({name: [row[name] for row in rows] for name in types}))
+    doubles = pa.array([[("a", price)] for price in prices], pa.map_(pa.string(), pa.float64()))
+    same(
+        wanted, mapping.to_batch(pa.table({"price": prices, "prices": [[price] for price in prices], "rates": doubles}))
+    )
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.decimal128(10, 2)])
+def test_a_run_that_did_not_store_the_width_takes_numbers_as_before(kind: pa.DataType) -> None:
+    spec = {"name": "out", "kind": "buckets", "column": "price", "boundaries": [0.995]}
+    earlier = Schema.model_validate(
+        {"derived": [spec], "sparse": [{"name": "out"}], "column_types": {"price": "number"}}
+    )
+    assert fill_id_types(earlier, {"price": kind}).column_types == {"price": "number"}
+    prices = pa.array([Decimal("0.99"), Decimal("1.00"), None], pa.decimal128(10, 2)).cast(kind, safe=False)
+    mapping = Mapping(earlier.model_copy(update={"sparse": [SparseFeature(name="out", on_null="empty")]}), {"out": 2})
+    batch = dataclasses.replace(mapping, labels=False).to_batch(pa.table({"price": prices}))
+    assert batch.sparse.values().tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.decimal128(38, 2), pa.decimal128(18, 9), pa.decimal256(40, 2), pa.decimal128(38, 30), pa.decimal128(9, -2)],
+)
+def test_a_decimal_is_the_number_that_python_reads(kind: pa.DataType) -> None:
+    whole = np.random.default_rng(0).integers(-(10**9) + 1, 10**9, 500).tolist()
+    whole += [10**17 + 1, 2**53 + 1, -(2**53) - 1, 7] if kind.precision > 17 else []
+    values = [None, *(Decimal(value).scaleb(-kind.scale) for value in whole), None]
+    for part in (slice(1, -1), slice(1, 400), slice(0, 502)):  # the first and the second without the large ones
+        wanted = [math.nan if value is None else float(value) for value in values[part]]
+        numbers = floats_of(pa.array(values, kind)[part])
+        assert np.array_equal(numbers, wanted, equal_nan=True)
 
 
 def test_missing_values_are_a_flag() -> None:
@@ -112,6 +185,56 @@ def test_ages_of_events_and_of_lists_of_them() -> None:
     assert "later than the row's time" in problems.error(0).problem and problems.error(0).value == "1970-01-01 00:00:11"
 
 
+@pytest.mark.parametrize(
+    ("times", "unit", "bad"),
+    [
+        ([1_700_000_000_000, 1_700_000_000], "s", 0),
+        ([1_700_000_000, -1], "ms", 1),
+        ([0, 1_700_000_000 * 10**9], "us", 1),
+        ([2**63 + 5, 0], "ns", 0),
+    ],
+)
+def test_integers_in_another_unit_are_no_times(times: list[int], unit: str, bad: int) -> None:
+    kind = pa.uint64() if max(times) >= 2**63 else pa.int64()
+    columns = {"e": pa.array(times, kind), "l": pa.array([[time] for time in times], pa.list_(kind))}
+    columns |= {"at": pa.array([7_200 * UNITS[unit]] * 2), "early": pa.array([0, 0])}
+    specs: list[dict[str, Any]] = [
+        {"kind": "time_part", "column": "e"},
+        {"kind": "time_part", "column": "l"},
+        {"kind": "age", "column": "e", "at": "at", "on_future": "null"},
+        {"kind": "age", "column": "l", "at": "at", "on_future": "null"},
+        {"kind": "age", "column": "early", "at": "e", "on_future": "null"},
+    ]
+    for spec in specs:
+        problems = Problems()
+        derived = schema([{"name": "out", "unit": unit, **spec}]).derived
+        out = derive(derived, columns, problems)["out"].to_pylist()
+        error = problems.error(bad)
+        assert problems.rows().tolist() == [bad] and out[bad] in (None, [None])
+        assert (error.column, error.value) == (spec["at" if spec["column"] == "early" else "column"], str(times[bad]))
+        assert f"between 1970 and 2200 in {unit}" in error.problem and "`unit`" in str(error.fix)
+
+
+def test_times_with_and_without_a_zone_have_no_difference() -> None:
+    zoned, local = pa.array([0], pa.timestamp("ms", "Europe/Berlin")), pa.array([7_200_000], pa.timestamp("ms"))
+    for columns in (
+        {"e": zoned, "at": local},
+        {"e": local, "at": zoned},
+        {"e": pa.array([[0]], pa.list_(local.type)), "at": zoned},
+    ):
+        with pytest.raises(DataError, match=r"times of '(e|at)' have a time zone, times of '(e|at)' have none"):
+            made("age", columns, column="e", at="at")
+    later = pa.array([7_200], pa.timestamp("s", "UTC"))
+    assert made("age", {"e": zoned, "at": later}, column="e", at="at").to_pylist() == [2.0]
+    age = {"name": "out", "kind": "age", "column": "e", "at": "at"}
+    dense = [{"name": "out", "default": 0.5}]
+    trained = fill_id_types(
+        Schema.model_validate({"derived": [age], "dense": dense}), {"e": zoned.type, "at": zoned.type}
+    )
+    batch = Mapping(trained, {}, labels=False).to_batch(pa.table({"e": pa.nulls(1), "at": later}))
+    assert batch.dense.tolist() == [[0.5]], "nothing but nulls may have the zone of the other column"
+
+
 def test_lookups_and_weighted_pairs_of_maps() -> None:
     kind = pa.map_(pa.string(), pa.float64())
     columns = {"m": pa.array([[("a", 1.0), ("b", 2.0), ("a", 9.0)], None, []], kind), "k": pa.array(["a", "a", None])}
@@ -162,6 +285,34 @@ def test_tokens() -> None:
     assert made("tokens", {"t": pa.array(["a,B"])}, column="t", separator=",", lower=False).to_pylist() == [["a", "B"]]
 
 
+NOT_UTF8 = pa.array([b"a b", b"\xff", None, b"c"], pa.binary())
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.binary())])
+def test_a_text_that_is_not_utf8_is_a_bad_row(kind: pa.DataType) -> None:
+    raw = NOT_UTF8.cast(pa.large_binary()) if kind == pa.large_string() else NOT_UTF8
+    texts = raw.dictionary_encode() if pa.types.is_dictionary(kind) else raw.view(kind)
+    problems = Problems()
+    out = derive(schema([{"name": "out", "kind": "tokens", "column": "t"}]).derived, {"t": texts}, problems)["out"]
+    assert out.to_pylist() == [["a", "b"], None, None, ["c"]] and problems.rows().tolist() == [1]
+    error = problems.error(1)
+    assert error.column == "t" and "'out'" in error.problem and str(error.value).startswith(r"t=b'\xff': ")
+    assert "xff" not in error.problem, "reasons are counted by problem, and redacted errors keep it"
+
+
+def test_a_value_that_a_column_cannot_be_computed_from_is_a_bad_row() -> None:
+    columns = {"m": pa.array([[(1, 2.0)]] * 4, pa.map_(pa.int8(), pa.float64())), "k": pa.array([1, 300, None, 1])}
+    columns |= {"t": NOT_UTF8, "n": pa.array([1, 2, 0, None])}
+    for spec, bad, wanted in (
+        ({"kind": "lookup", "column": "m", "key": "k"}, [1], [2.0, None, None, 2.0]),
+        ({"kind": "custom", "columns": ["n"], "function": f"{__name__}:inverse"}, [2], [1.0, 0.5, None, None]),
+    ):
+        problems = Problems()
+        out = derive(schema([{"name": "out", **spec}]).derived, columns, problems)["out"]
+        assert out.to_pylist() == wanted and problems.rows().tolist() == bad
+        assert problems.reasons() == {f"derived column 'out' ({spec['kind']}) cannot be computed from this row": 1}
+
+
 def test_overlaps_of_lists() -> None:
     columns = {"a": pa.array([[1, 2, 2, None], [], None, [3]]), "b": pa.array([[2, 1, None], [1], [1], [4]], None)}
     for measure, wanted in (("count", [2, 0, None, 0]), ("ratio", [1.0, 0.0, None, 0.0]), ("any", [1, 0, None, 0])):
@@ -170,6 +321,10 @@ def test_overlaps_of_lists() -> None:
 
 def halves(x: pa.Array) -> pa.Array:
     return pa.array([None if v is None else v // 2 for v in x.to_pylist()], pa.int64())
+
+
+def inverse(x: pa.Array) -> pa.Array:
+    return pa.array([None if v is None else 1 / v for v in x.to_pylist()], pa.float64())
 
 
 def too_few(x: pa.Array) -> pa.Array:
@@ -200,8 +355,13 @@ def test_a_chain_is_listed_in_its_order_and_types_that_do_not_fit_are_named() ->
     assert whole.feature_columns == ["x", "y"] and [spec.name for spec in whole.derived_needed] == ["b", "c"]
     with pytest.raises(ValueError, match="derived column 'c' reads 'b': list that one above it"):
         schema([second, first])
-    with pytest.raises(DataError, match=r"derived column 'b' \(buckets\) from x: string"):
-        Mapping(whole, {"id": 9}, labels=False).to_batch(pa.table({"x": ["a"], "y": [1]}))
+    mapping = Mapping(whole, {"id": 9}, labels=False)
+    with pytest.raises(DataError, match=r"derived column 'b' \(buckets\) from x: timestamp"):
+        mapping.to_batch(pa.table({"x": pa.array([1], pa.timestamp("s")), "y": [1]}))
+    with pytest.raises(
+        DataError, match=r"derived column 'b' \(buckets\) cannot be computed.*row 1.*x=a: Failed to parse"
+    ):
+        mapping.to_batch(pa.table({"x": ["1.5", "a"], "y": [1, 2]}))
     with pytest.raises(DataError, match="integers or texts, not double; put numbers into buckets"):
         made("cross", {"x": pa.array([1.5]), "y": pa.array([1])}, columns=["x", "y"])
 
@@ -318,8 +478,9 @@ def alike(rows: list[dict[str, Any]]) -> None:
 
 def same(one: Any, other: Any) -> None:
     assert np.array_equal(one.dense.numpy(), other.dense.numpy())
-    for part in ("values", "lengths", "weights"):
-        assert np.array_equal(getattr(one.sparse, part)().numpy(), getattr(other.sparse, part)().numpy()), part
+    for part in ("values", "lengths", "weights_or_none"):
+        first, second = (getattr(batch.sparse, part)() for batch in (one, other))
+        assert (first is None and second is None) or np.array_equal(first.numpy(), second.numpy()), part
 
 
 def slow(rows: list[dict[str, Any]], found: Any) -> None:

@@ -156,6 +156,26 @@ def test_lists_of_numbers() -> None:
     assert both == [[1, 2, 5], [3, 4, 6]]
 
 
+def test_a_number_does_not_depend_on_the_rows_beside_it() -> None:
+    steps: list[list[dict[str, Any]]] = [
+        [{"kind": "standardize", "mean": 1234567.89, "std": 0.5}],
+        [{"kind": "min_max", "lowest": 1234567.89, "highest": 1234577.9}],
+        [{"kind": "log1p"}, {"kind": "standardize", "mean": 14.02623, "std": 1e-6}],
+        [],
+    ]
+    for transforms in steps:
+        feature = dense(transforms=transforms, default=0.0)
+        alone, beside_null, wide = (
+            numbers(feature, x=values)[0][0]
+            for values in (
+                pa.array([1234568.0], pa.float32()),
+                pa.array([1234568.0, None], pa.float32()),
+                pa.array([1234568.0]),
+            )
+        )
+        assert alone == beside_null == wide
+
+
 def test_transforms_in_their_order() -> None:
     steps: list[dict[str, Any]] = [{"kind": "clip", "lowest": 0.0, "highest": 9.0}, {"kind": "log1p"}]
     values = pa.array([-5.0, 3.0, 99.0])

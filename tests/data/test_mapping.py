@@ -126,6 +126,44 @@ def test_what_python_and_pandas_make_of_types_is_undone() -> None:
     assert caught.value.column == "a"
 
 
+@pytest.mark.parametrize(
+    ("values", "value"),
+    [
+        (pd.Series([2**60 + 1, None]), str(2**60)),
+        ([1.0, -(2.0**53)], str(-(2**53))),
+        (pa.array([2.0**24], pa.float32()), str(2**24)),
+        (pa.array([2.0**11], pa.float16()), str(2**11)),
+    ],
+    ids=["pandas", "float64", "float32", "float16"],
+)
+def test_an_id_that_a_float_may_have_rounded_is_refused(values: Any, value: str) -> None:
+    hashed = {"on_null": "empty", "mapping": {"kind": "hash"}}
+    schema = Schema.model_validate({"sparse": [{"name": "one", "column": "a", **hashed}]})
+    lists = Schema.model_validate({"sparse": [{"name": "many", "column": "a", "kind": "id_list", **hashed}]})
+    listed = [[None if pd.isna(each) else each] for each in pa.array(values).to_pylist()]
+    leaf = pa.list_(values.type) if isinstance(values, pa.Array) else None
+    for mapping, given in (
+        (Mapping(schema, {"one": 9}, labels=False), values),
+        (Mapping(lists, {"many": 9}, labels=False), pa.array(listed, leaf)),
+    ):
+        with pytest.raises(
+            DataError, match=f"feature '(one|many)': the id is a float too large .*value {value}.*Int64"
+        ):
+            mapping.to_batch({"a": given})
+    exact = {"a": pa.array([2.0**53 - 1, None, 5.0])}
+    assert Mapping(schema, {"one": 9}, labels=False).to_batch(exact).sparse.lengths().tolist() == [1, 0, 1]
+
+
+def test_a_rounded_id_of_a_derived_column_is_refused() -> None:
+    derived = [{"name": "c", "kind": "cross", "columns": ["a", "b"]}]
+    raw = {"sparse": [{"name": "c", "mapping": {"kind": "hash"}, "on_null": "empty"}], "derived": derived}
+    schema = Schema.model_validate({**raw, "column_types": {"a": "integer", "b": "integer"}})
+    mapping = Mapping(schema, {"c": 9}, labels=False)
+    assert mapping.to_batch({"a": pd.Series([5, None]), "b": [1, 1]}).sparse.lengths().tolist() == [1, 0]
+    with pytest.raises(DataError, match=rf"{2**60} may be another integer .*column 'a'"):
+        mapping.to_batch({"a": pd.Series([2**60 + 1, None]), "b": [1, 1]})
+
+
 def test_errors_name_the_row_or_the_whole() -> None:
     mapping = Mapping(SCHEMA, ROWS_OF, labels=False)
     rows = table(5, user_id=pa.array([0, 99, 1, -1, 2]))

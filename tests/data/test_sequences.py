@@ -99,6 +99,22 @@ def test_lists_of_unequal_lengths_are_refused_with_row(column: str) -> None:
     assert "5 in" in str(caught.value) and "4 in" in str(caught.value)
 
 
+@pytest.mark.parametrize(("time", "unit"), [(1_600_000_000_000, "s"), (-5, "s"), (1_600_000_000 * 10**9, "us")])
+def test_integers_in_another_unit_are_refused_with_row(time: int, unit: str) -> None:
+    table = rows(20)
+    values = table["at"].to_pylist()
+    length = len(table["item"][13])
+    values[13] = [*[1_600_000_000] * (length - 1), time] if length else []
+    assert length
+    table = table.set_column(2, "at", pa.array(values, pa.list_(pa.int64())))
+    changes = {"values": [{"name": "at", "kind": "time", "unit": unit}]}
+    with pytest.raises(
+        DataError, match=f"times of 'at' must be between 1970 and 2200 in {unit}.*`unit` of 'at'"
+    ) as caught:
+        to_batch(table, schema(**changes), ROWS_OF)
+    assert (caught.value.row, caught.value.column, caught.value.value) == (13, "at", str(time))
+
+
 def test_ids_left_out_of_one_list_are_refused() -> None:
     table = rows(5)
     items = table["item"].to_pylist()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,7 +21,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import BadRows, BatchStream, Cursor, DataError, DataUnavailable, Manifest, ReadOptions, empty_batch
+from rayrec.data import (
+    BadRows,
+    BatchStream,
+    Cursor,
+    DataError,
+    DataUnavailable,
+    Manifest,
+    ReadOptions,
+    Schema,
+    empty_batch,
+)
 from rayrec.data.mapping.rows import from_columns
 from rayrec.data.order.epoch import row_order
 from rayrec.data.source.slices import slices_of
@@ -379,6 +389,47 @@ def test_bad_rows_can_be_skipped(tmp_path: Path, options: ReadOptions, shuffle: 
     assert Cursor.merge(after).rows_done == manifest.rows
     assert skipped == 5 and 2 <= len(samples) <= 4
     assert all(s.file == str(tmp_path / "x.parquet") and s.row in (0, 7, 8, 150, 199) for s in samples)
+
+
+def folder_with_bad_texts(folder: Path) -> tuple[Schema, Path]:
+    """100 rows of three row groups: row 70 has a text that is not UTF-8, row 75 a key too large for its map."""
+    texts = pa.array([b"\xff" if row == 70 else b"a b" for row in range(100)], pa.binary()).view(pa.string())
+    maps = pa.array([[(1, 2.0)]] * 100, pa.map_(pa.int8(), pa.float64()))
+    keys = pa.array([300 if row == 75 else 1 for row in range(100)])
+    file = folder / "x.parquet"
+    pq.write_table(
+        table(100).append_column("t", texts).append_column("m", maps).append_column("k", keys), file, row_group_size=40
+    )
+    derived = [
+        {"name": "words", "kind": "tokens", "column": "t"},
+        {"name": "rate", "kind": "lookup", "column": "m", "key": "k"},
+    ]
+    sparse = [
+        {"name": "user_id"},
+        {"name": "words", "kind": "id_list", "mapping": {"kind": "hash"}, "on_null": "empty"},
+    ]
+    dense = [{"name": "rate", "default": 0.0}]
+    return Schema.model_validate({"derived": derived, "sparse": sparse, "dense": dense}), file
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_values_that_no_column_can_be_computed_from_are_bad_rows(tmp_path: Path, shuffle: bool) -> None:
+    schema, file = folder_with_bad_texts(tmp_path)
+    manifest, rows_of = Manifest.read(str(tmp_path), schema), {"user_id": 50, "words": 50}
+    more: dict[str, Any] = {"seed": 0, "shuffle": shuffle, "batch_rows": 32}
+
+    def read(bad_rows: BadRows) -> BatchStream:
+        options = LOCAL.model_copy(update={"bad_rows": bad_rows})
+        return BatchStream(
+            manifest, schema, rows_of, rank=0, world_size=1, cursor=Cursor.start(0), options=options, **more
+        )
+
+    with read(SKIP) as batches:
+        assert sum(batch.rows for batch, _ in batches) == 98 and batches.skipped.count == 2
+    with read(BadRows()) as batches, pytest.raises(DataError, match="cannot be computed from this row") as caught:
+        list(batches)
+    error = caught.value
+    assert (error.file, error.row_group) == (str(file), 1) and (error.row, error.column) in {(70, "t"), (75, "m")}
 
 
 @pytest.mark.parametrize("bad", [[99], [98, 99], [63, 64, 99], [0, 99]])

@@ -47,7 +47,8 @@ class Drawn:
         derived = self._derived(dense, sparse)
         sequences = self._sequences(sparse)
         raw = {"dense": dense, "sparse": sparse, "derived": derived, "sequences": sequences}
-        types = {"t_number": "number", "t_text": "text", "t_list": "list<integer>"} if derived else {}
+        number = self.draw.choice(["number", "float32", "float16", "decimal"])
+        types = {"t_number": number, "t_text": "text", "t_list": "list<integer>"} if derived else {}
         self.schema = Schema(**raw, column_types=types)
         self.mapping = Mapping(self.schema, self.rows_of, labels=False)
         tables = [{"rows": rows, "features": [name]} for name, rows in self.rows_of.items()]
@@ -262,3 +263,48 @@ def test_rows_of_nothing_but_nulls_and_empty_lists_are_mapped_alike(rayrec_map: 
     mapping = Mapping(schema, rows_of, labels=False)
     for row, found in zip(rows, ask(rayrec_map, tmp_path, [{"rows": [row]} for row in rows]), strict=True):
         assert_equal(found, mapping.to_batch([row]), schema, str(row))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float16", np.float16), ("float32", np.float32), ("number", np.float64)])
+def test_numbers_are_rounded_to_the_width_of_training(rayrec_map: Path, tmp_path: Path, name: str, dtype: Any) -> None:
+    draw = random.Random(0)
+    makers = [lambda: draw.gauss(0, 1), lambda: draw.uniform(-7e4, 7e4), lambda: draw.uniform(-1e-7, 1e-7)]
+    numbers = [0.99, 9.99, 65519.9, 65520.0, 2.9e-8, 3e-8, -0.0, *(draw.choice(makers)() for _ in range(3000))]
+    with np.errstate(over="ignore"):
+        narrow = np.array(numbers, dtype).astype(np.float64)
+    edges = np.unique(narrow[np.isfinite(narrow)])[::2].tolist()
+    derived = [{"kind": "buckets", "name": f"{x}_bucket", "column": x, "boundaries": edges} for x in ("x", "xs")]
+    sparse = [{"name": "x_bucket"}, {"name": "xs_bucket", "kind": "id_list"}]
+    types = {"x": name, "xs": f"list<{name}>"}
+    schema = Schema.model_validate({"sparse": sparse, "derived": derived, "column_types": types})
+    rows_of = {"x_bucket": 5000, "xs_bucket": 5000}
+    tables = [{"rows": 5000, "features": list(rows_of)}]
+    write_mapping({"schema": schema.model_dump(mode="json"), "tables": tables}, tmp_path)
+    rows = [{"x": number, "xs": [number, number]} for number in numbers]
+    (found,) = ask(rayrec_map, tmp_path, [{"rows": rows}])
+    assert found["sparse"]["x_bucket"]["ids"] == np.searchsorted(edges, narrow, side="right").tolist()
+    assert_equal(found, Mapping(schema, rows_of, labels=False).to_batch(rows), schema, name)
+
+
+def test_rounded_ids_and_times_in_another_unit_are_refused_alike(rayrec_map: Path, tmp_path: Path) -> None:
+    values = [{"name": "at", "kind": "time", "unit": "ms"}]
+    schema = Schema.model_validate(
+        {
+            "sparse": [{"name": "user", "mapping": {"kind": "hash"}}, {"name": "item", "kind": "id_list"}],
+            "sequences": [{"name": "history", "ids": ["item"], "values": values}],
+        }
+    )
+    rows_of = {"user": 9, "item": 9}
+    write_mapping({"schema": schema.model_dump(mode="json"), "tables": [{"rows": 9, "features": [*rows_of]}]}, tmp_path)
+    mapping = Mapping(schema, rows_of, labels=False)
+    good = {"user": 5.0, "item": [1], "at": [1_700_000_000_000]}
+    rows = [good, good | {"user": 2.0**60}, good | {"at": [1_700_000_000 * 10**9]}, good | {"at": [-1]}]
+    for row, found in zip(rows, ask(rayrec_map, tmp_path, [{"rows": [row]} for row in rows]), strict=True):
+        if row is good:
+            assert_equal(found, mapping.to_batch([row]), schema, str(row))
+            continue
+        with pytest.raises(DataError) as refused:
+            mapping.to_batch([row])
+        (theirs,) = found["errors"]
+        assert (theirs["column"], theirs["problem"]) == (refused.value.column, refused.value.problem)
+        assert theirs["value"] == refused.value.value

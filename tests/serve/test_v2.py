@@ -275,12 +275,13 @@ def drawn_ok() -> Any:
     return request
 
 
-def test_inputs_are_the_columns_that_derived_ones_are_made_of() -> None:
+@pytest.mark.parametrize("kind", ["double", "number", "float32", "float16", "decimal"])
+def test_inputs_are_the_columns_that_derived_ones_are_made_of(kind: str) -> None:
     schema = Schema.model_validate(
         {
             "sparse": [{"name": "price_id", "column": "price_bucket"}, {"name": "user"}],
             "derived": [{"kind": "buckets", "name": "price_bucket", "column": "price", "boundaries": [1.0, 5.0]}],
-            "column_types": {"price": "double"},
+            "column_types": {"price": kind},
         }
     )
     found = {one["name"]: one["datatype"] for one in inputs_of(schema)}
@@ -288,3 +289,9 @@ def test_inputs_are_the_columns_that_derived_ones_are_made_of() -> None:
     tensors = [tensor_of("price", "FP64", [2], [0.5, 7.0]), tensor_of("user", "INT64", [2], [1, 2])]
     query = query_of(tensors, schema, Limits())
     assert query.size == 2 and query.rows.to_pydict() == {"price": [0.5, 7.0], "user": [1, 2]}
+
+
+def test_each_type_of_a_column_has_its_datatype() -> None:
+    types = {"t": "text", "i": "integer", "b": "boolean", "l": "list<float32>", "at": "time", "m": "map<text, number>"}
+    found = {one["name"]: one["datatype"] for one in inputs_of(Schema(column_types=types, dense=[{"name": "x"}]))}
+    assert found == {"t": "BYTES", "i": "INT64", "b": "BOOL", "l": "FP64", "l.lengths": "INT64", "x": "FP64"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
@@ -45,10 +46,11 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
     features = {feature.column: feature for feature in schema.sparse}
     numbers = {feature.column: feature.width > 1 for feature in schema.dense}
     numbers |= {feature.weight_column: True for feature in schema.sparse if feature.weight_column}
+    zone = _common_zone([array.type for name, array in arrays.items() if name in types])
     for name, array in arrays.items():
         kind = types.get(name)
         if kind is not None and pat.is_null(array.type):
-            arrays[name] = array.cast(kind)
+            arrays[name] = array.cast(_of_zone(kind, zone))
         elif name in features:
             arrays[name] = _ids(name, array, features[name])
         elif name in numbers:
@@ -100,6 +102,8 @@ def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array
     leaf = leaf_of(kind)
     array = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf) or pat.is_integer(leaf) else None
     if array is not None and pat.is_integer(leaf) and pat.is_floating(leaf_of(array.type)):
+        if (inexact := _inexact(array)) is not None:
+            raise ValueError(f"{inexact:.0f} may be another integer that was rounded to a float; use integers")
         return array.cast(kind)  # refuses 1.5, which pa.array(values, int64) would truncate
     if (
         array is None
@@ -124,6 +128,14 @@ def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
         return _nulls(array, kind, feature.kind != "id")
     if not pat.is_floating(leaf_of(array.type)):
         return array
+    if (inexact := _inexact(array)) is not None:
+        raise DataError(
+            f"feature {feature.name!r}: the id is a float too large to hold every integer, so it may be another id, "
+            "rounded",
+            column=name,
+            value=f"{inexact:.0f}",
+            fix="use integers or strings; for integers with nulls in pandas use Int64",
+        )
     try:  # pandas converts integers to floats if there is a null, in lists too
         return _nan_to_null(array).cast(_of_leaf(array.type, pa.int64()), safe=True)
     except pa.ArrowInvalid as error:
@@ -131,6 +143,16 @@ def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
         raise DataError(
             f"feature {feature.name!r}: an id must be a whole number: {error}", column=name, fix=fix
         ) from error
+
+
+def _inexact(array: Any) -> float | None:
+    """The first float that may be another integer, rounded: from 2**53 on in float64, from 2**24 on in float32."""
+    leaf = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    while is_list(leaf.type):
+        leaf = leaf.flatten()
+    numbers = leaf.to_numpy(zero_copy_only=False)
+    large = np.flatnonzero(np.abs(numbers) >= 2.0 ** (np.finfo(numbers.dtype).nmant + 1))
+    return float(numbers[large[0]]) if len(large) else None
 
 
 def _nulls(array: Any, kind: pa.DataType, listed: bool) -> Any:
@@ -149,6 +171,17 @@ def _wants_text(feature: SparseFeature) -> bool:
     if isinstance(feature.mapping, Vocabulary):
         return load_vocabulary(feature.mapping.path).text
     return isinstance(feature.default, str)
+
+
+def _common_zone(kinds: Sequence[pa.DataType]) -> str | None:
+    """The zone of the timestamps among these types; None if there is none, or if some lack a zone."""
+    zones = [leaf_of(kind).tz for kind in kinds if pat.is_timestamp(leaf_of(kind))]
+    return zones[0] if zones and None not in zones else None
+
+
+def _of_zone(kind: pa.DataType, zone: str | None) -> pa.DataType:
+    """The type with a zone, if it is one of times: nulls have times of the same kind as the other columns."""
+    return _of_leaf(kind, pa.timestamp("us", zone)) if pat.is_timestamp(leaf_of(kind)) else kind
 
 
 def _leaf_is_null(kind: pa.DataType) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, without_views
+from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, same_kind, without_views
 from rayrec.data.mapping.derived.derive import derived_types
 from rayrec.data.mapping.derived.scalars import unfitted
 from rayrec.data.mapping.derived.specs import sources
@@ -72,7 +72,7 @@ def _with_derived(schema: Schema, arrow: pa.Schema, file: str) -> pa.Schema:
         return arrow
     types = {name: without_views(arrow.field(name).type) for name in schema.feature_columns}
     for name, expected in schema.column_types.items():
-        if name in types and (plain := plain_type(types[name])) != expected:
+        if name in types and not same_kind(plain := plain_type(types[name]), expected):
             fix = f"cast it from {plain} to {expected}, the type in the training data (schema.column_types)"
             raise _wrong(f"column {name!r}", expected, types[name], file, name, fix=fix)
     try:

@@ -57,8 +57,11 @@ def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floa
             problems.add(null_rows, feature.column, f"dense feature {feature.name!r} is null", fix)
         array = pc.cast(array, pa.float64(), safe=False).fill_null(feature.default or 0.0)
     values = array.to_numpy(zero_copy_only=False)
-    # Large integers (timestamps, counts) lose digits as float32; transforms may scale them first.
-    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+    if not feature.transforms and values.dtype == np.float32:
+        return values  # exact in float64 too
+    # Transforms compute in float64 whatever the column's type, so that a number does not depend on a null beside it, or
+    # on whether it came from a file or a request. Large integers (timestamps, counts) lose digits as float32.
+    return values.astype(np.float64, copy=False)
 
 
 def _leaf(array: pa.Array, feature: DenseFeature, problems: Problems) -> pa.Array:

@@ -5,13 +5,13 @@ Checks values and collects bad rows; `column_types.py` has checked the types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import from_list_view, without_views
+from rayrec.data.arrays.arrow_types import as_named, from_list_view, without_views
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.derived.derive import derive
@@ -43,7 +43,7 @@ def map_rows(
         labelled: if False, read only the features' columns, and return NaN as labels.
     """
     names = schema.columns if labelled else schema.feature_columns
-    columns = {name: one_array(table.column(name)) for name in names}
+    columns = source_columns(table, schema, names)
     if schema.derived:
         columns = {name: one_array(array) for name, array in derive(schema.derived_needed, columns, problems).items()}
     targets = map_targets(columns, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
@@ -63,6 +63,12 @@ def map_rows(
         check_lengths(sequence, columns, column_of, offsets, problems)
         ids += [bags.take(order) for bags in map_values(sequence, columns, problems)]
     return Rows(dense, targets, tuple(ids))
+
+
+def source_columns(table: pa.RecordBatch | pa.Table, schema: Schema, names: Sequence[str]) -> dict[str, pa.Array]:
+    """Columns as single arrays, with the numbers of derived columns in the width that they had in training."""
+    columns = {name: one_array(table.column(name)) for name in names}
+    return columns | {n: as_named(columns[n], plain) for n, plain in schema.column_types.items() if n in columns}
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:

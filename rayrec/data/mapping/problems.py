@@ -74,6 +74,10 @@ class Problems:
         if (nulls := nulls_of(array)) is not None:
             self.add(np.flatnonzero(nulls), column, problem, fix)
 
+    def extend(self, others: Problems) -> None:
+        """Records the bad rows of other problems of the same table."""
+        self._findings.extend(others._findings)
+
     def add_error(self, rows: npt.NDArray[np.int64], error: DataError) -> None:
         """Records rows with a common error that is already located, e.g. in an unreadable file."""
         self._findings.append(_Finding(rows, "", "", "", error=error))

@@ -174,7 +174,8 @@ class Schema(Strict):
         sequences: Lists that belong together.
         derived: Columns computed from other columns. Features read them by name.
         column_types: Types of the source columns of derived columns in the training data. The run writes them into its
-            config; a service casts requests to them.
+            config; a service casts requests to them. Names the width of a narrow number (float32), to which all
+            numbers of the column are rounded.
 
     Raises:
         ValueError (pydantic.ValidationError): unknown field, wrong type, duplicate name, or no feature.

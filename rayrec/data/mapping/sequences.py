@@ -15,7 +15,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from rayrec._runtime.strict import Strict
-from rayrec.data.arrays.arrow_types import floats_of, is_list, nulls_of, seconds_of
+from rayrec.data.arrays.arrow_types import floats_of, impossible_times, is_list, nulls_of, seconds_of, shown
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import Lists, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
@@ -145,6 +145,13 @@ def _mapped(sequence: SequenceColumns, spec: SequenceValues, array: pa.Array, pr
     lists = unnest(array)
     offsets, leaf = lists.offsets, lists.leaf
     values = seconds_of(leaf, spec.unit) if spec.kind == "time" else _numbers(spec, lists, problems)
+    if spec.kind == "time":
+        outside = impossible_times(leaf, spec.unit)
+        problem = f"sequence {sequence.name!r}: the times of {spec.name!r} must be between 1970 and 2200 in {spec.unit}"
+        fix = f"correct the column, or the `unit` of {spec.name!r} (now {spec.unit})"
+        rows = row_of(offsets, outside)
+        problems.add(rows, spec.column_name, problem, fix, lambda k: shown(leaf, int(outside[k])))
+        values[outside] = 0
     if (nulls := nulls_of(leaf)) is not None:
         bad, fix = row_of(offsets, np.flatnonzero(nulls)), "fill the nulls, or remove the event from every list"
         problems.add(bad, spec.column_name, f"sequence {sequence.name!r} contains a null", f"{fix} of the sequence")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of
+from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of, shown
 from rayrec.data.arrays.buffers import F32, I64, Mask
 from rayrec.data.arrays.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
 from rayrec.data.arrays.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
@@ -132,7 +132,7 @@ class _Bags:
             problem = "the id is not in its vocabulary"
             fix = "build the vocabulary from this data, or set oov_rows to at least 1"
         rows, problem = self._row_of(outside), f"feature {name!r}: {problem}"
-        self.problems.add(rows, self.feature.column, problem, fix, lambda k: str(leaf[int(outside[k])].as_py()))
+        self.problems.add(rows, self.feature.column, problem, fix, lambda k: shown(leaf, int(outside[k])))
         values[outside] = 0
         return keep
 

@@ -9,14 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of, seconds_of
+from rayrec.data.arrays.arrow_types import LATEST_S, decoded, floats_of, is_text, nulls_of, seconds_of, shown
 from rayrec.data.arrays.buffers import F32, I64
 from rayrec.data.arrays.hashing import hash_strings, seed_of
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Targets
 from rayrec.data.mapping.schema import Group, SampleWeight, Schema, Task, Timestamp
 
-LATEST_S = 7_258_118_400  # 2200-01-01
 # Seed that distinguishes the hashes of groups from other hashes.
 _GROUPS = 3
 
@@ -57,7 +56,7 @@ def _seconds(columns: Mapping[str, pa.Array], timestamp: Timestamp, problems: Pr
     bad = np.flatnonzero((seconds < 0) | (seconds >= LATEST_S))
     problem = "the timestamp must be between 1970 and 2200"
     fix = "correct the column, or schema.timestamp.unit if it holds integers"
-    problems.add(bad, timestamp.column, problem, fix, lambda k: str(array[int(bad[k])]))
+    problems.add(bad, timestamp.column, problem, fix, lambda k: shown(array, int(bad[k])))
     seconds[bad] = 0
     return seconds
 
@@ -119,7 +118,7 @@ def _equal_label(array: pa.Array, task: Task, problems: Problems) -> F32:
         bad = np.flatnonzero(~(positive | has(task.negative) | array.is_null().to_numpy(zero_copy_only=False)))
         problem = f"the label must be {task.positive!r} or {task.negative!r}"
         fix = "correct the value, or remove `negative` from the label: then all other values are 0"
-        problems.add(bad, task.column, problem, fix, lambda k: repr(array[int(bad[k])].as_py()))
+        problems.add(bad, task.column, problem, fix, lambda k: shown(array, int(bad[k]), repr))
     return positive.astype(np.float32)
 
 

@@ -16,7 +16,7 @@ from rayrec.data.arrays.arrow_types import is_list
 from rayrec.data.arrays.lists import ids_of, unnest
 from rayrec.data.config import BadRows
 from rayrec.data.mapping.derived.derive import derive
-from rayrec.data.mapping.map_rows import check_rows_of, map_rows, one_array
+from rayrec.data.mapping.map_rows import check_rows_of, map_rows, source_columns
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.schema import Schema
@@ -166,7 +166,7 @@ def _add(report: CheckReport, table: pa.Table, rows: Rows, bad: npt.NDArray[np.i
     good[bad] = False
     report.rows, report.bad_rows = report.rows + table.num_rows, report.bad_rows + len(bad)
     report.positives += int((rows.targets.label.reshape(len(rows), -1)[good, 0] == 1).sum())
-    columns = {name: one_array(table.column(name)) for name in schema.feature_columns}
+    columns = source_columns(table, schema, schema.feature_columns)
     columns = derive(schema.derived_needed, columns, Problems())
     column = 0
     for number, dense in zip(report.numbers, schema.dense, strict=True):

@@ -19,7 +19,7 @@ from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.dense import transformed
 from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.derived.specs import Buckets, Derived
-from rayrec.data.mapping.map_rows import one_array
+from rayrec.data.mapping.map_rows import source_columns
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import DenseFeature, Schema
 from rayrec.data.mapping.transforms import Fitted, MinMax, Quantile, Standardize, Transform
@@ -56,7 +56,7 @@ def fit(data: Manifest | Mix, schema: Schema, sample_rows: int = SAMPLE_ROWS) ->
         DataError: a column without numbers, or with a single value.
     """
     table = _sample(data, schema.feature_columns, sample_rows)
-    columns = {name: one_array(table.column(name)) for name in table.column_names}
+    columns = source_columns(table, schema, table.column_names)
     derived: list[Derived] = []
     needed = {spec.name for spec in schema.derived_needed}
     for spec in schema.derived:

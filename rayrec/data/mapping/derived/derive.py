@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from rayrec.data.arrays.arrow_types import decoded, shown
 from rayrec.data.mapping.derived.lists import cross, lookup, overlap, pairs, tokens
-from rayrec.data.mapping.derived.scalars import age, buckets, custom, expression, missing, time_part
+from rayrec.data.mapping.derived.scalars import (
+    CLEAN,
+    FunctionFailed,
+    age,
+    buckets,
+    custom,
+    expression,
+    missing,
+    time_part,
+)
 from rayrec.data.mapping.derived.specs import (
     Age,
     Buckets,
@@ -26,6 +37,7 @@ from rayrec.data.mapping.derived.specs import (
 from rayrec.data.mapping.problems import Problems
 from rayrec.storage.errors import DataError, first_line
 
+_FAILURES = (pa.ArrowException, TypeError, AttributeError, FunctionFailed)
 _MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
     Buckets: buckets,
     Missing: missing,
@@ -45,20 +57,81 @@ def derive(specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: 
     """The columns and the derived columns. Bad rows become null and are added to `problems`.
 
     Raises:
-        DataError: an unsupported column type, statistics that are not fitted, a function that fails.
+        DataError: an unsupported column type, statistics that are not fitted, a function that fails for any rows.
     """
     out = dict(columns)
     for spec in specs:
-        try:
-            out[spec.name] = _MAKERS[type(spec)](spec, [out[name] for name in spec.inputs], problems)
-        except (pa.ArrowException, TypeError, AttributeError) as error:
-            types = ", ".join(f"{name}: {out[name].type}" for name in spec.inputs)
-            raise DataError(
-                f"cannot compute derived column {spec.name!r} ({spec.kind}) from {types}: {first_line(error)}",
-                column=spec.inputs[0],
-                fix="correct its columns in schema.derived, or convert the data",
-            ) from error
+        out[spec.name] = _computed(spec, [out[name] for name in spec.inputs], problems)
     return out
+
+
+def _computed(spec: Derived, arrays: list[pa.Array], problems: Problems) -> pa.Array:
+    """One derived column. Rows on which it fails, e.g. for a text that is not UTF-8, are bad rows."""
+    column, error = _attempt(spec, arrays, problems)
+    if error is None:
+        return column
+    arrays = [decoded(array) for array in arrays]  # a part of a dictionary array has the dictionary of all rows
+    failed = _failing_rows(spec, arrays)
+    if failed is not None:
+        good = np.ones(len(arrays[0]), np.bool_)
+        good[list(failed)] = False
+        index = pa.array(np.arange(len(good)), mask=~good)
+        column, error = _attempt(spec, [array.take(index) for array in arrays], problems)
+        if error is None:
+            rows, errors = list(failed), list(failed.values())
+            problem = f"derived column {spec.name!r} ({spec.kind}) cannot be computed from this row"
+            problems.add(
+                np.array(rows, np.int64),
+                spec.inputs[0],
+                problem,
+                CLEAN,
+                lambda k: _shown(spec, arrays, rows[k], errors[k]),
+            )
+            return column
+    if isinstance(error, DataError):
+        raise error
+    types = ", ".join(f"{name}: {array.type}" for name, array in zip(spec.inputs, arrays, strict=True))
+    raise DataError(
+        f"cannot compute derived column {spec.name!r} ({spec.kind}) from {types}: {first_line(error)}",
+        column=spec.inputs[0],
+        fix="correct its columns in schema.derived, or convert the data",
+    ) from error
+
+
+def _attempt(
+    spec: Derived, arrays: list[pa.Array], problems: Problems
+) -> tuple[pa.Array, None] | tuple[None, Exception]:
+    """The column, or the error. Only an attempt that succeeds adds to `problems`."""
+    found = Problems()
+    try:
+        column = _MAKERS[type(spec)](spec, arrays, found)
+    except _FAILURES as error:
+        return None, error
+    problems.extend(found)
+    return column, None
+
+
+def _failing_rows(spec: Derived, arrays: list[pa.Array]) -> dict[int, Exception] | None:
+    """The rows on which the column cannot be computed, with the errors, by bisection; None if no row is at fault."""
+    failed: dict[int, Exception] = {}
+    ranges = [(0, len(arrays[0])), (0, 0)]
+    while ranges:
+        start, stop = ranges.pop()
+        _, error = _attempt(spec, [array.slice(start, stop - start) for array in arrays], Problems())
+        if error is not None and start == stop:  # without any rows: the types do not fit, or the function is wrong
+            return None
+        if error is not None and stop - start == 1:
+            failed[start] = error
+        elif error is not None:
+            middle = (start + stop) // 2
+            ranges += [(middle, stop), (start, middle)]
+    return failed or None
+
+
+def _shown(spec: Derived, arrays: list[pa.Array], row: int, error: Exception) -> str:
+    """The values of a row, and why the column cannot be computed from them."""
+    values = ", ".join(f"{name}={shown(array, row)}" for name, array in zip(spec.inputs, arrays, strict=True))
+    return f"{values}: {first_line(error)}"
 
 
 def derived_types(specs: Sequence[Derived], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:

@@ -18,7 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import decoded, floats_of, is_list, is_text, nulls_of, plain_numbers
+from rayrec.data.arrays.arrow_types import (
+    decoded,
+    floats_of,
+    impossible_times,
+    is_list,
+    is_text,
+    leaf_of,
+    nulls_of,
+    plain_numbers,
+    shown,
+)
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import row_of, unnest
 from rayrec.data.mapping.derived.expressions import compute
@@ -34,6 +44,11 @@ from rayrec.data.mapping.derived.specs import (
 from rayrec.data.mapping.problems import Problems
 from rayrec.storage.errors import DataError
 
+
+class FunctionFailed(DataError):
+    """A user's function raised an exception, for all rows or for some."""
+
+
 _DAY_US = 86_400_000_000
 # Functions of microseconds since 1970, local time.
 _TIME_PARTS: dict[str, Callable[[I64], I64]] = {
@@ -43,7 +58,7 @@ _TIME_PARTS: dict[str, Callable[[I64], I64]] = {
     "day": lambda us: pc.day(pa.array(us, pa.timestamp("us"))).to_numpy(),
     "month": lambda us: pc.month(pa.array(us, pa.timestamp("us"))).to_numpy(),
 }
-_CLEAN = "clean the column, or make the value null: the feature's `on_null` or `default` handles nulls"
+CLEAN = "clean the column, or make the value null: the feature's `on_null` or `default` handles nulls"
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
 
 
@@ -68,7 +83,7 @@ def buckets(spec: Buckets, arrays: list[pa.Array], problems: Problems) -> pa.Arr
         nan = np.isnan(numbers)
         bad = np.flatnonzero(nan if nulls is None else nan & ~nulls)
         problems.add(
-            rows(bad), spec.column, f"derived column {spec.name!r}: NaN is in no bucket", _CLEAN, lambda _: "nan"
+            rows(bad), spec.column, f"derived column {spec.name!r}: NaN is in no bucket", CLEAN, lambda _: "nan"
         )
         return pa.array(np.searchsorted(edges, numbers, side="right"), mask=nan if nan.any() else None)
 
@@ -81,33 +96,55 @@ def missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
     return pc.cast(pc.is_null(array, nan_is_null=nan), pa.int8())
 
 
-def _instants(array: pa.Array, unit: str) -> pa.Array:
-    """Times as microseconds since 1970 (UTC)."""
+def _instants(
+    spec: TimePart | Age, column: str, array: pa.Array, problems: Problems, rows: Callable[[I64], I64]
+) -> pa.Array:
+    """Times as microseconds since 1970 (UTC). Integers that are no times in the unit become null."""
     array = decoded(array)
     if pat.is_null(array.type) or pat.is_integer(array.type):
-        array = array.cast(pa.int64()).cast(pa.timestamp(unit))
+        outside = impossible_times(array, spec.unit)
+        problem = f"derived column {spec.name!r}: the time must be between 1970 and 2200 in {spec.unit}"
+        fix = f"correct the column, or the `unit` of derived column {spec.name!r} (now {spec.unit})"
+        given = array
+        problems.add(rows(outside), column, problem, fix, lambda k: shown(given, int(outside[k])))
+        if len(outside):
+            mask = np.zeros(len(array), np.bool_)
+            mask[outside] = True
+            array = pc.if_else(pa.array(mask), None, array)
+        array = array.cast(pa.int64()).cast(pa.timestamp(spec.unit))
     elif not (pat.is_timestamp(array.type) or pat.is_date(array.type)):
         raise TypeError("a time must be a timestamp, a date or an integer")
     return array.cast(pa.timestamp("us"), safe=False)
 
 
-def time_part(spec: TimePart, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    def component(array: pa.Array, _: Callable[[I64], I64]) -> pa.Array:
-        times = _instants(array, spec.unit)
+def time_part(spec: TimePart, arrays: list[pa.Array], problems: Problems) -> pa.Array:
+    def component(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
+        times = _instants(spec, spec.column, array, problems, rows)
+        nulls = nulls_of(times)
         if spec.zone != "UTC":
             times = pc.local_timestamp(times.cast(pa.timestamp("us", spec.zone)))
         numbers = _TIME_PARTS[spec.part](times.cast(pa.int64()).fill_null(0).to_numpy())
-        return pa.array(numbers.astype(np.int64, copy=False), mask=nulls_of(array))
+        return pa.array(numbers.astype(np.int64, copy=False), mask=nulls)
 
     return _elements(arrays[0], component)
 
 
 def age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
-    row_times = _instants(arrays[1], spec.unit)
+    kinds = [array.type.value_type if pat.is_dictionary(array.type) else leaf_of(array.type) for array in arrays]
+    zones = [kind.tz for kind in kinds if pat.is_timestamp(kind)]
+    if len(zones) == 2 and None in zones and zones != [None, None]:
+        with_zone, without = (spec.column, spec.at) if zones[0] else (spec.at, spec.column)
+        raise DataError(
+            f"derived column {spec.name!r}: times of {with_zone!r} have a time zone, times of {without!r} have none, "
+            "so their difference could be wrong by hours",
+            column=without,
+            fix=f"write {without!r} with its time zone, or both columns without one",
+        )
+    row_times = _instants(spec, spec.at, arrays[1], problems, lambda positions: positions)
     unit_us = 1e6 * _SECONDS[spec.per]
 
     def ages_of(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
-        events = _instants(array, spec.unit)
+        events = _instants(spec, spec.column, array, problems, rows)
         now = row_times if not is_list(arrays[0].type) else row_times.take(pa.array(rows(np.arange(len(array)))))
         age_us = pc.subtract(now.cast(pa.int64()), events.cast(pa.int64()))
         future = pc.less(age_us, 0)
@@ -117,7 +154,7 @@ def age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
             bad = np.flatnonzero(future.fill_null(False).to_numpy(zero_copy_only=False))
             if spec.on_future == "error":
                 problem = f"derived column {spec.name!r}: the event is later than the row's time"
-                problems.add(rows(bad), spec.column, problem, _CLEAN, lambda k: str(events[int(bad[k])]))
+                problems.add(rows(bad), spec.column, problem, CLEAN, lambda k: shown(events, int(bad[k])))
             age_us = pc.if_else(future, None, age_us)
         return pc.divide(age_us.cast(pa.float64(), safe=False), unit_us)
 
@@ -141,7 +178,7 @@ def custom(spec: Custom, arrays: list[pa.Array], _: Problems) -> pa.Array:
     try:
         result = function(*arrays)
     except Exception as error:
-        raise DataError(
+        raise FunctionFailed(
             f"{name} failed: {type(error).__name__}: {error}", column=spec.inputs[0], fix="correct the function"
         ) from error
     if isinstance(result, np.ndarray) and result.ndim == 1:

@@ -10,10 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import UNITS, decoded, floats_of, is_list, is_text, seconds_of, without_views
+from rayrec.data.arrays.arrow_types import (
+    LATEST_S,
+    UNITS,
+    decoded,
+    floats_of,
+    is_list,
+    is_text,
+    seconds_of,
+    without_views,
+)
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import unnest
-from rayrec.data.mapping.targets import LATEST_S
 from rayrec.data.tools.quantiles import bucket_edges
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
