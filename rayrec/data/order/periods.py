@@ -74,7 +74,7 @@ class Periods:
         for number, name in enumerate(names):
             _check_form(name, {_parts(value)[number] for value in values}, data)
         on_columns = tuple(condition for condition in conditions if condition.column in names)
-        return cls(key, tuple(sorted(values)), on_columns, str(data))  # type: ignore[type-var]  # values of one type
+        return cls(key, tuple(sorted(values)), on_columns, str(data))  # values of one type
 
     def remaining(self, value: Value | None) -> tuple[Value, ...]:
         """The periods to train on after `value` (None: all). The last one is used for evaluation only."""
@@ -185,7 +185,7 @@ class Periods:
 
     def _passed(self, value: Value) -> int:
         """Number of periods up to and including a value."""
-        return bisect_right(self.values, value)  # type: ignore[type-var]  # values of one type
+        return bisect_right(self.values, value)  # values of one type
 
     def _named(self, values: tuple[Value, ...]) -> str:
         listed = ", ".join(_shown(self.column, value) for value in values[:_SHOWN])
