@@ -12,6 +12,7 @@ import argparse
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -182,7 +183,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not 0 < args.eval_share < 1:
         parser.error(f"--eval-share {args.eval_share} must be between 0 and 1")
-    incoming, existed = args.out.absolute() / "_incoming", args.out.exists()
+    existed = args.out.exists()
+    args.out.mkdir(parents=True, exist_ok=True)
+    incoming = Path(tempfile.mkdtemp(prefix="_incoming-", dir=args.out.absolute()))
     try:
         train_rows, eval_rows = _prepare(args, incoming)
     except DataError as error:
@@ -190,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-        if not existed and args.out.exists() and not any(args.out.iterdir()):
+        if not existed and not any(args.out.iterdir()):
             args.out.rmdir()
     print(f"{train_rows:,} training rows and {eval_rows:,} evaluation rows in {args.out}")
     return 0

@@ -101,10 +101,11 @@ class DataConfig(Section):
     shuffle: Shuffle | Literal["none"] = Shuffle()
     """Shuffling of the training rows. `none`: global batches are consecutive rows in file order (by file name, then by
     row), for logs in order of time."""
-    progressive: str | None = None
-    """Partition column of `data.train`, e.g. `day` of `day=2024-01-02`. Each epoch trains on one value, in order, and
-    is evaluated on the next one. `trainer.epochs` is the number of values minus one. A relaunch continues with the
-    smallest value after the last one trained on."""
+    progressive: str | list[str] | None = None
+    """Partition column of `data.train`, e.g. `day` of `day=2024-01-02`, or a list of columns, the longest time first,
+    e.g. `[year, month, day]`. Each epoch trains on one value, in order, and is evaluated on the next one.
+    `trainer.epochs` is the number of values minus one. A relaunch continues with the smallest value after the last one
+    trained on."""
     read: ReadOptions = Field(default=ReadOptions(), description="Options for reading the files.")
 
     @model_validator(mode="after")
@@ -115,6 +116,8 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _one_progressive_set(self) -> Self:
+        if isinstance(self.progressive, list) and len(set(self.progressive)) < max(1, len(self.progressive)):
+            raise ValueError("progressive must name a partition column, or several different ones: [year, month, day]")
         if self.progressive is not None and (self.eval is not None or not isinstance(self.train, DataSet)):
             raise ValueError(
                 "progressive needs one data set in train and none in eval: the model is evaluated on each period "

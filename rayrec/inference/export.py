@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.data.mapping.vocabulary import index_beside, load_vocabulary
 from rayrec.inference import artifact, compilation, graph, processor
 from rayrec.inference.artifact import ExportError, ExportIndex, scratch_folder
 from rayrec.inference.export_options import AUTO, ExportOptions, choose_formats
@@ -345,7 +345,7 @@ def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
         copy.parent.mkdir(exist_ok=True)
         with open(copy, "wb") as file:
             file.writelines(_bytes_of(vocabulary["path"]))
-        load_vocabulary(vocabulary["path"]).write(copy.with_name(f"{copy.name}.index"))
+        load_vocabulary(vocabulary["path"]).write(index_beside(str(copy)))
         vocabulary["path"] = copy.relative_to(folder).as_posix()
     artifact.write_json(folder / artifact.MAPPING, raw)
 

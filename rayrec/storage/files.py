@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +39,16 @@ _BY_SUFFIX = {
 SUFFIXES = tuple(_BY_SUFFIX)
 # Text files of any kind. They are read only where they are named, because a folder may have such files beside its data.
 _TEXT = tuple(suffix + end for suffix in (".txt", ".dat", ".data", ".inter") for end in _COMPRESSED)
+_ONE_VERSION = "set data.train.table: {} to read one version"
+_WITH_SPARK = "write the rows of one version to another folder, with Spark: spark.read{}(…).write.parquet(…)"
+# Folders of metadata in the folder of a table, with the table's kind and how to read one version of it. Spark reads the
+# folder of a streaming sink by its log, which leaves out the files of repeated batches.
+_TABLES = {
+    "_delta_log": ("a table in Delta format", _ONE_VERSION.format("delta")),
+    ".hoodie": ("a table in Hudi format", _WITH_SPARK.format('.format("hudi").load')),
+    "_spark_metadata": ("the output of a Spark stream", _WITH_SPARK.format(".parquet")),
+}
+_ICEBERG = ("a table in Iceberg format", _ONE_VERSION.format("iceberg"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +71,14 @@ class Found:
 def find_files(paths: str | Sequence[str], suffixes: Sequence[str] = PARQUET) -> list[Found]:
     """All files of the given files, folders (recursive) and globs (`*`, `?`, `[a-z]`, `**`), sorted.
 
-    Folders and globs skip names that start with "." or "_". In a URI, `?` starts the options of the file system and is
-    not a wildcard.
+    Folders and globs skip names that start with "." or "_" and have no "=". In a URI, `?` starts the options of the
+    file system and is not a wildcard.
 
     Args:
         suffixes: file name suffixes to find in folders. If a folder has no Parquet files, convertible files are found.
 
     Raises:
-        DataError: a path does not exist or has no such file.
+        DataError: a path does not exist or has no such file, or a folder holds the files of all versions of a table.
     """
     files: dict[str, Found] = {}
     for path in [paths] if isinstance(paths, str) else paths:
@@ -89,12 +100,13 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
         files = [f for f in visible if f.path.endswith(suffixes)]
         if not files and suffixes == PARQUET:
             files = [f for f in visible if f.path.lower().endswith(SUFFIXES)]
-        if files and suffixes == PARQUET and (kind := _table_of(contents)) is not None:
+        if files and (table := _table_of(contents) or _table_above(location)) is not None:
+            kind, fix = table
+            suffix = next((suffix for suffix in SUFFIXES + PARQUET if files[0].path.endswith(suffix)), "")
             raise DataError(
-                f"the folder holds a table in {kind} format, with the files of all its versions",
+                f"the folder holds {kind}, with the files of all its versions",
                 file=path,
-                fix=f"set data.train.table: {kind.lower()} to read one version, or give a pattern "
-                "(…/**/*.parquet) to read all files",
+                fix=f"{fix}, or give a pattern (…/**/*{suffix}) to read all files",
             )
         if not files:
             raise _none_of(location, suffixes)
@@ -167,16 +179,39 @@ def _below(location: Location, base: str) -> list[pafs.FileInfo]:
 
 def _visible(files: Sequence[pafs.FileInfo], base: str) -> list[pafs.FileInfo]:
     names = ((file, file.path[len(base) :].strip("/").split("/")) for file in files)
-    return [file for file, components in names if not any(name.startswith((".", "_")) for name in components)]
+    return [file for file, components in names if not any(map(_is_hidden, components))]
 
 
-def _table_of(files: Sequence[pafs.FileInfo]) -> str | None:
-    """The kind of table that the files belong to, or None."""
+def _is_hidden(name: str) -> bool:
+    """True for temporary files and metadata, by name; a partition such as `_day=1` is data."""
+    return name.startswith((".", "_")) and "=" not in name
+
+
+def _table_of(files: Sequence[pafs.FileInfo]) -> tuple[str, str] | None:
+    """The kind of table that the files belong to, and how to read one version of it; None for plain files."""
     for file in files:
-        if "/_delta_log/" in file.path:
-            return "Delta"
+        for folder, table in _TABLES.items():
+            if f"/{folder}/" in file.path:
+                return table
+        if "/.hoodie_partition_metadata" in file.path:  # in each partition of a Hudi table
+            return _TABLES[".hoodie"]
         if "/metadata/" in file.path and file.path.endswith(".metadata.json"):
-            return "Iceberg"
+            return _ICEBERG
+    return None
+
+
+def _table_above(location: Location) -> tuple[str, str] | None:
+    """As `_table_of`, for a partition `key=value` of a table."""
+    folder = location.path.rstrip("/")
+    while "=" in folder.rpartition("/")[2]:
+        folder = folder.rpartition("/")[0]
+    if folder == location.path.rstrip("/"):
+        return None
+    with suppress(OSError):  # no access above the partition
+        infos = location.filesystem.get_file_info([f"{folder}/{name}" for name in _TABLES])
+        for info, table in zip(infos, _TABLES.values(), strict=True):
+            if info.type == pafs.FileType.Directory:
+                return table
     return None
 
 

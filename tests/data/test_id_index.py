@@ -19,7 +19,7 @@ from rayrec.data import DataError, load_vocabulary
 from rayrec.data.arrays.hashing import hash_texts, mix64
 from rayrec.data.mapping import id_index, vocabulary
 from rayrec.data.mapping.id_index import DuplicateHash, IdIndex
-from rayrec.data.mapping.vocabulary import vocabulary_checksum
+from rayrec.data.mapping.vocabulary import close_vocabularies, vocabulary_checksum
 from tests.data.test_vocabulary import feature, ids_of
 
 TOP = (1 << 64) - 1
@@ -135,7 +135,7 @@ def test_files_of_an_index_follow_their_vocabulary(
     path = tmp_path / "v.parquet"
     texts = ["", "b", "ü", "a rather long id of many words", "e"]
     for ids, unknown in ((texts, "c"), (texts[::-1], "c"), ([3, -1, 1 << 40, 0], 5)):
-        load_vocabulary.cache_clear()
+        close_vocabularies()
         path.unlink(missing_ok=True)
         pq.write_table(pa.table({"id": ids}), path)
         assert ids_of(pa.array([*ids, None]), feature(path, on_null="empty")) == list(range(2, 2 + len(ids)))
@@ -144,7 +144,7 @@ def test_files_of_an_index_follow_their_vocabulary(
         with pytest.raises(DataError, match="not in its vocabulary"):
             ids_of(pa.array([ids[0], unknown]), feature(path, oov_rows=0))
         assert len([*(tmp_path / "cache" / "rayrec" / "vocabularies").glob("*-*")]) == 1
-    load_vocabulary.cache_clear()
+    close_vocabularies()
     pq.write_table(pa.table({"id": [1, 2, 3, 1]}), path)
     with pytest.raises(DataError, match="twice") as caught:
         load_vocabulary(str(path))
@@ -183,7 +183,7 @@ def test_the_cache_has_a_limit_and_what_is_in_use_stays(
         pq.write_table(pa.table({"id": range(number, 1000 + number)}), path)
 
     def opened(number: int) -> str:
-        load_vocabulary.cache_clear()
+        close_vocabularies()
         assert load_vocabulary(str(paths[number])).find(np.arange(number, number + 3)).tolist() == [0, 1, 2]
         return max((cache / name for name in indexes_in(cache)), key=lambda one: one.stat().st_mtime_ns).name
 

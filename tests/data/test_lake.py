@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -66,6 +68,26 @@ def test_a_delta_table_is_read_at_a_version(delta: Path) -> None:
         ids_of(DataSet(path=str(delta), table="delta", version=9))
     with pytest.raises(DataError, match=r"cannot open .*nowhere"):
         ids_of(DataSet(path=str(delta.parent / "nowhere"), table="delta"))
+
+
+def test_a_delta_table_declares_the_types_of_its_partitions(tmp_path: Path) -> None:
+    stores = {"store": ["001", "1", "02"], "shop": [7, 10, None], "day": [date(2024, 1, day) for day in (1, 2, 3)]}
+    table = pa.table({"label": [0, 1, 0], "x": [0.5, 1.5, 2.5]} | stores)
+    deltalake.write_deltalake(str(tmp_path / "a"), table, partition_by=[*stores])
+    features = [{"name": name, "mapping": {"kind": "hash"}, "on_null": "empty"} for name in stores]
+    schema = Schema.model_validate({"dense": [{"name": "x"}], "sparse": features})
+    data = DataSet(path=str(tmp_path / "a"), table="delta")
+    manifest = Manifest.of(data, schema)
+    kinds = dict(manifest.columns)
+    assert [kinds[name] for name in stores] == [pa.string(), pa.int64(), pa.string()]
+    found = sorted(dict(file.partition)["store"] for file in manifest.files.take(np.arange(3)))
+    assert found == ["001", "02", "1"]
+    some = data.model_copy(update={"filters": [["store", "=", "1"]]})
+    assert Manifest.of(some, schema).rows == Manifest.of(data, schema).only(("store", "1")).rows == 1
+    deltalake.write_deltalake(str(tmp_path / "b"), table.slice(2), partition_by=["shop"])
+    nulls = Schema.model_validate({"dense": [{"name": "x"}], "sparse": [features[1]]})
+    manifest = Manifest.of(DataSet(path=str(tmp_path / "b"), table="delta"), nulls)
+    assert dict(manifest.columns)["shop"] == pa.int64(), "also where all values are null"
 
 
 def commit(delta: Path, **more: Any) -> None:
@@ -152,6 +174,34 @@ def test_iceberg_tables_that_are_more_than_their_files_are_refused_by_name(
     add(content=DataFileContent.DATA, file_format=FileFormat.ORC)
     with pytest.raises(DataError, match=r"has ORC files, e.g. file://.*/other"):
         ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
+
+
+def test_a_migrated_file_that_lacks_its_partition_column_is_refused(iceberg: Any, tmp_path: Path) -> None:
+    """As in a table migrated from Hive: the value of the column is in the metadata alone."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+    (tmp_path / "day=c%2Fd").mkdir()
+    path = tmp_path / "day=c%2Fd" / "0.parquet"
+    pq.write_table(rows(10).drop_columns(["day"]), path)
+    partition = next(task.file.partition for task in iceberg.scan().plan_files() if task.file.partition[0] == "c/d")
+    facts = {"file_size_in_bytes": path.stat().st_size, "record_count": 1, "partition": partition}
+    file = DataFile.from_args(
+        file_path=f"file://{path}", content=DataFileContent.DATA, file_format=FileFormat.PARQUET, **facts
+    )
+    file.spec_id = iceberg.spec().spec_id
+    with iceberg.transaction() as change:
+        snapshot = _FastAppendFiles(Operation.APPEND, change, iceberg.io)
+        snapshot.append_data_file(file)
+        snapshot.commit()
+    with pytest.raises(
+        DataError, match="lacks the partition column 'day', whose value is only in the metadata"
+    ) as caught:
+        ids_of(DataSet(path="iceberg://test/db.clicks", table="iceberg"))
+    assert caught.value.file == str(path)
+    others = Schema.model_validate({"dense": [{"name": "x"}], "sparse": [{"name": "id"}]})
+    assert Manifest.of(DataSet(path="iceberg://test/db.clicks", table="iceberg"), others).num_files > 1
 
 
 def test_a_run_keeps_to_the_version_that_it_began_with(tmp_path: Path) -> None:

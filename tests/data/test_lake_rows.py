@@ -310,6 +310,11 @@ def test_iceberg_columns_are_read_by_their_numbers_whatever_they_are_called(plai
     data = DataSet(path="iceberg://test/db.moved", table="iceberg")
     assert read(data, []) == as_pairs(made.scan().to_arrow()) == [(0.5, 5), (1.5, 6)], "nothing was written since"
     before = data.model_copy(update={"version": made.current_snapshot().snapshot_id})
+    assert read(before, []) == [(0.5, 1), (1.5, 2)], "a run that pinned it before keeps its columns"
+    with pytest.raises(
+        DataError, match=rf"column 'id' .* another one than in its newest .* set version: {before.version}"
+    ):
+        data.pinned()
     with made.update_schema() as change:
         change.update_column("id", pyiceberg_types.LongType())
         change.update_column("x", pyiceberg_types.DoubleType())
@@ -318,6 +323,7 @@ def test_iceberg_columns_are_read_by_their_numbers_whatever_they_are_called(plai
         "a version that is not the newest has the names that it was written with"
     )
     assert read(data, [(2, 1)]) == as_pairs(made.scan().to_arrow()) == [(0.5, 5), (1.5, 6), (2.5, 8192)]
+    assert read(data.pinned(), []) == [(0.5, 5), (1.5, 6), (2.5, 8192)]
     some = data.model_copy(update={"filters": [["id", ">", 5]]})
     assert read(some, []) == [(1.5, 6), (2.5, 8192)], "not by the statistics of another column"
     with made.update_schema() as change:

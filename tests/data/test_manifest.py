@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import Condition, DataError, Manifest, Schema
+from rayrec.data import Condition, DataError, Manifest, Schema, convert
 from rayrec.data.source.file_table import COLUMNS, FileTable
 from rayrec.data.source.slices import RowGroupStreams, slices_of
 from rayrec.data.source.windows import Windows
@@ -76,6 +76,36 @@ def test_paths_may_be_files_folders_globs_and_uris(tmp_path: Path) -> None:
     assert rows(f"{top}/**/*.parquet") == 60
     assert rows(f"{top}/day=[2-9]/*") == 30
     assert rows(f"file://{folder}") == 30
+
+
+def test_a_partition_may_begin_with_an_underscore_and_other_such_names_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path / "_day=1", [10])
+    write(tmp_path / "_temporary" / "_day=2", [20])
+    write(tmp_path / ".day" / "0", [40])
+    assert Manifest.read(str(tmp_path), SCHEMA).rows == Manifest.read(f"{tmp_path}/*/*.parquet", SCHEMA).rows == 10
+    assert Manifest.read(str(tmp_path), SCHEMA, by="_day").rows_by("_day") == {1: 10}
+
+
+@pytest.mark.parametrize(
+    ("log", "kind", "fix"),
+    [
+        (".hoodie/hoodie.properties", "a table in Hudi format", r'spark\.read\.format\("hudi"\)\.load'),
+        ("day=1/.hoodie_partition_metadata", "a table in Hudi format", r'spark\.read\.format\("hudi"\)\.load'),
+        ("_spark_metadata/0", "the output of a Spark stream", r"spark\.read\.parquet"),
+        ("_delta_log/00000000000000000000.json", "a table in Delta format", "data.train.table: delta"),
+    ],
+)
+def test_a_folder_with_files_of_all_versions_is_refused(tmp_path: Path, log: str, kind: str, fix: str) -> None:
+    write(tmp_path / "day=1", [10, 20])
+    (tmp_path / log).parent.mkdir(exist_ok=True)
+    (tmp_path / log).write_text("v1")
+    for path in (tmp_path, tmp_path / "day=1"):
+        with pytest.raises(DataError, match=rf"{kind}, with the files of all its versions.*{fix}.*\*\.parquet\)"):
+            Manifest.read(str(path), SCHEMA)
+    assert Manifest.read(f"{tmp_path}/**/*.parquet", SCHEMA).rows == 30
+    (tmp_path / "day=1" / "part-000.parquet").rename(tmp_path / "day=1" / "rows.csv")
+    with pytest.raises(DataError, match="files of all its versions"):
+        list(convert(str(tmp_path), tmp_path / "out"))
 
 
 def test_wrong_paths(tmp_path: Path) -> None:

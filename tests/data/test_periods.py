@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from rayrec.data import DataError, DataSet, Manifest, Schema
+from rayrec.data import Cursor, DataError, DataSet, Manifest, Schema
+from rayrec.data.config import DataConfig
 from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.order.periods import Periods
 from tests.data.sets import SCHEMA, write
@@ -118,3 +120,82 @@ def test_days_are_found_under_a_condition_on_other_folders(tmp_path: Path) -> No
             write(tmp_path / f"day={day}" / f"hour={hour}", [10])
     assert Periods.of(DataSet(path=str(tmp_path)), "day").values == (1, 2, 3)
     assert Periods.of(DataSet(path=str(tmp_path), filters=[["hour", "=", 5]]), "day").values == (1, 2)
+
+
+@pytest.fixture
+def dates(tmp_path: Path) -> Path:
+    for month, days in ((2, (1, 2)), (10, (1,)), (9, (1, 30))):
+        for day in days:
+            write(tmp_path / "dates" / "year=2024" / f"month={month:02}" / f"day={day:02}", [day])
+    return tmp_path / "dates"
+
+
+def test_a_day_of_several_months_is_not_one_period(dates: Path) -> None:
+    message = (
+        r"day=1 is in year=2024/month=02 and in year=2024/month=09.* progressive: \[year, month, day\], or, if it is "
+        r"one period in all of these folders, progressive: \[day\]"
+    )
+    with pytest.raises(DataError, match=message):
+        Periods.of(DataSet(path=str(dates)), "day")
+    assert Periods.of(DataSet(path=str(dates)), ["day"]) == Periods("day", (1, 2, 30), (), str(dates))
+    assert Periods.of(DataSet(path=str(dates), filters=[["month", "=", 2]]), "day").values == (1, 2)
+    assert Periods.of(DataSet(path=str(dates)), "month").values == (2, 9, 10)
+
+
+def test_several_columns_are_a_period_in_the_order_of_time(dates: Path) -> None:
+    names = ["year", "month", "day"]
+    periods = Periods.of(DataSet(path=str(dates)), names)
+    key = ("year", "month", "day")
+    assert periods.values == ((2024, 2, 1), (2024, 2, 2), (2024, 9, 1), (2024, 9, 30), (2024, 10, 1))
+    assert periods.next((2024, 2, 2)) == (key, (2024, 9, 1))
+    assert periods.report((key, (2024, 9, 1)), ()) == (
+        "at year=2024/month=9/day=1; next: year=2024/month=9/day=30; NOT trained on: year=2024/month=2/day=1, "
+        "year=2024/month=2/day=2, which arrived late or were excluded by `filters`; training does not return to "
+        "periods before year=2024/month=9/day=1"
+    )
+    manifest = Manifest.read(str(dates), SCHEMA, by=names)
+    rows = {value: value[2] for value in periods.values if isinstance(value, tuple)}
+    assert manifest.rows_by(key) == rows == {value: manifest.only((key, value)).rows for value in periods.values}
+    cursor = Cursor.start(3, periods.next(None))
+    assert Cursor.from_dict(json.loads(json.dumps(cursor.to_dict()))) == cursor
+    assert periods.continues((key, (2024, 9, 1)), over=False)
+    with pytest.raises(DataError, match="year=2024/month=3/day=1 was trained on in part, but its folder is missing"):
+        periods.continues((key, (2024, 3, 1)), over=False)
+    later = Periods.of(DataSet(path=str(dates), filters=[["month", ">", 2]]), names)
+    assert not later.continues((key, (2024, 2, 2)), over=False)
+    with pytest.raises(DataError, match=r"set data\.progressive: day, or start"):
+        periods.continues(("day", 1), over=True)
+    with pytest.raises(DataError, match="month=02 was a string in training, but month=2 is an integer"):
+        periods.continues((key, (2024, "02", 1)), over=True)
+    with pytest.raises(DataError, match="the newest folder year=…/month=…/day=… is used for evaluation only"):
+        periods.next((2024, 9, 30))
+    write(dates / "year=2024", [3])
+    with pytest.raises(DataError, match="the file is not in a folder month=…"):
+        Periods.of(DataSet(path=str(dates)), names)
+
+
+@pytest.mark.parametrize(
+    ("days", "named"),
+    [
+        (["2024-1-9", "2024-1-10"], "day=2024-1-10 and day=2024-1-9 "),
+        (["2024-01-09", "20240110"], "day=2024-01-09 and day=20240110 "),
+        (["2024-01-09", "2024-01-10", "newest"], "day=2024-01-09 and day=newest "),
+        (["2024-01-09", "2024-01-10"], None),
+        (["early", "late"], None),
+    ],
+)
+def test_texts_of_unequal_form_have_no_order_of_time(tmp_path: Path, days: list[str], named: str | None) -> None:
+    for day in days:
+        write(tmp_path / f"day={day}", [1])
+    if named is None:
+        assert Periods.of(DataSet(path=str(tmp_path)), "day").values == tuple(days)
+        return
+    with pytest.raises(DataError, match=f"{named}have different forms.*such as 2024-01-09"):
+        Periods.of(DataSet(path=str(tmp_path)), "day")
+
+
+def test_a_list_of_columns_names_each_once() -> None:
+    for wrong in ([], ["day", "day"]):
+        with pytest.raises(ValueError, match=r"progressive must name a partition column"):
+            DataConfig.model_validate({"train": "x", "progressive": wrong})
+    assert DataConfig.model_validate({"train": "x", "progressive": ["year", "day"]}).progressive == ["year", "day"]

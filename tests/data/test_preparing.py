@@ -28,6 +28,7 @@ from rayrec.data.tools import vocabulary
 from rayrec.data.tools.init.column_facts import column_facts, time_unit
 from rayrec.data.tools.init.inspect import _auc
 
+BEAUTY = runpy.run_path(str(Path(__file__).parents[2] / "data/beauty/prepare.py"))
 CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))
 
 
@@ -216,6 +217,37 @@ def test_the_last_rows_are_held_out(tmp_path: Path, sizes: list[int], share: flo
     ]
     assert rows == [list(range(total - held_rows)), list(range(total - held_rows, total))]
     assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_beauty_replaces_its_own_files_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = tmp_path / "Beauty.txt", tmp_path / "out"
+    source.write_text("1 4 2 9\n2 1 2 3 4 5\n")
+    monkeypatch.setattr("sys.argv", ["prepare.py", str(source), "--out", str(out)])
+
+    def contents() -> dict[str, bytes]:
+        return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    BEAUTY["main"]()
+    first = contents()
+    source.write_text("1 4 2 9\n")
+    BEAUTY["main"]()
+    assert contents().keys() == first.keys() and contents() != first
+    mine = out / "train" / "mine.parquet"
+    for path, wanted in ((mine, "train/mine.parquet"), (out / "manifest.json", "manifest.json")):
+        path.write_text("{}")
+        before = contents()
+        with pytest.raises(SystemExit, match=rf"contains files that this script did not write \({wanted}, …\)"):
+            BEAUTY["main"]()
+        assert contents() == before
+        mine.unlink(missing_ok=True)
+
+
+def test_criteo_removes_no_folder_that_was_there(tmp_path: Path) -> None:
+    mine = tmp_path / "out" / "_incoming" / "mine"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert CRITEO["main"]([str(tmp_path / "nowhere.txt"), "--out", str(tmp_path / "out")]) == 1
+    assert mine.exists() and [*(tmp_path / "out").iterdir()] == [mine.parent]
 
 
 def test_one_row_cannot_be_split(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,9 @@ import yaml
 from rayrec.data import DataError, Mapping, Schema, count_column, load_vocabulary, to_batch
 from rayrec.data.arrays.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.fingerprint import as_before, mapping_fingerprint
-from rayrec.data.mapping.id_index import IdIndex
+from rayrec.data.mapping.id_index import IdIndex, hashes_of
 from rayrec.data.mapping.map_rows import check_rows_of
+from rayrec.data.mapping.vocabulary import close_vocabularies, ids_in, index_beside
 from rayrec.data.source import partitions
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.vocabulary import Counted
@@ -107,6 +109,93 @@ def test_wrong_vocabularies(tmp_path: Path) -> None:
     pq.write_table(pa.table({"name": [1]}), tmp_path / "v.parquet")
     with pytest.raises(DataError, match="needs a column `id`"):
         ids_of(pa.array([1]), feature(tmp_path / "v.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "ids"),
+    [
+        ("\ufeffberlin\nrome\n", ["berlin", "rome"]),
+        ("\ufeff7\r\n-3", [7, -3]),
+        ("a\x85b\nc\u2028d\ne\x0cf\rg\n", ["a\x85b", "c\u2028d", "e\x0cf\rg"]),
+        ("1_000\n2\n", ["1_000", "2"]),
+        ("01234\n2\n", ["01234", "2"]),
+        ("+1\n 2\n٣\n-0\n", ["+1", " 2", "٣", "-0"]),
+        (f"{1 << 63}\n2\n", [str(1 << 63), "2"]),
+        (f"{(1 << 63) - 1}\n{-(1 << 63)}\n", [(1 << 63) - 1, -(1 << 63)]),
+        ("a\n\n", ["a", ""]),
+    ],
+)
+def test_a_line_of_a_text_file_is_one_id_as_it_is_written(tmp_path: Path, raw: str, ids: list[int] | list[str]) -> None:
+    path = tmp_path / "v.txt"
+    path.write_bytes(raw.encode())
+    assert [one for chunk in ids_in(str(path)) for one in chunk.tolist()] == ids
+    assert load_vocabulary(str(path)).find(pa.array(ids) if isinstance(ids[0], str) else np.array(ids)).tolist() == [
+        *range(len(ids))
+    ]
+
+
+def test_an_id_that_is_no_integer_is_named_where_ids_are_integers(tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("12\n01234\n")
+    with pytest.raises(DataError, match=r"vocabulary of strings.*'01234' in the vocabulary is not an integer"):
+        ids_of(pa.array([12]), feature(tmp_path / "v.txt"))
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".parquet"])
+@pytest.mark.parametrize("text", [False, True])
+def test_an_index_beside_a_vocabulary_that_changed_is_refused(tmp_path: Path, suffix: str, text: bool) -> None:
+    path = tmp_path / f"v{suffix}"
+
+    def save(*ids: int) -> None:
+        named = [f"u{one}" if text else one for one in ids]
+        if suffix == ".txt":
+            path.write_text("\n".join(map(str, named)))
+        else:
+            pq.write_table(pa.table({"id": named}), path, row_group_size=2)
+        close_vocabularies()
+
+    save(3, 1, 2)
+    index = index_beside(str(path))
+    load_vocabulary(str(path)).write(index)
+    save(3, 1, 2)
+    assert load_vocabulary(str(path)).size == 3
+    for ids in ([3, 1, 2, 4], [1, 3, 2], [3, 1, 4]):
+        save(*ids)
+        with pytest.raises(DataError, match=rf"index does not contain the ids of {path}.*remove the index"):
+            load_vocabulary(str(path))
+    save(3, 1, 2)
+    for size in (20, 40):
+        os.truncate(index, size)
+        with pytest.raises(DataError, match="the index is damaged"):
+            load_vocabulary(str(path))
+
+
+def test_counting_a_vocabulary_anew_removes_its_index(tmp_path: Path) -> None:
+    path = tmp_path / "v.parquet"
+    pq.write_table(pa.table({"x": [1, 1, 2]}), tmp_path / "x.parquet")
+    count_column(str(tmp_path / "x.parquet"), "x", path)
+    load_vocabulary(str(path)).write(index_beside(str(path)))
+    pq.write_table(pa.table({"x": [5, 6]}), tmp_path / "x.parquet")
+    count_column(str(tmp_path / "x.parquet"), "x", path, extend=str(path))
+    assert load_vocabulary(str(path)).find(np.array([1, 2, 5, 6])).tolist() == [0, 1, 2, 3]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["v.parquet", "x.parquet"]
+
+
+def test_the_index_of_a_removed_export_takes_no_disk_once_another_is_opened(tmp_path: Path) -> None:
+    def mapped() -> list[str]:
+        return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+
+    close_vocabularies()
+    for name in "ab":
+        path = tmp_path / name / "0.txt"
+        path.parent.mkdir()
+        path.write_text("3\n1\n")
+        IdIndex.of(hashes_of(np.array([3, 1])), False).write(index_beside(str(path)))
+    first = load_vocabulary(str(tmp_path / "a" / "0.txt"))
+    assert first.find(np.array([1])).tolist() == [1] and mapped()
+    del first
+    shutil.rmtree(tmp_path / "a")
+    load_vocabulary(str(tmp_path / "b" / "0.txt"))
+    assert mapped() and not any("(deleted)" in line for line in mapped())
 
 
 def test_built_from_data_and_used(tmp_path: Path) -> None:
@@ -227,7 +316,7 @@ def test_an_extended_vocabulary_keeps_the_rows_of_its_ids_and_appends_the_new_on
     with pytest.raises(DataError, match="the vocabulary to extend contains integers, the column does not"):
         count_column(str(tmp_path / "z.parquet"), "x", old, extend=str(old))
     pq.write_table(pa.table({"id": [2, 7, 5, 1, 8]}), old)
-    load_vocabulary.cache_clear()
+    close_vocabularies()
     other = mapping_fingerprint(feature(old), {"x": 10})
     assert as_before(other, before, feature(old)) == other, "the first ids are not those"
 
@@ -247,7 +336,7 @@ def test_a_resumed_run_takes_a_vocabulary_that_grew_at_its_end(tmp_path: Path) -
     assert second.train["samples"] == 2 * first.train["samples"]
     ids = pq.read_table(path)["id"].to_pylist()
     pq.write_table(pa.table({"id": ids[::-1]}), path)
-    load_vocabulary.cache_clear()
+    close_vocabularies()
     raw["trainer"]["epochs"] = 3
     with pytest.raises(TrainError, match="feature 'item': its ids would mean other rows: vocabulary checksum"):
         Trainer(parse_config(raw)).fit()

@@ -211,9 +211,9 @@ def with_vocabulary(tmp_path: Path, ids: list[int], rows: int = 45, **changes: A
 
 
 def fresh_vocabularies() -> None:
-    from rayrec.data import load_vocabulary
+    from rayrec.data.mapping.vocabulary import close_vocabularies
 
-    load_vocabulary.cache_clear()
+    close_vocabularies()
 
 
 def test_a_vocabulary_that_changed_under_a_run_is_refused_by_name(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_sixty_days_of_which_thirty_are_kept_are_each_trained_on_once() -> None:
     assert position.epoch == 58 and position.trained == tuple(days[:58])
 
 
+def test_a_period_of_several_columns_is_kept_by_a_checkpoint() -> None:
+    periods = Periods(("year", "month"), ((2024, 12), (2025, 1), (2025, 2)))
+    position, seen = launch(START, periods)
+    assert seen == [((2024, 12), (2025, 1)), ((2025, 1), (2025, 2))]
+    assert position.trained == ((2024, 12),) and position.cursor.only == (("year", "month"), (2025, 1))
+    assert position.among(periods) == position
+
+
 @given(st.data())
 def test_whatever_comes_and_goes_no_day_is_trained_on_twice_and_none_is_left_out_in_silence(
     data: st.DataObject,

@@ -16,7 +16,7 @@ from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeature, Task
 from rayrec.data.mapping.sequences import check_value_type
 from rayrec.data.mapping.transforms import Fitted
-from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.data.mapping.vocabulary import first_text, load_vocabulary
 from rayrec.storage.errors import DataError, suggestion
 
 # id_type: what its ids are, and the type to cast to.
@@ -212,6 +212,8 @@ def _check_id(feature: SparseFeature, kind: pa.DataType, file: str, context: str
     if isinstance(feature.mapping, Vocabulary) and load_vocabulary(feature.mapping.path).text != is_text(kind):
         ids, expected = ("integers", "an integer") if is_text(kind) else ("strings", "a string")
         fix = "use a vocabulary of the column's type, or cast the column"
+        if not is_text(kind) and (other := first_text(feature.mapping.path)) is not None:
+            fix += f"; {other!r} in the vocabulary is not an integer"
         raise _wrong(
             f"{name} has a vocabulary of {ids}; it", f"{context}{expected}", kind, file, feature.column, fix=fix
         )

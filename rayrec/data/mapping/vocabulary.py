@@ -1,7 +1,8 @@
 """Reads vocabularies: the ids that have table rows of their own. `tools/vocabulary.py` writes them.
 
 A vocabulary of more than `_IN_MEMORY` ids is looked up in an index file, which all processes of a node map into memory.
-The file is made once per node, in the user's cache, and named by the ids; an export has it next to the vocabulary.
+The file is made once per node, in the user's cache, and named by the ids; an export has it next to the vocabulary,
+where it is checked against the vocabulary.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,20 +36,39 @@ _READ_IDS = 1 << 20
 _LIMIT, _BYTES = "RAYREC_VOCABULARY_BYTES", 32 << 30
 
 
-@lru_cache(maxsize=256)
+_OPENED: dict[str, IdIndex] = {}
+
+
 def load_vocabulary(path: str) -> IdIndex:
     """Opens a vocabulary, and caches it: a Parquet file with a column `id`, or a text file with one id per line.
 
-    A text file that contains only integers is a vocabulary of integers. Text files are read into memory; use Parquet
-    for large vocabularies.
+    A text file is UTF-8; its lines end with \\n or \\r\\n, and all other characters belong to ids. If every line is an
+    integer as Python writes it (-7, but not 007 or 1_000), it is a vocabulary of integers. Text files are read into
+    memory; use Parquet for large vocabularies.
 
     Raises:
-        DataError: the file is missing or malformed, or an id is duplicated.
+        DataError: the file is missing or malformed, an id is duplicated, or the index beside the file belongs to other
+            contents.
     """
-    index_path = Path(f"{path}.index")
+    index = _OPENED.get(path)
+    if index is None:
+        # The index of a removed export is mapped into memory and takes disk space until it is closed.
+        for opened in [*_OPENED]:
+            if "://" not in opened and not os.path.exists(opened):
+                _OPENED.pop(opened, None)
+        index = _OPENED[path] = _open(path)
+    return index
+
+
+def close_vocabularies() -> None:
+    """Empties the cache of `load_vocabulary`."""
+    _OPENED.clear()
+
+
+def _open(path: str) -> IdIndex:
+    index_path, source = index_beside(path), _Source.of(path)
     if index_path.exists():
-        return IdIndex.open(index_path)
-    source = _Source.of(path)
+        return _open_beside(index_path, source)
     try:
         if source.size <= _IN_MEMORY:
             chunks = [hashes_of(ids) for ids in source.ids()]
@@ -57,6 +76,29 @@ def load_vocabulary(path: str) -> IdIndex:
         return _cached_index(source)
     except DuplicateHash as error:
         raise _duplicate(source, error.positions) from error
+
+
+def index_beside(path: str) -> Path:
+    """The index file of a vocabulary in an export."""
+    return Path(f"{path}.index")
+
+
+def _open_beside(index_path: Path, source: _Source) -> IdIndex:
+    """Opens the index beside a vocabulary. Compares its size and the positions of the first and the last ids."""
+    try:
+        index = IdIndex.open(index_path)
+    except ValueError as error:
+        raise _stale(index_path, f"the index is damaged ({error})") from error
+    if (index.size, index.text) != (source.size, source.text) or not all(
+        np.array_equal(index.find(ids), np.arange(start, start + len(ids))) for start, ids in source.ends()
+    ):
+        raise _stale(index_path, f"the index does not contain the ids of {source.path}, which was changed after it")
+    return index
+
+
+def _stale(index_path: Path, problem: str) -> DataError:
+    fix = "in an export, export the run again; elsewhere, remove the index, which is then made anew"
+    return DataError(problem, file=str(index_path), fix=fix)
 
 
 def vocabulary_checksum(path: str, size: int) -> str:
@@ -81,6 +123,12 @@ def first_id(path: str) -> str | int | None:
     if not source.size:
         return None
     return source.id_at(0) if source.text else int(source.id_at(0))
+
+
+def first_text(path: str) -> str | None:
+    """The first id of a vocabulary of strings that is not an integer, for an error message."""
+    texts = (text for ids in ids_in(path) for text in map(str, ids.tolist()))
+    return next((text for text in texts if not is_integer(text)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +159,34 @@ class _Source:
 
     def ids(self) -> Iterator[I64 | pa.Array]:
         """All ids in order, in chunks: integers, or Arrow arrays of strings."""
-        for chunk in self._chunks():
-            if chunk.null_count:
-                raise DataError("a vocabulary cannot contain null", file=self.path, fix="remove the null")
-            yield chunk if self.text else chunk.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-
-    def _chunks(self) -> Iterator[pa.Array]:
         if self.lines is not None:
-            yield self.lines
+            yield self._plain(self.lines)
             return
         with open_parquet(self.path) as parquet:
-            for batch in parquet.iter_batches(_READ_IDS, columns=["id"], use_threads=False):
-                ids = batch.column(0)
-                ids = ids.cast(without_views(ids.type))
-                yield decoded(ids)
+            yield from self._read(parquet, range(parquet.metadata.num_row_groups))
+
+    def ends(self) -> Iterator[tuple[int, I64 | pa.Array]]:
+        """Chunks of ids, each with the position of its first id: the first and last row group, or all lines."""
+        if self.lines is not None:
+            yield 0, self._plain(self.lines)
+            return
+        with open_parquet(self.path) as parquet:
+            sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
+            for group in sorted({0, len(sizes) - 1}) if sizes else ():
+                position = sum(sizes[:group])
+                for ids in self._read(parquet, [group]):
+                    yield position, ids
+                    position += len(ids)
+
+    def _read(self, parquet: Any, groups: Sequence[int]) -> Iterator[I64 | pa.Array]:
+        for batch in parquet.iter_batches(_READ_IDS, row_groups=groups, columns=["id"], use_threads=False):
+            ids = batch.column(0)
+            yield self._plain(decoded(ids.cast(without_views(ids.type))))
+
+    def _plain(self, ids: pa.Array) -> I64 | pa.Array:
+        if ids.null_count:
+            raise DataError("a vocabulary cannot contain null", file=self.path, fix="remove the null")
+        return ids if self.text else ids.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
 
     def id_at(self, position: int) -> str:
         """The id at a position, for an error message."""
@@ -198,10 +260,21 @@ def _read_text(path: str) -> pa.Array:
     filesystem, inner = open_filesystem(path)
     try:
         with filesystem.open_input_stream(inner) as stream:
-            lines = stream.read().decode().splitlines()
+            text = stream.read().decode("utf-8-sig")  # some editors write a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the vocabulary: {error}", file=path, fix="check the path") from error
-    try:
+    # `splitlines` would also split at characters such as U+0085 and U+2028, which ids may contain.
+    *lines, rest = text.replace("\r\n", "\n").split("\n")
+    lines += [rest] if rest else []
+    if all(map(is_integer, lines)):
         return pa.array([int(line) for line in lines], pa.int64())
-    except (ValueError, OverflowError):
-        return pa.array(lines, pa.string())
+    return pa.array(lines, pa.string())
+
+
+def is_integer(line: str) -> bool:
+    """True if the line of a text file is an integer of 64 bits, as `str` writes it."""
+    try:
+        number = int(line)
+        return str(number) == line and -(1 << 63) <= number < 1 << 63
+    except ValueError:
+        return False

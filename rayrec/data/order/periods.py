@@ -1,24 +1,26 @@
 """Progressive training: train on one period (a value of a partition column such as a day), evaluate on the next.
 
 A run stores the values of the periods it trained on, not their numbers: old folders are removed, others arrive late,
-and filters change.
+and filters change. If several columns make up the period (`year=2024/month=1/day=2`), its value is the tuple of theirs.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from rayrec.data.source.dataset import DataSet
 from rayrec.data.source.filters import Condition, parse_all
-from rayrec.data.source.partitions import find_partitioned
+from rayrec.data.source.partitions import Columns, PartitionedFile, Value, columns_of, find_partitioned, value_of
 from rayrec.storage.errors import DataError
+from rayrec.storage.locations import plain_path
 
-Value = int | str
-Only = tuple[str, Value]
+Only = tuple[Columns, Value]
 
 _SHOWN = 5
 
@@ -28,42 +30,51 @@ class Periods:
     """The current values of a partition column, ascending.
 
     Args:
-        column: the partition column.
-        values: its values.
-        filters: conditions on the column.
+        column: the partition column, or the columns that make up a period, the longest time first.
+        values: its values; tuples for several columns.
+        filters: conditions on the columns.
         data: the data set, for errors.
     """
 
-    column: str
+    column: Columns
     values: tuple[Value, ...]
     filters: tuple[Condition, ...] = ()
     data: str = ""
 
     @classmethod
-    def of(cls, data: DataSet, column: str, as_text: Collection[str] = ()) -> Periods:
+    def of(cls, data: DataSet, column: str | Sequence[str], as_text: Collection[str] = ()) -> Periods:
         """The periods of a data set, from the names of its folders.
 
         Args:
+            column: as `data.progressive`. In a list, equal values are the same period wherever their folders are.
             as_text: as in `partitions_of`.
 
         Raises:
-            DataError: a file that is not in a folder `column=…`.
+            DataError: a file that is not in a folder `column=…`; a single column with a value in folders of several
+                other partitions; texts of unequal form, which do not sort by time.
         """
+        names = columns_of(column)
+        key = names[0] if len(names) == 1 else names
         conditions = parse_all(data.filters)
-        wanted = {column, *(condition.column for condition in conditions)}
-        partitioned = find_partitioned(data.listed(), wanted, as_text)
+        wanted = {*names, *(condition.column for condition in conditions)}
+        files = find_partitioned(data.listed(), wanted, as_text).that_pass(conditions).files
         values: set[Value] = set()
-        for file in partitioned.that_pass(conditions).files:
-            value = file.values.get(column)
+        for file in files:
+            value = value_of(key, file.values)
             if value is None:
+                lacking = next(name for name in names if file.values.get(name) is None)
                 raise DataError(
-                    f"data.progressive: the file is not in a folder {column}=…",
+                    f"data.progressive: the file is not in a folder {lacking}=…",
                     file=file.file.uri,
                     fix="move it into one, or exclude it by a filter",
                 )
             values.add(value)
-        on_column = tuple(condition for condition in conditions if condition.column == column)
-        return cls(column, tuple(sorted(values)), on_column, str(data))  # values of one type
+        if isinstance(column, str):
+            _check_parents(files, column)
+        for number, name in enumerate(names):
+            _check_form(name, {_parts(value)[number] for value in values}, data)
+        on_columns = tuple(condition for condition in conditions if condition.column in names)
+        return cls(key, tuple(sorted(values)), on_columns, str(data))  # values of one type
 
     def remaining(self, value: Value | None) -> tuple[Value, ...]:
         """The periods to train on after `value` (None: all). The last one is used for evaluation only."""
@@ -77,10 +88,10 @@ class Periods:
         """
         if remaining := self.remaining(value):
             return self.column, remaining[0]
-        after = "" if value is None else f" after {self.column}={value}"
+        after = "" if value is None else f" after {_shown(self.column, value)}"
         raise DataError(
-            f"data.progressive: nothing to train on{after}; the newest folder {self.column}=… is used for evaluation "
-            "only",
+            f"data.progressive: nothing to train on{after}; the newest folder {_shown(self.column)} is used for "
+            "evaluation only",
             file=self.data,
             fix="wait for the next folder, or train without data.progressive",
         )
@@ -95,7 +106,7 @@ class Periods:
             return self.column, self.values[number]
         raise DataError(
             f"data.progressive: the checkpoint of an earlier rayrec is in epoch {number} and does not name its period; "
-            f"only {len(self.values)} folders {self.column}=… exist, so its period is unknown",
+            f"only {len(self.values)} folders {_shown(self.column)} exist, so its period is unknown",
             file=self.data,
             fix="restore the older folders for one launch, or start a new run with init_from this run and filters that "
             "start at the first new period",
@@ -111,7 +122,7 @@ class Periods:
         if passed < len(self.values):
             return self.column, self.values[passed]
         raise DataError(
-            f"data.progressive: no folder after {self.column}={trained[1]} to evaluate on",
+            f"data.progressive: no folder after {_shown(self.column, trained[1])} to evaluate on",
             file=self.data,
             fix="restore the folder, or change `filters` to include it",
         )
@@ -124,28 +135,33 @@ class Periods:
         """
         column, value = current
         if column != self.column:
+            now, then = (one if isinstance(one, str) else f"[{', '.join(one)}]" for one in (self.column, column))
             raise DataError(
-                f"data.progressive is {self.column!r}, but the checkpoint was trained with {column!r}",
+                f"data.progressive is {now!r}, but the checkpoint was trained with {then!r}",
                 file=self.data,
-                fix=f"set data.progressive: {column}, or start a new run under another name",
+                fix=f"set data.progressive: {then}, or start a new run under another name",
             )
-        if self.values and type(value) is not type(self.values[0]):
-            kinds = {int: "an integer", str: "a string"}
-            raise DataError(
-                f"data.progressive: {column}={value} was {kinds[type(value)]} in training, but "
-                f"{column}={self.values[0]} is {kinds[type(self.values[0])]}, which sorts differently",
-                file=self.data,
-                fix="name all folders in the same form, or exclude the others by a filter",
-            )
+        now_parts = _parts(self.values[0] if self.values else value)
+        for name, old, new in zip(columns_of(column), _parts(value), now_parts, strict=True):
+            if type(old) is not type(new):
+                kinds = {int: "an integer", str: "a string"}
+                raise DataError(
+                    f"data.progressive: {name}={old} was {kinds[type(old)]} in training, but "
+                    f"{name}={new} is {kinds[type(new)]}, which sorts differently",
+                    file=self.data,
+                    fix="name all folders in the same form, or exclude the others by a filter",
+                )
         if over:
             return True
-        if not all(condition.holds(pa.array([value]))[0] for condition in self.filters):
+        of_column = dict(zip(columns_of(column), _parts(value), strict=True))
+        if not all(condition.holds(pa.array([of_column[condition.column]]))[0] for condition in self.filters):
             return False
         if value not in self.values:
+            rest = f"skip the rest of it: filters: [[{column}, '>', {value!r}]]"
             raise DataError(
-                f"data.progressive: {column}={value} was trained on in part, but its folder is missing",
+                f"data.progressive: {_shown(column, value)} was trained on in part, but its folder is missing",
                 file=self.data,
-                fix=f"restore the folder, or skip the rest of it: filters: [[{column}, '>', {value!r}]]",
+                fix=f"restore the folder, or {rest if isinstance(column, str) else 'exclude it by a filter'}",
             )
         self.evaluated_after(current)
         return True
@@ -163,7 +179,7 @@ class Periods:
         if late:
             text += (
                 f"; NOT trained on: {self._named(late)}, which arrived late or were excluded by `filters`; "
-                f"training does not return to periods before {current[1]}"
+                f"training does not return to periods before {_value_shown(self.column, current[1])}"
             )
         return text
 
@@ -172,5 +188,64 @@ class Periods:
         return bisect_right(self.values, value)  # values of one type
 
     def _named(self, values: tuple[Value, ...]) -> str:
-        listed = ", ".join(f"{self.column}={value}" for value in values[:_SHOWN])
-        return listed + (f" and {len(values) - _SHOWN} more to {values[-1]}" if len(values) > _SHOWN else "")
+        listed = ", ".join(_shown(self.column, value) for value in values[:_SHOWN])
+        if len(values) <= _SHOWN:
+            return listed
+        return f"{listed} and {len(values) - _SHOWN} more to {_value_shown(self.column, values[-1])}"
+
+
+def _parts(value: Value) -> tuple[int | str, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _shown(column: Columns, value: Value | None = None) -> str:
+    """The folders of a period; without a value, of any."""
+    names = columns_of(column)
+    parts = ["…"] * len(names) if value is None else _parts(value)
+    return "/".join(f"{name}={part}" for name, part in zip(names, parts, strict=True))
+
+
+def _value_shown(column: Columns, value: Value) -> str:
+    return _shown(column, value) if isinstance(value, tuple) else str(value)
+
+
+def _check_parents(files: Iterable[PartitionedFile], column: str) -> None:
+    """Refuses a value of the column that lies in several other partitions: `day=1` in `month=1` and in `month=2`."""
+    parents: dict[int | str | None, str] = {}
+    for file in files:
+        value = file.values[column]
+        *folders, _ = plain_path(file.file.uri).split("/")
+        partitions = [folder for folder in folders if "=" in folder]
+        depth = next(number for number, folder in enumerate(partitions) if unquote(folder.partition("=")[0]) == column)
+        above = "/".join(partitions[:depth])
+        first = parents.setdefault(value, above)
+        if above != first:
+            names = [unquote(folder.partition("=")[0]) for folder in partitions[: depth + 1]]
+            raise DataError(
+                f"data.progressive: {column}={value} is in {first or 'no other partition'} and in "
+                f"{above or 'no other partition'}, which may be different times",
+                file=file.file.uri,
+                fix=f"name all columns of a period: progressive: [{', '.join(names)}], or, if it is one period in all "
+                f"of these folders, progressive: [{column}]",
+            )
+
+
+def _check_form(column: str, values: Collection[int | str], data: DataSet) -> None:
+    """Refuses texts such as 2024-1-9 and 2024-1-10, whose order is not that of time."""
+    forms: dict[str, str] = {}
+    for text in sorted(value for value in values if isinstance(value, str)):
+        forms.setdefault(_form(text), text)
+    if len(forms) > 1:
+        first, second, *_ = forms.values()
+        raise DataError(
+            f"data.progressive: {column}={first} and {column}={second} have different forms; as texts they do not sort "
+            "by time",
+            file=str(data),
+            fix="name all folders in one form with padded numbers, such as 2024-01-09, or exclude the others by a "
+            "filter",
+        )
+
+
+def _form(text: str) -> str:
+    """The text with 0 for each digit and a for each run of letters."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d", "0", text))

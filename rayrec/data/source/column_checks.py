@@ -29,7 +29,7 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
 
     Raises:
         DataError: a column that is missing in all files, or in some while the schema does not accept nulls; a wrong
-            type; types in different files without a common type.
+            type; types in different files without a common type; a file without its partition column.
     """
     codes, schemas = _schemas(facts)
     kinds: dict[tuple[int, tuple[str, ...]], PartitionedFile] = {}
@@ -37,6 +37,7 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
         kinds.setdefault((code, tuple(file.values)), file)
     columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
     schemas = [_renamed(arrow, _names_in(arrow, columns, partitioned)) for arrow in schemas]
+    _refuse_values_in_metadata(partitioned, codes, schemas, columns)
     arrows = [
         with_partitions(schemas[code], {name: partitioned.types[name] for name in names}) for code, names in kinds
     ]
@@ -69,6 +70,23 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
                 )
             types[name] = wide
     return {name: types[name] for name in columns}
+
+
+def _refuse_values_in_metadata(
+    partitioned: Partitioned, codes: I64, schemas: Sequence[pa.Schema], columns: Sequence[str]
+) -> None:
+    """Refuses a file that lacks a column whose value only the table's metadata holds; it would be read as null."""
+    if not partitioned.in_metadata:
+        return
+    for code, file in zip(codes.tolist(), partitioned.files, strict=True):
+        for name in partitioned.in_metadata.get(file.file.uri, ()):
+            if name in columns and name not in schemas[code].names:
+                raise DataError(
+                    f"the file lacks the partition column {name!r}, whose value is only in the metadata of the table",
+                    file=file.file.uri,
+                    column=name,
+                    fix="rewrite the table's files (rewrite_data_files), or use other columns",
+                )
 
 
 def _missing_in_some(name: str, partitioned: Partitioned, codes: I64, schemas: Sequence[pa.Schema]) -> DataError:

@@ -77,15 +77,14 @@ class DataSet(Strict):
         if self.table is None or self.version is not None:
             return self
         assert isinstance(self.path, str)
-        return self.model_copy(update={"version": open_table(self.table, self.path).newest()})
+        return self.model_copy(update={"version": open_table(self.table, self.path).pin()})
 
     def listed(self) -> str | list[str] | TableFiles:
         """The paths, or the files of the table's version. Raises as `lake.open_table`."""
         if self.table is None:
             return self.path
         assert isinstance(self.path, str)
-        table = open_table(self.table, self.path)
-        return table.files(table.newest() if self.version is None else self.version)
+        return open_table(self.table, self.path).files(self.version)
 
     def __str__(self) -> str:
         paths = self.path if isinstance(self.path, str) else ", ".join(self.path)

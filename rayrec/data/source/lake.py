@@ -8,7 +8,7 @@ cannot read are refused by name. Only such tables need deltalake or pyiceberg.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -23,6 +23,11 @@ from rayrec.storage.locations import Server, escaped, locate, open_filesystem, p
 from rayrec.storage.parquet import open_parquet
 
 TableFormat = Literal["delta", "iceberg"]
+# Types of partition columns by Delta's names. Values of other types are read as those of plain folders.
+_PARTITION_TYPES = {
+    **dict.fromkeys(("byte", "short", "integer", "long"), pa.int64()),
+    **dict.fromkeys(("string", "date", "timestamp", "timestamp_ntz", "boolean"), pa.string()),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,17 @@ class TableFiles:
         hive: True if folders named `key=value` hold columns that the files lack.
         field_ids: ids of columns, if the table identifies columns by id; a renamed column keeps its id.
         physical: names of columns in the files, if they differ.
+        partition_types: types of partition columns that the table declares as integers or strings.
+        in_metadata: by URI, columns that have one value in the file, which the table's metadata holds. A file that was
+            migrated from another table may lack them.
     """
 
     files: tuple[Found, ...]
     hive: bool
     field_ids: Mapping[str, int] = field(default_factory=dict)
     physical: Mapping[str, str] = field(default_factory=dict)
+    partition_types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    in_metadata: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def open_table(kind: TableFormat, path: str) -> _Delta | _Iceberg:
@@ -70,7 +80,13 @@ class _Delta:
     def newest(self) -> int:
         return self._newest
 
-    def files(self, version: int) -> TableFiles:
+    def pin(self) -> int:
+        """The newest version, for a run that keeps it."""
+        return self._newest
+
+    def files(self, version: int | None) -> TableFiles:
+        """The files of a version; None: the newest."""
+        version = self._newest if version is None else version
         table = self._at(version)
         metadata, deleted = table.metadata(), self._deleted(table, version)
         facts = table.get_add_actions(flatten=True)
@@ -89,7 +105,9 @@ class _Delta:
         fields = json.loads(table.schema().to_json())["fields"]
         physical = {field["name"]: field["metadata"].get("delta.columnMapping.physicalName") for field in fields}
         names = {name: name_in_file for name, name_in_file in physical.items() if name_in_file not in (None, name)}
-        return replace(_not_empty(files, self._path, hive=True), physical=names)
+        kinds = {field["name"]: _PARTITION_TYPES.get(str(field["type"])) for field in fields}
+        types = {name: kind for name in metadata.partition_columns if (kind := kinds[name]) is not None}
+        return replace(_not_empty(files, self._path, hive=True), physical=names, partition_types=types)
 
     def _deleted(self, table: Any, version: int) -> dict[str, bytes]:
         """Positions of deleted rows by file."""
@@ -146,17 +164,41 @@ class _Iceberg:
             raise DataError("the Iceberg table is empty: it has no snapshot", file=self._path)
         return int(snapshot.snapshot_id)
 
-    def files(self, version: int) -> TableFiles:
-        if self._table.snapshot_by_id(version) is None:
+    def pin(self) -> int:
+        """The newest snapshot, for a run that keeps it.
+
+        Raises:
+            DataError: in the snapshot, which is read by its own schema, the name of a column is that of another one.
+        """
+        version = self.newest()
+        now, then = self._field_ids(None), self._field_ids(version)
+        if moved := [name for name in now if name in then and now[name] != then[name]]:
+            problem = f"column {moved[0]!r} of the Iceberg table is another one than in its newest snapshot {version}"
+            fix = f"write to the table, or set version: {version} to use the names of the snapshot"
+            raise DataError(problem, file=self._path, column=moved[0], fix=fix)
+        return version
+
+    def _field_ids(self, version: int | None) -> dict[str, int]:
+        """Ids of columns in the schema of a snapshot; None: in the table's current schema."""
+        schema = self._table.schema() if version is None else self._table.scan(snapshot_id=version).projection()
+        return {column.name: column.field_id for column in schema.fields}
+
+    def files(self, version: int | None) -> TableFiles:
+        """The files of a snapshot, with the columns of its own schema: they may be renamed after a run has pinned it.
+
+        None: the newest snapshot, with the table's current columns.
+        """
+        snapshot = self.newest() if version is None else version
+        if self._table.snapshot_by_id(snapshot) is None:
             last_ids = ", ".join(str(item.snapshot_id) for item in self._table.snapshots()[-5:])
-            problem = f"the Iceberg table has no snapshot {version}; its last ones are {last_ids}"
+            problem = f"the Iceberg table has no snapshot {snapshot}; its last ones are {last_ids}"
             raise DataError(problem, file=self._path, fix="use one of them; expired snapshots cannot be read")
-        files, scan = [], self._table.scan(snapshot_id=version)
+        files, scan = [], self._table.scan(snapshot_id=snapshot)
         try:
             tasks = list(scan.plan_files())
         except ValueError as error:
             problem = f"cannot be read by pyiceberg ({first_line(error)}); rewrite it (rewrite_data_files)"
-            raise _refused(self._path, version, problem) from error
+            raise _refused(self._path, snapshot, problem) from error
         lists = {item.file_path: item for task in tasks for item in task.delete_files}
         deleted = {path: self._deleted(item) for path, item in lists.items()}
         for task in tasks:
@@ -164,13 +206,21 @@ class _Iceberg:
             positions_of_task = (deleted[item.file_path].get(file.file_path) for item in task.delete_files)
             rows = [positions for positions in positions_of_task if positions is not None]
             if file.file_format.name != "PARQUET":
-                raise _refused(self._path, version, f"has {file.file_format.name} files, e.g. {file.file_path}")
+                raise _refused(self._path, snapshot, f"has {file.file_format.name} files, e.g. {file.file_path}")
             deleted_rows = _positions(np.concatenate(rows)) if rows else None
             files.append(Found(uri_of(file.file_path, self._options), file.file_size_in_bytes, NEVER, deleted_rows))
-        # Old snapshots keep the schema of their write; the newest one has the table's current schema.
-        schema = self._table.schema() if version == self.newest() else scan.projection()
-        field_ids = {column.name: column.field_id for column in schema.fields}
-        return replace(_not_empty(files, self._path, hive=False), field_ids=field_ids)
+        field_ids, in_metadata = self._field_ids(version), dict[str, tuple[str, ...]]()
+        names = {field_id: name for name, field_id in field_ids.items()}
+        for found, task in zip(files, tasks, strict=True):
+            if partitions := tuple(names[source] for source in self._identities(task.file) if source in names):
+                in_metadata[found.uri] = partitions
+        return replace(_not_empty(files, self._path, hive=False), field_ids=field_ids, in_metadata=in_metadata)
+
+    def _identities(self, file: Any) -> Iterator[int]:
+        """Ids of the columns by whose values the file is partitioned, without nulls."""
+        for number, partition in enumerate(self._table.specs()[file.spec_id].fields):
+            if str(partition.transform) == "identity" and file.partition[number] is not None:
+                yield partition.source_id
 
     def _deleted(self, file: Any) -> dict[str, npt.NDArray[np.int64]]:
         """Positions in a delete file, by data file."""

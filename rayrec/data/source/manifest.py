@@ -25,7 +25,7 @@ from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.footer_index import FooterIndex, index_file
 from rayrec.data.source.footers import FooterReading, read_footers
 from rayrec.data.source.lake import TableFiles
-from rayrec.data.source.partitions import find_partitioned, nothing_left
+from rayrec.data.source.partitions import Columns, Value, columns_of, find_partitioned, nothing_left, value_of
 from rayrec.data.source.windows import WINDOW_BYTES, WINDOW_ROWS, Windows
 from rayrec.storage.files import find_files
 
@@ -58,7 +58,7 @@ class Manifest:
         window_rows: int = WINDOW_ROWS,
         window_bytes: int = WINDOW_BYTES,
         reading: FooterReading | None = None,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
     ) -> Manifest:
         """Reads the footers of all files and checks their columns.
 
@@ -69,7 +69,7 @@ class Manifest:
             window_rows: approximate rows of a window: small row groups are joined, much larger ones are cut.
             window_bytes: row groups that take more memory are cut into several windows.
             reading: index of earlier footers, and options for reading.
-            by: partition column for `only`.
+            by: partition column or columns for `only`.
 
         Raises:
             DataError: a missing path, a folder without Parquet files, a file that is not Parquet, a column that is
@@ -78,8 +78,9 @@ class Manifest:
         """
         conditions = parse_all(filters)
         columns = list(dict.fromkeys([*schema.columns, *(c.column for c in conditions)]))
+        wanted = {*columns, *([] if by is None else columns_of(by))}
         with reading_kinds(schema.column_kinds):
-            all_files = find_partitioned(paths, {*columns, *([] if by is None else [by])}, schema.text_columns)
+            all_files = find_partitioned(paths, wanted, schema.text_columns)
         remaining = all_files.that_pass(conditions)
         if not remaining.files:
             raise nothing_left(all_files.files[0].file.uri, conditions)
@@ -101,7 +102,7 @@ class Manifest:
         schema: Schema,
         reading: FooterReading | None = None,
         window_rows: int = WINDOW_ROWS,
-        by: str | None = None,
+        by: str | Sequence[str] | None = None,
     ) -> Manifest:
         """The manifest of a config's data set. Uses the index in its folder, if there is one. Raises as `read`."""
         reading = reading or FooterReading()
@@ -112,22 +113,27 @@ class Manifest:
         reading = FooterReading(index, reading.patience, reading.connect)
         return cls.read(data.listed(), schema, filters=data.filters, reading=reading, window_rows=window_rows, by=by)
 
-    def only(self, period: tuple[str, int | str]) -> Manifest:
-        """The files of one partition, as (column, value); possibly none."""
-        folders = [number for number, (_, partition) in enumerate(self.files.folders) if period in partition]
+    def only(self, period: tuple[Columns, Value]) -> Manifest:
+        """The files of one partition, as (column, value), or of several columns and their values; possibly none."""
+        column, value = period
+        folders = [
+            number
+            for number, (_, partition) in enumerate(self.files.folders)
+            if value_of(column, dict(partition)) == value
+        ]
         numbers = np.flatnonzero(np.isin(self.files.columns.column("folder").to_numpy(), folders))
         files = self.files.select(numbers)
         return replace(self, files=files, windows=Windows.of(files, *self.limits))
 
-    def rows_by(self, column: str) -> dict[int | str, int]:
-        """Rows before filters by value of a partition column, without files that lack the column."""
+    def rows_by(self, column: Columns) -> dict[Value, int]:
+        """Rows before filters by value of a partition column or of several, without files that lack a column."""
         files = self.files
         rows_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.where(files.left_out, 0, files.group_rows))])
         of_file = rows_before[files.offsets[1:]] - rows_before[files.offsets[:-1]]
         of_folder = np.bincount(files.columns.column("folder").to_numpy(), of_file, len(files.folders)).astype(np.int64)
-        rows_by_value: dict[int | str, int] = {}
+        rows_by_value: dict[Value, int] = {}
         for (_, partition), rows in zip(files.folders, of_folder.tolist(), strict=True):
-            value = dict(partition).get(column)
+            value = value_of(column, dict(partition))
             if value is not None:
                 rows_by_value[value] = rows_by_value.get(value, 0) + rows
         return rows_by_value

@@ -21,6 +21,9 @@ from rayrec.storage.parquet import Version, open_parquet
 READ_ROWS = 65_536
 NULL = "__HIVE_DEFAULT_PARTITION__"
 Values = dict[str, int | str | None]
+# One partition column, or several that are read as one, and a value of theirs.
+Columns = str | tuple[str, ...]
+Value = int | str | tuple[int | str, ...]
 
 _INT = re.compile(r"-?\d{1,18}")
 Types = dict[str, pa.DataType]
@@ -36,19 +39,24 @@ class PartitionedFile:
 
 @dataclass(frozen=True, slots=True)
 class Partitioned:
-    """Files with their partition values, the types of partition columns, and column names as in `TableFiles`."""
+    """Files with their partition values, the types of partition columns, and facts of columns as in `TableFiles`."""
 
     files: Sequence[PartitionedFile]
     types: Types
     field_ids: Mapping[str, int] = field(default_factory=dict)
     physical: Mapping[str, str] = field(default_factory=dict)
+    in_metadata: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, files: Sequence[Found], wanted: Collection[str] | None = None, as_text: Collection[str] = ()
+        cls,
+        files: Sequence[Found],
+        wanted: Collection[str] | None = None,
+        as_text: Collection[str] = (),
+        declared: Types | None = None,
     ) -> Partitioned:
         """Parses the partitions of files; `wanted` selects columns (None: all)."""
-        values, types = partitions_of([plain_path(file.uri) for file in files], wanted, as_text)
+        values, types = partitions_of([plain_path(file.uri) for file in files], wanted, as_text, declared)
         return cls([PartitionedFile(*pair) for pair in zip(files, values, strict=True)], types)
 
     def that_pass(self, conditions: Sequence[Condition]) -> Partitioned:
@@ -75,9 +83,22 @@ def find_partitioned(
         wanted, as_text: as in `partitions_of`.
     """
     if isinstance(paths, TableFiles):
-        files = Partitioned.of(paths.files, wanted if paths.hive else (), as_text)
-        return replace(files, field_ids=paths.field_ids, physical=paths.physical)
+        files = Partitioned.of(paths.files, wanted if paths.hive else (), as_text, {**paths.partition_types})
+        return replace(files, field_ids=paths.field_ids, physical=paths.physical, in_metadata=paths.in_metadata)
     return Partitioned.of(find_parquet(paths), wanted, as_text)
+
+
+def columns_of(column: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of one or several partition columns."""
+    return (column,) if isinstance(column, str) else tuple(column)
+
+
+def value_of(column: Columns, values: Mapping[str, int | str | None]) -> Value | None:
+    """The value of one or several partition columns; None if one is missing or null."""
+    if isinstance(column, str):
+        return values.get(column)
+    several = tuple(value for value in map(values.get, column) if value is not None)
+    return several if len(several) == len(column) else None
 
 
 def with_partition(batch: pa.RecordBatch, file: PartitionedFile, types: Types) -> pa.Table:
@@ -124,13 +145,17 @@ def nothing_left(uri: str, conditions: Sequence[Condition]) -> DataError:
 
 
 def partitions_of(
-    uris: Sequence[str], wanted: Collection[str] | None, as_text: Collection[str] = ()
+    uris: Sequence[str],
+    wanted: Collection[str] | None,
+    as_text: Collection[str] = (),
+    declared: Types | None = None,
 ) -> tuple[list[Values], dict[str, pa.DataType]]:
     """The partition columns of each file, and their types: int64 where all values are whole numbers, else string.
 
     Args:
         wanted: columns to read from folder names; None: all.
         as_text: columns whose values stay strings.
+        declared: int64 or string for columns whose type a table declares.
 
     Raises:
         DataError: a key that occurs twice in one path.
@@ -139,6 +164,9 @@ def partitions_of(
     types: dict[str, pa.DataType] = {}
     for name in sorted({name for file_texts in texts for name in file_texts}):
         values = [file_texts.get(name) for file_texts in texts]
+        if name not in as_text and declared and name in declared:
+            types[name] = declared[name]
+            continue
         integers = name not in as_text and all(value is None or _INT.fullmatch(value) for value in values)
         types[name] = pa.int64() if integers and any(value is not None for value in values) else pa.string()
     numbers = {name for name, kind in types.items() if kind == pa.int64()}

@@ -26,7 +26,7 @@ from rayrec.data.arrays.hashing import hash_texts, mix64_array
 from rayrec.data.arrays.lists import ids_of
 from rayrec.data.mapping.column_types import column_missing
 from rayrec.data.mapping.id_index import IdIndex
-from rayrec.data.mapping.vocabulary import ids_in, load_vocabulary
+from rayrec.data.mapping.vocabulary import close_vocabularies, ids_in, index_beside, load_vocabulary
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.partitions import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
 from rayrec.storage.errors import DataError
@@ -64,7 +64,8 @@ def count_column(
     Args:
         paths: Parquet files, folders or globs.
         column: column of ids or lists of ids; may be a partition column.
-        out: Parquet file to write. Temporary files go into a folder beside it, which every node must see.
+        out: Parquet file to write; an index beside it is removed. Temporary files go into a folder beside it, which
+            every node must see.
         filters: conditions that rows must meet, as in a train config.
         min_count: minimum count of an id.
         max_size: maximum number of ids; the most frequent ones are kept.
@@ -97,8 +98,9 @@ def count_column(
             problem = f"no id occurs {min_count} times" if min_count > 1 else "the column contains no ids"
             raise DataError(f"the vocabulary would be empty: {problem}", column=column, fix="lower --min-count")
         vocabulary_size = _write([path for path, _, _ in partitions], sizes, folder / "out", max_size, extend)
+        index_beside(str(out)).unlink(missing_ok=True)  # of the file that is replaced now
         (folder / "out").rename(out)
-        load_vocabulary.cache_clear()
+        close_vocabularies()
         return Counted(vocabulary_size, sum(seen for _, _, seen in partitions))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rayrec.data import Cursor
-from rayrec.data.order.periods import Periods, Value
+from rayrec.data.order.periods import Periods
+from rayrec.data.source.partitions import Value
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.lockstep import Control, StepInput
 
@@ -95,7 +96,8 @@ class Position:
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
         values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
         values |= {"cursor": Cursor.from_dict(raw["cursor"]), "best": Best.from_dict(raw.get("best"))}
-        return cls(**values | {"trained": tuple(raw.get("trained", ()))})
+        trained = (tuple(value) if isinstance(value, list) else value for value in raw.get("trained", ()))
+        return cls(**values | {"trained": tuple(trained)})
 
 
 START = Position(step=0, samples=0, seconds=0.0, wait_s=0.0, cursor=Cursor.start(0))

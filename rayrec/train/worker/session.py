@@ -14,7 +14,8 @@ import torch.distributed as dist
 from rayrec._runtime.cgroup_limits import cpus
 from rayrec.checkpoint.ownership import Launch
 from rayrec.data import Cursor, Manifest, Mix
-from rayrec.data.order.periods import Periods, Value
+from rayrec.data.order.periods import Periods
+from rayrec.data.source.partitions import Value
 from rayrec.data.stream.shared_manifest import SharedManifest
 from rayrec.distributed.comm import Group
 from rayrec.distributed.comm.env import ShardingEnv

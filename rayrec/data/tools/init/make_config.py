@@ -120,7 +120,6 @@ def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> tuple[list[str
     uris = [file.uri for file in find_files(sources, (*PARQUET, *SUFFIXES))]
     others = [uri for uri in uris if not uri.endswith(PARQUET)]
     if not others:
-        find_files(sources)  # refuses folders of Delta and Iceberg tables
         _refuse_inside(out.parent, sources)
         return [path if "://" in path else str(Path(path).expanduser().absolute()) for path in sources], TextOptions()
     if len(others) < len(uris):
