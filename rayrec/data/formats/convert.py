@@ -21,6 +21,7 @@ import pyarrow.fs as pafs
 from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
+from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import SUFFIXES, Found, find_files, format_of
 from rayrec.storage.locations import cache_folder, local_path, locate, plain_path
@@ -202,8 +203,10 @@ def _common_schema(formats: Mapping[str, Format], types: Mapping[str, str]) -> p
     """Unifies the types of each column over all files; integers and floats become floats."""
     fields: dict[str, pa.Field] = {}
     seen: dict[str, str] = {}
-    for uri, reader in formats.items():
-        for field in reader.schema(uri):
+    schemas = {uri: reader.schema(uri) for uri, reader in formats.items()}
+    check_names((uri, schema.names) for uri, schema in schemas.items())
+    for uri, schema in schemas.items():
+        for field in schema:
             if field.name in types:
                 continue
             field_so_far = fields.setdefault(field.name, field)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 
+from rayrec.storage.column_names import equal_names
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.locations import open_filesystem
 
@@ -130,7 +131,7 @@ class Csv:
 
     def _locate(self, uri: str, schema: pa.Schema | None, error: Exception) -> DataError:
         if str(error).startswith("Empty CSV file"):
-            return DataError("the file is empty", file=uri, fix="remove it")
+            return DataError("the file has no rows", file=uri, fix="remove it")
         row = re.search(r"Row #(\d+): (.*)", str(error))
         line, text = (int(row[1]), row[2]) if row else (None, str(error))
         column = re.search(r"In CSV column #(\d+)", str(error))
@@ -239,6 +240,8 @@ def _stream(uri: str) -> pa.NativeFile:
 
 
 def _wrong(uri: str, line: int | None, text: str, column: str | None) -> DataError:
+    if repeated := re.search(r"Column\(/?(.*)\) was specified twice", text):
+        return equal_names(repeated[1], [uri])
     fix = "correct the line, or set the column's type, e.g. --type user=string (it is inferred from the first rows)"
     text = re.sub(r" in row \d+$", "", text.splitlines()[0])
     return DataError(text if line is None else f"line {line}: {text}", file=uri, row=line, column=column, fix=fix)
