@@ -38,9 +38,9 @@ def columns(**more: Any) -> dict[str, Any]:
     return {**ids, **more, "click": rng.integers(0, 2, ROWS)}
 
 
-def found(folder: Path, time: str | None = None, **more: Any) -> Inspection:
+def found(folder: Path, option: str | None = None, **more: Any) -> Inspection:
     pq.write_table(pa.table(columns(**more)), folder / "x.parquet")
-    return inspect(str(folder), label="click", time=time)
+    return inspect(str(folder), label="click", time=option)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,8 @@ def test_times_are_recognized_by_their_values(tmp_path: Path, name: str, values:
     else:
         times = [inspection.time.seconds(pq.read_table(config["data"][side])) for side in ("train", "eval")]
         assert times[0].max() < times[1].min() and 0.05 * ROWS <= len(times[1]) <= 0.2 * ROWS
-        assert name not in str(config["schema"]), "no feature"
+        features = [*config["schema"]["sparse"], *config["schema"]["dense"]]
+        assert [feature["name"] for feature in features] == ["user", "item"]
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,8 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         return ("id", "") if is_id else ("dense", "a number? if it is an id, list it under sparse")
     if pat.is_floating(plain):
         leaf = _computable(decoded(leaf))
-        return ("label" if _zeros_and_ones(leaf, pc.unique(leaf)) else "dense"), ""
+        values = pc.unique(leaf)
+        return ("label" if len(values) == 2 and _zeros_and_ones(leaf, values) else "dense"), ""
     if pat.is_decimal(plain):
         return "dense", ""
     if pat.is_timestamp(plain) or pat.is_date(plain):

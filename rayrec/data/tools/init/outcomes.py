@@ -89,14 +89,14 @@ def _reason(facts: ColumnFacts, column: pa.Array, label: LabelChoice) -> str | N
     if len(column) < _MIN_ROWS:
         return None
     positives = label.positives
-    separation = _separation(facts, column, positives)
-    if separation >= _SEPARATES:
-        return f"predicts {label.column!r} almost perfectly ({separation:.3f}): possible leakage."
     filled = _filled(column)
     if _one_sided(filled, positives):
         return f"filled only where {label.column!r} is 1: known only after it?"
     if _one_sided(filled, ~positives):
         return f"filled only where {label.column!r} is 0: known only after it?"
+    separation = _separation(facts, column, positives)
+    if separation >= _SEPARATES:
+        return f"predicts {label.column!r} almost perfectly ({separation:.3f}): possible leakage."
     if positives.mean() <= _MAX_POSITIVES and _one_sided(filled & _not_zero(column), positives):
         return f"not 0 only where {label.column!r} is 1: known only after it?"
     return None
@@ -109,12 +109,14 @@ def _one_sided(has_value: Booleans, positives: Booleans) -> bool:
         return False
     exceptions = int((has_value & ~positives).sum())
     allowed = min(1 - _ONE_SIDED, (1 - base) / 50)
-    # The probability of at most so many exceptions, by Chernoff's bound for a binomial distribution.
     share = exceptions / rows
+    if share > allowed:
+        return False
+    # The probability of at most so many exceptions, by Chernoff's bound for a binomial distribution.
     divergence = (1 - share) * np.log((1 - share) / base)
     if share:
         divergence += share * np.log(share / (1 - base))
-    return share <= allowed and bool(-rows * divergence < np.log(_CHANCE))
+    return bool(-rows * divergence < np.log(_CHANCE))
 
 
 def _filled(column: pa.Array) -> Booleans:
