@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rayrec.cli.options import Config, Filters, Label, Paths, path, writing
+from rayrec.cli.options import Config, Filters, Keep, Labels, Paths, Time, path, writing
 from rayrec.cli.output import next_is
 from rayrec.cli.text_files import reads_text_files
 
@@ -25,7 +25,9 @@ def inspect(
     paths: Paths,
     rows: Annotated[int, typer.Option(help="Rows to read, spread over the files.", min=1)] = 500_000,
     filters: Filters = "[]",
-    label: Label = None,
+    label: Labels = None,
+    keep: Keep = None,
+    time: Time = None,
     vocabularies: Annotated[
         Path | None,
         typer.Option(
@@ -43,7 +45,7 @@ def inspect(
     from rayrec.data.tools.init.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
-    inspection = look(paths, rows, parse_yaml(filters), label)
+    inspection = look(paths, rows, parse_yaml(filters), label, keep or (), time)
     show_columns(inspection, to_stderr=True)
     typer.echo(
         yaml.safe_dump(
@@ -266,7 +268,9 @@ def init(
     data: Annotated[
         list[str], typer.Argument(metavar="DATA…", help="Parquet, CSV, TSV, JSON lines, Avro or ORC: files or folders.")
     ],
-    label: Label = None,
+    label: Labels = None,
+    keep: Keep = None,
+    time: Time = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the config and the run; default: the name of the first file.")
     ] = None,
@@ -292,12 +296,13 @@ def init(
             raise ValueError(f"{output} already exists: choose another --name or remove it")
     machine = Machine(cores=int(cpus()), gpus=torch.cuda.device_count())
     with removed_on_failure(folder):
-        started = start(data, name, folder, machine, label, lambda text: typer.echo(visible(text)))
+        started = start(data, name, folder, machine, label, lambda text: typer.echo(visible(text)), keep or (), time)
         parse_config(started.config)
         show_columns(started.inspection, to_stderr=False)
         values = yaml.safe_dump(started.config, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
         with open(file, "x", encoding="utf-8") as out:
-            out.write(f"# Made by `rayrec init`. `rayrec config {file}` shows it with all defaults.\n{values}")
+            head = [f"Made by `rayrec init`. `rayrec config {file}` shows it with all defaults.", *started.comments]
+            out.write("".join(f"# {visible(line)}\n" for line in head) + values)
     typer.echo(f"wrote {file}" + (f" and {folder}" if folder.exists() else ""))
     next_is("rayrec", "train", str(file))
 

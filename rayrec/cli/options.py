@@ -45,12 +45,31 @@ WhichCheckpoint = Annotated[
     ),
 ]
 
-Label = Annotated[
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="COLUMN[=VALUE]|COLUMN>=NUMBER",
+        help="Label to predict: a column of 0 and 1, or the value or numbers that count as 1; may be repeated. "
+        "Default: chosen from the columns.",
+    ),
+]
+
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Keep this column as a feature although it seems to be known only after the label; may be repeated.",
+    ),
+]
+
+Time = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMN[=VALUE]|COLUMN>=NUMBER",
-        help="Label to predict: a column of 0 and 1, or the value or numbers that count as 1. "
-        "Default: chosen from the columns.",
+        metavar="COLUMN[=FORMAT]",
+        help="Column with the time of a row, by which rows are divided. FORMAT: s, ms, us or ns since 1970; yyyymmdd, "
+        "yyyymmddhh, yyyymmddhhmm, yyyymmddhhmmss or yymmddhh; iso; or a format of strptime. "
+        "Default: recognized by its values.",
     ),
 ]
 

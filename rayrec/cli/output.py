@@ -6,7 +6,7 @@ Tables stay readable in a narrow terminal and in a pipe.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ def show_columns(inspection: Inspection, *, to_stderr: bool) -> None:
     """Prints the proposed role of each column, with notes below the table."""
     from rich.console import Console
 
+    from rayrec.data.tools.init.column_facts import plain_number
     from rayrec.train.terminal import plain, table
 
     console = Console(stderr=to_stderr, soft_wrap=True)
@@ -43,21 +44,19 @@ def show_columns(inspection: Inspection, *, to_stderr: bool) -> None:
     columns = table("column", "type", "role", "nulls>", "ids>", "range", title=title)
     for c in inspection.columns:
         ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
-        span = "" if c.low is None or c.high is None else f"{c.low:g} to {c.high:g}"
+        span = "" if c.low is None or c.high is None else f"{plain_number(c.low)} to {plain_number(c.high)}"
         columns.add_row(plain(c.name), plain(c.kind), c.role, f"{c.nulls:,}" if c.nulls else "", ids, span)
     show(columns, console)
     notes = [f"{c.name}: {c.note}" for c in inspection.columns if c.note and c.role != "label"]
-    for line in [*notes, *_label_line(inspection)]:
+    for line in [*notes, *_label_lines(inspection)]:
         console.print(plain(line), highlight=False)
 
 
-def _label_line(inspection: Inspection) -> list[str]:
-    label = inspection.label
-    if label is None:
-        return []
-    rule = " and ".join(f"{key} {value!r}" for key, value in label.schema.items() if key != "column")
-    description = f"{label.column}{rule and f', {rule}'} ({label.why})"
-    return [f"label: {description}; {label.positives.mean():.1%} of {len(label.positives):,} rows have 1"]
+def _label_lines(inspection: Inspection) -> Iterator[str]:
+    for label in inspection.labels:
+        rule = " and ".join(f"{key} {value!r}" for key, value in label.schema.items() if key != "column")
+        description = f"{label.column}{rule and f', {rule}'} ({label.why})"
+        yield f"label: {description}; {label.positives.mean():.1%} of {len(label.positives):,} rows have 1"
 
 
 def show_importance(parts: Sequence[Mapping[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -42,17 +42,29 @@ def smallest_tables(tables: Sequence[Config]) -> dict[str, Config]:
     return smallest
 
 
+def submodule_name(name: str, taken: Collection[str] = ()) -> str:
+    """A name for a table that `torch.nn.ModuleDict` accepts: the name itself if possible.
+
+    A dot becomes `_`; the name of an attribute of every ModuleDict, such as `type`, or a name in `taken` gets a `_` at
+    its end.
+    """
+    attributes, fitting = nn.ModuleDict(), name.replace(".", "_")
+    while fitting in taken or hasattr(attributes, fitting):
+        fitting += "_"
+    return fitting
+
+
 def check_tables(tables: Sequence[BaseEmbeddingConfig]) -> None:
     """Raises ValueError for a table without a name or features, a duplicate name or feature, or a name that is not
     valid for a submodule."""
-    names, attributes = [table.name for table in tables], nn.ModuleDict()
+    names = [table.name for table in tables]
     for table in tables:
         if not table.name or names.count(table.name) > 1:
             raise ValueError(f"table {table.name!r}: every table needs a unique name; there are {names}")
-        if "." in table.name or hasattr(attributes, table.name):
+        if table.name != submodule_name(table.name):
             raise ValueError(
                 f"table {table.name!r}: torch cannot hold a submodule of this name (it has a dot, or is an attribute "
-                f"of every nn.ModuleDict); call it {table.name.replace('.', '_') + '_table'!r}, for example"
+                f"of every nn.ModuleDict); call it {submodule_name(table.name)!r}, for example"
             )
         if not table.feature_names:
             raise ValueError(f"table {table.name!r}: feature_names is empty; name the features that read it")

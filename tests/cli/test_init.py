@@ -110,7 +110,7 @@ def test_the_config_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monk
         (["nowhere.csv"], "the path does not exist"),
         (["empty"], "the folder is empty"),
         (["other"], "the folder holds no file that can be read (*.parquet, "),
-        (["empty.csv"], "the file is empty"),
+        (["empty.csv"], "the file has no rows"),
         (["one.csv"], "no column looks like a feature"),
         (["names.csv"], "the file has no rows"),
         (["three.csv"], "no column looks like a label"),

@@ -120,7 +120,7 @@ def test_the_proposal_in_full() -> None:
         facts("at_ts", [1, 2, 3]),
         facts("ts", [1_700_000_000_000, 1_700_000_000_002, 1_700_000_000_009]),
     ]
-    assert propose(columns, {"column": "click"}, dim=8) == {
+    assert propose(columns, [{"column": "click"}], dim=8) == {
         "schema": {
             "label": {"column": "click"},
             "timestamp": {"column": "ts", "unit": "ms"},

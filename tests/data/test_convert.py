@@ -95,7 +95,7 @@ def test_files_agree_on_types_and_partitions_stay(tmp_path: Path, running_ray: N
     [
         ("x.csv", csv(ROWS).replace(b"u7,", b"u7,9,"), 9, "Expected 3 columns, got 4"),
         ("x.csv", csv(ROWS * 40) + b"x,u,1\n", 10_002, "line 10002: .*invalid value 'x'"),
-        ("x.csv", b"", None, "the file is empty"),
+        ("x.csv", b"", None, "the file has no rows"),
         (
             "x.jsonl",
             jsonl(ROWS).replace(b'{"label": 1, "user": "u7"', b'{"label": 1, "user": 7'),

@@ -196,7 +196,7 @@ def test_odd_columns_are_left_out_with_a_reason(tmp_path: Path) -> None:
     assert roles == {"deep": "unused", "when": "unused", "flag": "dense", "click": "label", "pairs": "weighted_id_list"}
     assert all(c.note for c in found.columns if c.role == "unused")
     Schema.model_validate(found.proposal()["schema"])
-    pq.write_table(pa.table({"name": ["a"]}), tmp_path / "x.parquet")
+    pq.write_table(pa.table({"name": ["a", "b"]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match="no column looks like a label"):
         inspect(str(tmp_path)).proposal()
 

@@ -189,7 +189,7 @@ def config(**changes: Any) -> EmbeddingBagConfig:
         (lambda: EmbeddingBagCollection([config(feature_names=[])]), "table 't': feature_names is empty"),
         (lambda: EmbeddingBagCollection([config(feature_names=["f", "f"])]), "table 't': feature_names has duplicates"),
         (lambda: EmbeddingBagCollection([config(name="items")]), "table 'items': torch cannot hold a submodule"),
-        (lambda: EmbeddingBagCollection([config(name="a.b")]), "call it 'a_b_table'"),
+        (lambda: EmbeddingBagCollection([config(name="a.b")]), "call it 'a_b'"),
         (lambda: EmbeddingBagCollection([config(pooling=PoolingType.NONE)]), "table 't': pooling must be SUM or MEAN"),
         (
             lambda: EmbeddingBagCollection([config()])(

@@ -22,6 +22,7 @@ from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
 from rayrec.data.formats.text_options import TextOptions, TextReading, text_reading
+from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError, suggestion
 from rayrec.storage.files import SUFFIXES, Found, find_files, format_of
 from rayrec.storage.locations import cache_folder, local_path, locate, plain_path
@@ -217,8 +218,10 @@ def _common_schema(formats: Mapping[str, Format], reading: TextReading) -> pa.Sc
     """
     fields: dict[str, pa.Field] = {}
     seen: dict[str, str] = {}
-    for uri, reader in formats.items():
-        for field in reader.schema(uri):
+    schemas = {uri: reader.schema(uri) for uri, reader in formats.items()}
+    check_names((uri, schema.names) for uri, schema in schemas.items())
+    for uri, schema in schemas.items():
+        for field in schema:
             kind = reading.types.get(field.name, field.type)
             before = fields.setdefault(field.name, pa.field(field.name, kind))
             try:

@@ -19,6 +19,7 @@ from rayrec.data.formats.json_lines import as_json_lines
 from rayrec.data.formats.text_cells import CellError, list_parser, list_type, number_type, numbers, times, whole_numbers
 from rayrec.data.formats.text_layout import Layout, find_layout
 from rayrec.data.formats.text_options import TextReading
+from rayrec.storage.column_names import equal_names
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.locations import open_filesystem
 
@@ -61,7 +62,8 @@ class Csv:
         layout = self.layout(uri)
         try:
             found = self._open(uri, None, layout).schema
-            self._check_names(found.names, uri)
+            if len(set(found.names)) < len(found.names):
+                return found  # the caller refuses it, with other files like it
             unsure = [name for name in found.names if self._may_be_number(found.field(name))]
             text = pa.schema([pa.field(name, pa.string()) for name in unsure])
             first = next(iter(self._open(uri, text, layout)), None) if unsure else None
@@ -122,15 +124,9 @@ class Csv:
             return whole_numbers(kind)
         return None
 
-    def _check_names(self, names: list[str], uri: str) -> None:
-        for name in names:
-            if names.count(name) > 1:
-                problem = f"{names.count(name)} columns have the name {name!r}"
-                raise DataError(problem, file=uri, column=name, fix="rename one of them")
-
     def _locate(self, uri: str, schema: pa.Schema | None, error: Exception, layout: Layout) -> DataError:
         if str(error).startswith("Empty CSV file"):
-            return DataError("the file is empty", file=uri, fix="remove it")
+            return DataError("the file has no rows", file=uri, fix="remove it")
         row = re.search(r"Row #(\d+): (.*)", str(error))
         line, text = (int(row[1]), row[2]) if row else (None, str(error))
         column = re.search(r"In CSV column #(\d+)", str(error))
@@ -376,6 +372,8 @@ def _read(stream: pa.NativeFile, size: int) -> bytes:
 
 
 def _wrong(uri: str, line: int | None, text: str, column: str | None, fix: str | None = None) -> DataError:
+    if repeated := re.search(r"Column\(/?(.*)\) was specified twice", text):
+        return equal_names(repeated[1], [uri])
     if fix is None:
         fix = f"correct the line, or set the column's type: --type {column or 'user'}=string"
     text = re.sub(r" in row \d+$", "", text.splitlines()[0])

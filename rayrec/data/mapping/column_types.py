@@ -17,6 +17,7 @@ from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeatu
 from rayrec.data.mapping.sequences import check_value_type
 from rayrec.data.mapping.transforms import Fitted
 from rayrec.data.mapping.vocabulary import first_text, load_vocabulary
+from rayrec.storage.column_names import equal_names
 from rayrec.storage.errors import DataError, suggestion
 
 # id_type: what its ids are, and the type to cast to.
@@ -93,7 +94,7 @@ def _check_present(columns: list[str], arrow: pa.Schema, file: str) -> None:
             fix = "correct the column's name in the schema, or add the column to the file"
             raise column_missing(column, arrow, file, fix)
         if arrow.names.count(column) > 1:
-            raise DataError("the name is not unique", file=file, column=column, fix="rename one of the columns")
+            raise equal_names(column, [file])
 
 
 def _check_targets(schema: Schema, arrow: pa.Schema, file: str) -> None:

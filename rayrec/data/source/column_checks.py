@@ -17,6 +17,7 @@ from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.footer_index import HIGH, LOW
 from rayrec.data.source.partitions import Partitioned, PartitionedFile, Types, with_partitions
+from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError, suggestion
 
 _FIELD_ID = b"PARQUET:field_id"
@@ -32,6 +33,9 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
             type; types in different files without a common type; a file without its partition column.
     """
     codes, schemas = _schemas(facts)
+    if any(len(set(arrow.names)) < len(arrow.names) for arrow in schemas):
+        files = zip(codes.tolist(), partitioned.files, strict=True)
+        check_names((file.file.uri, schemas[code].names) for code, file in files)
     kinds: dict[tuple[int, tuple[str, ...]], PartitionedFile] = {}
     for code, file in zip(codes.tolist(), partitioned.files, strict=True):
         kinds.setdefault((code, tuple(file.values)), file)

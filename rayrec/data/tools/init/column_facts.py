@@ -42,6 +42,8 @@ _FEW_VALUES = 64
 _MIN_ROWS = 10
 # Skewness of an exponential distribution.
 _SKEWED = 2.0
+# Fraction of distinct values of a key.
+_UNIQUE = 0.9
 # Minimum rows to recognize texts that do not repeat.
 _MIN_TEXT_ROWS = 100
 
@@ -68,6 +70,9 @@ class ColumnFacts:
         note: why the column is unused, or what to check.
         lengths: length of each row's list; None if a list or an element is null or not finite.
         sequence: name of the sequence that the list belongs to.
+        unique: True for integers that practically never repeat: a counter or a key.
+        outcome: True if the column is left out because it seems to be known only after the label.
+        time_format: unit of integer times, if it was chosen by its values or by `--time`.
     """
 
     name: str
@@ -89,6 +94,9 @@ class ColumnFacts:
     values_seen: pa.Array | None = field(default=None, compare=False)
     lengths: I64 | None = field(default=None, compare=False)
     sequence: str = ""
+    unique: bool = False
+    outcome: bool = False
+    time_format: str = ""
 
     @property
     def dense_range(self) -> bool:
@@ -121,7 +129,7 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
     role, note = _role(name, column.type, leaf, width)
     if pat.is_struct(leaf.type) and role == "weighted_id_list":
         leaf = pc.struct_field(leaf, "id")
-    leaf = decoded(leaf)
+    leaf = _computable(decoded(leaf))
     low, high = _ends(leaf)
     role, note = _by_values(name, role, note, array, leaf, low, high)
     if span is not None and low is not None and high is not None and role == "id":
@@ -133,7 +141,7 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         seen = pc.unique(leaf.drop_null()).sort() if is_small else None
         if pat.is_integer(leaf.type) and share < 1 and span is None:
             low = None  # other rows may have larger ids, so ids cannot be table rows themselves
-        if is_text(leaf.type) and len(leaf) >= _MIN_TEXT_ROWS and distinct > 0.9 * (len(leaf) - leaf.null_count):
+        if is_text(leaf.type) and len(leaf) >= _MIN_TEXT_ROWS and distinct > _UNIQUE * (len(leaf) - leaf.null_count):
             role, note, seen = "unused", "more than 90 % of the values are unique: key or free text?", None
         return ColumnFacts(
             *(name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note),
@@ -144,6 +152,11 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width), lengths=complete_lengths
     )
     return _numbers(facts, leaf) if role == "dense" else facts
+
+
+def _computable(leaf: pa.Array) -> pa.Array:
+    """The array, with float16 widened: most of Arrow's compute functions do not accept it."""
+    return leaf.cast(pa.float32()) if pat.is_float16(leaf.type) else leaf
 
 
 def _ends(leaf: pa.Array) -> tuple[float | None, float | None]:
@@ -181,7 +194,7 @@ def _by_values(
         return "group", "for the AUC per group in evaluations; if it is also a feature, list it under sparse"
     if role == "timestamp" and (array.null_count or _outside_times(leaf)):
         return "unused", "a time with nulls, or outside 1970 to 2200"
-    if role == "dense" and _named_id(lower) and pat.is_floating(leaf.type) and _all_whole(leaf):
+    if role == "dense" and named_id(lower) and pat.is_floating(leaf.type) and _all_whole(leaf):
         return "unused", "ids as floats? pandas converts integers with nulls to floats; write integers: astype('Int64')"
     if role == "dense" and _not_numbers(leaf):
         return "unused", "NaN or infinite in some rows: write nulls instead"
@@ -200,7 +213,8 @@ def _not_numbers(leaf: pa.Array) -> bool:
     return pat.is_floating(leaf.type) and not pc.all(pc.is_finite(leaf.cast(pa.float64())), min_count=0).as_py()
 
 
-def _named_id(name: str) -> bool:
+def named_id(name: str) -> bool:
+    """True if a name in lower case says that the column holds ids."""
     return name in ID_NAMES or (name.endswith(ID_ENDS) and not name.endswith(NO_ID_ENDS))
 
 
@@ -222,6 +236,8 @@ def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
     numbers = numbers[np.isfinite(numbers)]
     if not len(numbers) or numbers.min() == numbers.max():
         return replace(facts, role="unused", note="the same value in all inspected rows")
+    distinct = len(np.unique(numbers)) if pat.is_integer(leaf.type) else 0
+    unique = len(numbers) >= _MIN_ROWS and distinct > _UNIQUE * len(numbers)
     edges = tuple(bucket_edges(np.sort(numbers), BUCKETS))
     mean, deviation = float(numbers.mean()), float(numbers.std())
     skewness = float((((numbers - mean) / deviation) ** 3).mean()) if deviation > 0 else 0.0
@@ -234,7 +250,8 @@ def _numbers(facts: ColumnFacts, leaf: pa.Array) -> ColumnFacts:
     digits = 5 - math.floor(
         math.log10(deviation)
     )  # same absolute precision as the deviation, however large the mean is
-    return replace(facts, log=log, mean=round(mean, digits), deviation=float(f"{deviation:.6g}"), edges=edges)
+    mean, deviation = round(mean, digits), float(f"{deviation:.6g}")
+    return replace(facts, log=log, mean=mean, deviation=deviation, edges=edges, unique=unique)
 
 
 def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str, str]:
@@ -256,15 +273,33 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         return ("dense", "") if leaf.null_count else ("label", "")
     if pat.is_integer(plain):
         values = pc.unique(decoded(leaf)).drop_null()
-        if len(values) and not leaf.null_count and pc.all(pc.is_in(values, pa.array([0, 1]).cast(values.type))).as_py():
+        if _zeros_and_ones(leaf, values):
             return "label", ""
-        is_id = _named_id(name.lower()) or len(values) < _FEW_VALUES
+        is_id = named_id(name.lower()) or len(values) < _FEW_VALUES
         return ("id", "") if is_id else ("dense", "a number? if it is an id, list it under sparse")
-    if pat.is_floating(plain) or pat.is_decimal(plain):
+    if pat.is_floating(plain):
+        leaf = _computable(decoded(leaf))
+        values = pc.unique(leaf)
+        return ("label" if len(values) == 2 and _zeros_and_ones(leaf, values) else "dense"), ""
+    if pat.is_decimal(plain):
         return "dense", ""
     if pat.is_timestamp(plain) or pat.is_date(plain):
         return "timestamp", ""
     return "unused", f"{plain} is neither a number nor an id"
+
+
+def plain_number(value: float, digits: int = 6) -> str:
+    """The number without an exponent; integers up to 2**53 exactly, others with this many significant digits."""
+    if digits == 6 and value == int(value) and abs(value) < 2**53:
+        return str(int(value))
+    return str(np.format_float_positional(float(f"{value:.{digits}g}"), trim="-"))
+
+
+def _zeros_and_ones(leaf: pa.Array, values: pa.Array) -> bool:
+    """True if there are rows, none is null, and the distinct values are among 0 and 1."""
+    if not len(leaf) or leaf.null_count or len(values) > 2:
+        return False
+    return bool(pc.all(pc.is_in(values, pa.array([0, 1]).cast(values.type))).as_py())
 
 
 def time_unit(low: float, high: float) -> str | None:

@@ -2,63 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pyarrow.types as pat
 
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.source.filters import only_passing, parse_all
 from rayrec.data.source.partitions import Partitioned, nothing_left, tables_of
 from rayrec.data.tools.init.column_facts import ColumnFacts, column_facts
-from rayrec.data.tools.init.label_choice import LabelChoice, choose_label
+from rayrec.data.tools.init.label_choice import LabelChoice, choose_labels
+from rayrec.data.tools.init.outcomes import without_outcomes
 from rayrec.data.tools.init.proposal import propose
 from rayrec.data.tools.init.sequences import in_sequences
-from rayrec.storage.errors import DataError
+from rayrec.data.tools.init.times import TimeColumn, choose_time
+from rayrec.storage.errors import DataError, suggestion
 from rayrec.storage.parquet import Version, open_parquet
 
 SAMPLE_ROWS = 500_000
-# A column that predicts the label this well is likely derived from it (leakage).
-_LEAKAGE = 0.995
-_MIN_ROWS = 100
+_FLOATS = ("halffloat", "float", "double")
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The result of `inspect`: number of files, rows and inspected rows, the columns, and the label."""
+    """The result of `inspect`.
+
+    Args:
+        files, rows, inspected_rows: their numbers.
+        columns: facts about the columns.
+        labels: the labels; empty if no column looks like one.
+        time: the column with the time of a row.
+        questions: a line for each column that may be the time of a row.
+    """
 
     files: int
     rows: int
     inspected_rows: int
     columns: tuple[ColumnFacts, ...]
-    label: LabelChoice | None
+    labels: tuple[LabelChoice, ...]
+    time: TimeColumn | None
+    questions: tuple[str, ...]
+
+    @property
+    def label(self) -> LabelChoice | None:
+        """The first label; None if no column looks like one."""
+        return self.labels[0] if self.labels else None
 
     def proposal(self, dim: int = 16, vocabularies: Path | None = None) -> dict[str, Any]:
         """The proposed sections `schema` and `tables` of a train config. Raises as `proposal.propose`."""
-        return propose(self.columns, None if self.label is None else self.label.schema, dim, vocabularies)
+        return propose(self.columns, [label.schema for label in self.labels], dim, vocabularies)
 
 
 def inspect(
     paths: str | Sequence[str],
     sample_rows: int = SAMPLE_ROWS,
     filters: Iterable[Any] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
+    keep: Collection[str] = (),
+    time: str | None = None,
 ) -> Inspection:
     """Reads about `sample_rows` rows, spread over the files, and computes the facts about every column.
 
     Args:
         filters: conditions that rows must meet, as in a train config.
-        label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER; None: the column that looks like a label.
+        label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER, or several of them; None: the column that looks like a label.
+        keep: columns that stay features although they seem to be known only after the label.
+        time: COLUMN or COLUMN=FORMAT with the time of a row; None: recognized by its values.
 
     Raises:
-        DataError: missing paths, unreadable files, a filter or a label that does not fit.
+        DataError: missing paths, unreadable files, a filter, a label or a time that does not fit, an unknown
+            column to keep.
         ValueError: an invalid filter.
     """
     conditions = parse_all(filters)
@@ -78,6 +94,10 @@ def inspect(
             remaining -= len(table)
             if remaining <= 0:
                 break
+    if rows < 2 and not conditions:
+        problem = f"the files have {'a single row' if rows else 'no rows'}"
+        first = all_files.files[0].file.uri
+        raise DataError(problem, file=first, fix="name files with rows of both label 0 and label 1")
     if not any(len(table) for table in tables):
         raise nothing_left(all_files.files[0].file.uri, conditions)
     try:
@@ -89,10 +109,22 @@ def inspect(
     for role in ("timestamp", "sample_weight", "group"):
         columns = _only_one(columns, role)
     columns = in_sequences(columns)
-    chosen = choose_label(table, [c.name for c in columns if c.role == "label"], label)
-    if chosen is not None:
-        columns = _without_leaks(_one_label(columns, chosen), table, chosen)
-    return Inspection(len(remaining_files.files), rows, table.num_rows, tuple(columns), chosen)
+    binary = [c.name for c in columns if c.role == "label"]
+    labels = choose_labels(table, binary, [label] if isinstance(label, str) else label or [])
+    chosen_time, columns, questions = choose_time(_with_labels(columns, labels) if labels else columns, table, time)
+    _check_kept(keep, table.column_names)
+    if labels:
+        seconds = None if chosen_time is None else chosen_time.seconds(table)
+        columns = without_outcomes(columns, table, labels, seconds, binary, keep)
+    counts = len(remaining_files.files), rows, table.num_rows
+    return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions))
+
+
+def _check_kept(keep: Collection[str], names: Sequence[str]) -> None:
+    for name in keep:
+        if name not in names:
+            hint = suggestion(name, names)
+            raise DataError(f"--keep {name}: there is no column {name!r}{hint}", fix="name a column of the files")
 
 
 def _widen(spans: dict[str, tuple[int, int] | None], footer: pq.FileMetaData) -> None:
@@ -114,49 +146,14 @@ def _only_one(columns: list[ColumnFacts], role: str) -> list[ColumnFacts]:
     return [c if c.role != role or c.name == first_column else replace(c, role="unused", note=note) for c in columns]
 
 
-def _one_label(columns: list[ColumnFacts], label: LabelChoice) -> list[ColumnFacts]:
-    """Gives the label column its role. Other columns of 0 and 1 become categories."""
-    with_label = (replace(c, role="label", note=label.why) if c.name == label.column else c for c in columns)
-    return [_category(c) if c.role == "label" and c.name != label.column else c for c in with_label]
+def _with_labels(columns: list[ColumnFacts], labels: Sequence[LabelChoice]) -> list[ColumnFacts]:
+    """Gives the label columns their role. Other columns of 0 and 1 become categories."""
+    reasons = {label.column: label.why for label in labels}
+    with_labels = (replace(c, role="label", note=reasons[c.name]) if c.name in reasons else c for c in columns)
+    return [_category(c) if c.role == "label" and c.name not in reasons else c for c in with_labels]
 
 
 def _category(facts: ColumnFacts) -> ColumnFacts:
-    if facts.kind == "bool":
+    if facts.kind == "bool" or facts.kind in _FLOATS:
         return replace(facts, role="dense", low=0.0, high=1.0, mean=0.5, deviation=0.5)
     return replace(facts, role="id", distinct=2, ids_estimate=2, values_seen=pa.array([0, 1]))
-
-
-def _without_leaks(columns: list[ColumnFacts], table: pa.Table, label: LabelChoice) -> list[ColumnFacts]:
-    """Marks columns that predict the label alone as unused."""
-    labels = label.positives
-    if table.num_rows < _MIN_ROWS or not 0.02 < labels.mean() < 0.98:
-        return columns
-    return [_unless_leak(column, table.column(column.name), labels, label.column) for column in columns]
-
-
-def _unless_leak(facts: ColumnFacts, column: pa.ChunkedArray, labels: npt.NDArray[np.bool_], label: str) -> ColumnFacts:
-    if facts.role not in ("dense", "id") or facts.width > 1 or pat.is_nested(column.type):
-        return facts
-    if facts.role == "id" and facts.distinct > len(labels) // 50:
-        return facts
-    encoded = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
-    codes = encoded.indices.to_numpy()
-    counts = np.stack([np.bincount(codes[labels == side], minlength=len(encoded.dictionary)) for side in (False, True)])
-    if facts.role == "id":
-        separation = counts.max(axis=0).sum() / len(labels)
-    else:
-        numbers = encoded.dictionary.cast(pa.float64(), safe=False).fill_null(-np.inf).to_numpy(zero_copy_only=False)
-        separation = _auc(counts[:, np.argsort(numbers)])
-    if separation < _LEAKAGE:
-        return facts
-    note = f"predicts {label!r} almost perfectly ({separation:.3f}): possible leakage; "
-    note += "add it by hand if it is known at prediction time"
-    return replace(facts, role="unused", note=note)
-
-
-def _auc(counts: npt.NDArray[np.int64]) -> float:
-    """AUC of ordered values, given the counts of label 0 and 1 for each; the better of both directions."""
-    zeros, ones = counts
-    zeros_below = np.cumsum(zeros) - zeros
-    auc = float((ones * (zeros_below + zeros / 2)).sum() / (zeros.sum() * ones.sum()))
-    return max(auc, 1 - auc)

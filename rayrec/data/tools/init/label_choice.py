@@ -15,7 +15,7 @@ from rayrec.data.arrays.arrow_types import decoded, is_list, is_text
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import Task
 from rayrec.data.mapping.targets import map_label
-from rayrec.data.tools.init.column_facts import ColumnFacts
+from rayrec.data.tools.init.column_facts import ColumnFacts, plain_number
 from rayrec.storage.errors import DataError, suggestion
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
@@ -45,11 +45,27 @@ class LabelChoice:
         return cls(schema["column"], schema, labels == 1, why)
 
 
+def choose_labels(table: pa.Table, binary: Sequence[str], wanted: Sequence[str]) -> list[LabelChoice]:
+    """The labels of `--label` options, or the label by the look of the columns; none if no column looks like one.
+
+    Raises:
+        DataError: as `choose_label`; two labels of one column.
+    """
+    options: Sequence[str | None] = wanted or [None]
+    chosen = [choose_label(table, binary, text) for text in options]
+    labels = [label for label in chosen if label is not None]
+    for number, label in enumerate(labels):
+        if label.column in (earlier.column for earlier in labels[:number]):
+            raise DataError("two --label options name this column", column=label.column, fix="leave one of them out")
+    return labels
+
+
 def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> LabelChoice | None:
     """Chooses the label.
 
     Args:
-        binary: the columns that contain only 0 and 1.
+        binary: the columns that contain only 0 and 1. Columns of floats count only where there are no others, except
+            by name.
         wanted: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER; None: a binary column, by its name or else the last one.
 
     Raises:
@@ -59,6 +75,7 @@ def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> 
         return _from_option(table, wanted)
     column = next((name for label_name in LABEL_NAMES for name in binary if name.lower() == label_name), None)
     explanation = "by its name"
+    binary = [name for name in binary if not pat.is_floating(table.schema.field(name).type)] or binary
     if column is None and binary:
         reason = "the only column" if len(binary) == 1 else f"the last of {len(binary)} columns"
         column, explanation = binary[-1], f"{reason} with only 0 and 1; no --label was given"
@@ -68,9 +85,9 @@ def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> 
 def suggested_labels(columns: Sequence[ColumnFacts]) -> str:
     """The fix for a data set in which no column looks like a label."""
     pairs = [(c.name, c.values_seen) for c in columns[::-1] if c.role == "id" and c.distinct == 2]
-    numbers = [c for c in columns if c.role == "dense" and c.mean is not None and not c.log]
+    numbers = [(c.name, c.mean) for c in columns if c.role == "dense" and not (c.log or c.unique or c.width > 1)]
     candidates = [f"{name}={seen[1]}" for name, seen in pairs if seen is not None] + [
-        f"{c.name}>={c.mean:.2g}" for c in numbers
+        f"{name}>={plain_number(mean, 2)}" for name, mean in numbers if mean is not None
     ]
     examples = ", ".join(f"--label '{text}'" for text in candidates[:3])
     return f"name the label: {USAGE}{f'; possibly {examples}' if examples else ''}"
@@ -125,7 +142,7 @@ def _two_values(array: pa.Array, column: str) -> LabelChoice:
     _refuse_one_value(values, column)
     examples = [f"--label '{column}={values[0]}'"] if comparable else []
     if isinstance(values[0], int | float):
-        examples.append(f"--label '{column}>={sorted(values)[len(values) // 2]:g}'")
+        examples.append(f"--label '{column}>={plain_number(sorted(values)[len(values) // 2])}'")
     fix = f"specify the values that count as 1, e.g. {' or '.join(examples)}" if examples else f"use {USAGE}"
     raise DataError(f"the label has {len(values):,} values, not two: {_shown(values)}", column=column, fix=fix)
 
@@ -159,7 +176,8 @@ def _from_number_on(array: pa.Array, column: str, text: str) -> LabelChoice:
     choice = LabelChoice.of({"column": column, "at_least": threshold}, array, "by --label")
     if choice.positives.all() or not choice.positives.any():
         subject = "every row is" if choice.positives.all() else "no row is"
-        problem = f"{subject} at least {threshold:g}; the column ranges from {numbers.min():g} to {numbers.max():g}"
+        problem = f"{subject} at least {plain_number(threshold)}; the column ranges from "
+        problem += f"{plain_number(numbers.min())} to {plain_number(numbers.max())}"
         raise DataError(problem, column=column, fix="give a number in this range")
     return choice
 

@@ -6,9 +6,9 @@ Rows for evaluation are the last ones by time, or chosen by a hash of the row nu
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from rayrec.data.source.filters import Condition
 from rayrec.data.source.partitions import Partitioned, tables_of
 from rayrec.data.tools.init.inspect import Inspection, inspect
 from rayrec.data.tools.init.text_files import find_text_options
+from rayrec.data.tools.init.times import TimeColumn
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import PARQUET, SUFFIXES, find_files
 
@@ -45,6 +46,10 @@ HoldOut = Callable[[pa.Table, int], Mask]
 # Seed that distinguishes these draws from other hashes.
 _HOLD_OUT_SEED = 4
 _MAX_TIMES = 1 << 21
+_RANDOM = (
+    "in a log, a random split overstates the metrics: the model has seen later rows; name the time with "
+    "--time COLUMN[=FORMAT]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +62,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A config as plain values, and the inspection of the data."""
+    """A config as plain values, the inspection of the data, and lines for the head of the config."""
 
     config: dict[str, Any]
     inspection: Inspection
+    comments: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -74,7 +80,14 @@ def removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def start(
-    sources: Sequence[str], name: str, folder: Path, machine: Machine, label: str | None = None, tell: Tell = print
+    sources: Sequence[str],
+    name: str,
+    folder: Path,
+    machine: Machine,
+    label: str | Sequence[str] | None = None,
+    tell: Tell = print,
+    keep: Collection[str] = (),
+    time: str | None = None,
 ) -> Started:
     """Makes a config that is ready to train.
 
@@ -83,22 +96,27 @@ def start(
         name: name of the config.
         folder: folder for vocabularies, and for converted or split rows; must not exist.
         machine: the resources for the run.
-        label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER; None: the column that looks like a label.
+        label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER, or several of them; None: the column that looks like a label.
         tell: called with a line about each action.
+        keep: columns that stay features although they seem to be known only after the label.
+        time: COLUMN or COLUMN=FORMAT with the time of a row; None: recognized by its values.
 
     Raises:
-        DataError: unreadable files, no label, no ids, too few rows.
+        DataError: unreadable files, no label, no ids, too few rows, a label or a time that does not fit.
     """
     folder = folder.absolute()
     paths, text = _as_parquet(sources, folder / "rows", tell)
     converted = paths == [str(folder / "rows")]
-    inspection = inspect(paths, label=label)
+    inspection = inspect(paths, label=label, keep=keep, time=time)
     dim = 8 if inspection.rows < 20_000 else 16 if inspection.rows < 2 * _MANY_ROWS else 32
     if not inspection.proposal(dim)["tables"]:
         fix = "rayrec trains embedding tables; use data with a column of users, items or categories"
         raise DataError("no column contains ids or categories", fix=fix)
-    time = next((column.name for column in inspection.columns if column.role == "timestamp"), None)
-    data = _divided(paths, time, folder, copy=converted, tell=tell)
+    chosen_time = inspection.time
+    data, comments = _divided(paths, chosen_time, folder, copy=converted, tell=tell)
+    if chosen_time is None:
+        for question in inspection.questions:
+            tell(question)
     if converted:
         shutil.rmtree(folder / "rows")
     if written := text.model_dump(exclude_defaults=True):
@@ -106,13 +124,20 @@ def start(
     train = data["train"] if isinstance(data["train"], dict) else {"path": data["train"]}
     # Held-out rows must not influence the schema.
     train_inspection = inspect(
-        train["path"], filters=train.get("filters", ()), label=label
-    )  # held-out rows must not influence the schema
-    proposal = train_inspection.proposal(dim, folder / "vocabularies")
-    model = _model(inspection.rows, dim, len(proposal["schema"]["dense"]))
-    return Started(
-        {"name": name, "data": data, **proposal, "model": model, **_training(inspection.rows, machine)}, inspection
+        train["path"],
+        filters=train.get("filters", ()),
+        label=label,
+        keep=keep,
+        time=None if chosen_time is None else chosen_time.option,
     )
+    proposal = train_inspection.proposal(dim, folder / "vocabularies")
+    model = _model(inspection.rows, dim, len(proposal["schema"]["dense"]), len(train_inspection.labels))
+    config = {"name": name, "data": data, **proposal, "model": model, **_training(inspection.rows, machine)}
+    roles = {facts.name: facts for facts in train_inspection.columns}
+    columns = tuple(
+        replace(facts, role=roles[facts.name].role, note=roles[facts.name].note) for facts in inspection.columns
+    )
+    return Started(config, replace(inspection, columns=columns), comments)
 
 
 def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> tuple[list[str], TextOptions]:
@@ -143,32 +168,48 @@ def _refuse_inside(folder: Path, sources: Sequence[str]) -> None:
             raise DataError(f"the output folder {folder.name} would be inside the data", file=path, fix=fix)
 
 
-def _divided(paths: Sequence[str], time: str | None, folder: Path, *, copy: bool, tell: Tell) -> dict[str, Any]:
-    """The section `data` of a train config."""
+def _divided(
+    paths: Sequence[str], time: TimeColumn | None, folder: Path, *, copy: bool, tell: Tell
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The section `data` of a train config, and lines for the head of the config."""
     partitioned = Partitioned.of(find_files(paths))
-    cut = None if time is None else last_by_time(partitioned, time, SHARE)
-    if cut is not None and time is not None:
-        tell(f"evaluation: the last rows by {time!r}, from {cut} on")
-        if not copy:
+    comments: tuple[str, ...] = ()
+    if time is not None and (last := _last_rows(partitioned, time)) is not None:
+        cut, hold_out = last
+        tell(f"evaluation: the last rows by {time.column!r}, from {cut} on")
+        if not copy and time.is_readable:
             path = list(paths) if len(paths) > 1 else paths[0]
-            return {
-                "train": {"path": path, "filters": [[time, "<", cut]]},
-                "eval": {"path": path, "filters": [[time, ">=", cut]]},
-            }
-        hold_out = from_time(time, cut)
+            sides = {"train": {"path": path, "filters": [[time.column, "<", cut]]}}
+            return {**sides, "eval": {"path": path, "filters": [[time.column, ">=", cut]]}}, comments
     else:
-        reason = "there is no time column" if time is None else f"{time!r} has too few distinct times"
-        tell(f"evaluation: a tenth of the rows by a hash of their number, because {reason}")
-        hold_out = by_hash(SHARE)
+        reason = "there is no time column" if time is None else f"{time.column!r} has too few distinct times"
+        lines = [f"evaluation: a tenth of the rows by a hash of their number, because {reason}"]
+        if time is None:
+            lines.append(_RANDOM)
+        for line in lines:
+            tell(line)
+        comments, hold_out = tuple(lines), by_hash(SHARE)
     train, evaluation = folder / "train", folder / "eval"
     train_rows, eval_rows = write_split(partitioned, hold_out, train, evaluation, _LAYOUT)
     tell(f"{train_rows:,} training rows and {eval_rows:,} evaluation rows in {folder}")
-    return {"train": str(train), "eval": str(evaluation)}
+    return {"train": str(train), "eval": str(evaluation)}, comments
 
 
-def _model(rows: int, dim: int, num_dense: int) -> dict[str, Any]:
+def _last_rows(partitioned: Partitioned, time: TimeColumn) -> tuple[int | str, HoldOut] | None:
+    """The first time of the evaluation rows, and these rows; None if there are too few distinct times."""
+    if time.is_readable:
+        cut = last_by_time(partitioned, time.column, SHARE)
+        return None if cut is None else (cut, from_time(time.column, cut))
+    first_s = _first_of_last(_sampled(time.seconds(table) for table in _tables(partitioned, time.column)), SHARE)
+    if first_s is None:
+        return None
+    moment = datetime.fromtimestamp(first_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return moment, lambda table, _: time.seconds(table) >= first_s
+
+
+def _model(rows: int, dim: int, num_dense: int, num_labels: int) -> dict[str, Any]:
     """DLRM; without dense features DCN, because DLRM sees ids only in products of two, never alone."""
-    top = [64, 32, 1] if rows < 2 * _MANY_ROWS else [256, 128, 1]
+    top = [*((64, 32) if rows < 2 * _MANY_ROWS else (256, 128)), num_labels]
     if num_dense:
         return {"name": "dlrm", "args": {"dense_arch": [64, dim], "over_arch": top}}
     return {"name": "dcn", "args": {"dense_arch": [], "over_arch": top, "cross_layers": 2}}
@@ -219,10 +260,8 @@ def last_by_time(partitioned: Partitioned, column: str, share: float) -> int | s
         None if there are too few distinct times: no row, or more than half of them, would be held out.
     """
     times, kind = _times(partitioned, column)
-    if not len(times):
-        return None
-    cut = int(np.quantile(times, 1 - share, method="higher"))
-    if not 0 < np.count_nonzero(times >= cut) <= len(times) / 2:
+    cut = _first_of_last(times, share)
+    if cut is None:
         return None
     if pat.is_integer(kind):
         return cut
@@ -232,17 +271,42 @@ def last_by_time(partitioned: Partitioned, column: str, share: float) -> int | s
     return datetime.fromtimestamp(cut // UNITS[kind.unit], UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def _first_of_last(times: npt.NDArray[np.int64], share: float) -> int | None:
+    """The time that about a fraction `share` reach; None if that would be none, or more than half of them."""
+    if not len(times):
+        return None
+    cut = int(np.quantile(times, 1 - share, method="higher"))
+    return cut if 0 < np.count_nonzero(times >= cut) <= len(times) / 2 else None
+
+
 def _times(partitioned: Partitioned, column: str) -> tuple[npt.NDArray[np.int64], pa.DataType]:
     """The values of the column, or an even sample of very many."""
+    kind = pa.int64()
+
+    def values() -> Iterator[npt.NDArray[np.int64]]:
+        nonlocal kind
+        for table in _tables(partitioned, column):
+            array = decoded(table.column(column).combine_chunks())
+            kind, numbers = array.type, array.cast(pa.int32() if pat.is_date32(array.type) else pa.int64(), safe=False)
+            yield numbers.drop_null().to_numpy().astype(np.int64)
+
+    return _sampled(values()), kind
+
+
+def _tables(partitioned: Partitioned, column: str) -> Iterator[pa.Table]:
+    """One column of all files."""
+    return (table for file in partitioned.files for table in tables_of(file, partitioned.types, [column]))
+
+
+def _sampled(parts: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """All values, or an even sample of very many."""
     samples: list[npt.NDArray[np.int64]] = []
-    stride, kind = 1, pa.int64()
-    for table in (table for file in partitioned.files for table in tables_of(file, partitioned.types, [column])):
-        array = decoded(table.column(column).combine_chunks())
-        kind, numbers = array.type, array.cast(pa.int32() if pat.is_date32(array.type) else pa.int64(), safe=False)
-        samples.append(numbers.drop_null().to_numpy()[::stride].astype(np.int64))
+    stride = 1
+    for part in parts:
+        samples.append(part[::stride])
         if sum(map(len, samples)) > _MAX_TIMES:
             samples, stride = [np.concatenate(samples)[::2]], 2 * stride
-    return np.concatenate([np.empty(0, np.int64), *samples]), kind
+    return np.concatenate([np.empty(0, np.int64), *samples])
 
 
 def write_split(

@@ -16,6 +16,7 @@ from rayrec.data.arrays.arrow_types import is_text
 from rayrec.data.tools.init.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.init.label_choice import suggested_labels
 from rayrec.data.tools.init.sequences import VALUES
+from rayrec.modules.embedding import submodule_name
 from rayrec.storage.errors import DataError
 
 USER_NAMES = ("user_id", "user", "uid", "userid", "customer_id", "member_id", "visitor_id")
@@ -28,12 +29,12 @@ _LISTED = ("id", "id_list", "weighted_id_list")
 
 
 def propose(
-    columns: Sequence[ColumnFacts], label: Mapping[str, Any] | None, dim: int, vocabularies: Path | None = None
+    columns: Sequence[ColumnFacts], labels: Sequence[Mapping[str, Any]], dim: int, vocabularies: Path | None = None
 ) -> dict[str, Any]:
     """The sections `schema` and `tables` of a train config.
 
     Args:
-        label: `schema.label`; None if no column looks like a label.
+        labels: each as `schema.label`; none if no column looks like a label.
         dim: dimension of every table.
         vocabularies: folder for a vocabulary of each column with few ids. Without it, ids that cannot be table rows
             themselves are hashed, so that some collide.
@@ -41,14 +42,16 @@ def propose(
     Raises:
         DataError: there is no label, no column looks like a feature, or the folder cannot be written.
     """
-    if label is None:
+    if not labels:
         raise DataError("no column looks like a label: none contains only 0 and 1", fix=suggested_labels(columns))
     sparse = [c for c in columns if c.role in _LISTED]
     dense = [c for c in columns if c.role == "dense"]
     if not sparse and not dense:
         raise DataError("no column looks like a feature", fix="list features in the schema")
     paths = _write([c for c in sparse if _worth_a_vocabulary(c)], vocabularies) if vocabularies is not None else {}
-    schema: dict[str, Any] = {"label": dict(label)}
+    schema: dict[str, Any] = {"label": dict(labels[0])}
+    if len(labels) > 1:
+        schema = {"labels": [{"name": label["column"], **label} for label in labels]}
     for column in columns:
         if column.role == "sample_weight":
             schema["sample_weight"] = {"column": column.name}
@@ -61,14 +64,22 @@ def propose(
     if sequences := _sequences(columns):
         schema["sequences"] = sequences
     sizes = {c.name: len(c.values_seen or ()) + 1 if c.name in paths else c.table_rows for c in sparse}
-    tables = [{"name": name, "rows": rows, "dim": dim, "features": [name]} for name, rows in sizes.items()]
+    tables: list[dict[str, Any]] = []
+    for name, rows in sizes.items():
+        tables.append(_table(name, rows, dim, tables))
     names = {c.name for c in columns}
     for spec, feature, rows in _derived(columns):
         if (name := spec["name"]) not in names:
             schema.setdefault("derived", []).append(spec)
             schema["sparse" if rows else "dense"].append(feature)
-            tables += [{"name": name, "rows": rows, "dim": dim, "features": [name]}] if rows else []
+            tables += [_table(name, rows, dim, tables)] if rows else []
     return {"schema": schema, "tables": tables}
+
+
+def _table(feature: str, rows: int, dim: int, earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A table for a feature, with the feature's name if a table can have it."""
+    name = submodule_name(feature, [table["name"] for table in earlier])
+    return {"name": name, "rows": rows, "dim": dim, "features": [feature]}
 
 
 def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
@@ -139,7 +150,8 @@ def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
 
 def _unit(facts: ColumnFacts) -> dict[str, str]:
     """The unit of integer times, if it is not the default."""
-    unit = None if facts.low is None or facts.high is None else time_unit(facts.low, facts.high)
+    by_range = None if facts.low is None or facts.high is None else time_unit(facts.low, facts.high)
+    unit = facts.time_format or by_range
     return {} if unit in (None, "s") else {"unit": str(unit)}
 
 

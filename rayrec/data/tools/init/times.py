@@ -1,0 +1,330 @@
+"""Recognizes the column with the time of a row, by its values and its name, and reads it as seconds since 1970.
+
+Training reads Arrow timestamps, dates, and integers in s, ms, us or ns (`schema.timestamp`). Other times, such as texts
+and 20141001, serve only to divide rows into training and evaluation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from rayrec.data.arrays.arrow_types import UNITS, decoded, floats_of, is_text, seconds_of
+from rayrec.data.arrays.buffers import I64
+from rayrec.data.mapping.targets import LATEST_S
+from rayrec.data.tools.init.column_facts import TIME_NAMES, ColumnFacts, named_id, time_unit
+from rayrec.data.tools.init.outcomes import constant_in_groups
+from rayrec.storage.errors import DataError, suggestion
+
+# Integers whose decimal digits are a date: the parts and their numbers of digits, first to last.
+DIGITS = {
+    "yyyymmdd": (4, 2, 2),
+    "yyyymmddhh": (4, 2, 2, 2),
+    "yyyymmddhhmm": (4, 2, 2, 2, 2),
+    "yyyymmddhhmmss": (4, 2, 2, 2, 2, 2),
+    "yymmddhh": (2, 2, 2, 2),
+}
+ISO = "iso"
+USAGE = f"{', '.join(UNITS)}, {', '.join(DIGITS)}, {ISO}, or a format of strptime such as '%d.%m.%Y %H:%M'"
+_TEXT_FORMATS = (
+    ISO,
+    "%m/%d/%Y %I:%M:%S %p",
+    "%d/%m/%Y %I:%M:%S %p",
+    "%m/%d/%Y %H:%M:%S",
+    "%d/%m/%Y %H:%M:%S",
+    "%m/%d/%Y %H:%M",
+    "%d/%m/%Y %H:%M",
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y/%m/%d",
+    "%d.%m.%Y %H:%M:%S",
+    "%d.%m.%Y",
+)
+_ISO_TEXT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[-+]\d\d:?\d\d))?)?")
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+")
+_TIME_WORDS = {"time", "ts", "timestamp", "date", "datetime", "day", "hour", "at", "when", "时间", "时间戳", "日期"}
+# Times of something else than the row: of a user's or an item's life, or in the future.
+_OTHER_WORDS = {"birth", "birthday", "born", "dob", "release", "released", "publish", "published", "register",
+                "registered", "signup", "joined", "expires", "expiry", "expiration", "until", "deadline"}  # fmt: skip
+# Without a telling name, times lie between these years, in at least so many rows with so many distinct values.
+_USUAL_S = (788_918_400, 2_051_222_400)  # 1995 to 2035
+_MIN_ROWS = 20
+_MIN_DISTINCT = 5
+_SORTED = 0.95
+_DISTINCT = 0.5
+_MAX_TEXTS = 1000
+_MOST = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TimeColumn:
+    """The column with the time of a row.
+
+    Args:
+        format: as in `--time COLUMN=FORMAT`; empty for Arrow timestamps and dates.
+        is_readable: True if training can read it as `schema.timestamp`.
+    """
+
+    column: str
+    format: str
+    is_readable: bool
+
+    @property
+    def option(self) -> str:
+        """The `--time` option that chooses this column."""
+        return f"{self.column}={self.format}" if self.format else self.column
+
+    def seconds(self, table: pa.Table) -> I64:
+        """[n], seconds since 1970, rounded down.
+
+        Raises:
+            DataError: a null, or a value that does not have the format.
+        """
+        return read_seconds(table.column(self.column).combine_chunks(), self.format, self.column)
+
+
+def read_seconds(array: pa.Array, time_format: str, column: str) -> I64:
+    """[n], seconds since 1970, of values in a format. Raises as `TimeColumn.seconds`."""
+    array = decoded(array)
+    if array.null_count:
+        fix = "choose another --time, or remove these rows"
+        raise DataError(f"the time is null in {array.null_count:,} of {len(array):,} rows", column=column, fix=fix)
+    if not time_format or (time_format in UNITS and pat.is_integer(array.type)):
+        return seconds_of(array, time_format or "s")
+    encoded = array.dictionary_encode()
+    seconds = _seconds_of_values(encoded.dictionary, time_format)
+    if (wrong := np.flatnonzero(seconds < 0)).size:
+        value = encoded.dictionary[int(wrong[0])].as_py()
+        problem, fix = f"{value!r} is not a time in the format {time_format!r}", f"give --time {column}=FORMAT: {USAGE}"
+        raise DataError(problem, column=column, fix=fix)
+    taken: I64 = np.take(seconds, encoded.indices.to_numpy())
+    return taken
+
+
+def choose_time(
+    columns: Sequence[ColumnFacts], table: pa.Table, option: str | None
+) -> tuple[TimeColumn | None, list[ColumnFacts], list[str]]:
+    """Chooses the column with the time of a row.
+
+    Args:
+        option: COLUMN or COLUMN=FORMAT; None: a column of timestamps or dates, or one that is recognized by its values.
+
+    Returns:
+        the column, or None; the facts with its role; a question for each column that may be a time.
+
+    Raises:
+        DataError: an unknown column or format, or a value that does not have the format.
+    """
+    if option is not None:
+        chosen = _from_option(option, table)
+        chosen.seconds(table)  # raises an error
+        return chosen, _with_time(columns, chosen, []), []
+    typed = next((c for c in columns if c.role == "timestamp"), None)
+    if typed is not None:
+        chosen = TimeColumn(typed.name, "" if typed.low is None else time_unit(typed.low, typed.high or 0) or "", True)
+        return chosen, list(columns), []
+    ids = [c.name for c in columns if c.role in ("id", "group") and c.distinct > 1]
+    sure: list[TimeColumn] = []
+    questions: list[str] = []
+    for facts in columns:
+        if facts.role in ("label", "sample_weight") or facts.outcome:
+            continue
+        array = decoded(table.column(facts.name).combine_chunks())
+        time_format, is_sure = _recognized(facts.name, array)
+        if not time_format:
+            continue
+        candidate = TimeColumn(facts.name, time_format, time_format in UNITS and pat.is_integer(array.type))
+        is_sure = is_sure and not _belongs_to_an_id(array, [name for name in ids if name != facts.name], table)
+        if is_sure:
+            sure.append(candidate)
+        else:
+            questions.append(f"{facts.name}: may be the time of a row; to split by it, add --time '{candidate.option}'")
+    if not sure:
+        return None, list(columns), questions
+    sure.sort(key=lambda one: (one.column.lower() not in TIME_NAMES, not one.is_readable, not _named_time(one.column)))
+    return sure[0], _with_time(columns, sure[0], [one.column for one in sure[1:]]), []
+
+
+def _with_time(columns: Sequence[ColumnFacts], chosen: TimeColumn, others: Sequence[str]) -> list[ColumnFacts]:
+    """Gives the chosen column its role. Other columns of times are unused."""
+
+    def with_role(facts: ColumnFacts) -> ColumnFacts:
+        if facts.name == chosen.column and chosen.is_readable:
+            return replace(facts, role="timestamp", note="", time_format=chosen.format)
+        if facts.name == chosen.column:
+            note = f"the time of a row, as {chosen.format}; used only to divide the rows. "
+            note += "For metrics by day and features of the time, convert the column to timestamps"
+            return replace(facts, role="unused", note=note)
+        if facts.name in others or facts.role == "timestamp":
+            return replace(facts, role="unused", note=f"a time; the time of a row is {chosen.column!r}")
+        return facts
+
+    return [with_role(facts) for facts in columns]
+
+
+def _from_option(option: str, table: pa.Table) -> TimeColumn:
+    names = [name for name in table.column_names if option == name or option.startswith(f"{name}=")]
+    if not names:
+        column = option.partition("=")[0]
+        hint = suggestion(column, table.column_names)
+        raise DataError(f"--time {option}: there is no column {column!r}{hint}", fix="use --time COLUMN[=FORMAT]")
+    column = max(names, key=len)
+    time_format, array = option[len(column) + 1 :], decoded(table.column(column).combine_chunks())
+    if pat.is_timestamp(array.type) or pat.is_date(array.type):
+        if time_format:
+            problem = f"--time {option}: the column has type {array.type}, which needs no format"
+            raise DataError(problem, column=column, fix=f"use --time {column}")
+        return TimeColumn(column, "", True)
+    if time_format and time_format not in (*UNITS, *DIGITS, ISO) and "%" not in time_format:
+        raise DataError(f"--time {option}: unknown format {time_format!r}", column=column, fix=f"use {USAGE}")
+    if not time_format:
+        time_format, _ = _recognized(column, array)
+    if not time_format:
+        first = array.drop_null()[:1].to_pylist()
+        problem = (
+            f"--time {option}: the format of the times is not clear; the first value is {first[0] if first else None!r}"
+        )
+        raise DataError(problem, column=column, fix=f"give --time {column}=FORMAT: {USAGE}")
+    return TimeColumn(column, time_format, time_format in UNITS and pat.is_integer(array.type))
+
+
+def _recognized(name: str, array: pa.Array) -> tuple[str, bool]:
+    """The format of a column of times, and True if it is certainly one; an empty format for other columns."""
+    if len(array) < 2 or array.null_count:
+        return "", False
+    is_named, is_other = _named_time(name), bool(_OTHER_WORDS & _words(name))
+    if is_text(array.type):
+        formats, is_sure = _text_formats(pc.unique(array[: 100 * _MAX_TEXTS])[:_MAX_TEXTS])
+        is_sure = is_sure and not is_other and len(formats) == 1
+        return (formats[0], is_sure) if formats else ("", False)
+    if not (pat.is_integer(array.type) or pat.is_floating(array.type)) or named_id(name.lower()):
+        return "", False
+    numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if not np.isfinite(numbers).all() or (low := numbers.min()) == (high := numbers.max()) or high >= 2**63:
+        return "", False
+    distinct = len(np.unique(numbers))
+    if unit := time_unit(low, high):
+        usual = low >= _USUAL_S[0] * UNITS[unit] and high < _USUAL_S[1] * UNITS[unit]
+        is_sorted = np.count_nonzero(np.diff(numbers) >= 0) >= _SORTED * (len(numbers) - 1)
+        spread = len(numbers) >= _MIN_ROWS and (is_sorted or distinct >= _DISTINCT * len(numbers))
+        is_sure = is_named or (usual and spread and distinct >= _MIN_DISTINCT and pat.is_integer(array.type))
+        return (unit, is_sure and not is_other) if is_named or usual else ("", False)
+    if not pat.is_integer(array.type):
+        return "", False
+    for time_format in DIGITS:
+        if (_seconds_of_values(pc.unique(array), time_format) >= 0).all():
+            is_sure = is_named or (len(numbers) >= _MIN_ROWS and distinct >= _MIN_DISTINCT)
+            return time_format, is_sure and not is_other
+    return "", False
+
+
+def _text_formats(values: pa.Array) -> tuple[list[str], bool]:
+    """The formats of texts, and True if all texts have them; else most texts have them.
+
+    Two formats that all texts have differ in the order of day and month.
+    """
+    if not (pat.is_string(values.type) or pat.is_large_string(values.type)) or not len(values):
+        return [], False
+    first = values[:20]
+    likely = [text for text in (*_TEXT_FORMATS, *DIGITS) if (_seconds_of_values(first, text) >= 0).any()]
+    shares = {text: float((_seconds_of_values(values, text) >= 0).mean()) for text in likely}
+    complete = [text for text, share in shares.items() if share == 1]
+    most = [text for text, share in shares.items() if share >= _MOST]
+    return (complete, True) if complete else (most, False)
+
+
+def _seconds_of_values(values: pa.Array, time_format: str) -> I64:
+    """[n], seconds since 1970; -1 for values that do not have the format, or lie outside 1970 to 2200."""
+    if time_format in UNITS:
+        numbers = _numbers(values)
+        seconds = np.floor_divide(np.where(np.isfinite(numbers), numbers, -1), UNITS[time_format]).astype(np.int64)
+    elif time_format in DIGITS:
+        numbers = _numbers(values)
+        whole = np.isfinite(numbers) & (numbers >= 0) & (numbers < 1e15) & (numbers == np.floor(numbers))
+        seconds = _seconds_of_digits(np.where(whole, numbers, 0).astype(np.int64), DIGITS[time_format])
+    else:
+        parse = _iso if time_format == ISO else _strptime(time_format)
+        seconds = np.array([parse(str(value)) for value in values.to_pylist()], np.int64)
+    return np.where((seconds >= 0) & (seconds < LATEST_S), seconds, -1)
+
+
+def _numbers(values: pa.Array) -> npt.NDArray[np.float64]:
+    """Numbers, or texts of digits, as floats; NaN for other texts."""
+    if is_text(values.type):
+        texts = values.cast(pa.large_string())
+        values = pc.if_else(pc.match_substring_regex(texts, r"^\d{1,18}(\.\d+)?$"), texts, None)
+    return floats_of(values)
+
+
+def _seconds_of_digits(numbers: I64, widths: Sequence[int]) -> I64:
+    """[n], seconds since 1970 of integers such as 20141001; -1 where the digits are no date."""
+    parts: list[I64] = []
+    rest = numbers
+    for width in reversed(widths):
+        parts.append(rest % 10**width)
+        rest = rest // 10**width
+    absent = [np.zeros_like(rest)] * (6 - len(parts))
+    year, month, day, hour, minute, second = parts[::-1] + absent
+    year = year + (2000 if widths[0] == 2 else 0)
+    valid = (rest == 0) & (year >= 1973) & (year < 2200) & (month >= 1) & (month <= 12) & (day >= 1)
+    valid &= (hour < 24) & (minute < 60) & (second < 60)
+    months = np.where(valid, (year - 1970) * 12 + month - 1, 0)
+    days = _first_days(months) + day - 1
+    valid &= days < _first_days(months + 1)
+    seconds: I64 = np.where(valid, days * 86_400 + hour * 3600 + minute * 60 + second, -1)
+    return seconds
+
+
+def _first_days(months: I64) -> I64:
+    """[n], days since 1970 of the first days of months, which are counted from January 1970."""
+    days: I64 = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    return days
+
+
+def _iso(text: str) -> int:
+    text = text.strip()
+    if not _ISO_TEXT.fullmatch(text):
+        return -1
+    try:
+        return _utc_seconds(datetime.fromisoformat(text.replace(" UTC", "Z").replace(" Z", "Z").replace(",", ".")))
+    except ValueError:
+        return -1
+
+
+def _strptime(time_format: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            return _utc_seconds(datetime.strptime(text.strip(), time_format))
+        except ValueError:
+            return -1
+
+    return parse
+
+
+def _utc_seconds(moment: datetime) -> int:
+    """Seconds since 1970; a time without a zone is UTC."""
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in _WORDS.findall(name)}
+
+
+def _named_time(name: str) -> bool:
+    return bool(_words(name) & _TIME_WORDS)
+
+
+def _belongs_to_an_id(array: pa.Array, ids: Sequence[str], table: pa.Table) -> bool:
+    """True if the times are those of an id, such as the release of an item: one time for each id."""
+    codes = pc.dictionary_encode(array).indices.to_numpy().astype(np.int64)
+    keys = (pc.dictionary_encode(table.column(name).combine_chunks(), null_encoding="encode").indices for name in ids)
+    return any(constant_in_groups(codes, key.to_numpy().astype(np.int64)) for key in keys)

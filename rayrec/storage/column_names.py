@@ -1,0 +1,40 @@
+"""Refuses files with equal column names, in one text for all formats and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rayrec.storage.errors import DataError
+
+# Number of files that an error lists.
+_NAMED = 5
+
+
+def check_names(files: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Checks that no file has two columns of one name.
+
+    Args:
+        files: path or URI of each file, and its column names.
+
+    Raises:
+        DataError: names the column and the files.
+    """
+    wrong = {uri: name for uri, names in files if (name := _repeated(names)) is not None}
+    if wrong:
+        name = next(iter(wrong.values()))
+        raise equal_names(name, [uri for uri, other in wrong.items() if other == name])
+
+
+def equal_names(name: str, files: Sequence[str]) -> DataError:
+    """The error of files with two columns of this name."""
+    others = files[1:_NAMED]
+    more = f" and {len(files) - _NAMED:,} more" if len(files) > _NAMED else ""
+    listed = f"; the same in {', '.join(others)}{more}" if others else ""
+    fix = "rename one of the columns, or write the file without it"
+    return DataError(f"several columns are named {name!r}{listed}", file=files[0], column=name, fix=fix)
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    if len(set(names)) == len(names):
+        return None
+    return next(name for number, name in enumerate(names) if name in names[:number])

@@ -1,0 +1,160 @@
+"""The time of a row is recognized by its values, asked for where it is not sure, and given by `--time`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from rayrec.cli import run
+from rayrec.data import DataError, inspect
+from rayrec.data.tools.init.inspect import Inspection
+from rayrec.data.tools.init.make_config import Machine, start
+from rayrec.data.tools.init.times import read_seconds
+
+ROWS = 400
+FIRST = datetime(2014, 10, 1, 0, 30, tzinfo=UTC)
+MOMENTS = [FIRST + timedelta(hours=5 * n) for n in range(ROWS)]
+SECONDS = np.array([int(moment.timestamp()) for moment in MOMENTS])
+
+
+def texts(time_format: str) -> list[str]:
+    return [moment.strftime(time_format) for moment in MOMENTS]
+
+
+def digits(time_format: str) -> list[int]:
+    return [int(text) for text in texts(time_format)]
+
+
+def columns(**more: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    ids = {"user": rng.integers(0, 40, ROWS), "item": rng.integers(0, 30, ROWS)}
+    return {**ids, **more, "click": rng.integers(0, 2, ROWS)}
+
+
+def found(folder: Path, option: str | None = None, **more: Any) -> Inspection:
+    pq.write_table(pa.table(columns(**more)), folder / "x.parquet")
+    return inspect(str(folder), label="click", time=option)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("showTime", SECONDS * 1000, "ms"),
+        ("unixReviewTime", SECONDS, "s"),
+        ("时间戳", SECONDS * 10**6, "us"),
+        ("c3", SECONDS * 1000, "ms"),  # sorted
+        ("c3", np.random.default_rng(0).permutation(SECONDS), "s"),  # spread
+        ("date", digits("%Y%m%d"), "yyyymmdd"),
+        ("c3", digits("%Y%m%d"), "yyyymmdd"),
+        ("time", digits("%Y%m%d%H%M%S"), "yyyymmddhhmmss"),
+        ("hour", digits("%y%m%d%H"), "yymmddhh"),
+        ("c3", texts("%Y-%m-%dT%H:%M:%S.5+00:00"), "iso"),
+        ("at", texts("%m/%d/%Y %I:%M:%S %p"), "%m/%d/%Y %I:%M:%S %p"),
+        ("day", texts("%d.%m.%Y"), "%d.%m.%Y"),
+    ],
+)
+def test_times_are_recognized_by_their_values(tmp_path: Path, name: str, values: Any, expected: str) -> None:
+    inspection = found(tmp_path, **{name: values})
+    assert inspection.time is not None and (inspection.time.column, inspection.time.format) == (name, expected)
+    facts = next(c for c in inspection.columns if c.name == name)
+    assert facts.role == ("timestamp" if expected in ("s", "ms", "us") else "unused")
+    folder = tmp_path / "d"
+    said: list[str] = []
+    config = start([str(tmp_path / "x.parquet")], "a", folder, Machine(cores=2), "click", said.append).config
+    assert f"the last rows by {name!r}" in said[0]
+    if facts.role == "timestamp":
+        assert config["schema"]["timestamp"].get("unit", "s") == expected
+        assert config["data"]["train"]["filters"][0][:2] == [name, "<"]
+    else:
+        times = [inspection.time.seconds(pq.read_table(config["data"][side])) for side in ("train", "eval")]
+        assert times[0].max() < times[1].min() and 0.05 * ROWS <= len(times[1]) <= 0.2 * ROWS
+        features = [*config["schema"]["sparse"], *config["schema"]["dense"]]
+        assert [feature["name"] for feature in features] == ["user", "item"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("order_id", SECONDS),  # ids
+        ("c3", np.random.default_rng(0).integers(10**8, 4 * 10**9, ROWS)),  # numbers of that size
+        ("c3", np.random.default_rng(0).choice(SECONDS[:30], ROWS)),  # values that repeat, in no order
+        ("c3", np.random.default_rng(0).integers(10_000_000, 99_999_999, ROWS)),  # no dates
+        ("play_time_ms", np.random.default_rng(0).integers(0, 90_000, ROWS)),
+        ("title", [f"title {n % 90}" for n in range(ROWS)]),
+        ("version", [f"{n % 9}.{n % 7}.{n % 5}" for n in range(ROWS)]),
+    ],
+)
+def test_other_numbers_and_texts_are_no_times(tmp_path: Path, name: str, values: Any) -> None:
+    assert found(tmp_path, **{name: values}).time is None
+
+
+def test_times_of_a_user_or_an_item_are_asked_for(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    item = columns()["item"]
+    inspection = found(tmp_path, published_at=SECONDS[item], birth_date=digits("%Y%m%d"), c3=rng.permutation(SECONDS))
+    assert inspection.time is not None and inspection.time.column == "c3"
+    inspection = found(tmp_path, shown=SECONDS[item], birth_date=digits("%Y%m%d"))
+    assert inspection.time is None
+    assert [question.partition(":")[0] for question in inspection.questions] == ["shown", "birth_date"]
+    assert "--time 'birth_date=yyyymmdd'" in inspection.questions[1]
+    both = [text.replace("/1", "/0") for text in texts("%d/%m/%Y") if text[:2] < "13"]
+    ambiguous = (both * ROWS)[:ROWS]
+    assert found(tmp_path, seen=ambiguous).time is None
+    odd = [*texts("%m/%d/%Y")[:-1], "21/13/2019"]
+    assert "--time 'seen=%m/%d/%Y'" in found(tmp_path, seen=odd).questions[0]
+
+
+def test_a_random_split_is_told_and_stands_in_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pacsv.write_csv(pa.table(columns(shown=SECONDS[columns()["item"]])), "x.csv")
+    assert run(["init", "x.csv", "--label", "click"]) == 0
+    told = capsys.readouterr().out
+    assert "in a log, a random split overstates the metrics" in told and "--time 'shown=s'" in told
+    head = [line for line in Path("x.yaml").read_text().splitlines() if line.startswith("#")]
+    assert any("a tenth of the rows by a hash" in line for line in head)
+    assert any("--time COLUMN[=FORMAT]" in line for line in head)
+    assert run(["init", "x.csv", "--label", "click", "--name", "y", "--time", "shown=s"]) == 0
+    assert "the last rows by 'shown'" in capsys.readouterr().out
+    assert "random" not in Path("y.yaml").read_text()
+
+
+def test_the_time_is_what_the_user_says(tmp_path: Path) -> None:
+    more = {"a=b": SECONDS, "when": texts("%d %b %y"), "ts": SECONDS, "day": pa.array(MOMENTS, pa.timestamp("s"))}
+    for option, column, time_format in [
+        ("a=b", "a=b", "s"),
+        ("a=b=s", "a=b", "s"),
+        ("when=%d %b %y", "when", "%d %b %y"),
+        ("day", "day", ""),
+    ]:
+        time = found(tmp_path, option, **more).time
+        assert time is not None and (time.column, time.format) == (column, time_format)
+        assert (time.seconds(pq.read_table(tmp_path / "x.parquet")) // 86_400).tolist() == (SECONDS // 86_400).tolist()
+    for option, problem in [
+        ("Day", "did you mean 'day'"),
+        ("when", "the format of the times is not clear; the first value is '01 Oct 14'"),
+        ("when=%d/%m/%Y", "'01 Oct 14' is not a time in the format '%d/%m/%Y'"),
+        ("ts=hours", "unknown format 'hours'"),
+        ("day=s", "needs no format"),
+    ]:
+        with pytest.raises(DataError, match=problem) as caught:
+            found(tmp_path, option, **more)
+        assert caught.value.fix
+    with pytest.raises(DataError, match="null in 1 of 2 rows"):
+        read_seconds(pa.array([20141001, None]), "yyyymmdd", "c")
+
+
+def test_digits_that_are_no_date_are_refused() -> None:
+    assert read_seconds(pa.array([20240229, 19730101]), "yyyymmdd", "c").tolist() == [1_709_164_800, 94_694_400]
+    assert read_seconds(pa.array(["14102123"]), "yymmddhh", "c").tolist() == [1_413_932_400]
+    for value in (20230229, 20231301, 20230100, 230101, 220230101):
+        with pytest.raises(DataError, match=f"{value} is not a time"):
+            read_seconds(pa.array([value]), "yyyymmdd", "c")
