@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 
 def path(value: str | Path) -> Path:
@@ -30,8 +30,7 @@ class OnceCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         for parameter, count in Counter(order).items():
-            one_value = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
-            if one_value and count > 1:
+            if isinstance(parameter, TyperOption) and not parameter.multiple and not parameter.is_flag and count > 1:
                 raise typer.BadParameter(f"given {count} times; it has one value", ctx=ctx, param=parameter)
         return super().parse_args(ctx, args)
 
