@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from rayrec.data.arrays.widening import common_types
 from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
@@ -199,24 +200,15 @@ def _convert(task: _Task, schema: pa.Schema, layout: Layout) -> Converted:
 
 
 def _common_schema(formats: Mapping[str, Format], types: Mapping[str, str]) -> pa.Schema:
-    """Unifies the types of each column over all files; integers and floats become floats."""
-    fields: dict[str, pa.Field] = {}
-    seen: dict[str, str] = {}
-    for uri, reader in formats.items():
-        for field in reader.schema(uri):
-            if field.name in types:
-                continue
-            field_so_far = fields.setdefault(field.name, field)
-            try:
-                merged = pa.unify_schemas([pa.schema([field_so_far]), pa.schema([field])], promote_options="permissive")
-            except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-                problem = f"the column has type {field.type} here and {field_so_far.type} in {seen[field.name]}"
-                fix = f"set its type, e.g. --type {field.name}=string"
-                raise DataError(problem, file=uri, column=field.name, fix=fix) from error
-            fields[field.name] = merged.field(0)
-            seen.setdefault(field.name, uri)
+    """The widest type of each column over all files, except for the given types."""
+
+    def inferred() -> Iterator[tuple[str, pa.Schema]]:
+        for uri, reader in formats.items():
+            yield uri, pa.schema([field for field in reader.schema(uri) if field.name not in types])
+
+    fields = common_types(inferred(), fix="set its type, e.g. --type COLUMN=string")
     named_types = [pa.field(name, _named_type(name, text)) for name, text in types.items()]
-    return pa.schema([*fields.values(), *named_types])
+    return pa.schema([*fields, *named_types])
 
 
 def _named_type(column: str, text: str) -> pa.DataType:

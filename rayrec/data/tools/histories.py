@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import offsets_of
+from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.mapping.column_types import column_missing
@@ -159,7 +160,7 @@ def _read(paths: Sequence[str], log: Log) -> tuple[pa.Table, list[Times]]:
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DataError("two times name this column", column=repeated[0], fix="name it once")
     files = _Files(uris, offsets_of(np.array([table.num_rows for table in tables]))[:-1])
-    table = pa.concat_tables(tables).combine_chunks()
+    table = concatenated(tables, uris).combine_chunks()
     without_nulls(one_array(table[log.user]), log.user, "user", files)
     times = [read_times(time, one_array(table[time.column]), files, first=time is log.times[0]) for time in log.times]
     for name, time in zip(names, times, strict=True):
