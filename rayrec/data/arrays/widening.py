@@ -147,20 +147,28 @@ def concatenated(tables: Sequence[pa.Table], uris: Sequence[str], *, rounded: bo
         DataError: as `common_types`, or a value that the widest type does not hold.
     """
     schema = common_types(zip(uris, (table.schema for table in tables), strict=True))
-    parts = []
-    for uri, table in zip(uris, tables, strict=True):
-        columns = []
-        for name, kind in zip(schema.names, schema.types, strict=True):
-            try:
-                has_column = name in table.column_names
-                column = widened(table[name], kind, rounded=rounded) if has_column else pa.nulls(len(table), kind)
-            except pa.ArrowInvalid as error:
-                problem = f"a value does not fit {kind}, the common type of all files: {first_line(error)}"
-                fix = "write this column with the same type in all files"
-                raise DataError(problem, file=uri, column=name, fix=fix) from error
-            columns.append(column)
-        parts.append(pa.table(columns, schema=schema))
-    return pa.concat_tables(parts)
+    return pa.concat_tables(
+        widened_table(table, schema, uri, rounded=rounded) for uri, table in zip(uris, tables, strict=True)
+    )
+
+
+def widened_table(table: pa.Table, schema: pa.Schema, uri: str, *, rounded: bool = False) -> pa.Table:
+    """The rows of a file with the columns of `common_types`; a column that it lacks is null.
+
+    Raises:
+        DataError: a value that the widest type does not hold.
+    """
+    columns = []
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        try:
+            has_column = name in table.column_names
+            column = widened(table[name], kind, rounded=rounded) if has_column else pa.nulls(len(table), kind)
+        except pa.ArrowInvalid as error:
+            problem = f"a value does not fit {kind}, the common type of all files: {first_line(error)}"
+            fix = "write this column with the same type in all files"
+            raise DataError(problem, file=uri, column=name, fix=fix) from error
+        columns.append(column)
+    return pa.table(columns, schema=schema)
 
 
 def filled(kind: pa.DataType, expected: pa.DataType) -> pa.DataType:

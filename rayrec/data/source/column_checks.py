@@ -69,12 +69,15 @@ def _of_two_files(
     files: Iterable[tuple[pa.Schema, PartitionedFile]],
 ) -> DataError:
     """The error for a column whose types fit the schema in each file, but not together."""
-    first_uri, first_kind = seen.get(error.column or "", ("", None))
+    column = error.column
+    if column is None or column not in seen:
+        return error
+    first_uri, first_kind = seen[column]
     for arrow, file in files:
-        if first_kind is not None and error.column in arrow.names:
-            kind = arrow.field(error.column).type
+        if column in arrow.names:
+            kind = arrow.field(column).type
             if kind != first_kind and not pa.types.is_null(kind):
-                return differing(error.column, kind, file.file.uri, first_kind, first_uri)
+                return differing(column, kind, file.file.uri, first_kind, first_uri)
     return error
 
 

@@ -18,16 +18,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import UNITS, decoded
+from rayrec.data.arrays.arrow_types import UNITS, decoded, without_views
 from rayrec.data.arrays.buffers import Mask
 from rayrec.data.arrays.hashing import mix64_array, seed_of
+from rayrec.data.arrays.widening import common_types, widened, widened_table
 from rayrec.data.formats.convert import convert
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.source.filters import Condition
-from rayrec.data.source.partitions import Partitioned, tables_of
+from rayrec.data.source.partitions import Partitioned, PartitionedFile, tables_of, with_partitions
 from rayrec.data.tools.init.inspect import Inspection, inspect
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import PARQUET, SUFFIXES, find_files
+from rayrec.storage.parquet import open_parquet
 
 # Fraction of rows for evaluation.
 SHARE = 0.1
@@ -229,14 +231,24 @@ def last_by_time(partitioned: Partitioned, column: str, share: float) -> int | s
 def _times(partitioned: Partitioned, column: str) -> tuple[npt.NDArray[np.int64], pa.DataType]:
     """The values of the column, or an even sample of very many."""
     samples: list[npt.NDArray[np.int64]] = []
-    stride, kind = 1, pa.int64()
-    for table in (table for file in partitioned.files for table in tables_of(file, partitioned.types, [column])):
-        array = decoded(table.column(column).combine_chunks())
-        kind, numbers = array.type, array.cast(pa.int32() if pat.is_date32(array.type) else pa.int64(), safe=False)
+    schemas = ((file.file.uri, _schema_of(file, partitioned)) for file in partitioned.files)
+    stride, kind = 1, common_types(schemas).field(column).type
+    kind = kind.value_type if pat.is_dictionary(kind) else kind
+    with_column = (file for file in partitioned.files if column in _schema_of(file, partitioned).names)
+    for table in (table for file in with_column for table in tables_of(file, partitioned.types, [column])):
+        array = widened(decoded(table.column(column).combine_chunks()), kind)  # one unit for the times of all files
+        numbers = array.cast(pa.int32() if pat.is_date32(kind) else pa.int64(), safe=False)
         samples.append(numbers.drop_null().to_numpy()[::stride].astype(np.int64))
         if sum(map(len, samples)) > _MAX_TIMES:
             samples, stride = [np.concatenate(samples)[::2]], 2 * stride
     return np.concatenate([np.empty(0, np.int64), *samples]), kind
+
+
+def _schema_of(file: PartitionedFile, partitioned: Partitioned) -> pa.Schema:
+    """The columns of a file as `tables_of` reads them."""
+    with open_parquet(file.file.uri) as parquet:
+        arrow = with_partitions(parquet.schema_arrow, {name: partitioned.types[name] for name in file.values})
+    return pa.schema([(field.name, without_views(field.type)) for field in arrow])
 
 
 def write_split(
@@ -248,24 +260,20 @@ def write_split(
         the numbers of training rows and of held-out rows.
 
     Raises:
-        DataError: one of them would be empty, or the columns differ between files.
+        DataError: one of them would be empty, or a column has no common type.
     """
     is_held_out = {train: False, evaluation: True}
     rows = dict.fromkeys(is_held_out, 0)
+    schema = common_types((file.file.uri, _schema_of(file, partitioned)) for file in partitioned.files)
 
     def rows_of(folder: Path) -> Iterator[pa.RecordBatch]:
-        first_row, schema = 0, None
-        for table in (table for file in partitioned.files for table in tables_of(file, partitioned.types)):
-            schema = schema or table.schema
-            try:
-                selected = table.select(schema.names).cast(schema)
-            except (KeyError, ValueError) as error:
-                raise DataError(
-                    f"the files have different columns: {error}", fix="use files with the same columns"
-                ) from error
-            selected = selected.filter(pa.array(hold_out(table, first_row) == is_held_out[folder]))
-            first_row, rows[folder] = first_row + table.num_rows, rows[folder] + selected.num_rows
-            yield from selected.to_batches()
+        first_row = 0
+        for file in partitioned.files:
+            for part in tables_of(file, partitioned.types):
+                table = widened_table(part, schema, file.file.uri)
+                selected = table.filter(pa.array(hold_out(table, first_row) == is_held_out[folder]))
+                first_row, rows[folder] = first_row + table.num_rows, rows[folder] + selected.num_rows
+                yield from selected.to_batches()
 
     for folder in is_held_out:
         write_parts(rows_of(folder), folder, "part", layout)
