@@ -21,6 +21,7 @@ from rich.console import Console
 
 from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli import data, serve, train
+from rayrec.cli.options import OnceCommand
 
 DEBUG = "--debug"
 
@@ -42,6 +43,9 @@ for command in (
     *(train.train, train.evaluate, train.plan, train.report, train.config),
 ):
     app.command()(command)
+for group in (app, data.data, train.runs, train.checkpoints, serve.service):
+    for info in group.registered_commands:
+        info.cls = OnceCommand
 
 
 def main() -> None:

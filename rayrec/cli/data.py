@@ -138,7 +138,16 @@ def sequence(
     paths: Annotated[list[str], typer.Argument(help="An interaction log: Parquet files, folders or globs.")],
     out: Annotated[Path, typer.Option(parser=path, help="Folder for the Parquet files.")],
     user: Annotated[str, typer.Option(help="Column of the user.")],
-    time: Annotated[str, typer.Option(help="The column that says when; rows of one time do not see each other.")],
+    times: Annotated[
+        list[str],
+        typer.Option(
+            "--time",
+            metavar="COLUMN[=FORMAT]",
+            help="Column of times: timestamps, dates or numbers. Texts must be ISO 8601, e.g. 2024-01-31 08:05, or "
+            "have the FORMAT, as Python's strptime reads it, e.g. 'at=%m/%d/%Y %I:%M:%S %p'. Rows of one time do not "
+            "see each other. May be repeated: the second column orders rows of one time by the first.",
+        ),
+    ],
     columns: Annotated[
         list[str], typer.Option("--column", help="What histories hold, e.g. the item; may be repeated.")
     ],
@@ -151,19 +160,22 @@ def sequence(
         Literal["position", "time"] | None,
         typer.Option(help="Divide into train, validation and test: a user's two newest rows, or by --test-from."),
     ] = None,
-    test_from: Annotated[str | None, typer.Option(help="With --split time: first time of the test rows.")] = None,
+    test_from: Annotated[
+        str | None,
+        typer.Option(help="With --split time: first time of the test rows, written like those of the first --time."),
+    ] = None,
     validation_from: Annotated[
         str | None, typer.Option(help="First time of the validation rows, before --test-from.")
     ] = None,
 ) -> None:
     """Make rows with histories from an interaction log; a history holds only events before its row's time."""
     from rayrec.data.tools.histories import Log, by_position, by_time, make_sequences
+    from rayrec.data.tools.times import TimeColumn
 
-    if (test_from is None) == (split == "time") or (validation_from and not test_from):
+    if (test_from is None) == (split == "time") or (validation_from is not None and test_from is None):
         raise typer.BadParameter("--split time and --test-from belong together, and --validation-from to both")
-    moments = [None if text is None else int(text) if text.isdigit() else text for text in (test_from, validation_from)]
-    divide = by_position if split == "position" else None if moments[0] is None else by_time(moments[0], moments[1])
-    log = Log(user=user, time=time, columns=tuple(columns))
+    divide = by_position if split == "position" else None if test_from is None else by_time(test_from, validation_from)
+    log = Log(user=user, times=tuple(map(TimeColumn.parse, times)), columns=tuple(columns))
     for folder, count in make_sequences(paths, out, log, rows=rows, length=length, split=divide).items():
         typer.echo(f"{count:,} rows in {folder}")
 

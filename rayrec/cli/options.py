@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 
 def path(value: str | Path) -> Path:
@@ -20,6 +22,17 @@ def path(value: str | Path) -> Path:
         return local_path(value)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+class OnceCommand(TyperCommand):
+    """A command that refuses a second value of an option that has one: the last would replace the first silently."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for parameter, count in Counter(order).items():
+            if isinstance(parameter, TyperOption) and not parameter.multiple and not parameter.is_flag and count > 1:
+                raise typer.BadParameter(f"given {count} times; it has one value", ctx=ctx, param=parameter)
+        return super().parse_args(ctx, args)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def test_a_cut_avro_file_is_named(tmp_path: Path) -> None:
 def test_types_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,n\n1,1\n2,2\n")
     (tmp_path / "b.csv").write_text("user,n\nx,3.5\n")
-    with pytest.raises(DataError, match=r"string here and int64 in .*a\.csv.*--type user=string"):
+    with pytest.raises(DataError, match=r"string here, int64 in .*a\.csv.*--type user=string"):
         list(convert(str(tmp_path), tmp_path / "out"))
     list(convert(str(tmp_path), tmp_path / "out", text=TextOptions(types={"user": "string"})))
     assert [r["user"] for r in read(tmp_path / "out")] == ["1", "2", "x"]

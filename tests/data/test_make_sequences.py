@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from rayrec.cli.app import app
 from rayrec.data import DataError
 from rayrec.data.tools.histories import Log, by_time, make_sequences
+from rayrec.data.tools.times import TimeColumn
 
-LOG = Log(user="user", time="at", columns=("item", "stars"))
+LOG = Log(user="user", times=(TimeColumn("at"),), columns=("item", "stars"))
 
 
 def write_log(folder: Path, rows: int = 200) -> pa.Table:
@@ -123,7 +124,7 @@ def test_a_part_without_rows_and_moments_that_do_not_fit_are_refused(tmp_path: P
     write_log(tmp_path / "log")
     with pytest.raises(DataError, match="'test' is empty"):
         make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, split=by_time(10_000))
-    with pytest.raises(DataError, match="does not fit the column's type"):
+    with pytest.raises(DataError, match="is not a time of the column"):
         make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, split=by_time("yesterday"))
     assert not (tmp_path / "out").exists()
     for options in (["--split", "time"], ["--test-from", "3"], ["--split", "position", "--test-from", "3"]):
@@ -134,11 +135,13 @@ def test_a_part_without_rows_and_moments_that_do_not_fit_are_refused(tmp_path: P
 def test_what_cannot_be_a_history_is_refused(tmp_path: Path) -> None:
     table = write_log(tmp_path / "log")
     with pytest.raises(DataError, match="'itm' is missing"):
-        make_sequences([str(tmp_path / "log")], tmp_path / "out", Log(user="user", time="at", columns=("itm",)))
+        make_sequences(
+            [str(tmp_path / "log")], tmp_path / "out", Log(user="user", times=(TimeColumn("at"),), columns=("itm",))
+        )
     pq.write_table(table.append_column("history_item", table["item"]), tmp_path / "again.parquet")
     with pytest.raises(DataError, match="already has this column"):
         make_sequences([str(tmp_path / "again.parquet")], tmp_path / "out", LOG)
     nulls = table.set_column(0, "user", pa.array([None] + ["u"] * 199))
     pq.write_table(nulls, tmp_path / "nulls.parquet")
-    with pytest.raises(DataError, match="1 rows have a null"):
+    with pytest.raises(DataError, match="null or NaN in 1 of 200 rows"):
         make_sequences([str(tmp_path / "nulls.parquet")], tmp_path / "out", LOG)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -139,46 +138,6 @@ def _of_width(kind: pa.DataType, plain: str) -> pa.DataType:
         )
         return kind if (key, value) == (kind.key_type, kind.item_type) else pa.map_(key, value)
     return kind
-
-
-def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """The narrowest type that holds all values of both types; None without one, as for an integer and a float.
-
-    Integers, floats, texts, and lists and structs of them. `pa.unify_schemas` is not used: it makes int64 of int64 and
-    uint64, and refuses to unify views or dictionaries with plain texts.
-    """
-    if left == right:
-        return left
-    if is_text(left) and is_text(right):
-        return pa.large_string() if _is_utf8(left) and _is_utf8(right) else pa.large_binary()
-    if is_list(left) and is_list(right):
-        item = wider(left.value_type, right.value_type)
-        return None if item is None else pa.large_list(item)
-    left, right = (kind.value_type if pat.is_dictionary(kind) else kind for kind in (left, right))
-    if pat.is_struct(left) and pat.is_struct(right) and {f.name for f in left} == {f.name for f in right}:
-        fields = [(f.name, wider(f.type, right.field(f.name).type)) for f in left]
-        return None if any(kind is None for _, kind in fields) else pa.struct(fields)
-    if pat.is_integer(left) and pat.is_integer(right):
-        return next((kind for kind in _INTEGERS if all(map(partial(_fits, kind), (left, right)))), None)
-    if pat.is_floating(left) and pat.is_floating(right):
-        return max(left, right, key=lambda kind: kind.bit_width)
-    return None
-
-
-_INTEGERS = (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64())
-
-
-def _fits(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """True if the integer type `wide` holds all values of `narrow`."""
-    if pat.is_signed_integer(narrow) and not pat.is_signed_integer(wide):
-        return False
-    extra = pat.is_signed_integer(wide) and not pat.is_signed_integer(narrow)
-    return bool(wide.bit_width - extra >= narrow.bit_width)
-
-
-def _is_utf8(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pat.is_dictionary(kind) else kind
-    return any(test(kind) for test in _TEXTS)
 
 
 def from_list_view(array: pa.ListViewArray | pa.LargeListViewArray) -> pa.Array:

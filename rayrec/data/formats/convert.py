@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from rayrec.data.arrays.widening import common_types
 from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_files import Csv, JsonLines
@@ -211,38 +212,24 @@ def _convert(task: _Task, schema: pa.Schema, layout: Layout) -> Converted:
 
 
 def _common_schema(formats: Mapping[str, Format], reading: TextReading) -> pa.Schema:
-    """Unifies the types of each column over all files; integers and floats become floats.
+    """The widest type of each column over all files, except for the given types.
 
     Raises:
         DataError: types that have no common one, or a given type of a column that no file has.
     """
-    fields: dict[str, pa.Field] = {}
-    seen: dict[str, str] = {}
     schemas = {uri: reader.schema(uri) for uri, reader in formats.items()}
     check_names((uri, schema.names) for uri, schema in schemas.items())
-    for uri, schema in schemas.items():
-        for field in schema:
-            kind = reading.types.get(field.name, field.type)
-            before = fields.setdefault(field.name, pa.field(field.name, kind))
-            try:
-                fields[field.name] = before.with_type(_common_type(before.type, kind))
-            except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-                problem = f"the column has type {kind} here and {before.type} in {seen[field.name]}"
-                fix = f"set its type, e.g. --type {field.name}=string"
-                raise DataError(problem, file=uri, column=field.name, fix=fix) from error
-            seen.setdefault(field.name, uri)
-    options = reading.options
-    for name in (*options.types, *options.lists, *options.times):
-        if name not in fields:
-            fix = suggestion(name, fields) or f"the columns are {', '.join(fields)}"
+    given = dict(reading.types)
+    # One file may show ids that need it. As a common type of both, a decimal would be no id.
+    given |= {field.name: field.type for schema in schemas.values() for field in schema if field.type == pa.uint64()}
+    typed = (
+        (uri, pa.schema([field.with_type(given.get(field.name, field.type)) for field in schema]))
+        for uri, schema in schemas.items()
+    )
+    columns = common_types(typed, fix="set its type, e.g. --type COLUMN=string")
+    for name in (*reading.options.types, *reading.options.lists, *reading.options.times):
+        if name not in columns.names:
+            fix = suggestion(name, columns.names) or f"the columns are {', '.join(columns.names)}"
             raise DataError("no file has this column, whose type is given", column=name, fix=fix)
-    kinds = {name: reading.type_without_values(name) for name, field in fields.items() if pa.types.is_null(field.type)}
-    return pa.schema([field.with_type(kinds.get(name, field.type)) for name, field in fields.items()])
-
-
-def _common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    # Of these, Arrow would make floats, which do not hold all of them.
-    if {one, other} == {pa.int64(), pa.uint64()}:
-        return pa.uint64()
-    schemas = [pa.schema([pa.field("", kind)]) for kind in (one, other)]
-    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    kinds = {field.name: reading.type_without_values(field.name) for field in columns if pa.types.is_null(field.type)}
+    return pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in columns])

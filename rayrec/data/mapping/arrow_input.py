@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, type_of
-from rayrec.data.mapping.rules import Vocabulary
+from rayrec.data.mapping.null_types import wants_text
 from rayrec.data.mapping.schema import Schema, SparseFeature
-from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.storage.errors import DataError, first_line
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array
 def _ids(name: str, array: Any, feature: SparseFeature) -> Any:
     """Converts ids to integers or strings; `check_types` refuses other types later."""
     if _leaf_is_null(array.type):
-        kind = pa.string() if _wants_text(feature) else pa.int64()
+        kind = pa.string() if wants_text(feature) else pa.int64()
         if feature.kind == "weighted_id_list" and feature.weight_column is None:
             kind = pa.struct([("id", kind), ("weight", pa.float64())])
         return _nulls(array, kind, feature.kind != "id")
@@ -163,14 +162,6 @@ def _nan_to_null(array: Any) -> Any:
     if is_list(array.type):
         return array
     return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
-
-
-def _wants_text(feature: SparseFeature) -> bool:
-    if feature.id_type is not None:
-        return feature.id_type == "text"
-    if isinstance(feature.mapping, Vocabulary):
-        return load_vocabulary(feature.mapping.path).text
-    return isinstance(feature.default, str)
 
 
 def _common_zone(kinds: Sequence[pa.DataType]) -> str | None:

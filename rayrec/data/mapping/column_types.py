@@ -9,9 +9,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type, same_kind, without_views
+from rayrec.data.arrays.widening import has_null_type
 from rayrec.data.mapping.derived.derive import derived_types
 from rayrec.data.mapping.derived.scalars import unfitted
 from rayrec.data.mapping.derived.specs import sources
+from rayrec.data.mapping.null_types import read_types
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeature, Task
 from rayrec.data.mapping.sequences import check_value_type
@@ -47,7 +49,9 @@ def check_types(schema: Schema, arrow: pa.Schema, file: str, *, labelled: bool =
     Raises:
         DataError: a missing column, or a wrong type; names the file, the column, the actual and the expected type.
     """
-    _check_present(schema.columns if labelled else schema.feature_columns, arrow, file)
+    names = schema.columns if labelled else schema.feature_columns
+    _check_present(names, arrow, file)
+    arrow = pa.schema(list(read_types(schema, {name: arrow.field(name).type for name in names}).items()))
     if labelled:
         _check_targets(schema, arrow, file)
     _check_features(schema, _with_derived(schema, arrow, file), file)
@@ -57,13 +61,20 @@ def fill_id_types(schema: Schema, columns: Mapping[str, pa.DataType]) -> Schema:
     """The schema with missing `id_type` and `column_types` filled in from the columns' types."""
     types = columns
     if schema.derived:
-        types = derived_types(schema.derived_needed, {name: without_views(kind) for name, kind in columns.items()})
+        plain = {name: without_views(kind) for name, kind in read_types(schema, columns).items()}
+        types = derived_types(schema.derived_needed, plain) | {
+            name: kind for name, kind in columns.items() if has_null_type(kind)
+        }
     sparse = [
-        feature if feature.id_type else feature.model_copy(update={"id_type": _id_type(types[feature.column])})
+        # A column of nulls only does not tell the type of its ids: a later launch may.
+        feature
+        if feature.id_type or has_null_type(types[feature.column])
+        else feature.model_copy(update={"id_type": _id_type(types[feature.column])})
         for feature in schema.sparse
     ]
     source_names = sources(schema.derived, [spec.name for spec in schema.derived_needed])
-    column_types = {name: plain_type(columns[name]) for name in source_names} | schema.column_types
+    known = {name: plain_type(columns[name]) for name in source_names if not has_null_type(columns[name])}
+    column_types = schema.column_types | known
     return schema.model_copy(update={"sparse": sparse, "column_types": column_types})
 
 
@@ -73,14 +84,16 @@ def _with_derived(schema: Schema, arrow: pa.Schema, file: str) -> pa.Schema:
         return arrow
     types = {name: without_views(arrow.field(name).type) for name in schema.feature_columns}
     for name, expected in schema.column_types.items():
-        if name in types and not same_kind(plain := plain_type(types[name]), expected):
+        # An integer in training may be a number now: `derived_types` refuses it where it is an id.
+        accepted = (expected, expected.replace("integer", "number"))
+        if name in types and not any(same_kind(plain := plain_type(types[name]), kind) for kind in accepted):
             fix = f"cast it from {plain} to {expected}, the type in the training data (schema.column_types)"
             raise _wrong(f"column {name!r}", expected, types[name], file, name, fix=fix)
     try:
         types = derived_types(schema.derived_needed, types)
     except DataError as error:
         raise DataError(error.problem, file=file, column=error.column, fix=error.fix) from error
-    return pa.schema(list(types.items()))
+    return pa.schema(list(read_types(schema, types).items()))
 
 
 def _id_type(kind: pa.DataType) -> IdType:

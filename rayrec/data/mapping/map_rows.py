@@ -13,8 +13,10 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import as_named, from_list_view, without_views
 from rayrec.data.arrays.buffers import I64
+from rayrec.data.arrays.widening import widened
 from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.derived.derive import derive
+from rayrec.data.mapping.null_types import read_types
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.rules import Vocabulary
@@ -46,6 +48,7 @@ def map_rows(
     columns = source_columns(table, schema, names)
     if schema.derived:
         columns = {name: one_array(array) for name, array in derive(schema.derived_needed, columns, problems).items()}
+        columns = _as_read(columns, schema)
     targets = map_targets(columns, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)
     if order is not None:
@@ -67,7 +70,7 @@ def map_rows(
 
 def source_columns(table: pa.RecordBatch | pa.Table, schema: Schema, names: Sequence[str]) -> dict[str, pa.Array]:
     """Columns as single arrays, with the numbers of derived columns in the width that they had in training."""
-    columns = {name: one_array(table.column(name)) for name in names}
+    columns = _as_read({name: one_array(table.column(name)) for name in names}, schema)
     return columns | {n: as_named(columns[n], plain) for n, plain in schema.column_types.items() if n in columns}
 
 
@@ -98,6 +101,15 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
                 f"feature {name!r}: default={default} is outside its table's rows [0, {rows_of[name]})",
                 fix="give a default inside the table, or raise the table's rows",
             )
+
+
+def _as_read(columns: dict[str, pa.Array], schema: Schema) -> dict[str, pa.Array]:
+    """The columns in the types of `read_types`."""
+    types = {name: array.type for name, array in columns.items()}
+    wanted = read_types(schema, types)
+    if wanted == types:
+        return columns
+    return {name: one_array(widened(array, wanted[name])) for name, array in columns.items()}
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

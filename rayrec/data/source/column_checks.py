@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rayrec.data.arrays.arrow_types import wider
 from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.arrays.widening import differing, merged
 from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of
@@ -45,34 +45,26 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
     arrows = [
         with_partitions(schemas[code], {name: partitioned.types[name] for name in names}) for code, names in kinds
     ]
-    first_type = {
-        name: (file.file.uri, arrow.field(name).type)
-        for arrow, file in reversed([*zip(arrows, kinds.values(), strict=True)])
-        for name in columns
-        if arrow.get_field_index(name) >= 0
-    }
-    types = {name: kind for name, (_, kind) in first_type.items()}
+    types = dict[str, pa.DataType]()
+    seen = dict[str, tuple[str, pa.DataType]]()
+    in_some_file = {name for arrow in arrows for name in arrow.names}
     for arrow, file in zip(arrows, kinds.values(), strict=True):
         uri = file.file.uri
-        lacking = [name for name in columns if name in first_type and name not in arrow.names]
+        lacking = [name for name in columns if name in in_some_file and name not in arrow.names]
         for name in lacking:
             in_other_case = name.lower() in map(str.lower, arrow.names)
             if name not in schema.optional_columns or in_other_case:
                 raise _missing_in_some(name, partitioned, codes, schemas)
-        check_types(schema, pa.schema([*arrow, *(pa.field(name, first_type[name][1]) for name in lacking)]), uri)
+        check_types(schema, pa.schema([*arrow, *(pa.field(name, pa.null()) for name in lacking)]), uri)
         for condition in conditions:
             condition.check_in(arrow, uri)
-        for name, kind in ((name, arrow.field(name).type) for name in columns if name not in lacking):
-            wide = wider(types[name], kind)
-            if wide is None:
-                first_uri, other_kind = first_type[name]
-                raise DataError(
-                    f"the column's type differs between files: {kind} here, {other_kind} in {first_uri}",
-                    file=uri,
-                    column=name,
-                    fix="write this column with the same type in all files",
-                )
-            types[name] = wide
+        for name in columns:
+            if name not in lacking:
+                types[name] = merged(types, seen, name, arrow.field(name).type, uri)
+    try:  # types that fit one by one may not fit together, e.g. ids of int64 and uint64
+        check_types(schema, pa.schema(list(types.items())), partitioned.files[0].file.uri)
+    except DataError as error:
+        raise _of_two_files(error, seen, zip(arrows, kinds.values(), strict=True)) from error
     return {name: types[name] for name in columns}
 
 
@@ -91,6 +83,24 @@ def _refuse_values_in_metadata(
                     column=name,
                     fix="rewrite the table's files (rewrite_data_files), or use other columns",
                 )
+
+
+def _of_two_files(
+    error: DataError,
+    seen: Mapping[str, tuple[str, pa.DataType]],
+    files: Iterable[tuple[pa.Schema, PartitionedFile]],
+) -> DataError:
+    """The error for a column whose types fit the schema in each file, but not together."""
+    column = error.column
+    if column is None or column not in seen:
+        return error
+    first_uri, first_kind = seen[column]
+    for arrow, file in files:
+        if column in arrow.names:
+            kind = arrow.field(column).type
+            if kind != first_kind and not pa.types.is_null(kind):
+                return differing(column, kind, file.file.uri, first_kind, first_uri)
+    return error
 
 
 def _missing_in_some(name: str, partitioned: Partitioned, codes: I64, schemas: Sequence[pa.Schema]) -> DataError:

@@ -95,6 +95,8 @@ class Condition:
         Raises:
             DataError: it does not.
         """
+        if pat.is_null(kind):  # all values are null, which never match
+            return
         try:
             self._operands(compared_type(kind))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -108,6 +110,8 @@ class Condition:
     def holds(self, column: pa.Array | pa.ChunkedArray) -> Mask:
         """True for every matching row."""
         compared = compared_type(column.type)
+        if pat.is_null(compared):
+            return np.zeros(len(column), np.bool_)
         column = column if compared == column.type else column.cast(compared)
         operands = self._operands(compared)
         if self.op in COMPARE:

@@ -24,6 +24,7 @@ from pyarrow.types import is_dictionary
 from rayrec.data.arrays.arrow_types import is_list, without_views
 from rayrec.data.arrays.buffers import I64, Mask
 from rayrec.data.arrays.lists import unnest
+from rayrec.data.arrays.widening import widened
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, rows_that_pass
 from rayrec.data.source.manifest import Manifest
@@ -193,7 +194,7 @@ def _in_order(
             arrays.append(pa.repeat(pa.scalar(partition[name], kind), table.num_rows))
         elif names_in_file.get(name, name) in table.column_names:
             array = table.column(names_in_file.get(name, name))
-            arrays.append(array if array.type == kind else array.cast(kind))
+            arrays.append(widened(array, kind))
         else:  # the manifest has checked that the column may be missing
             arrays.append(pa.nulls(table.num_rows, kind))
     return pa.table(arrays, names=[name for name, _ in columns])

@@ -15,6 +15,7 @@ import pyarrow as pa
 from rayrec.data.arrays.arrow_types import floats_of, is_list
 from rayrec.data.arrays.buffers import Floats
 from rayrec.data.arrays.lists import unnest
+from rayrec.data.arrays.widening import concatenated
 from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.dense import transformed
 from rayrec.data.mapping.derived.derive import derive
@@ -106,7 +107,7 @@ def _unfitted(step: Transform) -> Transform:
 
 def _sample(data: Manifest | Mix, columns: list[str], rows: int) -> pa.Table:
     """About `rows` rows from windows spread over each data set."""
-    tables = list[pa.Table]()
+    tables, uris = list[pa.Table](), list[str]()
     for manifest in data.parts:
         remaining = -(-rows // len(data.parts))
         for number in _spread(len(manifest.windows)):
@@ -114,10 +115,11 @@ def _sample(data: Manifest | Mix, columns: list[str], rows: int) -> pa.Table:
             if problems:
                 raise problems.error(int(problems.rows()[0]))
             tables.append(table.select(columns).slice(0, remaining))
+            uris.append(manifest.files.take(np.zeros(1, np.int64))[0].uri)
             remaining -= len(tables[-1])
             if remaining <= 0:
                 break
-    return pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    return concatenated(tables, uris, rounded=True).combine_chunks()
 
 
 def _spread(count: int) -> Iterator[int]:

@@ -19,10 +19,12 @@ import pyarrow.compute as pc
 
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import offsets_of
+from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.mapping.column_types import column_missing
-from rayrec.data.source.filters import Condition
+from rayrec.data.mapping.map_rows import one_array
+from rayrec.data.tools.times import TimeColumn, Times, combined_rank, read_times, without_nulls
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import open_parquet
 
@@ -33,36 +35,42 @@ class Log:
 
     Args:
         user: column of user ids.
-        time: column of times.
+        times: columns of times. Rows are ordered by the first; rows of equal time by the second, and so on.
         columns: columns to list in histories, e.g. the item.
     """
 
     user: str
-    time: str
+    times: tuple[TimeColumn, ...]
     columns: tuple[str, ...]
 
 
-Split = Callable[[pa.Array, I64], I64]
+Split = Callable[[Times, I64], I64]
 """Maps rows ordered by user and time to indices into `SPLITS`, given their times and the first row of their user."""
 SPLITS = ("train", "validation", "test")
 
 
-def by_position(_: pa.Array, user_start: I64) -> I64:
+def by_position(_: Times, user_start: I64) -> I64:
     """Leave one out: of each user with at least three rows, the newest is test, the second newest validation."""
     size = np.bincount(user_start, minlength=len(user_start))[user_start]
     to_newest = user_start + size - 1 - np.arange(len(user_start))
     return np.where((size > 2) & (to_newest < 2), 2 - to_newest, 0)
 
 
-def by_time(test: int | str, validation: int | str | None = None) -> Split:
-    """Rows from time `test` on are test, rows from `validation` to `test` are validation. Times as in a filter."""
+def by_time(test: int | float | str, validation: int | float | str | None = None) -> Split:
+    """Rows from time `test` on are test, rows from `validation` to `test` are validation.
 
-    def split(time: pa.Array, first: I64) -> I64:
-        moments = [test] if validation is None else [test, validation]
-        conditions = [Condition("time", ">=", (moment,)) for moment in moments]
-        for condition in conditions:
-            condition.check(time.type, "the log")
-        return np.select([condition.holds(time) for condition in conditions], [2, 1][: len(conditions)], 0)
+    Both are read as the values of the first column of times, see `Times.from_on`.
+    """
+
+    def split(times: Times, _: I64) -> I64:
+        is_test = times.from_on(test)
+        if validation is None:
+            return np.where(is_test, 2, 0)
+        index = np.select([is_test, times.from_on(validation)], [2, 1], 0)
+        if not (index == 1).any():
+            fix = "choose a validation time before the test time, or provide more rows"
+            raise DataError(f"the split 'validation' is empty: no time is from {validation} to {test}", fix=fix)
+        return index
 
     return split
 
@@ -80,8 +88,9 @@ def make_sequences(
 
     Args:
         rows: "impressions": every row of the log, in order of time, with lists `history_C` for each column C of the log
-            and `history_TIME`, of the user's earlier rows. "users": a row per user with lists C and TIME of all rows,
-            oldest first; rows with the same time in file order.
+            and `history_TIME` for each time, of the user's earlier rows. "users": a row per user with lists C and TIME
+            of all rows, oldest first; rows with the same time in file order. Times that were texts are written as the
+            timestamps or numbers that they were parsed to.
         length: maximum length of an impression's history; the newest rows are kept. Users have all rows.
         split: `by_position`, or a result of `by_time`; None: no split. With "users", a row of `train` has the user's
             training rows; a row of another split ends with the user's first row in that split.
@@ -90,17 +99,19 @@ def make_sequences(
         the number of rows by folder.
 
     Raises:
-        DataError: a missing column, a null user or time, a history with the name of a column, a time of the split that
-            does not fit the column, or an empty training or test split.
+        DataError: a missing column, a null user or time, a time that is none (`read_times`), a history with the name of
+            a column, a time of the split that does not fit the column, or an empty split.
     """
-    table = _read(paths, log)
-    table = table.take(pc.sort_indices(table, [(log.time, "ascending")]))  # stable: keeps the file order
-    history_columns = list(dict.fromkeys((*log.columns, log.time)))
-    ordered = _order(table, log)
+    table, times = _read(paths, log)
+    rank = combined_rank(times)
+    in_time = np.argsort(rank, kind="stable")  # rows of one time keep the order of the files
+    table, rank, first_times = table.take(pa.array(in_time)), rank[in_time], times[0].take(in_time)
+    history_columns = list(dict.fromkeys((*log.columns, *(time.column for time in log.times))))
+    ordered = _order(table, log, rank)
     if split is None:
         selection = {out: np.arange(len(ordered.row))}
     else:
-        index = split(table[log.time].combine_chunks().take(pa.array(ordered.row)), ordered.first)
+        index = split(first_times.take(ordered.row), ordered.first)
         selection = {out / name: np.flatnonzero(index == number) for number, name in enumerate(SPLITS)}
         selection = {
             folder: positions
@@ -124,20 +135,37 @@ def make_sequences(
     return rows_written
 
 
-def _read(paths: Sequence[str], log: Log) -> pa.Table:
-    """Reads all rows, each column as one array."""
-    tables = []
-    for file in (found.uri for found in find_parquet(list(paths))):
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Locates the rows of a table of whole files."""
+
+    uris: list[str]
+    first_rows: I64
+
+    def locate(self, row: int) -> tuple[str | None, int | None, int]:
+        number = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        return self.uris[number], None, row - int(self.first_rows[number])
+
+
+def _read(paths: Sequence[str], log: Log) -> tuple[pa.Table, list[Times]]:
+    """Reads all rows, each column as one array, and the times, which replace their columns."""
+    tables, uris = [], [found.uri for found in find_parquet(list(paths))]
+    for file in uris:
         with open_parquet(file) as parquet:
             tables.append(parquet.read())
-        for column in (log.user, log.time, *log.columns):
+        for column in (log.user, *(time.column for time in log.times), *log.columns):
             if column not in tables[-1].column_names:
                 raise column_missing(column, tables[-1].schema, file, "name a column of the log")
-    table = pa.concat_tables(tables).combine_chunks()
-    for column in (log.user, log.time):
-        if table[column].null_count:
-            raise DataError(f"{table[column].null_count} rows have a null", column=column, fix="remove these rows")
-    return table
+    names = [time.column for time in log.times]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DataError("two times name this column", column=repeated[0], fix="name it once")
+    files = _Files(uris, offsets_of(np.array([table.num_rows for table in tables]))[:-1])
+    table = concatenated(tables, uris).combine_chunks()
+    without_nulls(one_array(table[log.user]), log.user, "user", files)
+    times = [read_times(time, one_array(table[time.column]), files, first=time is log.times[0]) for time in log.times]
+    for name, time in zip(names, times, strict=True):
+        table = table.set_column(table.column_names.index(name), name, time.values)
+    return table, times
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +183,8 @@ class _Order:
     first_of_time: I64
 
 
-def _order(table: pa.Table, log: Log) -> _Order:
+def _order(table: pa.Table, log: Log, time: I64) -> _Order:
     user = pc.dictionary_encode(table[log.user]).combine_chunks().indices.to_numpy()
-    time = pc.rank(table[log.time].combine_chunks(), tiebreaker="dense").to_numpy()
     row = np.argsort(user, kind="stable")  # rows are ordered by time already
     user, time = user[row], time[row]
     new_user = np.r_[True, user[1:] != user[:-1]][: len(user)]

@@ -116,7 +116,10 @@ def _counts_in(file: PartitionedFile, column: str, conditions: Sequence[Conditio
     names = dict.fromkeys((column, *(condition.column for condition in conditions)))
     for table in tables_of(file, types, [*names], conditions):
         for chunk in table.column(column).chunks:
-            counts = _plain(ids_of(chunk), uri, column).value_counts()
+            ids = ids_of(chunk)
+            if pa.types.is_null(ids.type):  # all are null
+                continue
+            counts = _plain(ids, uri, column).value_counts()
             yield pa.table({"id": counts.field("values"), "count": counts.field("counts")})
 
 

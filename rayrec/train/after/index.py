@@ -9,6 +9,7 @@ import torch
 
 from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import Mapping
+from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping.rules import Identity
 from rayrec.inference.graph import collections_in, configs_of, table_path
@@ -97,7 +98,8 @@ def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) ->
             raise TrainError(f"ids of {feature.name!r} are not rows of its table: give the items with --items")
         rows = torch.arange(tower.model.num_items)
         return pa.table({column: rows.numpy()}), rows
-    table = pa.concat_tables([open_parquet(file.uri).read() for file in find_parquet(items)])
+    uris = [file.uri for file in find_parquet(items)]
+    table = concatenated([open_parquet(uri).read() for uri in uris], uris)
     if column not in table.column_names:
         raise TrainError(f"{items} has no column {column!r}; it has {table.column_names}: name the ids' with --id")
     scalar = feature.model_copy(update={"kind": "id", "column": column, "max_length": None})

@@ -1,0 +1,1 @@
+"""Inputs as people publish and report them: what they ask of the data path."""

@@ -169,6 +169,8 @@ def _map_entries(array: pa.Array) -> tuple[Lists, pa.Array, pa.Array]:
 
 def lookup(spec: Lookup, arrays: list[pa.Array], _: Problems) -> pa.Array:
     """The value of the first entry with the key."""
+    if pat.is_null(arrays[0].type):
+        return arrays[0]
     lists, keys, values = _map_entries(arrays[0])
     rows = np.repeat(np.arange(len(arrays[0])), np.diff(lists.offsets))
     if spec.key is None:
@@ -186,6 +188,8 @@ def lookup(spec: Lookup, arrays: list[pa.Array], _: Problems) -> pa.Array:
 
 def pairs(_: Pairs, arrays: list[pa.Array], __: Problems) -> pa.Array:
     """Map entries as `list<struct<id, weight>>`, the input of a weighted feature."""
+    if pat.is_null(arrays[0].type):
+        return arrays[0]
     lists, keys, values = _map_entries(arrays[0])
     return relisted(lists, pa.StructArray.from_arrays([keys, values], ["id", "weight"]))
 

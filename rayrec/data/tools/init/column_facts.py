@@ -285,6 +285,8 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         return "dense", ""
     if pat.is_timestamp(plain) or pat.is_date(plain):
         return "timestamp", ""
+    if pat.is_null(plain):
+        return "unused", "null in all inspected rows"
     return "unused", f"{plain} is neither a number nor an id"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.source.filters import only_passing, parse_all
 from rayrec.data.source.partitions import Partitioned, nothing_left, tables_of
@@ -81,6 +82,7 @@ def inspect(
     all_files = Partitioned.of(find_parquet(paths))
     remaining_files = all_files.that_pass(conditions)
     tables: list[pa.Table] = []
+    uris: list[str] = []
     spans: dict[str, tuple[int, int] | None] = {}
     rows = inspected_rows = 0
     for file in remaining_files.files:
@@ -90,6 +92,7 @@ def inspect(
         remaining = -(-sample_rows // len(remaining_files.files))
         for table in tables_of(file, remaining_files.types, at_once=remaining):
             tables.append(only_passing(table, conditions, file.file.uri))
+            uris.append(file.file.uri)
             inspected_rows += len(table)
             remaining -= len(table)
             if remaining <= 0:
@@ -100,10 +103,7 @@ def inspect(
         raise DataError(problem, file=first, fix="name files with rows of both label 0 and label 1")
     if not any(len(table) for table in tables):
         raise nothing_left(all_files.files[0].file.uri, conditions)
-    try:
-        table = pa.concat_tables(tables).combine_chunks()
-    except pa.ArrowInvalid as error:
-        raise DataError(f"the files have different columns: {error}", fix="inspect one file at a time") from error
+    table = concatenated(tables, uris).combine_chunks()
     share = inspected_rows / rows
     columns = [column_facts(name, table.column(name), share, spans.get(name)) for name in table.column_names]
     for role in ("timestamp", "sample_weight", "group"):

@@ -18,19 +18,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import UNITS, decoded
+from rayrec.data.arrays.arrow_types import UNITS, decoded, without_views
 from rayrec.data.arrays.buffers import Mask
 from rayrec.data.arrays.hashing import mix64_array, seed_of
+from rayrec.data.arrays.widening import common_types, widened, widened_table
 from rayrec.data.formats.convert import convert
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_options import TextOptions
 from rayrec.data.source.filters import Condition
-from rayrec.data.source.partitions import Partitioned, tables_of
+from rayrec.data.source.partitions import Partitioned, PartitionedFile, tables_of, with_partitions
 from rayrec.data.tools.init.inspect import Inspection, inspect
 from rayrec.data.tools.init.text_files import find_text_options
 from rayrec.data.tools.init.times import TimeColumn
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import PARQUET, SUFFIXES, find_files
+from rayrec.storage.parquet import open_parquet
 
 # Fraction of rows for evaluation.
 SHARE = 0.1
@@ -280,22 +282,24 @@ def _first_of_last(times: npt.NDArray[np.int64], share: float) -> int | None:
 
 
 def _times(partitioned: Partitioned, column: str) -> tuple[npt.NDArray[np.int64], pa.DataType]:
-    """The values of the column, or an even sample of very many."""
-    kind = pa.int64()
+    """The values of the column, or an even sample of very many, in one unit for all files."""
+    schemas = ((file.file.uri, _schema_of(file, partitioned)) for file in partitioned.files)
+    kind = common_types(schemas).field(column).type
+    kind = kind.value_type if pat.is_dictionary(kind) else kind
 
     def values() -> Iterator[npt.NDArray[np.int64]]:
-        nonlocal kind
         for table in _tables(partitioned, column):
-            array = decoded(table.column(column).combine_chunks())
-            kind, numbers = array.type, array.cast(pa.int32() if pat.is_date32(array.type) else pa.int64(), safe=False)
+            array = widened(decoded(table.column(column).combine_chunks()), kind)
+            numbers = array.cast(pa.int32() if pat.is_date32(kind) else pa.int64(), safe=False)
             yield numbers.drop_null().to_numpy().astype(np.int64)
 
     return _sampled(values()), kind
 
 
 def _tables(partitioned: Partitioned, column: str) -> Iterator[pa.Table]:
-    """One column of all files."""
-    return (table for file in partitioned.files for table in tables_of(file, partitioned.types, [column]))
+    """One column of all files that have it."""
+    files = (file for file in partitioned.files if column in _schema_of(file, partitioned).names)
+    return (table for file in files for table in tables_of(file, partitioned.types, [column]))
 
 
 def _sampled(parts: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -309,6 +313,13 @@ def _sampled(parts: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *samples])
 
 
+def _schema_of(file: PartitionedFile, partitioned: Partitioned) -> pa.Schema:
+    """The columns of a file as `tables_of` reads them."""
+    with open_parquet(file.file.uri) as parquet:
+        arrow = with_partitions(parquet.schema_arrow, {name: partitioned.types[name] for name in file.values})
+    return pa.schema([(field.name, without_views(field.type)) for field in arrow])
+
+
 def write_split(
     partitioned: Partitioned, hold_out: HoldOut, train: Path, evaluation: Path, layout: Layout
 ) -> tuple[int, int]:
@@ -318,24 +329,20 @@ def write_split(
         the numbers of training rows and of held-out rows.
 
     Raises:
-        DataError: one of them would be empty, or the columns differ between files.
+        DataError: one of them would be empty, or a column has no common type.
     """
     is_held_out = {train: False, evaluation: True}
     rows = dict.fromkeys(is_held_out, 0)
+    schema = common_types((file.file.uri, _schema_of(file, partitioned)) for file in partitioned.files)
 
     def rows_of(folder: Path) -> Iterator[pa.RecordBatch]:
-        first_row, schema = 0, None
-        for table in (table for file in partitioned.files for table in tables_of(file, partitioned.types)):
-            schema = schema or table.schema
-            try:
-                selected = table.select(schema.names).cast(schema)
-            except (KeyError, ValueError) as error:
-                raise DataError(
-                    f"the files have different columns: {error}", fix="use files with the same columns"
-                ) from error
-            selected = selected.filter(pa.array(hold_out(table, first_row) == is_held_out[folder]))
-            first_row, rows[folder] = first_row + table.num_rows, rows[folder] + selected.num_rows
-            yield from selected.to_batches()
+        first_row = 0
+        for file in partitioned.files:
+            for part in tables_of(file, partitioned.types):
+                table = widened_table(part, schema, file.file.uri)
+                selected = table.filter(pa.array(hold_out(table, first_row) == is_held_out[folder]))
+                first_row, rows[folder] = first_row + table.num_rows, rows[folder] + selected.num_rows
+                yield from selected.to_batches()
 
     for folder in is_held_out:
         write_parts(rows_of(folder), folder, "part", layout)
