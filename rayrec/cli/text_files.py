@@ -19,20 +19,28 @@ def _option(*names: str, help: str, **more: Any) -> Any:
 
 Text = str | None
 Several = list[str] | None
+# By the names of fields of TextOptions.
 OPTIONS: dict[str, Any] = {
-    "separator": Annotated[Text, _option(help="Text between cells. Default: found in the first lines.")],
+    "separator": Annotated[Text, _option("--separator", help="Text between cells. Default: found in the first lines.")],
     "header": Annotated[
-        bool | None, _option(help="The first line holds the names of columns. Default: found in the first lines.")
+        bool | None,
+        _option(
+            "--header/--no-header", help="The first line holds the names of columns. Default: found in the first lines."
+        ),
     ],
     "names": Annotated[
         Several, _option("--names", metavar="NAME,…", help="Names of the columns, for files without a header line.")
     ],
-    "encoding": Annotated[Text, _option(help="E.g. latin-1 or utf-16. Default: UTF-8, or UTF-16 by its first bytes.")],
-    "quote": Annotated[Text, _option(help="Character around cells; '' if there is none. Default: a double quote.")],
-    "escape": Annotated[Text, _option(help="Character before a quote inside of quotes, e.g. a backslash.")],
+    "encoding": Annotated[
+        Text, _option("--encoding", help="E.g. latin-1 or utf-16. Default: UTF-8, or UTF-16 by its first bytes.")
+    ],
+    "quote": Annotated[
+        Text, _option("--quote", help="Character around cells; '' if there is none. Default: a double quote.")
+    ],
+    "escape": Annotated[Text, _option("--escape", help="Character before a quote inside of quotes, e.g. a backslash.")],
     "nulls": Annotated[Several, _option("--null", metavar="TEXT", help="A cell that is null; may be repeated.")],
-    "decimal": Annotated[Text, _option(help="Decimal point of numbers. Default: a point.")],
-    "thousands": Annotated[Text, _option(help="Character between thousands. Default: none.")],
+    "decimal": Annotated[Text, _option("--decimal", help="Decimal point of numbers. Default: a point.")],
+    "thousands": Annotated[Text, _option("--thousands", help="Character between thousands. Default: none.")],
     "types": Annotated[
         Several,
         _option("--type", metavar="COLUMN=TYPE", help="Arrow type of a column, e.g. user=string; may be repeated."),
@@ -57,20 +65,25 @@ def reads_text_files(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
-        given = {name: values.pop(name) for name in OPTIONS}
+        given = {name: values.pop(_parameter(name)) for name in OPTIONS}
         with _reading({name: value for name, value in given.items() if value is not None}):
             return command(**values)
 
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        inspect.Parameter(_parameter(name), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in OPTIONS.items()
     ]
     parameters = [
         p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values()
     ]
     with_options.__signature__ = own.replace(parameters=[*parameters, *more])  # type: ignore[attr-defined]
-    with_options.__annotations__ = hints | OPTIONS
+    with_options.__annotations__ = hints | {_parameter(name): option for name, option in OPTIONS.items()}
     return with_options
+
+
+def _parameter(name: str) -> str:
+    """The parameter of a command, apart from its own parameters."""
+    return f"text_{name}"
 
 
 @contextmanager
