@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError, FileChanged, first_line
 from rayrec.storage.locations import open_filesystem
 
@@ -85,14 +86,16 @@ def open_parquet(
 
     Raises:
         FileChanged: the file has another version.
-        DataError: the file is missing or is not Parquet.
+        DataError: the file is missing, is not Parquet, or has two columns of one name.
     """
     source, footer = _open(uri, version)
     try:
         remote = footer.version.changed_ns is None
-        return pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=remote, read_dictionary=read_dictionary)
+        parquet = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=remote, read_dictionary=read_dictionary)
     except (pa.ArrowInvalid, OSError) as error:
         raise unreadable(uri, error) from error
+    check_names([(uri, parquet.schema_arrow.names)])
+    return parquet
 
 
 def _open(uri: str, expected: Version | None = None) -> tuple[pa.NativeFile, Footer]:

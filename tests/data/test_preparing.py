@@ -26,7 +26,7 @@ from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
 from rayrec.data.stream.downsampling import keep_mask
 from rayrec.data.tools import vocabulary
 from rayrec.data.tools.init.column_facts import column_facts, time_unit
-from rayrec.data.tools.init.inspect import _auc
+from rayrec.data.tools.init.outcomes import _auc
 
 BEAUTY = runpy.run_path(str(Path(__file__).parents[2] / "data/beauty/prepare.py"))
 CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))

@@ -13,7 +13,6 @@ import pyarrow as pa
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.source.filters import Condition, only_passing
 from rayrec.data.source.lake import TableFiles
-from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found
 from rayrec.storage.locations import plain_path
@@ -124,7 +123,6 @@ def tables_of(
         at_once: maximum rows of a chunk, before conditions.
     """
     with open_parquet(file.file.uri, Version(file.file.size_bytes)) as parquet:
-        check_names([(file.file.uri, parquet.schema_arrow.names)])
         names = None if columns is None else [name for name in columns if name not in file.values]
         if names == []:
             names = parquet.schema_arrow.names[:1]  # any column, for the number of rows

@@ -124,7 +124,7 @@ def test_a_random_split_is_told_and_stands_in_the_config(
     assert any("--time COLUMN[=FORMAT]" in line for line in head)
     assert run(["init", "x.csv", "--label", "click", "--name", "y", "--time", "shown=s"]) == 0
     assert "the last rows by 'shown'" in capsys.readouterr().out
-    assert "random" not in Path("y.yaml").read_text()
+    assert "a random split" not in Path("y.yaml").read_text()
 
 
 def test_the_time_is_what_the_user_says(tmp_path: Path) -> None:
