@@ -307,7 +307,7 @@ def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_p
     found = inspect(data.path, filters=data.filters)
     assert found.inspected_rows == len(wanted) and found.rows == 790
     roles = {c.name: c.role for c in found.columns}
-    assert roles["day"] == "id" and {c.name: c.distinct for c in found.columns}["day"] == 1
+    assert roles["day"] == "unused" and {c.name: c.distinct for c in found.columns}["day"] == 1
     with pytest.raises(DataError, match="column 'dya' is missing; the file has row"):
         inspect(data.path, filters=[["dya", "=", 1]])
 

@@ -19,8 +19,8 @@ from rayrec.data import DataError, Layout, Schema, inspect
 from rayrec.data.arrays.arrow_types import UNITS, is_list
 from rayrec.data.arrays.hashing import hash_strings, seed_of
 from rayrec.data.formats.binary_files import _arrow
-from rayrec.data.formats.convert import _named_type
 from rayrec.data.formats.parquet_writer import write_parts
+from rayrec.data.formats.text_options import arrow_type
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
 from rayrec.data.stream.downsampling import keep_mask
@@ -310,10 +310,10 @@ def test_avro_types_as_arrow_has_them() -> None:
 
 
 def test_types_as_users_write_them() -> None:
-    assert (_named_type("c", "list<int64>"), _named_type("c", "double")) == (pa.list_(pa.int64()), pa.float64())
+    assert (arrow_type("c", "list<int64>"), arrow_type("c", "double")) == (pa.list_(pa.int64()), pa.float64())
     for wrong in ("list<int64", "int64>", "list<>"):
         with pytest.raises(DataError, match="unknown type"):
-            _named_type("c", wrong)
+            arrow_type("c", wrong)
     kinds = [
         pa.list_(pa.int8()),
         pa.large_list(pa.int8()),

@@ -108,9 +108,8 @@ class TextReading:
 
     @property
     def key(self) -> str:
-        """What changes the rows that are read, as a text; empty if it is all as it is by default."""
-        changes = [self.options.model_dump(exclude_defaults=True), sorted(self.kinds.items())]
-        return str(changes) if any(changes) else ""
+        """The options that change the rows of a file beside its types; empty if none is set."""
+        return str(self.options.model_dump(exclude_defaults=True) or "")
 
 
 def arrow_type(column: str, name: str) -> pa.DataType:

@@ -188,7 +188,8 @@ def test_inputs_of_derived_columns_widen_after_training_too(trained: pa.DataType
         "tags": pa.list_(pa.string()),
     }
     schema = fill_id_types(Schema.model_validate(DERIVED), types)
-    assert schema.column_types == {"price": "integer" if trained == pa.int64() else "number"}
+    names = {pa.int64(): "integer", pa.float64(): "number", pa.decimal128(5, 2): "decimal"}
+    assert schema.column_types == {"price": names[trained]}
     table = {"row": [1, 2, 3, 4], "price": price, "brand": pa.nulls(4), "tags": pa.nulls(4)}
     batch = Mapping(schema, ROWS_OF | {"band": 8}, labels=False).to_batch(pa.table(table))
     assert [len(bag) for bag in batch.sparse["band"].to_dense()] == [bands] * 4

@@ -35,6 +35,8 @@ def find_text_options(uris: Sequence[str]) -> tuple[TextOptions, list[str]]:
         return options, []
     uri = next(uri for uri in uris if isinstance(reader_of(uri), Csv))
     layout = reader.layout(uri)
+    if len(set(layout.columns)) < len(layout.columns):
+        return options, []  # the conversion refuses it
     updates: dict[str, Any] = {}
     if layout.separator != reader.separator:
         updates["separator"] = layout.separator
