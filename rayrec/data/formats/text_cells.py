@@ -32,7 +32,7 @@ class CellError(ValueError):
 def number_type(
     text: pa.Array, inferred: pa.DataType, decimal: str, thousands: str | None, *, leading_zeros: bool = False
 ) -> pa.DataType:
-    """The type of a column whose first cells are `text`.
+    """The type of a column, from its first cells.
 
     Whole numbers with leading zeros are text. Those beyond int64 are uint64, and text if they are beyond that, too: a
     float would make one number of many.
@@ -76,7 +76,7 @@ def times(format: str) -> Callable[[pa.Array], pa.Array]:
     def parse(text: pa.Array) -> pa.Array:
         trimmed = pc.utf8_trim_whitespace(text)
         parsed = pc.strptime(trimmed, format=format, unit="us", error_is_null=True)
-        _refuse(trimmed, pc.and_(pc.is_null(parsed), pc.is_valid(trimmed)), f"is no time of the format {format!r}")
+        _refuse(trimmed, pc.and_(pc.is_null(parsed), pc.is_valid(trimmed)), f"does not have the time format {format!r}")
         return parsed
 
     return parse
@@ -139,7 +139,7 @@ def _parsed(index: int, cell: str | None) -> list[Any] | None:
         except (ValueError, SyntaxError):
             value = None
     if not isinstance(value, list | tuple):
-        raise CellError(index, f"{cell!r} is no list such as [1, 2]")
+        raise CellError(index, f"{cell!r} is not a list; lists look like [1, 2]")
     return list(value)
 
 

@@ -15,7 +15,7 @@ from rayrec.data.formats.text_options import TextOptions
 _LOOK_LINES = 1000
 # By rank, if several divide the lines evenly. A blank comes last, because texts have blanks, too.
 _SEPARATORS = ("::", ",", "\t", ";", "|", "\x01", "^", " ")
-# At least so many of the lines have as many cells as the first one.
+# Minimum fraction of lines with as many cells as the first line.
 _EVEN = 0.95
 _VALUE = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{4}-\d\d-\d\d\b.*")
 _NAME = re.compile(r"[^\W\d][^\n]*")
@@ -64,7 +64,7 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     lines = _cells(text, separator, options)
     notes = [] if separator == usual or options.separator else [f"cells are separated by {separator!r}"]
     notes += [] if encoding == "utf-8" or options.encoding else [f"the encoding is {encoding}"]
-    notes += ["a backslash stands before quotes inside of quotes"] if options.escape == "\\" else []
+    notes += ["quotes inside of quotes have a backslash"] if options.escape == "\\" else []
     if not lines:
         return Layout([], options.header is not False, separator, encoding, options.escape, notes=tuple(notes))
     first, later = lines[0], lines[1:]
@@ -91,7 +91,7 @@ def _escapes_quotes(text: str, quote: str) -> bool:
 
 
 def _encoding(data: bytes) -> str:
-    """UTF-8 unless the file begins with the mark of another encoding."""
+    """The encoding that the first bytes name, else UTF-8."""
     return next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
 
 
@@ -134,8 +134,8 @@ def _cells(text: str, separator: str, options: TextOptions) -> list[list[str]]:
 def _is_header(first: Sequence[str], later: Sequence[Sequence[str]]) -> bool:
     """Whether the first line holds names.
 
-    It does if a text in it stands above numbers. Otherwise it is data if one of its cells is a number or a date, or if
-    at least half of its cells occur again in later lines of the same column.
+    It does if there are numbers below one of its texts. Otherwise it is data if one of its cells is a number or a date,
+    or if at least half of its cells occur again in later lines of the same column.
     """
     cells = [cell.strip() for cell in first]
     columns = [[line[position] for line in later if position < len(line)] for position in range(len(cells))]

@@ -176,9 +176,9 @@ def test_lists_times_and_numbers_are_parsed_as_told(tmp_path: Path) -> None:
     assert (first["a"], first["b"], first["c"], first["n"]) == ([1, 2], ["x", "y"], [3, 4], 1204.5)
     assert (second["a"], second["c"], second["n"]) == (None, [], 7.25)
     assert first["at"].isoformat() == "2024-12-31T23:59:00"
-    with pytest.raises(DataError, match=r"line 2: '31/12/2024' is no time of the format"):
+    with pytest.raises(DataError, match=r"line 2: '31/12/2024' does not have the time format"):
         read(tmp_path / "b.csv", "at,n\n31/12/2024,1\n", TextOptions(times={"at": "%d.%m.%Y"}))
-    with pytest.raises(DataError, match=r"line 3: 'x' is no list"):
+    with pytest.raises(DataError, match=r"line 3: 'x' is not a list"):
         read(tmp_path / "c.csv", 'a;n\n"[1]";1\nx;2\n', TextOptions(lists={"a": "json"}))
 
 
