@@ -1,10 +1,12 @@
-"""Refuses files with equal column names, in one text for all formats and commands."""
+"""Errors about missing and equal column names, with one text for all formats and commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rayrec.storage.errors import DataError
+import pyarrow as pa
+
+from rayrec.storage.errors import DataError, suggestion
 
 # Number of files that an error lists.
 _NAMED = 5
@@ -32,6 +34,14 @@ def equal_names(name: str, files: Sequence[str]) -> DataError:
     listed = f"; the same in {', '.join(others)}{more}" if others else ""
     fix = "rename one of the columns, or write the file without it"
     return DataError(f"several columns are named {name!r}{listed}", file=files[0], column=name, fix=fix)
+
+
+def column_missing(column: str, arrow: pa.Schema, file: str, fix: str) -> DataError:
+    """The error for a missing column."""
+    names = arrow.names
+    shown_names = ", ".join(names[:20]) + (f", … ({len(names)} in total)" if len(names) > 20 else "")
+    problem = f"column {column!r} is missing; the file has {shown_names}{suggestion(column, names)}"
+    return DataError(problem, file=file, column=column, fix=fix)
 
 
 def _repeated(names: Sequence[str]) -> str | None:

@@ -19,8 +19,8 @@ from rayrec.data.mapping.schema import DenseFeature, IdType, Schema, SparseFeatu
 from rayrec.data.mapping.sequences import check_value_type
 from rayrec.data.mapping.transforms import Fitted
 from rayrec.data.mapping.vocabulary import first_text, load_vocabulary
-from rayrec.storage.column_names import equal_names
-from rayrec.storage.errors import DataError, suggestion
+from rayrec.storage.column_names import column_missing, equal_names
+from rayrec.storage.errors import DataError
 
 # id_type: what its ids are, and the type to cast to.
 _IDS = {"text": ("string ids", "string"), "integer": ("integer ids", "int64")}
@@ -158,14 +158,6 @@ def _check_features(schema: Schema, arrow: pa.Schema, file: str) -> None:
                     file,
                     values.column_name,
                 )
-
-
-def column_missing(column: str, arrow: pa.Schema, file: str, fix: str) -> DataError:
-    """The error for a missing column."""
-    names = arrow.names
-    shown_names = ", ".join(names[:20]) + (f", … ({len(names)} in total)" if len(names) > 20 else "")
-    problem = f"column {column!r} is missing; the file has {shown_names}{suggestion(column, names)}"
-    return DataError(problem, file=file, column=column, fix=fix)
 
 
 def _check_dense(feature: DenseFeature, column_type: pa.DataType, file: str) -> None:

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import is_text, without_views
 from rayrec.data.arrays.buffers import Mask
-from rayrec.data.mapping.column_types import column_missing
+from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError
 
 Value = bool | int | float | str

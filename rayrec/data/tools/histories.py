@@ -22,9 +22,9 @@ from rayrec.data.arrays.lists import offsets_of
 from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.formats.parquet_writer import Layout, write_parts
-from rayrec.data.mapping.column_types import column_missing
 from rayrec.data.mapping.map_rows import one_array
 from rayrec.data.tools.times import TimeColumn, Times, combined_rank, read_times, without_nulls
+from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import open_parquet
 

@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 from rayrec.data.arrays.arrow_types import is_text
 from rayrec.data.arrays.hashing import hash_texts, mix64_array
 from rayrec.data.arrays.lists import ids_of
-from rayrec.data.mapping.column_types import column_missing
 from rayrec.data.mapping.id_index import IdIndex
 from rayrec.data.mapping.vocabulary import close_vocabularies, ids_in, index_beside, load_vocabulary
 from rayrec.data.source.filters import Condition, parse_all
 from rayrec.data.source.partitions import PartitionedFile, Types, find_partitioned, tables_of, with_partitions
+from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError
 from rayrec.storage.locations import local_path
 from rayrec.storage.parallel import one_by_one, start_ray
