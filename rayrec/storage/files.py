@@ -226,9 +226,14 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
     return re.compile("".join([*out, re.escape(glob[end:])]))
 
 
+def is_unnamed_text(path: str) -> bool:
+    """Whether the file's name says only that it is text."""
+    return path.partition("?")[0].lower().endswith(_TEXT)
+
+
 def format_of(path: str) -> str | None:
     """The format of a file that can be converted to Parquet, from its name; None for other files."""
     name = path.partition("?")[0].lower() if "://" in path else path.lower()
     if name.endswith(_TEXT):
-        return "CSV"
+        return "CSV"  # or JSON, by its first character
     return next((kind for suffix, kind in _BY_SUFFIX.items() if name.endswith(suffix)), None)

@@ -104,7 +104,7 @@ def test_files_agree_on_types_and_partitions_stay(tmp_path: Path, running_ray: N
         ),
         ("x.jsonl", jsonl(ROWS) + b'\n{"label": 1\n', 252, "line 252: JSON parse error"),
         ("x.jsonl", jsonl(ROWS * 40) + b'{"colour": "red"}\n', 10_001, "line 10001: .*unexpected field"),
-        ("x.jsonl", b"", None, "Empty JSON stream"),
+        ("x.jsonl", b"", None, "the file is empty"),
         ("x.avro", b"no avro", None, "cannot read the file as Avro"),
     ],
 )

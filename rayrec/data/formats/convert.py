@@ -21,11 +21,11 @@ import pyarrow.fs as pafs
 from rayrec.data.arrays.widening import common_types
 from rayrec.data.formats.binary_files import Avro, Orc
 from rayrec.data.formats.parquet_writer import Layout, write_parts
-from rayrec.data.formats.text_files import Csv, JsonLines
+from rayrec.data.formats.text_files import Csv, JsonLines, looks_like_json
 from rayrec.data.formats.text_options import TextOptions, TextReading, text_reading
 from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError, suggestion
-from rayrec.storage.files import SUFFIXES, Found, find_files, format_of
+from rayrec.storage.files import SUFFIXES, Found, find_files, format_of, is_unnamed_text
 from rayrec.storage.locations import cache_folder, local_path, locate, plain_path
 from rayrec.storage.parallel import in_threads, one_by_one
 
@@ -163,7 +163,9 @@ def _format(uri: str, reading: TextReading) -> Format:
         return Avro()
     if kind == "ORC":
         return Orc()
-    return JsonLines(reading) if kind == "JSON lines" else Csv("\t" if kind == "TSV" else ",", reading)
+    if kind == "JSON lines" or (is_unnamed_text(uri) and looks_like_json(uri)):
+        return JsonLines(reading)
+    return Csv("\t" if kind == "TSV" else ",", reading)
 
 
 def _notes(formats: Mapping[str, Format]) -> dict[str, str]:

@@ -60,7 +60,7 @@ def whole_numbers(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:
     def parse(text: pa.Array) -> pa.Array:
         plain = pc.utf8_trim_whitespace(text)
         _refuse(plain, pc.match_substring_regex(plain, _LEADING_ZERO), "has a leading zero, which a number loses")
-        return _cast(plain, kind)
+        return _cast(pc.replace_substring_regex(plain, r"^\+", ""), kind)
 
     return parse
 

@@ -49,7 +49,8 @@ class Csv:
             data = _read(_stream(uri), _LOOK_BYTES)
             return find_layout(data, len(data) < _LOOK_BYTES, self.reading.options, self.separator)
         except (OSError, pa.ArrowException, UnicodeError) as error:
-            raise _wrong(uri, None, str(error), None) from error
+            fix = "check that the file is whole, and compressed and encoded as its name and --encoding say"
+            raise _wrong(uri, None, str(error), None, fix) from error
 
     def schema(self, uri: str) -> pa.Schema:
         """Columns and types, inferred from the first 8 MB.
@@ -324,6 +325,8 @@ class JsonLines:
         return self._wrong(uri, None if row is None else int(row[1]) + 1, str(error))
 
     def _wrong(self, uri: str, line: int | None, text: str) -> DataError:
+        if text.startswith("Empty JSON"):
+            return DataError("the file is empty", file=uri, fix="remove it")
         column = re.search(r"Column\(/?([^/)]*)\)", text)
         name = column[1] if column else None
         if name is None or "changed from" not in text:
@@ -351,6 +354,12 @@ def _parsed(
         except CellError as error:
             raise _wrong(uri, row + error.index, str(error), column.name) from None
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def looks_like_json(uri: str) -> bool:
+    """Whether a text file begins with an object or an array of JSON."""
+    begin = _read(_stream(uri), _LOOK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return begin.startswith(b"{") or (begin.startswith(b"[") and begin[1:].lstrip().startswith(b"{"))
 
 
 def _stream(uri: str) -> pa.NativeFile:

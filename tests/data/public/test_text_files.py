@@ -203,6 +203,27 @@ def test_json_values_of_several_types_are_read_as_text_if_told(tmp_path: Path) -
     assert [row["votes"] for row in rows] == ["1,204", "3", None]
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.data"])
+def test_json_in_a_file_whose_name_does_not_say_it(name: str, tmp_path: Path) -> None:
+    assert read(tmp_path / name, "".join(json.dumps(row) + "\n" for row in ROWS))[0] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", "[]", "the file is empty"),
+        ("a.csv.gz", "user,n\n1,2\n", "check that the file is whole, and compressed"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_what_to_look_at(name: str, content: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name, content)
+
+
+def test_signs_before_whole_numbers(tmp_path: Path) -> None:
+    assert [row["n"] for row in read(tmp_path / "a.csv", "n,x\n+1,a\n-2,b\n3,c\n")[0]] == [1, -2, 3]
+
+
 def test_a_broken_array_is_refused_at_its_item(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="item 2 of the array"):
         read(tmp_path / "a.json", '[{"a": 1}, {"a": }]')
