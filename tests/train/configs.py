@@ -181,7 +181,8 @@ def init(data: Path, label: str) -> dict[str, Any]:
         assert run(["init", data.name, "--label", label, "--name", "begun"]) == 0
     raw = few_steps(yaml.safe_load((data.parent / "begun.yaml").read_text()))
     for field in ("train", "eval"):
-        raw["data"][field] = str(data.parent / raw["data"][field])
+        if isinstance(raw["data"][field], str):  # else the file itself, divided by a filter
+            raw["data"][field] = str(data.parent / raw["data"][field])
     raw["trainer"]["batch_size"] = 64
     raw["storage"]["path"] = str(data.parent / "runs")
     return raw

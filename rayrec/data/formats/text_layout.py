@@ -71,7 +71,7 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     header = options.header
     if header is None:
         header = options.names is None and _is_header(first, later)
-    if header is False and options.header is None and options.names is None:
+    if not header and options.names is None:
         notes.append(f"no header line: columns are named c0 to c{len(first) - 1}")
     columns = first if header else [f"c{position}" for position in range(len(first))]
     columns = list(options.names) if options.names is not None else columns

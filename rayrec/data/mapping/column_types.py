@@ -74,8 +74,15 @@ def fill_id_types(schema: Schema, columns: Mapping[str, pa.DataType]) -> Schema:
     ]
     source_names = sources(schema.derived, [spec.name for spec in schema.derived_needed])
     known = {name: plain_type(columns[name]) for name in source_names if not has_null_type(columns[name])}
-    column_types = schema.column_types | known
+    column_types = known | {name: _wider_name(plain, known.get(name)) for name, plain in schema.column_types.items()}
     return schema.model_copy(update={"sparse": sparse, "column_types": column_types})
+
+
+def _wider_name(recorded: str, plain: str | None) -> str:
+    """The recorded type; of integers, the type of numbers that the data has now."""
+    if plain is None or same_kind(recorded, plain):
+        return recorded
+    return plain if same_kind(recorded.replace("integer", "number"), plain) else recorded
 
 
 def _with_derived(schema: Schema, arrow: pa.Schema, file: str) -> pa.Schema:

@@ -195,7 +195,7 @@ def test_inputs_of_derived_columns_widen_after_training_too(trained: pa.DataType
     assert [len(bag) for bag in batch.sparse["band"].to_dense()] == [bands] * 4
     assert batch.dense[:, 1].tolist() == [1.0 - bands] * 4
     again = fill_id_types(schema, types | {"price": pa.float64()})
-    assert again.column_types == {"price": "number"}
+    assert again.column_types == {"price": "decimal" if trained == pa.decimal128(5, 2) else "number"}
     assert fill_id_types(schema, types | {"price": pa.null()}).column_types == schema.column_types
 
 
