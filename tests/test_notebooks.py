@@ -22,7 +22,6 @@ def printed(notebook: Any) -> list[list[str]]:
     ]
 
 
-@pytest.mark.long(minutes=1)
 @pytest.mark.parametrize("name", ["own_data", "own_model"])
 def test_a_notebook_prints_what_it_holds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

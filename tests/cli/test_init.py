@@ -180,8 +180,7 @@ FILES = Path(os.environ.get("RAYREC_SHARED_DATA", ROOT.parent / "shared" / "data
 REAL = {"census_income_test.csv.gz": "c41=50000+.", "ml_latest_small_ratings.csv.gz": "rating>=3.5"}
 
 
-@pytest.mark.long(minutes=2)
-@pytest.mark.timeout(600)
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("name", ["ratings.csv.gz", *REAL])
 def test_the_printed_commands_in_a_shell_end_with_a_score(name: str, tmp_path: Path) -> None:

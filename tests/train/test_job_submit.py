@@ -22,7 +22,7 @@ import yaml
 
 from tests.train.small import raw_config, write_all
 
-pytestmark = pytest.mark.long(minutes=2)
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 RAY = Path(sys.executable).parent / "ray"
 

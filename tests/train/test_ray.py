@@ -38,7 +38,7 @@ from tests.ranks import on_ranks
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
 from tests.train.small import fit_on_rank, raw_config, write_all
 
-pytestmark = pytest.mark.long(minutes=3)
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 QUIET = {
@@ -131,6 +131,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.long
 def test_prometheus_finds_all_that_the_dashboard_draws(tmp_path: Path) -> None:
     """The driver joins a Ray whose agent answers: one that Ray waits for longer than 30 s is given up for good."""
     write_all(tmp_path)
@@ -215,6 +216,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     assert_every_row_once([mine + other for mine, other in zip(*stands, strict=True)], 1000, epochs=2)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_path: Path) -> None:
     """One worker, then two of which one fails, which ends the run at once, then one with the rows that are left."""
     write_all(tmp_path)
@@ -337,6 +339,7 @@ def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.long
 def test_the_only_worker_is_replaced_where_it_is_frozen(tmp_path: Path) -> None:
     """Nobody waits for it, and its own watch is frozen with it."""
     write_all(tmp_path, rows=300)
