@@ -110,9 +110,8 @@ def _reading(given: dict[str, Any]) -> Iterator[None]:
         options = TextOptions.model_validate(values)
     except ValidationError as error:
         (first, *_) = error.errors()
-        name = {"nulls": "null", "types": "type", "lists": "list", "times": "time-format"}.get(
-            *2 * (str(first["loc"][0]),)
-        )
+        name = str(first["loc"][0])
+        name = {"nulls": "null", "types": "type", "lists": "list", "times": "time-format"}.get(name, name)
         raise typer.BadParameter(f"--{name}: {first['msg'].removeprefix('Value error, ')}") from None
     with reading_text(options):
         yield

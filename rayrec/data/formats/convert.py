@@ -231,7 +231,7 @@ def _common_schema(formats: Mapping[str, Format], reading: TextReading) -> pa.Sc
     columns = common_types(typed, fix="set its type, e.g. --type COLUMN=string")
     for name in (*reading.options.types, *reading.options.lists, *reading.options.times):
         if name not in columns.names:
-            fix = suggestion(name, columns.names) or f"the columns are {', '.join(columns.names)}"
-            raise DataError("no file has this column, whose type is given", column=name, fix=fix)
+            problem = f"no file has this column, whose type is given{suggestion(name, columns.names)}"
+            raise DataError(problem, column=name, fix=f"use one of the columns {', '.join(columns.names)}")
     kinds = {field.name: reading.type_without_values(field.name) for field in columns if pa.types.is_null(field.type)}
     return pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in columns])

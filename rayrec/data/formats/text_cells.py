@@ -14,7 +14,7 @@ import pyarrow.types as pat
 JSON = "json"
 _LEADING_ZERO = r"^[-+]?0[0-9]"
 _WHOLE = r"^[-+]?[0-9]+$"
-_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
+NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 
 
 class CellError(ValueError):
@@ -51,7 +51,7 @@ def number_type(
         if min(numbers) >= -(2**63) and max(numbers) < 2**63:
             return pa.int64()
         return pa.uint64() if min(numbers) >= 0 and max(numbers) < 2**64 else pa.string()
-    return pa.float64() if _all(present, _NUMBER) else inferred
+    return pa.float64() if _all(present, NUMBER) else inferred
 
 
 def whole_numbers(kind: pa.DataType) -> Callable[[pa.Array], pa.Array]:

@@ -18,7 +18,7 @@ import pyarrow.types as pat
 from rayrec.data.formats.json_lines import as_json_lines
 from rayrec.data.formats.text_cells import CellError, list_parser, list_type, number_type, numbers, times, whole_numbers
 from rayrec.data.formats.text_layout import Layout, find_layout
-from rayrec.data.formats.text_options import TextReading
+from rayrec.data.formats.text_options import TextOptions, TextReading
 from rayrec.storage.column_names import equal_names
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.locations import open_filesystem
@@ -115,10 +115,8 @@ class Csv:
     def _parser(self, column: pa.Field) -> Parse | None:
         """What makes an array of a column's text, if pyarrow's own conversion is not enough."""
         name, kind, options = column.name, column.type, self.reading.options
-        if name in options.lists:
-            return list_parser(kind, options.lists[name])
-        if name in options.times:
-            return times(options.times[name])
+        if (parser := _parser_of_option(column, options)) is not None:
+            return parser
         if options.thousands is not None and (pat.is_integer(kind) or pat.is_floating(kind)):
             return numbers(kind, options.decimal, options.thousands)
         if pat.is_integer(kind) and name not in options.types and self.reading.kinds.get(name) != "integer":
@@ -255,14 +253,10 @@ class JsonLines:
             DataError: a line that is not a JSON object, has an unknown field, or a value of another type.
         """
         rows = 0
-        lists, formats = self.reading.options.lists, self.reading.options.times
-        parsers = {
-            column.name: times(formats[column.name])
-            if column.name in formats
-            else list_parser(column.type, lists[column.name])
-            for column in schema
-            if column.name in formats or (column.name in lists and pat.is_list(column.type))
-        }
+        options = self.reading.options
+        # A column that is null throughout stays null.
+        texts = [c for c in schema if c.name not in options.lists or pat.is_list(c.type)]
+        parsers = {c.name: parser for c in texts if (parser := _parser_of_option(c, options)) is not None}
         raw = pa.schema([pa.field(c.name, pa.string() if c.name in parsers else c.type) for c in schema])
         try:
             for batch in self._open(self._lines(uri), raw):
@@ -341,6 +335,15 @@ class JsonLines:
                 explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
             ),
         )
+
+
+def _parser_of_option(column: pa.Field, options: TextOptions) -> Parse | None:
+    """What parses a column of lists or times that the user named."""
+    if column.name in options.lists:
+        return list_parser(column.type, options.lists[column.name])
+    if column.name in options.times:
+        return times(options.times[column.name])
+    return None
 
 
 def _parsed(

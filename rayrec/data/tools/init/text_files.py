@@ -11,13 +11,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.formats.convert import reader_of
-from rayrec.data.formats.text_cells import JSON
+from rayrec.data.formats.text_cells import JSON, NUMBER
 from rayrec.data.formats.text_files import Csv
 from rayrec.data.formats.text_options import TextOptions, text_reading
 
 _SEPARATORS = ("|", "^", ";", ", ", ",")
 _LIST = r"^\s*\[.*\]\s*$"
-_NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _THOUSANDS = r"^[-+]?[0-9]{1,3}(,[0-9]{3})*(\.[0-9]+)?$"
 _ENOUGH = 100  # cells
 _NEARLY_ALL = 0.95
@@ -30,10 +29,10 @@ def find_text_options(uris: Sequence[str]) -> tuple[TextOptions, list[str]]:
     columns of numbers with some other words.
     """
     options = text_reading().options
-    reader = next((reader for uri in uris if isinstance(reader := reader_of(uri), Csv)), None)
-    if reader is None:
+    first = next(((uri, reader) for uri in uris if isinstance(reader := reader_of(uri), Csv)), None)
+    if first is None:
         return options, []
-    uri = next(uri for uri in uris if isinstance(reader_of(uri), Csv))
+    uri, reader = first
     layout = reader.layout(uri)
     if len(set(layout.columns)) < len(layout.columns):
         return options, []  # the conversion refuses it
@@ -108,7 +107,7 @@ def _mostly_numbers(cells: pa.Array) -> str | None:
     """A note about a column in which nearly all cells are numbers."""
     if len(cells) < _ENOUGH:
         return None
-    is_number = pc.match_substring_regex(cells, _NUMBER)
+    is_number = pc.match_substring_regex(cells, NUMBER)
     count = pc.sum(is_number).as_py()
     if not _NEARLY_ALL * len(cells) <= count < len(cells):
         return None
