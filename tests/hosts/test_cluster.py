@@ -104,7 +104,7 @@ def test_what_became_parquet_must_be_seen_by_all_hosts(cluster: RayHosts, tmp_pa
 
 def test_a_host_is_cut_off_and_the_run_goes_on_then_grows(cluster: RayHosts, tmp_path: Path) -> None:
     write_all(tmp_path)
-    path, _ = config_file(tmp_path, name="cut", trainer__epochs=6, trainer__timeout_s=60)
+    path, _ = config_file(tmp_path, name="cut", trainer__epochs=6, trainer__hang_s=60)
     run = tmp_path / "runs" / "cut"
     job = cluster.lab.start(
         cluster.head, ["env", "-C", str(ROOT), *cluster.submission("jobs/train.py", "--config", str(path))],
