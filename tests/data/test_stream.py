@@ -342,10 +342,19 @@ def test_ray_without_free_cpus_ends_with_an_error(manifest: Manifest, running_ra
             next(batches)
     finally:
         ray.kill(hog)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120  # two processes of a Ray on a busy machine start, read and end
     while data_threads() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not data_threads(), "what was left waiting ends when it can"
+    assert not data_threads(), f"what was left waiting ends when it can\n{state_of_ray()}"
+
+
+def state_of_ray() -> str:
+    """The free resources, and the end of each raylet's log."""
+    import ray
+
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path()).glob("raylet.*")
+    ends = [f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-40:]) for log in logs]
+    return "\n".join([f"free: {ray.available_resources()}", *ends])
 
 
 def test_wrong_arguments(manifest: Manifest) -> None:
