@@ -97,7 +97,7 @@ def _tell(text: str, style: str | None = None) -> None:
 
 def _report(error: Exception) -> int:
     from rayrec._runtime.debug import debugging
-    from rayrec.storage.locations import without_secrets
+    from rayrec.storage.secrets import without_secrets
     from rayrec.train.errors import Interrupted
     from rayrec.train.terminal import plain
 

@@ -17,7 +17,7 @@ from rayrec.serve.limits import Count, Limits, Positive
 from rayrec.storage.cache import CACHE_BYTES
 from rayrec.storage.errors import suggestion
 from rayrec.storage.folder import open_folder
-from rayrec.storage.locations import without_credentials, without_secrets
+from rayrec.storage.secrets import without_credentials, without_secrets
 
 LOOPBACK = ("127.0.0.1", "localhost")
 LAST_PORT = 64_000

@@ -24,7 +24,7 @@ from rayrec.serve.requests import Reader
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.storage.cache import CACHE_BYTES, Held
 from rayrec.storage.folder import open_folder
-from rayrec.storage.locations import without_secrets
+from rayrec.storage.secrets import without_secrets
 
 AUDIT = "audit.jsonl"
 _WARM_UP_ROWS = 100

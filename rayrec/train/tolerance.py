@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Concatenate, ParamSpec
 
+from rayrec.storage.secrets import without_secrets
 from rayrec.train.terminal import notice
 
 RECORD = "Could not write a log record"
@@ -47,7 +48,7 @@ class Tolerance:
     def report(self, error: BaseException, subject: str = RECORD) -> None:
         """Report a dropped error."""
         if subject not in self._reports:
-            self._reports[subject] = f"{subject} ({_reason(error)}). The run continues."
+            self._reports[subject] = without_secrets(f"{subject} ({_reason(error)}). The run continues.")
             self._show(self._reports[subject])
 
 

@@ -21,6 +21,7 @@ from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.order.periods import Periods
 from rayrec.models import Retriever
 from rayrec.storage.retries import Patience
+from rayrec.storage.secrets import without_secrets
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver import warnings
 from rayrec.train.driver.callbacks import Callback, Callbacks, RunInfo
@@ -179,7 +180,11 @@ class Trainer:
         model = build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)
         self._report_data(train, evaluation)
-        evaluated = frozenset(int(record["step"]) for record in self.folder.read_metrics() if record["kind"] == "eval")
+        evaluated = frozenset(
+            int(record["step"])
+            for record in self.folder.read_metrics()
+            if record["kind"] == "eval" and not record.get("partial")
+        )
         mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
         return Job(
             config=config,
@@ -303,7 +308,7 @@ class Trainer:
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:
         kind = "interrupted" if isinstance(error, Interrupted) else "failed"
         position = {"time": time.time(), "step": recorder.state.step, "attempt": recorder.state.attempt}
-        record = {"kind": "event", **position, "event": kind, "message": str(error)}
+        record = {"kind": "event", **position, "event": kind, "message": without_secrets(str(error))}
         lines = Lines(self.folder.metrics, self.display)
         lines.add(json.dumps(record))
         lines.close()

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.data import DataError, DataSet, Manifest, Schema, Vocabulary
-from rayrec.storage.locations import locate, secret_in, without_secrets
+from rayrec.storage.locations import locate
+from rayrec.storage.secrets import secret_in, without_secrets
 from rayrec.train import ConfigError, TrainConfig, Trainer, parse_config
 from rayrec.train.driver.console import Display
 from tests.train import small

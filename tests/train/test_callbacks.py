@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rayrec.models import DLRM
 from rayrec.train import Callback, RunInfo, Trainer, TrainError, parse_config
 from rayrec.train.config.difference import flat
 from rayrec.train.driver.console import Display
@@ -87,6 +88,45 @@ def test_a_callback_that_fails_is_reported_and_the_others_go_on(folder: Path) ->
         assert f"Callback Fails.{text}" in warning and text in out.getvalue()
     assert json.loads((result.folder / "result.json").read_text())["warnings"] == list(result.warnings)
     assert [kind for kind, _ in heard.calls].count("step") == 2
+
+
+class Leaks(Callback):
+    """Fails as the client of a database does whose address holds a password, at first or in the end."""
+
+    def __init__(self, method: str) -> None:
+        setattr(self, method, self._fail)
+
+    def _fail(self, *_: Any) -> None:
+        raise ConnectionError("no answer from postgresql://bob:hunter2@db.internal/runs?api_key=hunter2")
+
+
+@pytest.mark.parametrize("method", ["on_start", "on_step", "on_checkpoint", "on_end"])
+def test_passwords_in_the_errors_of_a_callback_are_not_recorded(folder: Path, method: str) -> None:
+    made, out = trainer(folder, f"leaks-{method}", Leaks(method))
+    result = made.fit()
+    assert result.warnings and "postgresql://***@db.internal/runs?api_key=***" in result.warnings[0]
+    assert "hunter2" not in out.getvalue() and not _holding("hunter2", result.folder)
+
+
+def _holding(word: str, folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and word.encode() in path.read_bytes()]
+
+
+class LeakingModel(DLRM):
+    def forward(self, batch: Any) -> Any:
+        if self.training:
+            raise RuntimeError("cannot read https://bob:hunter2@models.internal/weights")
+        return super().forward(batch)
+
+
+def test_passwords_in_the_error_of_a_failed_run_are_not_recorded(folder: Path) -> None:
+    config = parse_config(raw_config(folder, name="leaks"))
+    out = io.StringIO()
+    made = Trainer(config, factory=LeakingModel, display=Display(Console(file=out, width=300)))
+    with pytest.raises(TrainError, match="cannot read https"):
+        made.fit()
+    assert "cannot read https://***@models" in (made.folder.path / "metrics.jsonl").read_text()
+    assert not _holding("hunter2", made.folder.path) and "hunter2" not in out.getvalue()
 
 
 def test_the_end_is_heard_of_a_run_that_fails_too(folder: Path) -> None:

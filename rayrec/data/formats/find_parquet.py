@@ -9,8 +9,9 @@ from contextvars import ContextVar
 
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.files import Found, find_files, format_of
-from rayrec.storage.locations import cache_folder, without_secrets
+from rayrec.storage.locations import cache_folder
 from rayrec.storage.parallel import several_nodes
+from rayrec.storage.secrets import without_secrets
 
 Tell = Callable[[str], None]
 _CACHE: ContextVar[tuple[str, Tell] | None] = ContextVar("_CACHE", default=None)

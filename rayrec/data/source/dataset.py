@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from rayrec._runtime.strict import Strict
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.lake import TableFiles, TableFormat, open_table
-from rayrec.storage.locations import without_credentials, without_secrets
+from rayrec.storage.secrets import without_credentials, without_secrets
 
 
 class DataSet(Strict):

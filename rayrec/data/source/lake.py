@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.files import NEVER, Found
-from rayrec.storage.locations import Server, escaped, locate, open_filesystem, plain_path, without_secrets
+from rayrec.storage.locations import Server, escaped, locate, open_filesystem, plain_path
 from rayrec.storage.parquet import open_parquet
+from rayrec.storage.secrets import without_secrets
 
 TableFormat = Literal["delta", "iceberg"]
 # Types of partition columns by Delta's names. Values of other types are read as those of plain folders.

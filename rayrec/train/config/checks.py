@@ -22,7 +22,7 @@ from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.models.arguments import args_of
 from rayrec.models.config import LossConfig, ModelConfig, TableConfig
 from rayrec.storage.errors import suggestion
-from rayrec.storage.locations import secret_in
+from rayrec.storage.secrets import secret_in
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
 
 

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from rayrec.storage.errors import suggestion
-from rayrec.storage.locations import without_secrets
+from rayrec.storage.secrets import without_secrets
 from rayrec.train.config.reference import fields_at, type_at
 from rayrec.train.config.train_config import TrainConfig
 

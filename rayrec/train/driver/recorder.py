@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rayrec.storage.secrets import redacted
 from rayrec.train.driver.console import Display
 from rayrec.train.run.folder import RunFolder, write_json
 from rayrec.train.run.log import Record, RunState, metrics_of
@@ -97,6 +98,8 @@ class Recorder:
         self.state = RunState()
 
     def __call__(self, record: Record) -> None:
+        # An error of a storage or database client may quote its URI with a password.
+        record = redacted(record)
         match record["kind"]:
             case "begin":
                 self._begin(record)
