@@ -149,10 +149,34 @@ def test_the_pod_that_submits_a_job_may_reach_its_cluster() -> None:
 
 
 def test_a_stopped_job_has_time_for_a_last_checkpoint() -> None:
-    (standing,) = documents(DEPLOY / "k8s" / "base" / "raycluster.yaml")
-    (head,) = standing["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
-    (wait,) = [each["value"] for each in head["env"] if each["name"] == "RAY_JOB_STOP_WAIT_TIME_S"]
-    assert float(wait) > TrainerConfig().grace_s
+    (cluster,) = documents(DEPLOY / "k8s" / "base" / "raycluster.yaml")
+    (job,) = documents(DEPLOY / "rayjob-movielens-cpu.yaml")
+    waits = []
+    for spec in (cluster["spec"], job["spec"]["rayClusterSpec"]):
+        (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
+        waits += [each["value"] for each in head["env"] if each["name"] == "RAY_JOB_STOP_WAIT_TIME_S"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["head"]
+    assert compose["stop_grace_period"] == "120s"
+    waits.append(compose["environment"]["RAY_JOB_STOP_WAIT_TIME_S"])
+    launcher = yaml.safe_load((DEPLOY / "cluster-launcher.yaml").read_text())["head_start_ray_commands"][-1]
+    waits += re.findall(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", launcher)
+    assert len(waits) == 4 and all(float(wait) > TrainerConfig().grace_s for wait in waits)
+
+
+def test_the_launcher_installs_the_folder_that_it_copies(tmp_path: Path) -> None:
+    """Quotes around `~` keep the shell from expanding it, and pip takes no such path."""
+    config = yaml.safe_load((DEPLOY / "cluster-launcher.yaml").read_text())
+    (install,) = [command for command in config["setup_commands"] if "pip install" in command]
+    (tmp_path / "rayrec-venv/bin").mkdir(parents=True)
+    pip = tmp_path / "rayrec-venv/bin/pip"
+    pip.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
+    pip.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", install], env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True, text=True
+    )
+    words = done.stdout.split()
+    assert words[-2:] == ["-e", f"{tmp_path}/rayrec[cpu]"]
+    assert words[words.index("--constraint") + 1] == f"{tmp_path}/rayrec/deploy/requirements.lock"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
