@@ -39,6 +39,20 @@ def test_gpus_are_used_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cpus", "gpus", "workers", "times"), [(96, 8, 8, 1), (96, 8, 2, 4), (2.5, 8, 1, 2), (96, 0, 4, 22), (1, 0, 2, 1)]
+)
+def test_concurrent_trials_are_limited_by_cpus_and_gpus(cpus: float, gpus: float, workers: int, times: int) -> None:
+    supply = Supply(cpus=cpus, gpus=gpus)
+    assert need_of(supply, num_workers=workers).times_in(supply) == times
+
+
+def test_a_cluster_without_gpus_is_not_an_advice_to_train_without_workers() -> None:
+    none = Supply(cpus=8, gpus=0)
+    with pytest.raises(ResourceError, match=r"but the cluster has 0; set trainer\.use_gpu=false"):
+        refuse_if_short(need_of(none, num_workers=2, use_gpu=True), none, "the cluster has")
+
+
+@pytest.mark.parametrize(
     ("changes", "gpus", "workers"),
     [
         ({}, 1, 1),

@@ -46,6 +46,12 @@ class Demand:
     def gpus(self) -> int:
         return self.num_workers if self.use_gpu else 0
 
+    def times_in(self, supply: Supply) -> int:
+        """How many such runs fit on `supply` at a time; at least 1."""
+        counts = [supply.cpus / self.cpus] if self.cpus else []
+        counts += [supply.gpus / self.gpus] if self.gpus else []
+        return max(1, int(min(counts, default=1.0) + 1e-6))
+
 
 def demand_of(config: TrainConfig, total: Supply) -> Demand:
     """The resources that a run reserves on a cluster with `total` resources, including CPUs for Ray tasks that read."""
@@ -89,9 +95,10 @@ def refuse_if_short(need: Demand, supply: Supply, subject: str) -> None:
     if supply.covers(need):
         return
     if need.gpus > supply.gpus:
+        fewer = f"lower trainer.num_workers to {int(supply.gpus)}, or " if supply.gpus >= 1 else ""
         raise ResourceError(
             f"trainer.num_workers={need.num_workers} with use_gpu needs {need.gpus} GPUs (one per worker), but "
-            f"{subject} {supply.gpus:g}; lower trainer.num_workers to {int(supply.gpus)}, or set trainer.use_gpu=false"
+            f"{subject} {supply.gpus:g}; {fewer}set trainer.use_gpu=false"
         )
     fits = int((supply.cpus - need.reader_cpus) / need.cpus_per_worker)
     fewer = f"lower trainer.num_workers to {fits}, or " if fits >= 1 else ""

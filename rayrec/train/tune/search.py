@@ -52,7 +52,7 @@ class Search:
         trials: number of trials.
         metric: evaluation metric to optimize; may be one of `trainer.metrics`.
         lower: whether a lower value is better; set by `tune`.
-        concurrent: number of concurrent trials; None: as many as fit on the cluster's CPUs.
+        concurrent: number of concurrent trials; None: as many as fit on the cluster's CPUs and GPUs.
         grace: evaluations before a trial may be stopped early; None: a third of the epochs, at least 2.
         algorithm: "random", or "optuna" (TPE), which requires that package.
         seed: seed of the sampling.
@@ -162,10 +162,11 @@ def _run(
 
     need, folder = demand_of(config, cluster.total()), folder_of(config)
     alone = config.trainer.most_workers == 0
-    cpus = 1.0 if alone else need.cpus
-    if not alone:
+    if alone:  # a trial trains in its own process
+        need = replace(need, num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
+    else:
         refuse_if_short(need, cluster.total(), cluster.subject)
-    concurrent = search.concurrent or max(1, int(cluster.total().cpus // cpus))
+    concurrent = search.concurrent or need.times_in(cluster.total())
     display.say(f"{search.trials} trials, {concurrent} at a time, in {folder}")
 
     def run_trial(values: dict[str, Any]) -> None:
