@@ -205,6 +205,13 @@ def test_a_run_taken_up_again_is_not_failed_any_more(tmp_path: Path) -> None:
     assert read_run(write_run(tmp_path / "run", lines)).status == "unfinished"
 
 
+def test_the_last_line_says_how_a_run_ended_though_clocks_of_its_hosts_differ(tmp_path: Path) -> None:
+    lines = [train_line(step, time=1.7e9 + 1860) for step in (1, 2)]
+    lines.append(event_line(2, "failed", "no room"))
+    for brief in (False, True):
+        assert read_run(write_run(tmp_path / "run", lines), brief).status == "failed"
+
+
 def test_a_diverged_run(tmp_path: Path) -> None:
     lines = [train_line(step, loss=float("nan") if step > 5 else 0.7, ne=float("inf")) for step in range(1, 20)]
     page = write_report(write_run(tmp_path / "run", lines)).read_text()

@@ -69,7 +69,7 @@ def _notices(run: RunRecord) -> Iterator[tuple[str, str]]:
     """(CSS class, text) of the notices above the metrics: end of the run, recoveries, skipped rows, warnings."""
     if run.status in ENDS:
         verb = "failed" if run.status == "failed" else "was interrupted"
-        yield "failed", f"The run {verb}. {(run.end or {}).get('message', '')}"
+        yield "failed", f"The run {verb}. {(run.last or {}).get('message', '')}"
     elif run.status == "unfinished" and run.last_time is not None:
         yield "", f"No result yet: still running, or ended early. Last entry {_clock(run.last_time)}."
     recovered = [line for line in run.events if line.get("event") == "recovered"]

@@ -28,7 +28,8 @@ class RunRecord:
     """The contents of a run folder; a missing file is None or empty.
 
     `problems` has a line for each unreadable file. In a long run, `train`, `evals` and `events` are evenly sampled and
-    always include the last lines; `num_events` counts all events.
+    always include the last lines; `num_events` counts all events. `last` is the last line of metrics.jsonl: by position
+    in the file, as the clocks of driver and workers may differ.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class RunRecord:
     train: tuple[Line, ...]
     evals: tuple[Line, ...]
     events: tuple[Line, ...]
+    last: Line | None
     exports: tuple[Line, ...]
     result: Line | None
     problems: tuple[str, ...]
@@ -84,13 +86,8 @@ class RunRecord:
         """`finished`, `failed`, `interrupted`, or `unfinished` (running, or killed before it could record its end)."""
         if self.result is not None:
             return "finished"
-        end = str((self.end or {}).get("event"))
+        end = str((self.last or {}).get("event"))
         return end if end in ENDS else "unfinished"
-
-    @property
-    def end(self) -> Line | None:
-        """The last line, which records how a run without a result ended."""
-        return max(self.lines, key=lambda line: (number(line, "time") or 0, line.get("kind") == "event"), default=None)
 
 
 def number(line: Line, key: str) -> float | None:
@@ -164,8 +161,10 @@ def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
         )
     kinds = {"train": Thinned[Line](MOST_LINES), "eval": Thinned[Line](MOST_LINES)}
     events, checkpoints = Thinned[Line](MOST_EVENTS, MOST_EVENTS), Thinned[Line](MOST_EVENTS)
+    last: Line | None = None
     for line in _json_lines(_ends(metrics) if brief else _rows(metrics, problems), "metrics.jsonl", problems):
         line.pop("tables", None)
+        last = line
         if line.get("kind") == "event":
             (checkpoints if line.get("event") == "checkpoint" else events).add(line)
         elif line.get("kind") in kinds:
@@ -184,6 +183,7 @@ def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
         train=tuple(kinds["train"]),
         evals=tuple(kinds["eval"]),
         events=tuple(sorted([*checkpoints, *events], key=lambda line: number(line, "time") or 0)),
+        last=last,
         num_events=checkpoints.seen + events.seen,
         exports=tuple(_json_lines(_rows(run_dir / "exports.jsonl", problems), "exports.jsonl", problems)),
         result=_json(result_text, "result.json", problems),
