@@ -96,7 +96,7 @@ def test_evaluations_by_steps_keep_the_best_checkpoint(data: Path, tmp_path: Pat
     assert parts == [
         (2, True, 64), (4, True, 64), (5, None, 301), (6, True, 64), (8, True, 64), (10, True, 64), (10, None, 301)
     ]  # fmt: skip
-    assert told.steps("event", "checkpoint") == [2, 4, 5, 6, 8, 10]
+    assert told.steps("event", "checkpoint") == [5, 10], "none for an evaluation that scores no checkpoint"
     whole = {r["step"]: r["logloss"] for r in told.all("eval") if "partial" not in r}
     best = min(whole, key=lambda step: whole[step])
     assert set(saved(job)) == {best, 10}
@@ -175,10 +175,20 @@ def test_a_stopped_run_goes_on_where_it_was(data: Path, tmp_path: Path) -> None:
     assert [r["step"] for r in run(scored)[1].all("eval")] == [10], "the last evaluation is the result's"
 
 
-def test_what_was_evaluated_before_is_not_told_again(data: Path, tmp_path: Path) -> None:
-    job = job_of(data, tmp_path, trainer__checkpoint_every=5)
+def test_evaluations_of_an_earlier_launch_are_repeated_only_for_steps_that_are_trained_again(
+    data: Path, tmp_path: Path
+) -> None:
+    job = job_of(data, tmp_path, trainer__checkpoint_every=None)
+    with pytest.raises(StopRequested):
+        run(job, stop_at=5)
     told = run(replace(job, evaluated_steps=frozenset({5})))[1]
     assert [r["step"] for r in told.all("eval")] == [10]
+
+    again = job_of(data, tmp_path / "again", trainer__checkpoint_every=None)
+    with pytest.raises(StopRequested):
+        run(again, stop_at=3)
+    told = run(replace(again, evaluated_steps=frozenset({5})))[1]
+    assert [r["step"] for r in told.all("eval")] == [5, 10]
 
 
 def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Path) -> None:

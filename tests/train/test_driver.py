@@ -129,6 +129,7 @@ def test_what_is_said_at_the_end() -> None:
     scores = {"auc": 0.75, "ne": 0.8, "logloss": 0.6, "calibration": 1.0, "samples": 1000}
     display.evaluation({**scores, "epoch": 1, "step": 32, "skipped": 7})
     display.evaluation({**scores, "epoch": 1, "step": 32, "tasks": {"buy": {**scores, "gauc": 0.7}, "like": scores}})
+    display.evaluation({**scores, "epoch": 1, "step": 40, "partial": True})
     figures = {"epochs": 2, "steps": 3200, "world_size": 4, "samples_per_second": 12345.6}
     result = {**figures, "train": {"data_wait_fraction": 0.0521}, "eval": scores}
     display.summary(result, {"report": "runs/a/report.html"})
@@ -141,6 +142,8 @@ def test_what_is_said_at_the_end() -> None:
         "evaluation after epoch 2 (step 32):",
         "  buy   AUC 0.7500  GAUC 0.7000  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
         "  like  AUC 0.7500  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
+        "evaluation at step 40 (in epoch 2, on the first rows): AUC 0.7500  NE 0.8000  logloss 0.6000  "
+        "calibration 1.000  on 1,000 rows",
         "evaluation AUC   0.7500",
         "evaluation NE    0.8000",
         "epochs, steps    2, 3,200",

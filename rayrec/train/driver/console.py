@@ -102,7 +102,11 @@ class Display:
     @tolerated
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Print the metrics of an evaluation."""
-        head = f"evaluation after epoch {record['epoch'] + 1} (step {record['step']})"
+        epoch, step = record["epoch"] + 1, record["step"]
+        if record.get("partial"):
+            head = f"evaluation at step {step} (in epoch {epoch}, on the first rows)"
+        else:
+            head = f"evaluation after epoch {epoch} (step {step})"
         for line in evaluation_lines(head, record):
             self.say(line, style="bold")
 

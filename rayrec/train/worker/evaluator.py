@@ -31,6 +31,8 @@ class Evaluator:
         self._learner, self._reporter = learner, reporter
         self.scores: dict[str, Any] | None = None
         self.scored_step: int | None = None
+        # Steps after the resumed checkpoint are trained again, and their checkpoints need new scores.
+        self._evaluated = {step for step in job.evaluated_steps if step <= reporter.position.step}
         self._counts_I: torch.Tensor | None = None
 
     def evaluate(self, position: Position, max_rows: int | None = None) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Evaluator:
         """
         # Early stopping counts every evaluation, so evaluations of an earlier launch are repeated.
         counted = self._job.config.trainer.early_stopping is not None
-        reported = position.step in self._job.evaluated_steps and not counted
+        reported = position.step in self._evaluated and not counted
         return self.scored_step != position.step and (last or not reported)
 
     def test(self, position: Position) -> dict[str, Any]:

@@ -252,8 +252,8 @@ class Loop:
             self._log(position, guarded=due, **self._tables(step))
         if self.job.eval is not None and self._evaluations.is_due(position.step, step.clock):
             max_rows = self.config.trainer.eval_rows
-            if self.config.storage.keep_best is not None:
-                self._save(position.merged(self.session.control), to_score=max_rows is None)
+            if self.config.storage.keep_best is not None and max_rows is None:
+                self._save(position.merged(self.session.control), to_score=True)
             position = self._evaluate(position, max_rows, within_epoch=True)
             self._evaluations.restart()
         if self.saver.every.is_due(position.step, step.clock):

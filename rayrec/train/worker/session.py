@@ -43,7 +43,7 @@ class Job:
         checkpoints: path or URI of the folder of checkpoints.
         launch: launch that owns the checkpoints, for a job that saves checkpoints.
         factory: builds the model, if the user passed it in Python instead of in the config.
-        evaluated_steps: steps with an evaluation that an earlier launch has recorded.
+        evaluated_steps: steps with an evaluation of all rows that an earlier launch has recorded.
         mapping: rule that maps ids to rows, by feature; checkpoints of another mapping are refused.
         warm_start: initial weights of a run without a checkpoint.
         popular: for a `Retriever`, compare evaluations with a ranking by the popularity of items in `train`.
