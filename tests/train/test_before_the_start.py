@@ -219,8 +219,25 @@ def test_records_that_cannot_be_had_at_the_end_are_an_error() -> None:
     def gone() -> list[Record]:
         raise TimeoutError("the mailbox is gone")
 
-    with pytest.raises(TimeoutError, match="the mailbox is gone"), handling_records(gone, list, every_s=60):
+    text = r"mailbox \(TimeoutError: the mailbox is gone\); run the same command again"
+    with pytest.raises(TrainError, match=text), handling_records(gone, list, every_s=0.01, last_s=0.1):
         pass
+    with pytest.raises(ValueError, match="the run's own"), handling_records(gone, list, every_s=0.01):
+        raise ValueError("the run's own")
+
+
+def test_the_last_records_are_asked_for_until_they_come() -> None:
+    answers = iter([TimeoutError("busy"), TimeoutError("busy")])
+    handled: list[Record] = []
+
+    def take() -> list[Record]:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return [{"kind": "done"}]
+
+    with handling_records(take, handled.append, every_s=0.01):
+        pass
+    assert handled[:1] == [{"kind": "done"}]
 
 
 def test_what_a_new_attempt_cannot_mend() -> None:

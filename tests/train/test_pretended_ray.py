@@ -19,7 +19,7 @@ import ray.util
 import torch
 import torch.distributed as dist
 from ray import cloudpickle
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from rich.console import Console
@@ -30,7 +30,7 @@ from rayrec.train.driver import elastic
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, REQUEST, release_request, resizing
-from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
+from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, RestartLimit, failure_reporter
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
 from rayrec.train.driver.room import await_resources
@@ -124,6 +124,30 @@ def test_a_run_that_has_failed_or_is_to_stop_starts_no_other_group(
     with pytest.raises(TrainError, match="worker 0: OSError: away"):
         reporter.after_exception(None, {0: OSError("away")})
     assert box.take() == [] and SHUTDOWN_TIMEOUT not in os.environ
+
+
+def test_a_mailbox_that_does_not_answer_is_no_reason_to_end(pretended: PretendedRay) -> None:
+    """Its node may be busy with a thousand other ranks; Ray Train ends a run whose callback raises."""
+
+    class Silent(Mailbox):
+        silent = True
+
+        def exit_reason(self) -> str | None:
+            if self.silent:
+                raise GetTimeoutError("no answer within 30 s")
+            return super().exit_reason()
+
+        def num_failed_ranks(self) -> int:
+            raise GetTimeoutError("no answer within 30 s")
+
+    box = Silent()
+    reporter = failure_reporter(Actor(box), max_failures=2)
+    failed = {0: OSError("away")}
+    reporter.after_exception(None, failed)
+    reporter.after_exception(None, failed)
+    with pytest.raises(TrainError, match=r"failed 3 times .* Last failure: worker 0: OSError: away"):
+        reporter.after_exception(None, failed)
+    assert not RestartLimit(Actor(box))(OSError("no room")), "a start is tried again"
 
 
 def test_workers_that_end_to_be_more_have_not_failed(pretended: PretendedRay) -> None:

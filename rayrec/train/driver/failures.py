@@ -22,16 +22,32 @@ def failure_reporter(mailbox: Any, max_failures: int) -> Any:
 
     It raises, which ends the run, if the error is permanent or the group has failed too often without a new checkpoint.
     If a worker was lost, errors of other ranks are ignored: they may follow from the loss; if not, they occur again.
+    If the mailbox does not answer, the group restarts, up to `max_failures` times in a row.
     """
+    from ray.exceptions import RayError
     from ray.train import UserCallback
 
     # In a cluster the controller does not inherit the driver's environment.
     shutdown_timeout_s = os.environ.get(SHUTDOWN_TIMEOUT)
 
     class FailureReporter(UserCallback):
+        _unanswered = 0
+
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             if shutdown_timeout_s is not None:
                 os.environ[SHUTDOWN_TIMEOUT] = shutdown_timeout_s
+            try:
+                self._report(worker_exceptions)
+            except RayError as error:
+                # Ray Train ends a run whose callback raises, and a busy head node is no reason to end it.
+                self._unanswered += 1
+                if self._unanswered > max_failures:
+                    text = too_often(self._unanswered, max_failures, failure_reason(worker_exceptions))
+                    raise TrainError(text) from error
+            else:
+                self._unanswered = 0
+
+        def _report(self, worker_exceptions: dict[int, Exception]) -> None:
             reason = call_actor(mailbox.exit_reason) or failure_reason(worker_exceptions)
             if (restart := call_actor(mailbox.restart_reason)) is not None:
                 mailbox.put.remote({"kind": "restart", "reason": restart})
@@ -72,7 +88,16 @@ class RestartLimit:
         self._failed_starts = self._failed_starts + 1 if is_failed_start(failure) else 0
         if self._failed_starts > MAX_FAILED_STARTS:
             return True
-        return failure is not None and call_actor(self._mailbox.num_failed_ranks) > 0
+        return failure is not None and self._has_failed()
+
+    def _has_failed(self) -> bool:
+        """Whether a rank reported a permanent error; False if the mailbox does not answer."""
+        from ray.exceptions import RayError
+
+        try:
+            return int(call_actor(self._mailbox.num_failed_ranks)) > 0
+        except RayError:
+            return False
 
 
 def too_often(failures: int, max_failures: int, reason: str) -> str:

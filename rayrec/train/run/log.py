@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from rayrec._runtime.threads import call_every
 from rayrec.train.config.difference import flat
+from rayrec.train.errors import TrainError
 from rayrec.train.tolerance import Tolerance
 
 Record = dict[str, Any]
@@ -221,14 +222,15 @@ def handling_records(
     handle: Callable[[Record], object],
     tolerance: Tolerance | None = None,
     every_s: float = 0.2,
+    last_s: float = 120.0,
 ) -> Iterator[None]:
     """Pass new records to `handle` from a thread while the body runs, and the remaining ones at its end.
 
-    A failed `take` is retried after `every_s`, because a busy machine must not end a run. An error in `handle`,
-    including SystemExit, only drops that record.
+    A failed `take` is retried after `every_s`, because a busy machine must not end a run; the final one for `last_s`,
+    because the last records hold the result. An error in `handle`, including SystemExit, only drops that record.
 
     Raises:
-        Exception: the final `take` failed; raised after the body.
+        TrainError: the final `take` failed; raised after the body.
     """
     tolerance = tolerance or Tolerance()
 
@@ -244,5 +246,18 @@ def handling_records(
     try:
         with call_every(drain, every_s, "rayrec-run-log", end_s=30):
             yield
-    finally:
-        drain(last=True)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the error of the body says more
+            drain(last=True)
+        raise
+    deadline = time.monotonic() + last_s
+    while True:
+        try:
+            return drain(last=True)
+        except Exception as error:
+            if time.monotonic() >= deadline:
+                raise TrainError(
+                    "the last records of the run could not be read from its mailbox "
+                    f"({type(error).__name__}: {error}); run the same command again: it resumes from the last checkpoint"
+                ) from error
+            time.sleep(every_s)
