@@ -142,17 +142,27 @@ class Trainer:
             warnings=texts,
             best=best_so_far(self.folder),
         )
-        write_json(self.folder.result, result.to_dict())
+        self._write_result(result)
         with self.display.writing(self.folder.report):
             write_report(self.folder.path)
         self.callbacks.call("on_end", result, None)
         late = [text for text in self.callbacks.warnings if text not in texts]
         if late:
             result = replace(result, warnings=(*texts, *late))
-            write_json(self.folder.result, result.to_dict())
+            self._write_result(result)
         self._push()
         self._show(result)
         return result
+
+    def _write_result(self, result: Result) -> None:
+        """Write `result.json`. A full disk does not make a finished run a failed one."""
+        try:
+            write_json(self.folder.result, result.to_dict())
+        except OSError as error:
+            self._warn(
+                f"Could not write {self.folder.result} ({error.strerror}). The run is finished, and its last "
+                "checkpoint is complete; make room and run the same command again to write the result."
+            )
 
     def _push(self) -> None:
         with suppress(OSError):  # `push` reports it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,26 @@ def test_a_callback_that_fails_is_reported_and_the_others_go_on(folder: Path) ->
         assert f"Callback Fails.{text}" in warning and text in out.getvalue()
     assert json.loads((result.folder / "result.json").read_text())["warnings"] == list(result.warnings)
     assert [kind for kind, _ in heard.calls].count("step") == 2
+
+
+class Blocks(Callback):
+    """Makes a folder where the result is to be written."""
+
+    def on_checkpoint(self, record: Mapping[str, Any]) -> None:
+        (self.result / "blocked").mkdir(parents=True, exist_ok=True)
+
+    def on_start(self, run: RunInfo) -> None:
+        self.result = run.folder / "result.json"
+
+
+def test_a_finished_run_whose_result_cannot_be_written_is_finished(folder: Path) -> None:
+    made, out = trainer(folder, "blocked", Blocks())
+    result = made.fit()
+    assert Path(result.checkpoint).exists() and "Could not write" in out.getvalue()
+    assert "The run is finished, and its last checkpoint is complete" in out.getvalue()
+    shutil.rmtree(result.folder / "result.json")
+    again = trainer(folder, "blocked")[0].fit()
+    assert json.loads((again.folder / "result.json").read_text())["steps"] == result.steps
 
 
 class Leaks(Callback):

@@ -258,6 +258,6 @@ def handling_records(
             if time.monotonic() >= deadline:
                 raise TrainError(
                     "the last records of the run could not be read from its mailbox "
-                    f"({type(error).__name__}: {error}); run the same command again: it resumes from the last checkpoint"
+                    f"({type(error).__name__}: {error}); run the same command again to resume from the last checkpoint"
                 ) from error
             time.sleep(every_s)
