@@ -14,6 +14,8 @@ from rich.table import Table
 
 from rayrec.distributed.planner.report.text import human_bytes
 
+MAX_RANK_LINES = 16
+
 # Control characters except tab and newline, and characters that change the text direction. In a name or value they
 # could clear or colour the screen, or disguise the text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -85,11 +87,18 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def memory_lines(plan: Mapping[str, Any]) -> list[str]:
-    """A line for each rank: bytes of weights, optimizer state and dense parameters."""
+    """Bytes of weights, optimizer state and dense parameters: a line for each rank, or for the largest and the
+    smallest of more than `MAX_RANK_LINES`."""
+    ranks = list(plan.get("memory", []))
+    heads = [f"rank {rank['rank']}" for rank in ranks]
+    if len(ranks) > MAX_RANK_LINES:
+        by_bytes = sorted(ranks, key=lambda rank: rank["weights_bytes"] + rank["optimizer_bytes"] + rank["dense_bytes"])
+        ranks, heads = [by_bytes[-1], by_bytes[0]], ["largest rank", "smallest rank"]
+        heads = [f"{head} of {len(by_bytes):,} ({rank['rank']})" for head, rank in zip(heads, ranks, strict=True)]
     return [
-        f"rank {rank['rank']}: {human_bytes(rank['weights_bytes'])} weights, "
-        f"{human_bytes(rank['optimizer_bytes'])} optimizer, {human_bytes(rank['dense_bytes'])} dense"
-        for rank in plan.get("memory", [])
+        f"{head}: {human_bytes(rank['weights_bytes'])} weights, {human_bytes(rank['optimizer_bytes'])} optimizer, "
+        f"{human_bytes(rank['dense_bytes'])} dense"
+        for head, rank in zip(heads, ranks, strict=True)
     ]
 
 

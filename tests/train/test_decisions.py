@@ -123,8 +123,7 @@ def test_failures_are_told_in_a_line() -> None:
     late = RuntimeError("no answer")
     late.health_check_failure = gone  # type: ignore[attr-defined]
     assert failure_reason({3: late, 1: gone, 0: ValueError("peer")}) == (
-        "worker 1 was lost: The actor died because its node was lost, "
-        "worker 3 was lost: The actor died because its node was lost"
+        "workers 1, 3 were lost: The actor died because its node was lost"
     )
     assert failure_reason({0: code}) == "worker 0 was lost: its process was killed (SIGKILL, or out of memory)"
     assert failure_reason({0: RayActorError(None, "odd")}) == "worker 0 was lost: odd"

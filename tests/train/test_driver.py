@@ -26,7 +26,7 @@ from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, handling_records
-from rayrec.train.terminal import plan_table
+from rayrec.train.terminal import memory_lines, plan_table
 from tests.train.small import Heard
 
 TRAIN = {"kind": "train", "epoch": 0, "samples": 64, "loss": 0.5, "ne": 0.9, "auc": None, "samples_per_second": 1234.5,
@@ -185,6 +185,28 @@ def test_reasons_name_lost_workers_before_those_that_lost_them() -> None:
     assert failure_reason({0: peer, 1: lost}) == "worker 1 was lost: its process was killed (SIGKILL, or out of memory)"
     assert failure_reason({0: peer}) == "worker 0: RuntimeError: Connection closed by peer"
     assert failure_reason({2: ValueError("first line\nsecond")}) == "worker 2: first line"
+
+
+def test_equal_reasons_of_many_workers_are_one() -> None:
+    """A storage that is away fails a thousand workers; the line is in console, metrics.jsonl and report."""
+    away = failure_reason({rank: OSError("the storage is away") for rank in range(1000) if rank != 7})
+    assert away == "workers 0–6, 8–999: OSError: the storage is away"
+    lost = RayActorError(None, "The actor died unexpectedly before finishing this task: SYSTEM_ERROR SIGKILL")
+    assert failure_reason({3: lost, 4: lost}).startswith("workers 3–4 were lost: its process was killed")
+    each = failure_reason({rank: OSError(f"part-{rank:05d} is away") for rank in range(1000)})
+    assert each.startswith("worker 0: OSError: part-00000 is away, worker 1: ") and len(each) < 300
+    assert each.endswith("and 996 more with other errors")
+
+
+def test_a_plan_of_many_ranks_has_few_lines() -> None:
+    ranks = [
+        {"rank": rank, "weights_bytes": (1 + rank % 5) << 30, "optimizer_bytes": 0, "dense_bytes": 1 << 20}
+        for rank in range(1000)
+    ]
+    assert memory_lines({"memory": ranks[:2]})[1] == "rank 1: 2.0 GiB weights, 0 B optimizer, 1.0 MiB dense"
+    largest, smallest = memory_lines({"memory": ranks})
+    assert largest == "largest rank of 1,000 (999): 5.0 GiB weights, 0 B optimizer, 1.0 MiB dense"
+    assert smallest == "smallest rank of 1,000 (0): 1.0 GiB weights, 0 B optimizer, 1.0 MiB dense"
 
 
 def test_records_left_at_the_end_are_handed_over() -> None:

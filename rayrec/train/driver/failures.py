@@ -12,8 +12,10 @@ from typing import Any
 from rayrec._runtime.ray_internals import is_failed_start
 from rayrec.train.errors import TrainError, describe
 from rayrec.train.run.log import call_actor
+from rayrec.train.terminal import ranks_text
 
 SHUTDOWN_TIMEOUT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for hung ranks
+MAX_REASONS = 4  # different errors in one line
 MAX_FAILED_STARTS = 3  # in a row; a lack of resources does not count
 
 
@@ -110,11 +112,22 @@ def too_often(failures: int, max_failures: int, reason: str) -> str:
 
 
 def failure_reason(failures: dict[int, Exception]) -> str:
-    """One line with the errors of workers, by rank: only of lost workers if there are any."""
+    """One line with the errors of workers, by rank: only of lost workers if there are any.
+
+    Workers with equal errors are listed together; of more than `MAX_REASONS` different errors the first are listed.
+    """
     lost = {rank: text for rank, error in failures.items() if (text := _cause_of_death(error))}
-    if lost:
-        return ", ".join(f"worker {rank} was lost: {text}" for rank, text in sorted(lost.items()))
-    return ", ".join(f"worker {rank}: {line_of(describe(error))}" for rank, error in sorted(failures.items()))
+    texts = lost or {rank: line_of(describe(error)) for rank, error in failures.items()}
+    ranks_by_text: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        ranks_by_text.setdefault(text, []).append(rank)
+    reasons = []
+    for text, ranks in list(ranks_by_text.items())[:MAX_REASONS]:
+        was_lost = "" if not lost else " was lost" if len(ranks) == 1 else " were lost"
+        reasons.append(f"worker{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}{was_lost}: {text}")
+    if (others := sum(map(len, list(ranks_by_text.values())[MAX_REASONS:]))) > 0:
+        reasons.append(f"and {others} more with other errors")
+    return ", ".join(reasons)
 
 
 def _cause_of_death(error: Exception) -> str | None:
