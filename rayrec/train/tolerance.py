@@ -30,18 +30,17 @@ class Tolerance:
         return tuple(self._reports.values())
 
     @contextmanager
-    def drop_errors(self, subject: str = RECORD, *, exits: bool = False) -> Iterator[None]:
+    def drop_errors(self, subject: str = RECORD) -> Iterator[None]:
         """Drop an error of the body. KeyboardInterrupt and SystemExit pass, as they end the process.
 
         Args:
             subject: what has failed; the first words of the report.
-            exits: SystemExit is dropped too.
         """
         try:
             yield
         except (Exception, SystemExit) as error:
             # rich raises SystemExit when stdout is a closed pipe.
-            if isinstance(error, SystemExit) and not (exits or _is_closed_pipe(error)):
+            if isinstance(error, SystemExit) and not _is_closed_pipe(error):
                 raise
             self.report(error, subject)
 

@@ -130,6 +130,7 @@ class Trainer:
             self._report_failure(error, recorder)
             advised = self._with_advice(error)
             self.callbacks.call("on_end", None, advised)
+            self.callbacks.close(self.config.trainer.grace_s)
             raise advised from error.__cause__
         recorder.close()
         texts = tuple(
@@ -146,6 +147,7 @@ class Trainer:
         with self.display.writing(self.folder.report):
             write_report(self.folder.path)
         self.callbacks.call("on_end", result, None)
+        self.callbacks.close(self.config.trainer.grace_s)
         late = [text for text in self.callbacks.warnings if text not in texts]
         if late:
             result = replace(result, warnings=(*texts, *late))

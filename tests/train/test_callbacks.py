@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console
 from rayrec.models import DLRM
 from rayrec.train import Callback, RunInfo, Trainer, TrainError, parse_config
 from rayrec.train.config.difference import flat
+from rayrec.train.driver.callbacks import Callbacks
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.trackers import MLflow, tracker
 from rayrec.train.run.log import metrics_of
@@ -89,6 +91,49 @@ def test_a_callback_that_fails_is_reported_and_the_others_go_on(folder: Path) ->
         assert f"Callback Fails.{text}" in warning and text in out.getvalue()
     assert json.loads((result.folder / "result.json").read_text())["warnings"] == list(result.warnings)
     assert [kind for kind, _ in heard.calls].count("step") == 2
+
+
+class Waits(Callback):
+    """A tracker whose server does not answer."""
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        threading.Event().wait()
+
+
+def test_a_callback_that_does_not_return_holds_nothing_up(folder: Path) -> None:
+    heard = Heard()
+    made, out = trainer(folder, "waits", Waits(), heard, trainer__grace_s=3)
+    result = made.fit()
+    assert result.steps == 8 and [step for kind, step in heard.calls if kind == "step"] == [4, 8]
+    lines = map(json.loads, (result.folder / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [4, 8]
+    (warning,) = result.warnings
+    assert warning.startswith("Callback Waits is too slow") and warning in out.getvalue()
+    assert json.loads((result.folder / "result.json").read_text())["warnings"] == [warning]
+
+
+class Counts(Callback):
+    def __init__(self, started: threading.Event) -> None:
+        self.started, self.steps = started, list[int]()
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        self.started.wait(60)
+        self.steps.append(record["step"])
+
+
+def test_of_calls_that_wait_the_oldest_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayrec.train.driver.callbacks.MAX_QUEUED_CALLS", 10)
+    counts = Counts(threading.Event())
+    callbacks = Callbacks([counts], list)
+    for step in range(100):
+        callbacks.handle({"kind": "train", "step": step})
+    counts.started.set()
+    callbacks.close(60)
+    assert counts.steps[-9:] == list(range(91, 100)) and len(counts.steps) <= 11
+    assert len(callbacks.warnings) == 1 and "the oldest of 10 waiting calls" in callbacks.warnings[0]
+    callbacks.handle({"kind": "train", "step": 100})
+    callbacks.close(60)
+    assert counts.steps[-1] == 100, "a second run of the same trainer"
 
 
 class Blocks(Callback):

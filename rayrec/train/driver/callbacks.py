@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +16,8 @@ from rayrec.train.tolerance import Tolerance
 if TYPE_CHECKING:
     from rayrec.train.config.train_config import TrainConfig
     from rayrec.train.run.result import Result
+
+MAX_QUEUED_CALLS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +38,9 @@ class RunInfo:
 class Callback:
     """Base class of callbacks: override what you need; `Trainer(config, callbacks=[...])` calls it.
 
-    All methods run in the driver, in the order of the events. Workers do not wait for them, except with
-    `num_workers: 0`, where worker and driver are one process. An exception is shown and listed in the warnings of the
-    result; it never ends the run. Records are plain dicts, as in `metrics.jsonl`.
+    All methods run in the driver, in the order of the events, in a thread of the callback's own: the run does not wait
+    for them, except for `trainer.grace_s` at its end. An exception is shown and listed in the warnings of the result;
+    it never ends the run. Records are plain dicts, as in `metrics.jsonl`.
     """
 
     def on_start(self, run: RunInfo) -> None:
@@ -54,7 +60,7 @@ class Callback:
 
 
 class Callbacks:
-    """Calls every callback, and reports the first error of each method.
+    """Calls every callback in its own thread, and reports the first error of each method.
 
     Args:
         warn: prints a line.
@@ -65,8 +71,8 @@ class Callbacks:
             if not isinstance(callback, Callback):
                 name = type(callback).__name__
                 raise TypeError(f"callbacks: {name} is not a rayrec.train.Callback; make it a subclass")
-        self._callbacks = list(callbacks)
         self._tolerance = Tolerance(warn)
+        self._callers = [_Caller(callback, self._tolerance) for callback in callbacks]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -84,7 +90,68 @@ class Callbacks:
                 self.call("on_checkpoint", record)
 
     def call(self, method: str, *args: Any) -> None:
-        """Call a method of every callback."""
-        for callback in self._callbacks:
-            with self._tolerance.drop_errors(f"Callback {type(callback).__name__}.{method} failed", exits=True):
-                getattr(callback, method)(*args)
+        """Call a method of every callback. Does not wait for it."""
+        for caller in self._callers:
+            caller.call(method, args)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for all calls so far, at most `timeout_s` in total or until Ctrl-C; then abandon those that remain."""
+        deadline = time.monotonic() + timeout_s
+        for caller in self._callers:
+            caller.end()
+        for caller in self._callers:
+            try:
+                caller.wait(deadline)
+            except KeyboardInterrupt:
+                deadline = time.monotonic()
+
+
+class _Caller:
+    """Calls one callback from a thread, which starts with the first call."""
+
+    def __init__(self, callback: Callback, tolerance: Tolerance) -> None:
+        self._callback, self._tolerance = callback, tolerance
+        self._name = type(callback).__name__
+        self._calls: queue.Queue[tuple[str, tuple[Any, ...]] | None] = queue.Queue(MAX_QUEUED_CALLS)
+        self._thread: threading.Thread | None = None
+
+    def call(self, method: str, args: tuple[Any, ...]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"rayrec-callback-{self._name}", daemon=True)
+            self._thread.start()
+        self._add((method, args))
+
+    def end(self) -> None:
+        """Let the thread end after the calls so far."""
+        if self._thread is not None:
+            self._add(None)
+
+    def wait(self, deadline: float) -> None:
+        """Wait for the end of the thread; abandon it at the deadline."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            error = TimeoutError("it had not returned at the end of the run")
+            self._tolerance.report(error, f"Callback {self._name} is too slow")
+            self._calls = queue.Queue(MAX_QUEUED_CALLS)
+
+    def _add(self, call: tuple[str, tuple[Any, ...]] | None) -> None:
+        while True:
+            try:
+                return self._calls.put_nowait(call)
+            except queue.Full:
+                with suppress(queue.Empty):
+                    self._calls.get_nowait()
+                error = TimeoutError(f"the oldest of {MAX_QUEUED_CALLS:,} waiting calls are left out")
+                self._tolerance.report(error, f"Callback {self._name} is too slow")
+
+    def _run(self) -> None:
+        calls = self._calls
+        while (call := calls.get()) is not None:
+            method, args = call
+            try:
+                getattr(self._callback, method)(*args)
+            except BaseException as error:  # SystemExit and KeyboardInterrupt too would end this thread
+                self._tolerance.report(error, f"Callback {self._name}.{method} failed")

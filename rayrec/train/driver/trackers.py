@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,8 +86,11 @@ class MLflow(_Tracker):
             self._client.log_param(self._run_id, name, str(value)[:500])
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        for name, value in metrics.items():
-            self._client.log_metric(self._run_id, name.replace("@", "_at_"), value, step=step)
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        entries = [Metric(name.replace("@", "_at_"), value, now_ms, step) for name, value in metrics.items()]
+        self._client.log_batch(self._run_id, metrics=entries)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
         if (report := self._folder / "report.html").is_file():
