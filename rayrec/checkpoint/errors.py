@@ -108,6 +108,20 @@ class TakenOverError(FencedError):
         return f"another driver ({self.launch}) took over {self.path}; this one exits"
 
 
+class NotSharedError(CheckpointError):
+    """Processes of the run see different folders at the same path."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path, self.problem = path, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.problem}. All nodes must see the same folder: set storage.path to a file system (NFS, "
+            f"Lustre) that is mounted on every node, or to a URI such as s3://bucket/runs"
+        )
+
+
 class InUseError(CheckpointError):
     """Another launch of the run is alive."""
 

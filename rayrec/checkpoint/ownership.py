@@ -16,7 +16,6 @@ attempt, and the attempt of that rank is older than the current one.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -29,13 +28,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rayrec.checkpoint.errors import FencedError, InUseError, TakenOverError
+from rayrec.checkpoint.errors import FencedError, InUseError, NotSharedError, TakenOverError
 from rayrec.storage.folder import Folder
+from rayrec.storage.retries import waits_s
 
 LAUNCH_FILE = "launch.json"
 HEARTBEAT_S = 15.0
 DEAD_S = 60.0  # without a heartbeat
 RELEASE_S = 10.0  # time limit for unresponsive storage at the end of a launch
+SHOWN_WITHIN_S = 60.0  # other nodes see a new file; NFS clients cache listings for so long
 STALE_S = 1800.0  # longer than the difference of two machines' clocks
 
 _ATTEMPT_FILE = "attempt.json"
@@ -203,15 +204,19 @@ class Attempt:
     launch: Launch | None = None
 
     @classmethod
-    def claim(cls, root: Folder, launch: Launch | None = None) -> Attempt:
+    def claim(cls, root: Folder, launch: Launch | None = None, within_s: float | None = None) -> Attempt:
         """Become the owner of the folder. One process of a worker group calls this at its start.
 
+        Args:
+            within_s: how long to wait for the driver's `launch.json`; default: a minute.
+
         Raises:
+            NotSharedError: this process does not see the folder that the driver wrote to.
             TakenOverError: another launch holds the folder.
-            OSError: the folder cannot be read or written, or the launch no longer holds it.
+            OSError: the folder cannot be read or written.
         """
         if launch is not None:
-            _check_launch(root, launch)
+            _check_launch(root, launch, SHOWN_WITHIN_S if within_s is None else within_s)
         earlier = [order[0] for name in root.names() if (order := order_of(name))]
         attempt = cls(max([_read_attempt(root).number, *earlier]) + 1, uuid.uuid4().hex, launch)
         raw: dict[str, Any] = {"attempt": attempt.number, "token": attempt.token}
@@ -219,6 +224,21 @@ class Attempt:
             raw["launch"] = asdict(launch)
         root.write(_ATTEMPT_FILE, json.dumps(raw).encode())
         return attempt
+
+    def is_shown_in(self, root: Folder) -> bool:
+        """Whether this process reads the claim, or a later one of the same launch, within a minute.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+
+        def is_shown() -> bool:
+            owner = _read_attempt(root)
+            if self.launch is None or owner.launch is None:
+                return owner.token == self.token
+            return owner.launch.token == self.launch.token and owner.number >= self.number
+
+        return _becomes_true(is_shown, SHOWN_WITHIN_S)
 
     def check(self, root: Folder) -> None:
         """Check that this attempt still owns the folder.
@@ -250,16 +270,28 @@ def order_of(name: str) -> tuple[int, int] | None:
     return (int(match[2] or 0), int(match[1])) if match else None
 
 
-def _check_launch(root: Folder, launch: Launch) -> None:
-    current = current_launch(root)
-    if current is None:
-        reason = (
-            f"{LAUNCH_FILE} not found. Either storage.path is not mounted on node {socket.gethostname()}, or another "
-            f"driver took over this run and ended"
+def _check_launch(root: Folder, launch: Launch, within_s: float) -> None:
+    if not _becomes_true(lambda: current_launch(root) is not None, within_s):
+        raise NotSharedError(
+            root.path,
+            f"{LAUNCH_FILE}, which the driver on node {launch.host} wrote, was not found on node "
+            f"{socket.gethostname()} for {within_s:g} s, or another driver took over this run and ended",
         )
-        raise FileNotFoundError(errno.ENOENT, reason, f"{root.path}/{LAUNCH_FILE}")
-    if current.token != launch.token:
+    current = current_launch(root)
+    if current is not None and current.token != launch.token:
         raise TakenOverError(root.path, str(current))
+
+
+def _becomes_true(condition: Callable[[], bool], within_s: float) -> bool:
+    """Whether a condition is true, or becomes true within a time."""
+    end = time.monotonic() + within_s
+    for wait_s in waits_s(0.05, 1.0):
+        if condition():
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(wait_s)
+    raise AssertionError("waits never end")
 
 
 def _read_attempt(root: Folder) -> Attempt:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import math
+import socket
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from rayrec.checkpoint.contents import (
     set_update_counts,
     update_counts,
 )
-from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, no_whole
+from rayrec.checkpoint.errors import Damage, DamagedCheckpointError, NotSharedError, no_whole
 from rayrec.checkpoint.manifest import Checkpoint, IdMapping, Manifest, check_mapping, read_checkpoint
 from rayrec.checkpoint.ownership import Attempt, Launch, folder_name
 from rayrec.checkpoint.polling import on_every_rank
@@ -216,14 +218,29 @@ class CheckpointStore:
         """Become the owner of the folder, as a new attempt. A collective. The first `save` calls this if you do not.
 
         Raises:
+            NotSharedError: on every rank, if a rank does not see the folder of rank 0 or of the driver.
             TakenOverError: another launch holds the folder.
             OSError: the folder cannot be read or written.
         """
         claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
         attempt = comm.broadcast_object(claimed, group)
         assert attempt is not None
+        self._check_shared(attempt, group)
         self._attempt, self._steps = attempt, set()
         return attempt
+
+    def _check_shared(self, attempt: Attempt, group: comm.Group) -> None:
+        """Check that every rank sees the claim of rank 0. Otherwise each would write its part to another disk."""
+        shown = on_every_rank(lambda: attempt.is_shown_in(self.root), group)
+        ranks_by_node: dict[str, list[int]] = defaultdict(list)
+        states = comm.all_gather_object((socket.gethostname(), shown), group)
+        for rank, (node, is_shown) in enumerate(states):
+            if not is_shown:
+                ranks_by_node[node].append(rank)
+        if ranks_by_node:
+            nodes = ", ".join(f"{node} (ranks {', '.join(map(str, ranks))})" for node, ranks in ranks_by_node.items())
+            problem = f"what rank 0 on node {states[0][0]} wrote is not found on {nodes}"
+            raise NotSharedError(self.root.path, problem)
 
     def _claim_step(self, step: int, group: comm.Group) -> Attempt:
         """Claim the folder again if this attempt has already saved the step, so that no saved bytes are overwritten."""

@@ -16,7 +16,7 @@ import pytest
 
 from rayrec.checkpoint import FencedError, TakenOverError
 from rayrec.checkpoint import ownership as launches
-from rayrec.checkpoint.errors import InUseError
+from rayrec.checkpoint.errors import InUseError, NotSharedError
 from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch, Lease, current_launch
 from rayrec.storage.folder import LocalFolder, open_folder
 
@@ -118,8 +118,8 @@ def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
 
 def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:
     mine = Launch.here()
-    with pytest.raises(FileNotFoundError, match=r"launch\.json not found\. .* not mounted on node .*launch\.json"):
-        Attempt.claim(root, mine)
+    with pytest.raises(NotSharedError, match=r"launch\.json, which the driver on .* for 0 s.* set storage\.path to"):
+        Attempt.claim(root, mine, within_s=0)
     root.write(LAUNCH_FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
     attempt = Attempt.claim(root, mine)
     attempt.check(root)

@@ -1,0 +1,63 @@
+"""Ranks whose nodes do not share the folder of checkpoints find out at the start, not after days."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.checkpoint import CheckpointStore, ownership
+from rayrec.checkpoint.errors import NotSharedError
+from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch
+from rayrec.storage.folder import LocalFolder
+from tests.ranks import PerRank, on_ranks
+
+
+def claims(group: Any, path: Path, within_s: float) -> tuple[str, float]:
+    """The error of a rank, and the seconds until then."""
+    ownership.SHOWN_WITHIN_S, before = within_s, ownership.SHOWN_WITHIN_S
+    start = time.monotonic()
+    try:
+        CheckpointStore(path).claim(group)
+    except NotSharedError as error:
+        return str(error), time.monotonic() - start
+    finally:
+        ownership.SHOWN_WITHIN_S = before
+    return "", time.monotonic() - start
+
+
+def test_ranks_on_other_disks_are_named_on_every_rank(tmp_path: Path) -> None:
+    old = LocalFolder(tmp_path / "b")  # what is left of an earlier run does not pass for this one
+    for _ in range(3):
+        Attempt.claim(old)
+    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "a", tmp_path / "c"]
+    errors = on_ranks(4, claims, PerRank(paths), 1.0)
+    for path, (text, _) in zip(paths, errors, strict=True):
+        assert "what rank 0 on node" in text and "(ranks 1, 3)" in text and "set storage.path" in text, path
+    assert [text for text, _ in on_ranks(4, claims, tmp_path / "a", 60.0)] == [""] * 4
+
+
+def test_a_folder_that_is_seen_later_is_waited_for(tmp_path: Path) -> None:
+    """Clients of NFS cache listings."""
+    mine, root = Launch.here(), LocalFolder(tmp_path)
+
+    def show() -> None:
+        root.write(LAUNCH_FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
+
+    timer = threading.Timer(0.3, show)
+    timer.start()
+    attempt = Attempt.claim(root, mine, within_s=30)
+    assert attempt.is_shown_in(root)
+    later = Attempt.claim(root, mine)
+    assert attempt.is_shown_in(root) and later.is_shown_in(root), "a rank that is slow sees the next attempt"
+
+
+def test_the_driver_sees_another_folder(tmp_path: Path) -> None:
+    mine = Launch.here()
+    with pytest.raises(NotSharedError, match=f"the driver on node {mine.host} wrote, was not found on node"):
+        Attempt.claim(LocalFolder(tmp_path), mine, within_s=0.2)
