@@ -21,6 +21,7 @@ import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
 from rayrec._runtime.cgroup_limits import available_bytes
+from rayrec.checkpoint import ownership
 from rayrec.checkpoint.errors import DamagedScoresError, FencedError
 from rayrec.checkpoint.format import INDEX, Index, part_file
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
@@ -144,8 +145,11 @@ class Save:
         self.folder.write(MANIFEST, manifest.to_json())
 
     def _await_files(self, names: set[str], throttle: Throttle) -> None:
+        throttle.awaited_since = time.monotonic()
         for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
-            if names <= set(self.folder.names()):
+            throttle.awaited = frozenset(names.difference(self.folder.names()))
+            if not throttle.awaited:
+                throttle.awaited_since = math.inf
                 return
             throttle.wait(wait_s)
 
@@ -193,6 +197,18 @@ class SaveThread:
     def stalled_s(self) -> float:
         """Seconds for which the storage has made no progress."""
         return self.throttle.stalled_s if self.running else 0.0
+
+    def fail_if_parts_are_missing(self) -> None:
+        """End the save of rank 0 if the other ranks ended theirs and their files do not appear: they are elsewhere."""
+        throttle = self.throttle
+        if throttle.awaited and time.monotonic() - throttle.awaited_since > ownership.SHOWN_WITHIN_S:
+            files = ", ".join([*sorted(throttle.awaited)[:3], *(["…"] if len(throttle.awaited) > 3 else [])])
+            throttle.stop(
+                TimeoutError(
+                    f"{self.folder.path}: files that other ranks have written ({files}) do not appear on node "
+                    f"{socket.gethostname()}; check that storage.path is mounted on every node"
+                )
+            )
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
@@ -264,6 +280,8 @@ class BackgroundSave:
                 thread.throttle.stop()
             if not any(peer.running for peer in states):
                 break
+            if thread is not None and not any(peer.running for peer in states[1:]):
+                thread.fail_if_parts_are_missing()
             # All ranks decide by rank 0's clock.
             if states[0].late or any(peer.stalled for peer in states):
                 self._waited_s += time.monotonic() - start

@@ -5,6 +5,7 @@ Each saved rectangle is a tensor of the file, named `KEY@OFFSET,OFFSET`.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import zlib
@@ -53,6 +54,9 @@ class Throttle:
         self._stopped, self._unlimited = threading.Event(), threading.Event()
         self._cpu_s = FREE_S  # at the last pause
         self._active_at = time.monotonic()
+        self._cause: Exception = StoppedError()
+        self.awaited: frozenset[str] = frozenset()  # files of other ranks that the thread waits for
+        self.awaited_since = math.inf
 
     @property
     def stalled_s(self) -> float:
@@ -63,8 +67,9 @@ class Throttle:
         """Remove the limit, because a caller waits for the thread."""
         self._unlimited.set()
 
-    def stop(self) -> None:
-        """Abandon the save: `pause` and `wait` raise from now on."""
+    def stop(self, cause: Exception | None = None) -> None:
+        """Abandon the save: `pause` and `wait` raise `cause` from now on; default: `StoppedError`."""
+        self._cause = cause or self._cause
         self._stopped.set()
         self._unlimited.set()
 
@@ -83,11 +88,11 @@ class Throttle:
         """Sleep while waiting for another rank.
 
         Raises:
-            StoppedError: the save was given up.
+            Exception: the cause of `stop`.
         """
         self._active_at = time.monotonic()
         if self._stopped.wait(seconds):
-            raise StoppedError
+            raise self._cause
 
 
 @dataclass(frozen=True, slots=True)

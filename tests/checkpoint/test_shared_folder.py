@@ -14,7 +14,9 @@ import pytest
 from rayrec.checkpoint import CheckpointStore, ownership
 from rayrec.checkpoint.errors import NotSharedError
 from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch
+from rayrec.distributed import EmbOptimType
 from rayrec.storage.folder import LocalFolder
+from tests.checkpoint.test_store import build
 from tests.ranks import PerRank, on_ranks
 
 
@@ -61,3 +63,26 @@ def test_the_driver_sees_another_folder(tmp_path: Path) -> None:
     mine = Launch.here()
     with pytest.raises(NotSharedError, match=f"the driver on node {mine.host} wrote, was not found on node"):
         Attempt.claim(LocalFolder(tmp_path), mine, within_s=0.2)
+
+
+def saves(group: Any, path: Path, later: Path) -> str:
+    """The error of a save after the folder's file system was replaced on this rank."""
+    ownership.SHOWN_WITHIN_S, before = 1.0, ownership.SHOWN_WITHIN_S
+    try:
+        store = CheckpointStore(path)
+        store.claim(group)
+        store.root = LocalFolder(later)
+        model, optimizer = build(group, "rw", EmbOptimType.EXACT_ADAGRAD, 1)
+        with pytest.raises(TimeoutError) as caught:
+            store.save(1, model, optimizer, group=group)
+        return str(caught.value)
+    finally:
+        ownership.SHOWN_WITHIN_S = before
+
+
+def test_a_save_does_not_wait_forever_for_files_that_went_elsewhere(tmp_path: Path) -> None:
+    """A node that loses its mount writes to the empty folder below it."""
+    errors = on_ranks(2, saves, tmp_path / "a", PerRank([tmp_path / "a", tmp_path / "b"]))
+    for text in errors:
+        assert "files that other ranks have written (part-00001.json) do not appear on node" in text
+    assert not list(tmp_path.glob("*/*/manifest.json"))
