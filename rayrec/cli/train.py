@@ -34,7 +34,7 @@ def train(
     ] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="Also send metrics to mlflow, wandb or comet; may be repeated."),
+        typer.Option(help="Add a tracker to trainer.trackers: mlflow, wandb or comet; may be repeated."),
     ] = None,
 ) -> None:
     """Train a model, or resume the run of the same name."""
@@ -49,10 +49,10 @@ def train(
     train_config = load_config(config, [*(overrides or []), *([f"name={name}"] if name is not None else [])])
     with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
         from rayrec.train import Trainer
-        from rayrec.train.driver.trackers import tracker
+        from rayrec.train.driver.trackers import with_trackers
 
-        callbacks = [tracker(name, "rayrec") for name in track or []]
-        trainer = Trainer(train_config, fresh=fresh, root=root, allow_code=allow_code, callbacks=callbacks)
+        train_config = with_trackers(train_config, track or [])
+        trainer = Trainer(train_config, fresh=fresh, root=root, allow_code=allow_code)
         trainer.fit()
     after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
 

@@ -29,6 +29,7 @@ from rayrec.train.driver.cluster import connected
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.run_job import run_job
+from rayrec.train.driver.trackers import trackers_of
 from rayrec.train.errors import Interrupted, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import best_so_far
@@ -83,7 +84,7 @@ class Trainer:
         self.config = self._given  # `fit` adds the resolved values
         self.factory, self.fresh = factory, fresh
         self.display = display or Display()
-        self.callbacks = Callbacks(callbacks, self._warn)
+        self.callbacks = Callbacks([*trackers_of(config), *callbacks], self._warn)
         self.folder = RunFolder.at(self.config.storage.path, self.config.name)
         self._lease: Lease  # set during `fit`
         self._earlier_values: ResolvedValues  # resolved by earlier launches
@@ -122,7 +123,8 @@ class Trainer:
 
     def _run(self, job: Job) -> Result:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, on_record=self.callbacks.handle)
-        self.callbacks.call("on_start", RunInfo(name=self.config.name, folder=self.folder.path, config=self.config))
+        run_id, path = self.folder.run_id(), self.folder.path
+        self.callbacks.call("on_start", RunInfo(id=run_id, name=self.config.name, folder=path, config=self.config))
         try:
             outcome = run_job(job, recorder.state, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
@@ -15,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from rayrec.models import DLRM
-from rayrec.train import Callback, RunInfo, Trainer, TrainError, parse_config
+from rayrec.train import Callback, ConfigError, RunInfo, Trainer, TrainError, parse_config
 from rayrec.train.config.difference import flat
 from rayrec.train.driver.callbacks import Callbacks
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.trackers import MLflow, tracker
+from rayrec.train.driver.trackers import tracker, trackers_of, with_trackers
 from rayrec.train.run.log import metrics_of
 from tests.train.small import raw_config, write_all
 
@@ -217,6 +218,39 @@ def test_figures_of_a_record_have_names_of_their_own() -> None:
     assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
 
 
+class Identified(Callback):
+    def on_start(self, run: RunInfo) -> None:
+        self.id = run.id
+
+
+def id_of(folder: Path, name: str, fresh: bool = False, epochs: int = 1) -> str:
+    identified = Identified()
+    config = parse_config(raw_config(folder, name=name, trainer__epochs=epochs))
+    Trainer(config, fresh=fresh, callbacks=[identified], display=Display(Console(file=io.StringIO()))).fit()
+    return identified.id
+
+
+def test_a_run_keeps_its_id_and_a_fresh_one_has_another(folder: Path) -> None:
+    """Else the figures of a fresh run are written into the entry of the old one in a tracker."""
+    first = id_of(folder, "identified")
+    assert id_of(folder, "identified", epochs=2) == first != id_of(folder, "identified", fresh=True)
+    path = folder / "runs" / "identified"
+    (path / "run_id").unlink()
+    old = id_of(folder, "identified", epochs=2)
+    assert old == hashlib.sha256(str(path).encode()).hexdigest()[:32], "as before runs had ids"
+
+
+def test_trackers_of_a_config_are_checked_and_flags_are_added_to_them(folder: Path) -> None:
+    config = parse_config(raw_config(folder, trainer__trackers=[{"kind": "mlflow", "project": "ours", "name": "a"}]))
+    assert [type(made).__name__ for made in trackers_of(config)] == ["MLflow"]
+    both = with_trackers(config, ["mlflow", "wandb"]).trainer.trackers
+    assert [(section.kind, section.project) for section in both] == [("mlflow", "ours"), ("wandb", "rayrec")]
+    with pytest.raises(TrainError, match="must be one of mlflow, wandb, comet"):
+        with_trackers(config, ["mlfow"])
+    with pytest.raises(ConfigError, match=r"trainer\.trackers\.0\.kind: got .mlfow.; allowed"):
+        parse_config(raw_config(folder, trainer__trackers=[{"kind": "mlfow"}]))
+
+
 def test_mlflow_has_the_figures_of_the_run_and_of_its_second_part(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +261,9 @@ def test_mlflow_has_the_figures_of_the_run_and_of_its_second_part(
     uri = (tmp_path / "mlruns").as_uri()
     results = []
     for epochs in (1, 2):
-        made = trainer(folder, "tracked", MLflow("tries", uri), trainer__epochs=epochs)[0]
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        section = {"kind": "mlflow", "project": "tries"}
+        made = trainer(folder, "tracked", trainer__epochs=epochs, trainer__trackers=[section])[0]
         results.append(made.fit())
     assert [result.warnings for result in results] == [(), ()]
     client = MlflowClient(uri)

@@ -82,6 +82,15 @@ class ProfileConfig(Section):
         return self
 
 
+class TrackerConfig(Section):
+    """An experiment tracker that receives the metrics, the config and the report of the run. Its package must be
+    installed."""
+
+    kind: Literal["mlflow", "wandb", "comet"] = Field(description="MLflow, Weights & Biases or Comet")
+    project: str = Field(default="rayrec", min_length=1, description="project, or experiment of MLflow")
+    name: str | None = Field(default=None, description="name in the tracker; `null`: the name of the run")
+
+
 class TrainerConfig(Section):
     """Workers, steps, evaluations and fault handling."""
 
@@ -105,6 +114,8 @@ class TrainerConfig(Section):
     eval_rows: Annotated[int, Field(ge=1)] | None = None
     """approximate number of rows for evaluations inside an epoch, from the start of the data; `null`: all"""
     metrics: list[MetricConfig] = Field(default=[], description="additional evaluation metrics")
+    trackers: list[TrackerConfig] = Field(default=[])
+    """experiment trackers; a run that resumes, also on another machine, continues its entry in each"""
     slices: list[str] = Field(default=[])
     """features whose values get separate metrics in evaluations, e.g. `[country]`: of kind `id`, with an identity or
     vocabulary mapping and a table of at most 1,000 rows"""

@@ -25,11 +25,13 @@ class RunInfo:
     """The run that calls a callback.
 
     Args:
+        id: unique id of the run, which a resumed run keeps; `--fresh` starts another run.
         name: name of the run.
         folder: run folder.
         config: config of the run.
     """
 
+    id: str
     name: str
     folder: Path
     config: TrainConfig

@@ -6,20 +6,21 @@ plots them. Ray itself exports the memory and CPU use of workers.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrec.storage.errors import suggestion
 from rayrec.train.config.difference import flat
+from rayrec.train.config.trainer import TrackerConfig
 from rayrec.train.driver.callbacks import Callback, RunInfo
 from rayrec.train.errors import TrainError
 from rayrec.train.run.log import Record, metrics_of
 
 if TYPE_CHECKING:
+    from rayrec.train.config.train_config import TrainConfig
     from rayrec.train.run.result import Result
 
 RUN_TAG = "rayrec.run"
@@ -43,11 +44,6 @@ GAUGES = {
 TAG = "run"
 
 
-def _run_id(run: RunInfo) -> str:
-    """Id of the run in a tracker. A resumed run has the same id, so that it continues the tracker's run."""
-    return hashlib.sha256(str(run.folder).encode()).hexdigest()[:32]
-
-
 class _Tracker(Callback):
     """Passes metrics to `log`."""
 
@@ -66,10 +62,11 @@ class MLflow(_Tracker):
     Args:
         experiment: name of the experiment; created if missing.
         uri: URI of the tracking server or store; None: MLflow's setting (`MLFLOW_TRACKING_URI`).
+        name: name of the entry; None: the name of the run.
     """
 
-    def __init__(self, experiment: str = "rayrec", uri: str | None = None) -> None:
-        self._experiment, self._uri = experiment, uri
+    def __init__(self, experiment: str = "rayrec", uri: str | None = None, name: str | None = None) -> None:
+        self._experiment, self._uri, self._name = experiment, uri, name
 
     def on_start(self, run: RunInfo) -> None:
         from mlflow import MlflowClient
@@ -78,12 +75,12 @@ class MLflow(_Tracker):
         self._folder: Path = run.folder
         existing = self._client.get_experiment_by_name(self._experiment)
         experiment = self._client.create_experiment(self._experiment) if existing is None else existing.experiment_id
-        tag = _run_id(run)
-        earlier = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{tag}'", max_results=1)
-        entry = earlier[0] if earlier else self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: tag})
+        earlier = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
+        name, tags = self._name or run.name, {RUN_TAG: run.id}
+        entry = earlier[0] if earlier else self._client.create_run(experiment, run_name=name, tags=tags)
         self._run_id = entry.info.run_id
-        for name, value in {} if earlier else flat(run.config.to_dict()).items():
-            self._client.log_param(self._run_id, name, str(value)[:500])
+        for key, value in {} if earlier else flat(run.config.to_dict()).items():
+            self._client.log_param(self._run_id, key, str(value)[:500])
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         from mlflow.entities import Metric
@@ -101,16 +98,16 @@ class MLflow(_Tracker):
 class WandB(_Tracker):
     """Logs metrics and the config to a Weights & Biases project; `WANDB_MODE=offline` keeps them in the run folder."""
 
-    def __init__(self, project: str = "rayrec") -> None:
-        self._project = project
+    def __init__(self, project: str = "rayrec", name: str | None = None) -> None:
+        self._project, self._name = project, name
 
     def on_start(self, run: RunInfo) -> None:
         import wandb
 
         self._run: Any = wandb.init(
             project=self._project,
-            name=run.name,
-            id=_run_id(run),
+            name=self._name or run.name,
+            id=run.id,
             dir=str(run.folder),
             resume="allow",
             config=run.config.to_dict(),
@@ -126,14 +123,14 @@ class WandB(_Tracker):
 class Comet(_Tracker):
     """Logs metrics and the config to a Comet project."""
 
-    def __init__(self, project: str = "rayrec") -> None:
-        self._project = project
+    def __init__(self, project: str = "rayrec", name: str | None = None) -> None:
+        self._project, self._name = project, name
 
     def on_start(self, run: RunInfo) -> None:
         import comet_ml
 
-        self._run: Any = comet_ml.start(project_name=self._project, experiment_key=_run_id(run))
-        self._run.set_name(run.name)
+        self._run: Any = comet_ml.start(project_name=self._project, experiment_key=run.id)
+        self._run.set_name(self._name or run.name)
         self._run.log_parameters(flat(run.config.to_dict()))
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -147,25 +144,49 @@ class Comet(_Tracker):
 PACKAGES = {"mlflow": "mlflow", "wandb": "wandb", "comet": "comet_ml"}
 
 
-def tracker(name: str, project: str) -> Callback:
-    """The tracker of this name, for `--track`.
+def tracker(kind: str, project: str, name: str | None = None) -> Callback:
+    """A tracker, for `trainer.trackers` and `--track`.
 
     Args:
         project: a project, or an experiment for MLflow.
+        name: name of the entry; None: the name of the run.
 
     Raises:
-        TrainError: the name is unknown, or its package is not installed.
+        TrainError: the kind is unknown, or its package is not installed.
     """
-    if name not in PACKAGES:
-        raise TrainError(f"track={name!r} must be one of {', '.join(PACKAGES)}{suggestion(name, list(PACKAGES))}")
-    if importlib.util.find_spec(PACKAGES[name]) is None:
-        raise TrainError(f"track={name}: the package is not installed; run pip install {PACKAGES[name]}")
-    if name == "mlflow":
+    if kind not in PACKAGES:
+        raise TrainError(f"track={kind!r} must be one of {', '.join(PACKAGES)}{suggestion(kind, list(PACKAGES))}")
+    if importlib.util.find_spec(PACKAGES[kind]) is None:
+        raise TrainError(f"track={kind}: the package is not installed; run pip install {PACKAGES[kind]}")
+    if kind == "mlflow":
         import mlflow
 
         # An absolute URI, because each trial of a search has its own working directory.
-        return MLflow(project, mlflow.get_tracking_uri())
-    return WandB(project) if name == "wandb" else Comet(project)
+        return MLflow(project, mlflow.get_tracking_uri(), name)
+    return WandB(project, name) if kind == "wandb" else Comet(project, name)
+
+
+def trackers_of(config: TrainConfig) -> list[Callback]:
+    """The trackers of `trainer.trackers`.
+
+    Raises:
+        TrainError: the package of one is not installed.
+    """
+    return [tracker(section.kind, section.project, section.name) for section in config.trainer.trackers]
+
+
+def with_trackers(config: TrainConfig, kinds: Sequence[str]) -> TrainConfig:
+    """The config with trackers of these kinds added, unless it has one of the kind.
+
+    Raises:
+        TrainError: a kind is unknown, or its package is not installed.
+    """
+    trackers = list(config.trainer.trackers)
+    for kind in kinds:
+        tracker(kind, "")  # checks it
+        if kind not in {section.kind for section in trackers}:
+            trackers.append(TrackerConfig(kind=kind))  # type: ignore[arg-type]  # checked
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update={"trackers": trackers})})
 
 
 class ExportedMetrics:

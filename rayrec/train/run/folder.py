@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class RunFolder:
 
     config = _File("config.yaml", "The config with all resolved values.")
     given = _File("given.yaml", "The config passed to the last launch, with absolute paths and defaults.")
+    id_file = _File("run_id", "Unique id of the run.")
     plan = _File("plan.json")
     metrics = _File("metrics.jsonl")
     footers = _File("footers.arrow", "Cached footers of the data files, so that a relaunch need not read them again.")
@@ -78,6 +80,18 @@ class RunFolder:
     report = _File("report.html")
     tensorboard = _File("tensorboard")
     ray_state = _File(".ray_train", "Ray Train's state, which is not part of the run.")
+
+    def run_id(self) -> str:
+        """The unique id of the run, which is created by the first launch and kept."""
+        try:
+            return self.id_file.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            pass
+        # Runs that began before runs had ids have entries in trackers under an id of the path.
+        is_old = self.metrics.exists()
+        run_id = hashlib.sha256(str(self.path).encode()).hexdigest()[:32] if is_old else uuid.uuid4().hex
+        write_atomically(self.id_file, f"{run_id}\n")
+        return run_id
 
     @property
     def checkpoints(self) -> str:

@@ -19,6 +19,7 @@ from rayrec.train.run.folder import RunFolder, write_atomically
 FILES = (
     "config.yaml",
     "given.yaml",
+    "run_id",
     "plan.json",
     "footers.arrow",
     "result.json",

@@ -28,7 +28,7 @@ from rayrec.train.driver.callbacks import Callback
 from rayrec.train.driver.cluster import Cluster, connected, default_env
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.resources import demand_of, refuse_if_short
-from rayrec.train.driver.trackers import tracker
+from rayrec.train.driver.trackers import tracker, trackers_of
 from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
@@ -118,7 +118,8 @@ def tune(
     space = space_of(search.params)
     check_space(config.to_dict(), space)
     draws = _draws(search, config, space)
-    callbacks = [] if search.track is None else [tracker(search.track, config.name)]
+    # Made here, as a trial has another working directory.
+    callbacks = [*trackers_of(config), *([] if search.track is None else [tracker(search.track, config.name)])]
     with connected() as cluster:
         results = _run(config, search, space, draws, factory, callbacks, cluster, display)
         trials = _trials(results, search)
@@ -217,6 +218,7 @@ def _train_one(
     name = ray_tune.get_context().get_trial_name()
     trial = {**with_values(config.to_dict(), values), "name": name}
     trial["storage"] = {**trial["storage"], "path": folder_of(config)}
+    trial["trainer"] = {**trial["trainer"], "trackers": []}  # they are among the callbacks
     reports = _Reports(metric)
     result = _when_free(Trainer(parse_config(trial), factory=factory, display=reports, callbacks=callbacks).fit)
     if not reports.count and result.eval is not None:  # the run finished before an interruption, but was not reported
