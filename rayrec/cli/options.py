@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
 
@@ -25,7 +26,18 @@ def path(value: str | Path) -> Path:
 
 
 class OnceCommand(TyperCommand):
-    """A command that refuses a second value of an option that has one: the last would replace the first silently."""
+    """A command that refuses a second value of an option that has one: the last would replace the first silently.
+
+    Its help shows square brackets as they are written. Typer reads help texts as rich markup, in which `[list]` is a
+    style, and leaves it out.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.rich_markup_mode == "rich":
+            for described in (self, *self.params):
+                if text := getattr(described, "help", None):
+                    setattr(described, "help", escape(text))  # noqa: B010  # click's arguments declare no help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(list(args))
