@@ -83,10 +83,28 @@ Labels = Annotated[
 Keep = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="COLUMN",
-        help="Keep this column as a feature although it seems to be known only after the label; may be repeated.",
+        metavar="COLUMN,…",
+        help="Keep these columns as features although they seem to be known only after the label; may be repeated.",
     ),
 ]
+
+
+def _role(text: str) -> Any:
+    return Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN,…", help=f"{text}; may be repeated.", rich_help_panel="What columns are"),
+    ]
+
+
+Ids = _role(
+    "Columns of ids, or of lists of ids. Other columns are guessed. Then columns that seem to be known only after the "
+    "label are left out; a column that you name here needs --keep, too, to stay"
+)
+Numbers = _role("Columns of numbers, or of lists of numbers of one length")
+Lists = _role(
+    "Columns of lists of ids; texts in CSV files are divided by the separator that most of them have, or by --list"
+)
+Ignore = _role("Columns that are not used")
 
 Time = Annotated[
     str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from rayrec.data.arrays.arrow_types import (
 )
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import unnest
+from rayrec.data.tools.init.stated_roles import StatedRole
 from rayrec.data.tools.quantiles import bucket_edges
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
@@ -73,6 +75,8 @@ class ColumnFacts:
         unique: True for integers that practically never repeat: a counter or a key.
         outcome: True if the column is left out because it seems to be known only after the label.
         time_format: unit of integer times, if it was chosen by its values or by `--time`.
+        stated: the role that the user states; empty if it is guessed.
+        binary: True if the column contains only 0 and 1, without nulls.
     """
 
     name: str
@@ -97,6 +101,8 @@ class ColumnFacts:
     unique: bool = False
     outcome: bool = False
     time_format: str = ""
+    stated: StatedRole | Literal[""] = ""
+    binary: bool = False
 
     @property
     def dense_range(self) -> bool:
@@ -111,12 +117,19 @@ class ColumnFacts:
         return max(16, 1 << (2 * self.ids_estimate - 1).bit_length())
 
 
-def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[int, int] | None = None) -> ColumnFacts:
+def column_facts(
+    name: str,
+    column: pa.ChunkedArray,
+    share: float,
+    span: tuple[int, int] | None = None,
+    stated: StatedRole | Literal[""] = "",
+) -> ColumnFacts:
     """Computes the facts about a column.
 
     Args:
         share: inspected rows / all rows.
         span: minimum and maximum over all rows from the files' statistics, if available.
+        stated: the role that the user states, which the values can have (`stated_roles.first_wrong`).
     """
     array = pa.concat_arrays([c.cast(without_views(column.type)) for c in column.chunks])
     leaf, longest, width, complete_lengths = array, None, 1, None
@@ -126,12 +139,17 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         complete_lengths = None if array.null_count or leaf.null_count or _not_numbers(leaf) else lengths
         longest = int(lengths.max(initial=0))
         width = longest if longest and (lengths == longest).all() and not array.null_count else 0
+        width = longest if stated == "numbers" else width  # of all lists that are not null
     role, note = _role(name, column.type, leaf, width)
+    binary = role == "label"
+    if stated and not pat.is_null(leaf.type):
+        role, note = _role_as_stated(stated, is_list(column.type), leaf), ""
     if pat.is_struct(leaf.type) and role == "weighted_id_list":
         leaf = pc.struct_field(leaf, "id")
     leaf = _computable(decoded(leaf))
     low, high = _ends(leaf)
-    role, note = _by_values(name, role, note, array, leaf, low, high)
+    if not stated:
+        role, note = _by_values(name, role, note, array, leaf, low, high)
     if span is not None and low is not None and high is not None and role == "id":
         low, high = min(low, span[0]), max(high, span[1])
     nulls, kind = array.null_count, str(column.type)
@@ -141,17 +159,30 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         seen = pc.unique(leaf.drop_null()).sort() if is_small else None
         if pat.is_integer(leaf.type) and share < 1 and span is None:
             low = None  # other rows may have larger ids, so ids cannot be table rows themselves
-        if is_text(leaf.type) and len(leaf) >= _MIN_TEXT_ROWS and distinct > _UNIQUE * (len(leaf) - leaf.null_count):
+        is_long_text = is_text(leaf.type) and len(leaf) >= _MIN_TEXT_ROWS and not stated
+        if is_long_text and distinct > _UNIQUE * (len(leaf) - leaf.null_count):
             role, note, seen = "unused", "more than 90 % of the values are unique: key or free text?", None
         return ColumnFacts(
             *(name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note),
             values_seen=seen,
             lengths=complete_lengths,
+            stated=stated,
+            binary=binary,
         )
     facts = ColumnFacts(
-        name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width), lengths=complete_lengths
+        *(name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width)),
+        # Lists of numbers, and those that are not used, are no part of a sequence.
+        lengths=None if stated else complete_lengths,
+        stated=stated,
+        binary=binary,
     )
     return _numbers(facts, leaf) if role == "dense" else facts
+
+
+def _role_as_stated(stated: StatedRole, in_lists: bool, leaf: pa.Array) -> str:
+    if stated in ("ids", "lists"):
+        return "id" if not in_lists else "weighted_id_list" if pat.is_struct(leaf.type) else "id_list"
+    return "dense" if stated == "numbers" else "unused"
 
 
 def _computable(leaf: pa.Array) -> pa.Array:

@@ -19,8 +19,9 @@ from rayrec.data.tools.init.label_choice import LabelChoice, choose_labels
 from rayrec.data.tools.init.outcomes import without_outcomes
 from rayrec.data.tools.init.proposal import propose
 from rayrec.data.tools.init.sequences import in_sequences
+from rayrec.data.tools.init.stated_roles import StatedRoles, columns_of, first_wrong, refuse_used, roles_by_column
 from rayrec.data.tools.init.times import TimeColumn, choose_time
-from rayrec.storage.errors import DataError, suggestion
+from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import Version, open_parquet
 
 SAMPLE_ROWS = 500_000
@@ -64,6 +65,7 @@ def inspect(
     label: str | Sequence[str] | None = None,
     keep: Collection[str] = (),
     time: str | None = None,
+    roles: StatedRoles | None = None,
 ) -> Inspection:
     """Reads about `sample_rows` rows, spread over the files, and computes the facts about every column.
 
@@ -72,10 +74,11 @@ def inspect(
         label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER, or several of them; None: the column that looks like a label.
         keep: columns that stay features although they seem to be known only after the label.
         time: COLUMN or COLUMN=FORMAT with the time of a row; None: recognized by its values.
+        roles: columns by what they are, e.g. `{"ids": ["zone"], "ignore": ["note"]}`; others are guessed.
 
     Raises:
-        DataError: missing paths, unreadable files, a filter, a label or a time that does not fit, an unknown
-            column to keep.
+        DataError: missing paths, unreadable files, a filter, a label, a time or a stated role that does not fit, an
+            unknown column to keep.
         ValueError: an invalid filter.
     """
     conditions = parse_all(filters)
@@ -105,26 +108,82 @@ def inspect(
         raise nothing_left(all_files.files[0].file.uri, conditions)
     table = concatenated(tables, uris).combine_chunks()
     share = inspected_rows / rows
-    columns = [column_facts(name, table.column(name), share, spans.get(name)) for name in table.column_names]
+    kept = [*columns_of("keep", keep, table.column_names)]
+    stated = roles_by_column(roles or {}, table.column_names, kept)
+    rows_of = [(uri, len(part)) for uri, part in zip(uris, tables, strict=True)]
+    for name, stated_role in stated.items():
+        if (wrong := first_wrong(table.column(name).combine_chunks(), stated_role)) is not None:
+            raise _located(wrong, f"--{stated_role} {name}", name, [] if conditions else rows_of)
+    ignored = [name for name, role in stated.items() if role == "ignore"]
+    roles_of = {name: role for name, role in stated.items() if role != "ignore"}
+    columns = [
+        column_facts(name, table.column(name), share, spans.get(name), roles_of.get(name, ""))
+        for name in table.column_names
+    ]
+    # An ignored label or time keeps its role until it is chosen, so that it is refused and no other one is guessed.
+    columns = [_ignored(c) if c.name in ignored and c.role not in ("label", "timestamp") else c for c in columns]
     for role in ("timestamp", "sample_weight", "group"):
         columns = _only_one(columns, role)
-    columns = in_sequences(columns)
-    binary = [c.name for c in columns if c.role == "label"]
-    labels = choose_labels(table, binary, [label] if isinstance(label, str) else label or [])
-    chosen_time, columns, questions = choose_time(_with_labels(columns, labels) if labels else columns, table, time)
-    _check_kept(keep, table.column_names)
+    columns = _with_sequences(columns)
+    candidates = [c.name for c in columns if c.role == "label"]
+    labels = choose_labels(table, candidates, [label] if isinstance(label, str) else label or [])
+    columns = _with_labels(columns, labels) if labels else columns
+    chosen_time, columns, questions = _choose_time(columns, table, time)
+    refuse_used(stated, [choice.column for choice in labels], chosen_time.column if chosen_time else None)
+    columns = [_ignored(c) if c.name in ignored else c for c in columns]
     if labels:
         seconds = None if chosen_time is None else chosen_time.seconds(table)
-        columns = without_outcomes(columns, table, labels, seconds, binary, keep)
+        binary = [c.name for c in columns if c.binary]
+        columns = without_outcomes(columns, table, labels, seconds, binary, kept)
     counts = len(remaining_files.files), rows, table.num_rows
     return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions))
 
 
-def _check_kept(keep: Collection[str], names: Sequence[str]) -> None:
-    for name in keep:
-        if name not in names:
-            hint = suggestion(name, names)
-            raise DataError(f"--keep {name}: there is no column {name!r}{hint}", fix="name a column of the files")
+def _located(wrong: tuple[int, DataError], option: str, column: str, rows_of: Iterable[tuple[str, int]]) -> DataError:
+    """The error of a value, with its file and row.
+
+    Args:
+        wrong: position in all inspected rows, and the error.
+        rows_of: file and number of the inspected rows, in their order; the rows are the first ones of each file. Empty
+            if that is not known.
+    """
+    position, error = wrong
+    error = replace(error, problem=f"{option}: {error.problem}", column=column)
+    earlier: dict[str, int] = {}
+    for uri, rows in rows_of:
+        if position < rows:
+            return error.at(uri, None, earlier.get(uri, 0) + position)
+        position, earlier[uri] = position - rows, earlier.get(uri, 0) + rows
+    return error
+
+
+def _ignored(facts: ColumnFacts) -> ColumnFacts:
+    return replace(facts, role="unused", note="", stated="ignore")
+
+
+def _with_sequences(columns: list[ColumnFacts]) -> list[ColumnFacts]:
+    """As `in_sequences`, with the stated roles. Columns that are ignored do not part a sequence."""
+    changed = {c.name: c for c in in_sequences([c for c in columns if c.stated != "ignore"])}
+    return [
+        replace(changed[c.name], role=c.role) if c.stated in ("ids", "lists") else changed.get(c.name, c)
+        for c in columns
+    ]
+
+
+def _choose_time(
+    columns: list[ColumnFacts], table: pa.Table, option: str | None
+) -> tuple[TimeColumn | None, list[ColumnFacts], list[str]]:
+    """As `choose_time`; a column that is stated to hold ids or numbers is not guessed to be the time."""
+    hidden = {c.name for c in columns if c.stated not in ("", "ignore") and option is None}
+    ignored = tuple(f"{c.name}: " for c in columns if c.stated == "ignore")
+    chosen, result, questions = choose_time(
+        [replace(c, outcome=True) if c.name in hidden else c for c in columns], table, option
+    )
+    return (
+        chosen,
+        [replace(c, outcome=False) if c.name in hidden else c for c in result],
+        [line for line in questions if not line.startswith(ignored)],
+    )
 
 
 def _widen(spans: dict[str, tuple[int, int] | None], footer: pq.FileMetaData) -> None:

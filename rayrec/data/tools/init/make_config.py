@@ -28,6 +28,7 @@ from rayrec.data.formats.text_options import TextOptions
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.partitions import Partitioned, PartitionedFile, tables_of, with_partitions
 from rayrec.data.tools.init.inspect import Inspection, inspect
+from rayrec.data.tools.init.stated_roles import StatedRoles
 from rayrec.data.tools.init.text_files import find_text_options
 from rayrec.data.tools.init.times import TimeColumn
 from rayrec.storage.errors import DataError
@@ -90,6 +91,7 @@ def start(
     tell: Tell = print,
     keep: Collection[str] = (),
     time: str | None = None,
+    roles: StatedRoles | None = None,
 ) -> Started:
     """Makes a config that is ready to train.
 
@@ -102,14 +104,15 @@ def start(
         tell: called with a line about each action.
         keep: columns that stay features although they seem to be known only after the label.
         time: COLUMN or COLUMN=FORMAT with the time of a row; None: recognized by its values.
+        roles: columns by what they are, as in `inspect`.
 
     Raises:
-        DataError: unreadable files, no label, no ids, too few rows, a label or a time that does not fit.
+        DataError: unreadable files, no label, no ids, too few rows, a label, a time or a stated role that does not fit.
     """
     folder = folder.absolute()
-    paths, text = _as_parquet(sources, folder / "rows", tell)
+    paths, text = _as_parquet(sources, folder / "rows", tell, roles or {})
     converted = paths == [str(folder / "rows")]
-    inspection = inspect(paths, label=label, keep=keep, time=time)
+    inspection = inspect(paths, label=label, keep=keep, time=time, roles=roles)
     dim = 8 if inspection.rows < 20_000 else 16 if inspection.rows < 2 * _MANY_ROWS else 32
     if not inspection.proposal(dim)["tables"]:
         fix = "rayrec trains embedding tables; use data with a column of users, items or categories"
@@ -131,18 +134,19 @@ def start(
         label=label,
         keep=keep,
         time=None if chosen_time is None else chosen_time.option,
+        roles=roles,
     )
     proposal = train_inspection.proposal(dim, folder / "vocabularies")
     model = _model(inspection.rows, dim, len(proposal["schema"]["dense"]), len(train_inspection.labels))
     config = {"name": name, "data": data, **proposal, "model": model, **_training(inspection.rows, machine)}
-    roles = {facts.name: facts for facts in train_inspection.columns}
+    used = {facts.name: facts for facts in train_inspection.columns}
     columns = tuple(
-        replace(facts, role=roles[facts.name].role, note=roles[facts.name].note) for facts in inspection.columns
+        replace(facts, role=used[facts.name].role, note=used[facts.name].note) for facts in inspection.columns
     )
     return Started(config, replace(inspection, columns=columns), comments)
 
 
-def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> tuple[list[str], TextOptions]:
+def _as_parquet(sources: Sequence[str], out: Path, tell: Tell, roles: StatedRoles) -> tuple[list[str], TextOptions]:
     """The sources, or the folder with their conversions; and how text files were read."""
     uris = [file.uri for file in find_files(sources, (*PARQUET, *SUFFIXES))]
     others = [uri for uri in uris if not uri.endswith(PARQUET)]
@@ -152,7 +156,7 @@ def _as_parquet(sources: Sequence[str], out: Path, tell: Tell) -> tuple[list[str
     if len(others) < len(uris):
         parquet = next(uri for uri in uris if uri.endswith(PARQUET))
         raise DataError(f"this file is not Parquet, but {parquet} is", file=others[0], fix="use files of one format")
-    options, lines = find_text_options(uris)
+    options, lines = find_text_options(uris, roles)
     for line in lines:
         tell(line)
     for result in convert(sources, out, text=options):
