@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.source.filters import only_passing, parse_all
@@ -38,6 +39,7 @@ class Inspection:
         labels: the labels; empty if no column looks like one.
         time: the column with the time of a row.
         questions: a line for each column that may be the time of a row.
+        seconds: [inspected_rows], the time of each row since 1970; None without a time.
     """
 
     files: int
@@ -47,15 +49,21 @@ class Inspection:
     labels: tuple[LabelChoice, ...]
     time: TimeColumn | None
     questions: tuple[str, ...]
+    seconds: I64 | None = field(default=None, compare=False)
 
     @property
     def label(self) -> LabelChoice | None:
         """The first label; None if no column looks like one."""
         return self.labels[0] if self.labels else None
 
-    def proposal(self, dim: int = 16, vocabularies: Path | None = None) -> dict[str, Any]:
-        """The proposed sections `schema` and `tables` of a train config. Raises as `proposal.propose`."""
-        return propose(self.columns, [label.schema for label in self.labels], dim, vocabularies)
+    def proposal(self, dim: int = 16, vocabularies: Path | None = None, seconds: I64 | None = None) -> dict[str, Any]:
+        """The proposed sections `schema` and `tables` of a train config. Raises as `proposal.propose`.
+
+        Args:
+            seconds: times of all training rows, or of an even sample; None: those of the inspected rows.
+        """
+        seconds = self.seconds if seconds is None else seconds
+        return propose(self.columns, [label.schema for label in self.labels], dim, vocabularies, seconds)
 
 
 def inspect(
@@ -131,12 +139,12 @@ def inspect(
     chosen_time, columns, questions = _choose_time(columns, table, time)
     refuse_used(stated, [choice.column for choice in labels], chosen_time.column if chosen_time else None)
     columns = [_ignored(c) if c.name in ignored else c for c in columns]
+    seconds = None if chosen_time is None else chosen_time.seconds(table)
     if labels:
-        seconds = None if chosen_time is None else chosen_time.seconds(table)
         binary = [c.name for c in columns if c.binary]
         columns = without_outcomes(columns, table, labels, seconds, binary, kept)
     counts = len(remaining_files.files), rows, table.num_rows
-    return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions))
+    return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions), seconds)
 
 
 def _located(wrong: tuple[int, DataError], option: str, column: str, rows_of: Iterable[tuple[str, int]]) -> DataError:
