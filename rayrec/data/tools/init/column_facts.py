@@ -39,7 +39,7 @@ BUCKETS = 32
 # Largest number of ids for which a vocabulary is written.
 FEW_IDS = 65_536
 # An integer column with fewer distinct values is a category.
-_FEW_VALUES = 64
+FEW_VALUES = 64
 # Minimum rows to recognize a row counter.
 _MIN_ROWS = 10
 # Skewness of an exponential distribution.
@@ -306,7 +306,7 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         values = pc.unique(decoded(leaf)).drop_null()
         if _zeros_and_ones(leaf, values):
             return "label", ""
-        is_id = named_id(name.lower()) or len(values) < _FEW_VALUES
+        is_id = named_id(name.lower()) or len(values) < FEW_VALUES
         return ("id", "") if is_id else ("dense", "a number? if it is an id, list it under sparse")
     if pat.is_floating(plain):
         leaf = _computable(decoded(leaf))
