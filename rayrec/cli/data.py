@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rayrec.cli.options import Config, Filters, Keep, Labels, Paths, Time, path, writing
+from rayrec.cli.options import Config, Filters, Ids, Ignore, Keep, Labels, Lists, Numbers, Paths, Time, path, writing
 from rayrec.cli.output import next_is
 from rayrec.cli.text_files import reads_text_files
 
 if TYPE_CHECKING:
     from rayrec.data.tools.check import CheckReport
+    from rayrec.data.tools.init.stated_roles import StatedRoles
 
 data = typer.Typer(help="Inspect, check and convert data before you train on it.", no_args_is_help=True)
 
@@ -28,6 +29,10 @@ def inspect(
     label: Labels = None,
     keep: Keep = None,
     time: Time = None,
+    ids: Ids = None,
+    numbers: Numbers = None,
+    lists: Lists = None,
+    ignore: Ignore = None,
     vocabularies: Annotated[
         Path | None,
         typer.Option(
@@ -45,7 +50,8 @@ def inspect(
     from rayrec.data.tools.init.inspect import inspect as look
     from rayrec.train.config.file import parse_yaml
 
-    inspection = look(paths, rows, parse_yaml(filters), label, keep or (), time)
+    roles = _roles(ids, numbers, lists, ignore)
+    inspection = look(paths, rows, parse_yaml(filters), label, keep or (), time, roles)
     show_columns(inspection, to_stderr=True)
     typer.echo(
         yaml.safe_dump(
@@ -283,6 +289,10 @@ def init(
     label: Labels = None,
     keep: Keep = None,
     time: Time = None,
+    ids: Ids = None,
+    numbers: Numbers = None,
+    lists: Lists = None,
+    ignore: Ignore = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the config and the run; default: the name of the first file.")
     ] = None,
@@ -306,9 +316,12 @@ def init(
     for output in (file, folder):
         if output.exists():
             raise ValueError(f"{output} already exists: choose another --name or remove it")
+    roles = _roles(ids, numbers, lists, ignore)
     machine = Machine(cores=int(cpus()), gpus=torch.cuda.device_count())
     with removed_on_failure(folder):
-        started = start(data, name, folder, machine, label, lambda text: typer.echo(visible(text)), keep or (), time)
+        started = start(
+            data, name, folder, machine, label, lambda text: typer.echo(visible(text)), keep or (), time, roles
+        )
         parse_config(started.config)
         show_columns(started.inspection, to_stderr=False)
         values = yaml.safe_dump(started.config, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
@@ -317,6 +330,12 @@ def init(
             out.write("".join(f"# {visible(line)}\n" for line in head) + values)
     typer.echo(f"wrote {file}" + (f" and {folder}" if folder.exists() else ""))
     next_is("rayrec", "train", str(file))
+
+
+def _roles(
+    ids: list[str] | None, numbers: list[str] | None, lists: list[str] | None, ignore: list[str] | None
+) -> StatedRoles:
+    return {"ids": ids or (), "numbers": numbers or (), "lists": lists or (), "ignore": ignore or ()}
 
 
 def _name_of(path: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperOption
 
 
@@ -25,7 +26,18 @@ def path(value: str | Path) -> Path:
 
 
 class OnceCommand(TyperCommand):
-    """A command that refuses a second value of an option that has one: the last would replace the first silently."""
+    """A command that refuses a second value of an option that has one: the last would replace the first silently.
+
+    Its help shows square brackets as they are written. Typer reads help texts as rich markup, in which `[list]` is a
+    style, and leaves it out.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.rich_markup_mode == "rich":
+            for described in (self, *self.params):
+                if text := getattr(described, "help", None):
+                    setattr(described, "help", escape(text))  # noqa: B010  # click's arguments declare no help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(list(args))
@@ -71,10 +83,28 @@ Labels = Annotated[
 Keep = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="COLUMN",
-        help="Keep this column as a feature although it seems to be known only after the label; may be repeated.",
+        metavar="COLUMN,…",
+        help="Keep these columns as features although they seem to be known only after the label; may be repeated.",
     ),
 ]
+
+
+def _role(text: str) -> Any:
+    return Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN,…", help=f"{text}; may be repeated.", rich_help_panel="What columns are"),
+    ]
+
+
+Ids = _role(
+    "Columns of ids, or of lists of ids. Other columns are guessed. Then columns that seem to be known only after the "
+    "label are left out; a column that you name here needs --keep, too, to stay"
+)
+Numbers = _role("Columns of numbers, or of lists of numbers of one length")
+Lists = _role(
+    "Columns of lists of ids; texts in CSV files are divided by the separator that most of them have, or by --list"
+)
+Ignore = _role("Columns that are not used")
 
 Time = Annotated[
     str | None,

@@ -45,7 +45,8 @@ def show_columns(inspection: Inspection, *, to_stderr: bool) -> None:
     for c in inspection.columns:
         ids = f"{c.distinct:,}" if c.role.startswith(("id", "weighted")) else ""
         span = "" if c.low is None or c.high is None else f"{plain_number(c.low)} to {plain_number(c.high)}"
-        columns.add_row(plain(c.name), plain(c.kind), c.role, f"{c.nulls:,}" if c.nulls else "", ids, span)
+        role = f"{c.role} (--{c.stated})" if c.stated else c.role
+        columns.add_row(plain(c.name), plain(c.kind), role, f"{c.nulls:,}" if c.nulls else "", ids, span)
     show(columns, console)
     notes = [f"{c.name}: {c.note}" for c in inspection.columns if c.note and c.role != "label"]
     for line in [*notes, *_label_lines(inspection)]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import rich.console
+import typer.main
 from rich.console import Console
+from typer.testing import CliRunner
 
+from rayrec.cli.app import app
 from rayrec.cli.output import show, show_columns
 from rayrec.data import inspect
 from rayrec.train.terminal import plan_table
@@ -47,3 +53,24 @@ def test_columns_in_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest
     text = text_of(console)
     assert f"│ {NAME} " in text and "│ price_of_the_last_order " in text and "…" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield words, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*words, name))
+
+
+def test_the_help_of_every_command_shows_words_in_square_brackets() -> None:
+    """Rich markup takes `[list]` for a style and leaves it out."""
+    bracketed = 0
+    for words, command in commands(typer.main.get_command(app)):
+        shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "500", "TERMINAL_WIDTH": "500"}).output
+        shown = re.sub(r"\s+", " ", shown)
+        for described in (command, *command.params):
+            texts = [getattr(described, name, None) or "" for name in ("help", "epilog", "metavar")]
+            for text in (text.replace("\\[", "[") for text in texts):
+                for word in re.findall(r"\S*\[[^]]*\]\S*", text):
+                    bracketed += 1
+                    assert word in shown, f"rayrec {' '.join(words)} --help does not show {word}"
+    assert bracketed > 10

@@ -108,7 +108,8 @@ def test_without_times_a_tenth_is_drawn_by_the_number_of_the_row(tmp_path: Path)
     given = start([str(tmp_path / "in")], "a", tmp_path / "a-data", ONE, tell=said.append).config
     sides = [pq.read_table(given["data"][side])["row"].to_pylist() for side in ("train", "eval")]
     assert sorted(sides[0] + sides[1]) == list(range(3 * ROWS)) and 0.06 < len(sides[1]) / (3 * ROWS) < 0.14
-    assert f"{len(sides[0]):,} training rows and {len(sides[1]):,} evaluation rows" in said[-1]
+    assert f"{len(sides[0]):,} training rows and {len(sides[1]):,} evaluation rows" in said[-2]
+    assert "too few for a reliable AUC" in said[-1]
     assert rows_of(given) == [len(side) for side in sides]
     again = start([str(tmp_path / "in" / "*.parquet")], "b", tmp_path / "b-data", ONE, tell=said.append).config
     assert pq.read_table(again["data"]["eval"])["row"].to_pylist() == sides[1]

@@ -86,7 +86,7 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
     assert found == results[1]["eval"]
     assert found["recall@10"] > 0.6, found  # chance finds a sixth
     filtered = name != "two_tower"
-    assert ("hr@10/unseen" in found) == filtered and found["samples"] > 150
+    assert ("hr@10/unseen" in found) == filtered and found["samples"] > 150 and found["num_items"] == ITEMS
     (line,) = evaluation_lines("evaluation", found)
     assert f"HR@10 {found['recall@10']:.4f}" in line and ("without seen items" in line) == filtered
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.train import Result, parse_config
+from rayrec.train import Result, evaluate_run, parse_config
 from rayrec.train.driver.warnings import at_end, at_start
 from tests.train.small import RAW, raw_config, table, write_all
 from tests.train.test_fit import shown, trainer
 
 CONFIG = parse_config(RAW)  # batches of 64 rows, in this process
-GOOD = {"ctr": 0.4, "ne": 0.9, "samples": 100}
+GOOD = {"ctr": 0.4, "ne": 0.9, "samples": 1000}
 
 
 def outcome(evaluation: dict[str, Any] | None = GOOD, **train: Any) -> dict[str, Any]:
@@ -32,7 +32,9 @@ def test_a_run_without_oddities_is_told_nothing() -> None:
     assert at_start(CONFIG, 65, 2.0) == at_start(workers(2), 65, 2.0) == at_start(workers(9), 65, None) == []
     assert at_start(workers([2, 9]), 65, 2.0) == at_start(workers(1), 65, 0.5) == []
     assert at_end(CONFIG, outcome()) == at_end(CONFIG, outcome(None)) == []
-    assert at_end(CONFIG, outcome({"ctr": 0.4, "ne": 1.0, "samples": 9})) == []
+    assert at_end(CONFIG, outcome({"ctr": 0.4, "ne": 1.0, "samples": 250})) == []
+    assert at_end(CONFIG, outcome({"ctr": 0.9, "ne": 1.0, "samples": 1000})) == []
+    assert at_end(CONFIG, outcome({"mrr": 0.5, "num_items": 11})) == at_end(CONFIG, outcome({"mrr": 0.5})) == []
     assert at_end(CONFIG, outcome({"rmse": 1.0, "r2": 0.0}, ne=None, rmse=1.0)) == []
     assert at_end(CONFIG, outcome(None, ne=None, rmse=1.0)) == []
     assert at_end(CONFIG, outcome(None, ne=None, loss=None, samples=0)) == []  # no step was logged
@@ -58,6 +60,13 @@ def test_a_run_without_oddities_is_told_nothing() -> None:
             at_end(CONFIG, outcome({**GOOD, "tasks": {"buy": GOOD, "like": {**GOOD, "ne": 1.5}}})),
             ["of 'like' has NE 1.500"],
         ),
+        (
+            at_end(CONFIG, outcome({"ctr": 0.004, "ne": 0.9, "samples": 1000})),
+            ["about 4 of the 1,000 evaluation rows have label 1", "may be off by 0.29", "data.eval"],
+        ),
+        (at_end(CONFIG, outcome({"ctr": 0.91, "ne": 0.9, "samples": 1000})), ["about 90 of", "label 0", "off by 0.06"]),
+        (at_end(CONFIG, outcome({**GOOD, "tasks": {"buy": {**GOOD, "ctr": 0.01}}})), ["have label of 'buy' 1"]),
+        (at_end(CONFIG, outcome({"mrr": 0.5, "num_items": 5})), ["HR@10 is 1 for any model", "only 5 items", "NDCG"]),
         (at_end(CONFIG, outcome(None, ne=None)), ["all labels of the last logged steps are the same"]),
     ],
 )
@@ -87,6 +96,20 @@ def test_warnings_go_to_the_console_the_result_and_the_report(tmp_path: Path) ->
     assert Result.from_dict(result.folder, raw) == result
     del raw["warnings"]
     assert Result.from_dict(result.folder, raw).warnings == (), "of a run of an older version"
+
+
+def test_a_run_and_evaluate_tell_that_few_rows_have_a_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_all(tmp_path, rows=200)
+    rows = table(50, seed=3)
+    two = pa.array([1, 1] + [0] * 48)
+    for file in (tmp_path / "eval").iterdir():
+        pq.write_table(rows.set_column(rows.column_names.index("label"), "label", two), file)
+    result = trainer(tmp_path, trainer__epochs=1).fit()
+    few = [text for text in result.warnings if "about 4 of the 100 evaluation rows have label 1" in text]
+    assert len(few) == 1 and f"Warning: {few[0][:40]}" in (result.folder / "report.html").read_text()
+    capsys.readouterr()
+    evaluate_run(result.folder)
+    assert f"warning: {few[0]}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_rows_before_filters_are_said_to_be_so_and_another_batch_size_is_noted(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rayrec.models import Retriever
 from rayrec.train.config.file import parse_config
 from rayrec.train.driver.console import Display, evaluation_lines
 from rayrec.train.driver.run_job import run_job
+from rayrec.train.driver.warnings import of_evaluation
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST, choose
 from rayrec.train.run.config import config_of_run
@@ -67,6 +68,8 @@ def evaluate_run(
     display.say(f"read the checkpoint of step {outcome['step']}: {outcome['checkpoint']}")
     for line in evaluation_lines(f"{outcome['data']} (step {outcome['step']})", outcome):
         display.say(line, style="bold")
+    for text in of_evaluation(outcome):
+        display.say(f"warning: {text}", style="yellow")
     return outcome
 
 

@@ -126,8 +126,8 @@ class Ranking:
     def compute(self) -> dict[str, Any]:
         """Metrics over all ranks. A collective.
 
-        Adds `recall@10` and `ndcg@10` as aliases for `trainer.early_stopping`. `popularity` has the same metrics for a
-        ranking by popularity.
+        Adds `recall@10` and `ndcg@10` as aliases for `trainer.early_stopping`, and `num_items`. `popularity` has the
+        same metrics for a ranking by popularity.
         """
         result = {}
         for name, sums in self._sums.items():
@@ -135,7 +135,7 @@ class Ranking:
             metrics = total.metrics()
             aliases = {key.removesuffix("/unseen").replace("hr@", "recall@"): value for key, value in metrics.items()}
             result[name] = {**metrics, **aliases, "samples": int(total.sums[-1])}
-        return {**result.pop("", {}), **result}
+        return {**result.pop("", {}), "num_items": self._retriever.num_items, **result}
 
 
 @torch.no_grad()

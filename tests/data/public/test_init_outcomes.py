@@ -147,3 +147,23 @@ def test_counters_and_keys_are_no_thresholds_and_numbers_are_plain(
     assert run(["data", "inspect", str(tmp_path / "x.parquet")]) == 1
     error = capsys.readouterr().err
     assert "--label 'views>=140000'" in error and "--label 'n>=" not in error
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float64])
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_a_number_that_predicts_the_label_alone_stays_with_a_note(tmp_path: Path, kind: Any, unit: int) -> None:
+    """The time that a video was watched: not 0 for half of the rows without a click, so that no rule leaves it out."""
+    rng = np.random.default_rng(5)
+    columns = log(seed=5)
+    clicked = columns["is_click"] == 1
+    seconds = np.where(clicked, rng.integers(5, 50, ROWS), rng.integers(0, 12, ROWS) * (rng.random(ROWS) < 0.5))
+    columns["play_time"] = (seconds * unit + (rng.integers(0, unit, ROWS) if unit > 1 else 0)).astype(kind)
+    columns["price"] = rng.random(ROWS) + 0.3 * clicked
+    facts = found(tmp_path, columns, "is_click")
+    play_time = facts["play_time"]
+    assert play_time.role in ("dense", "id") and not play_time.outcome
+    assert "predicts 'is_click' alone with AUC 0.9" in play_time.note and "--ignore play_time" in play_time.note
+    assert all("predicts" not in one.note for name, one in facts.items() if name != "play_time")
+    assert "predicts" not in found(tmp_path, columns, "is_click", keep=["play_time"])["play_time"].note
+    ignored = found(tmp_path, columns, "is_click", roles={"ignore": ["play_time"]})["play_time"]
+    assert ignored.role == "unused" and not ignored.note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,9 @@ from rayrec.data.arrays.arrow_types import (
 )
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import unnest
+from rayrec.data.tools.init.stated_roles import StatedRole
 from rayrec.data.tools.quantiles import bucket_edges
+from rayrec.storage.column_names import fields_as_columns
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
 WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
@@ -37,7 +40,7 @@ BUCKETS = 32
 # Largest number of ids for which a vocabulary is written.
 FEW_IDS = 65_536
 # An integer column with fewer distinct values is a category.
-_FEW_VALUES = 64
+FEW_VALUES = 64
 # Minimum rows to recognize a row counter.
 _MIN_ROWS = 10
 # Skewness of an exponential distribution.
@@ -73,6 +76,8 @@ class ColumnFacts:
         unique: True for integers that practically never repeat: a counter or a key.
         outcome: True if the column is left out because it seems to be known only after the label.
         time_format: unit of integer times, if it was chosen by its values or by `--time`.
+        stated: the role that the user states; empty if it is guessed.
+        binary: True if the column contains only 0 and 1, without nulls.
     """
 
     name: str
@@ -97,6 +102,8 @@ class ColumnFacts:
     unique: bool = False
     outcome: bool = False
     time_format: str = ""
+    stated: StatedRole | Literal[""] = ""
+    binary: bool = False
 
     @property
     def dense_range(self) -> bool:
@@ -111,12 +118,19 @@ class ColumnFacts:
         return max(16, 1 << (2 * self.ids_estimate - 1).bit_length())
 
 
-def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[int, int] | None = None) -> ColumnFacts:
+def column_facts(
+    name: str,
+    column: pa.ChunkedArray,
+    share: float,
+    span: tuple[int, int] | None = None,
+    stated: StatedRole | Literal[""] = "",
+) -> ColumnFacts:
     """Computes the facts about a column.
 
     Args:
         share: inspected rows / all rows.
         span: minimum and maximum over all rows from the files' statistics, if available.
+        stated: the role that the user states, which the values can have (`stated_roles.first_wrong`).
     """
     array = pa.concat_arrays([c.cast(without_views(column.type)) for c in column.chunks])
     leaf, longest, width, complete_lengths = array, None, 1, None
@@ -126,12 +140,17 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         complete_lengths = None if array.null_count or leaf.null_count or _not_numbers(leaf) else lengths
         longest = int(lengths.max(initial=0))
         width = longest if longest and (lengths == longest).all() and not array.null_count else 0
+        width = longest if stated == "numbers" else width  # of all lists that are not null
     role, note = _role(name, column.type, leaf, width)
+    binary = role == "label"
+    if stated and not pat.is_null(leaf.type):
+        role, note = _role_as_stated(stated, is_list(column.type), leaf), ""
     if pat.is_struct(leaf.type) and role == "weighted_id_list":
         leaf = pc.struct_field(leaf, "id")
     leaf = _computable(decoded(leaf))
     low, high = _ends(leaf)
-    role, note = _by_values(name, role, note, array, leaf, low, high)
+    if not stated:
+        role, note = _by_values(name, role, note, array, leaf, low, high)
     if span is not None and low is not None and high is not None and role == "id":
         low, high = min(low, span[0]), max(high, span[1])
     nulls, kind = array.null_count, str(column.type)
@@ -141,17 +160,30 @@ def column_facts(name: str, column: pa.ChunkedArray, share: float, span: tuple[i
         seen = pc.unique(leaf.drop_null()).sort() if is_small else None
         if pat.is_integer(leaf.type) and share < 1 and span is None:
             low = None  # other rows may have larger ids, so ids cannot be table rows themselves
-        if is_text(leaf.type) and len(leaf) >= _MIN_TEXT_ROWS and distinct > _UNIQUE * (len(leaf) - leaf.null_count):
+        is_long_text = is_text(leaf.type) and len(leaf) >= _MIN_TEXT_ROWS and not stated
+        if is_long_text and distinct > _UNIQUE * (len(leaf) - leaf.null_count):
             role, note, seen = "unused", "more than 90 % of the values are unique: key or free text?", None
         return ColumnFacts(
             *(name, kind, role, nulls, len(leaf), distinct, estimate, low, high, longest, note),
             values_seen=seen,
             lengths=complete_lengths,
+            stated=stated,
+            binary=binary,
         )
     facts = ColumnFacts(
-        name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width), lengths=complete_lengths
+        *(name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width)),
+        # Lists of numbers, and those that are not used, are no part of a sequence.
+        lengths=None if stated else complete_lengths,
+        stated=stated,
+        binary=binary,
     )
     return _numbers(facts, leaf) if role == "dense" else facts
+
+
+def _role_as_stated(stated: StatedRole, in_lists: bool, leaf: pa.Array) -> str:
+    if stated in ("ids", "lists"):
+        return "id" if not in_lists else "weighted_id_list" if pat.is_struct(leaf.type) else "id_list"
+    return "dense" if stated == "numbers" else "unused"
 
 
 def _computable(leaf: pa.Array) -> pa.Array:
@@ -275,7 +307,7 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         values = pc.unique(decoded(leaf)).drop_null()
         if _zeros_and_ones(leaf, values):
             return "label", ""
-        is_id = named_id(name.lower()) or len(values) < _FEW_VALUES
+        is_id = named_id(name.lower()) or len(values) < FEW_VALUES
         return ("id", "") if is_id else ("dense", "a number? if it is an id, list it under sparse")
     if pat.is_floating(plain):
         leaf = _computable(decoded(leaf))
@@ -287,6 +319,8 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         return "timestamp", ""
     if pat.is_null(plain):
         return "unused", "null in all inspected rows"
+    if pat.is_struct(plain):
+        return "unused", fields_as_columns(name, plain)
     return "unused", f"{plain} is neither a number nor an id"
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.source.filters import only_passing, parse_all
@@ -19,8 +20,9 @@ from rayrec.data.tools.init.label_choice import LabelChoice, choose_labels
 from rayrec.data.tools.init.outcomes import without_outcomes
 from rayrec.data.tools.init.proposal import propose
 from rayrec.data.tools.init.sequences import in_sequences
+from rayrec.data.tools.init.stated_roles import StatedRoles, columns_of, first_wrong, refuse_used, roles_by_column
 from rayrec.data.tools.init.times import TimeColumn, choose_time
-from rayrec.storage.errors import DataError, suggestion
+from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import Version, open_parquet
 
 SAMPLE_ROWS = 500_000
@@ -37,6 +39,7 @@ class Inspection:
         labels: the labels; empty if no column looks like one.
         time: the column with the time of a row.
         questions: a line for each column that may be the time of a row.
+        seconds: [inspected_rows], the time of each row since 1970; None without a time.
     """
 
     files: int
@@ -46,15 +49,21 @@ class Inspection:
     labels: tuple[LabelChoice, ...]
     time: TimeColumn | None
     questions: tuple[str, ...]
+    seconds: I64 | None = field(default=None, compare=False)
 
     @property
     def label(self) -> LabelChoice | None:
         """The first label; None if no column looks like one."""
         return self.labels[0] if self.labels else None
 
-    def proposal(self, dim: int = 16, vocabularies: Path | None = None) -> dict[str, Any]:
-        """The proposed sections `schema` and `tables` of a train config. Raises as `proposal.propose`."""
-        return propose(self.columns, [label.schema for label in self.labels], dim, vocabularies)
+    def proposal(self, dim: int = 16, vocabularies: Path | None = None, seconds: I64 | None = None) -> dict[str, Any]:
+        """The proposed sections `schema` and `tables` of a train config. Raises as `proposal.propose`.
+
+        Args:
+            seconds: times of all training rows, or of an even sample; None: those of the inspected rows.
+        """
+        seconds = self.seconds if seconds is None else seconds
+        return propose(self.columns, [label.schema for label in self.labels], dim, vocabularies, seconds)
 
 
 def inspect(
@@ -64,6 +73,7 @@ def inspect(
     label: str | Sequence[str] | None = None,
     keep: Collection[str] = (),
     time: str | None = None,
+    roles: StatedRoles | None = None,
 ) -> Inspection:
     """Reads about `sample_rows` rows, spread over the files, and computes the facts about every column.
 
@@ -72,10 +82,11 @@ def inspect(
         label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER, or several of them; None: the column that looks like a label.
         keep: columns that stay features although they seem to be known only after the label.
         time: COLUMN or COLUMN=FORMAT with the time of a row; None: recognized by its values.
+        roles: columns by what they are, e.g. `{"ids": ["zone"], "ignore": ["note"]}`; others are guessed.
 
     Raises:
-        DataError: missing paths, unreadable files, a filter, a label or a time that does not fit, an unknown
-            column to keep.
+        DataError: missing paths, unreadable files, a filter, a label, a time or a stated role that does not fit, an
+            unknown column to keep.
         ValueError: an invalid filter.
     """
     conditions = parse_all(filters)
@@ -105,26 +116,82 @@ def inspect(
         raise nothing_left(all_files.files[0].file.uri, conditions)
     table = concatenated(tables, uris).combine_chunks()
     share = inspected_rows / rows
-    columns = [column_facts(name, table.column(name), share, spans.get(name)) for name in table.column_names]
+    kept = [*columns_of("keep", keep, table.column_names)]
+    stated = roles_by_column(roles or {}, table.column_names, kept)
+    rows_of = [(uri, len(part)) for uri, part in zip(uris, tables, strict=True)]
+    for name, stated_role in stated.items():
+        if (wrong := first_wrong(table.column(name).combine_chunks(), stated_role)) is not None:
+            raise _located(wrong, f"--{stated_role} {name}", name, [] if conditions else rows_of)
+    ignored = [name for name, role in stated.items() if role == "ignore"]
+    roles_of = {name: role for name, role in stated.items() if role != "ignore"}
+    columns = [
+        column_facts(name, table.column(name), share, spans.get(name), roles_of.get(name, ""))
+        for name in table.column_names
+    ]
+    # An ignored label or time keeps its role until it is chosen, so that it is refused and no other one is guessed.
+    columns = [_ignored(c) if c.name in ignored and c.role not in ("label", "timestamp") else c for c in columns]
     for role in ("timestamp", "sample_weight", "group"):
         columns = _only_one(columns, role)
-    columns = in_sequences(columns)
-    binary = [c.name for c in columns if c.role == "label"]
-    labels = choose_labels(table, binary, [label] if isinstance(label, str) else label or [])
-    chosen_time, columns, questions = choose_time(_with_labels(columns, labels) if labels else columns, table, time)
-    _check_kept(keep, table.column_names)
+    columns = _with_sequences(columns)
+    candidates = [c.name for c in columns if c.role == "label"]
+    labels = choose_labels(table, candidates, [label] if isinstance(label, str) else label or [])
+    columns = _with_labels(columns, labels) if labels else columns
+    chosen_time, columns, questions = _choose_time(columns, table, time)
+    refuse_used(stated, [choice.column for choice in labels], chosen_time.column if chosen_time else None)
+    columns = [_ignored(c) if c.name in ignored else c for c in columns]
+    seconds = None if chosen_time is None else chosen_time.seconds(table)
     if labels:
-        seconds = None if chosen_time is None else chosen_time.seconds(table)
-        columns = without_outcomes(columns, table, labels, seconds, binary, keep)
+        binary = [c.name for c in columns if c.binary]
+        columns = without_outcomes(columns, table, labels, seconds, binary, kept)
     counts = len(remaining_files.files), rows, table.num_rows
-    return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions))
+    return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions), seconds)
 
 
-def _check_kept(keep: Collection[str], names: Sequence[str]) -> None:
-    for name in keep:
-        if name not in names:
-            hint = suggestion(name, names)
-            raise DataError(f"--keep {name}: there is no column {name!r}{hint}", fix="name a column of the files")
+def _located(wrong: tuple[int, DataError], option: str, column: str, rows_of: Iterable[tuple[str, int]]) -> DataError:
+    """The error of a value, with its file and row.
+
+    Args:
+        wrong: position in all inspected rows, and the error.
+        rows_of: file and number of the inspected rows, in their order; the rows are the first ones of each file. Empty
+            if that is not known.
+    """
+    position, error = wrong
+    error = replace(error, problem=f"{option}: {error.problem}", column=column)
+    earlier: dict[str, int] = {}
+    for uri, rows in rows_of:
+        if position < rows:
+            return error.at(uri, None, earlier.get(uri, 0) + position)
+        position, earlier[uri] = position - rows, earlier.get(uri, 0) + rows
+    return error
+
+
+def _ignored(facts: ColumnFacts) -> ColumnFacts:
+    return replace(facts, role="unused", note="", stated="ignore")
+
+
+def _with_sequences(columns: list[ColumnFacts]) -> list[ColumnFacts]:
+    """As `in_sequences`, with the stated roles. Columns that are ignored do not part a sequence."""
+    changed = {c.name: c for c in in_sequences([c for c in columns if c.stated != "ignore"])}
+    return [
+        replace(changed[c.name], role=c.role) if c.stated in ("ids", "lists") else changed.get(c.name, c)
+        for c in columns
+    ]
+
+
+def _choose_time(
+    columns: list[ColumnFacts], table: pa.Table, option: str | None
+) -> tuple[TimeColumn | None, list[ColumnFacts], list[str]]:
+    """As `choose_time`; a column that is stated to hold ids or numbers is not guessed to be the time."""
+    hidden = {c.name for c in columns if c.stated not in ("", "ignore") and option is None}
+    ignored = tuple(f"{c.name}: " for c in columns if c.stated == "ignore")
+    chosen, result, questions = choose_time(
+        [replace(c, outcome=True) if c.name in hidden else c for c in columns], table, option
+    )
+    return (
+        chosen,
+        [replace(c, outcome=False) if c.name in hidden else c for c in result],
+        [line for line in questions if not line.startswith(ignored)],
+    )
 
 
 def _widen(spans: dict[str, tuple[int, int] | None], footer: pq.FileMetaData) -> None:

@@ -14,6 +14,9 @@ A column is left out if one of these rules holds in the inspected rows. A rule c
    each hour. Without a time, only a column with the name of a label (`LABEL_NAMES`) is left out.
 
 A census has many columns of 0 and 1, but no time, and their ones occur with both labels: they stay features.
+
+A number that orders the labels with an AUC of 0.9 or more stays a feature, with a note: it may be an outcome, such as
+the time that a video was watched beside clicks, or the score of an earlier model.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import is_list, plain_numbers
-from rayrec.data.tools.init.column_facts import ColumnFacts
+from rayrec.data.tools.init.column_facts import FEW_VALUES, ColumnFacts
 from rayrec.data.tools.init.label_choice import LABEL_NAMES, LabelChoice
 
 _SEPARATES = 0.995
+_SUSPICIOUS_AUC = 0.9
 _MIN_ROWS = 100
 # Rule 2: smallest share of label 1 among rows with a value, rows needed, and the probability of chance.
 _ONE_SIDED = 0.995
@@ -75,8 +79,26 @@ def without_outcomes(
                     reason = (
                         f"another outcome beside {labels[0].column!r}? To predict it too, add --label {facts.name}."
                     )
+            if reason is None:
+                notes = [facts.note, *(_suspicion(facts, column, label) for label in labels)]
+                facts = replace(facts, note="; ".join(filter(None, notes)))
         result.append(facts if reason is None else _left_out(facts, reason))
     return result
+
+
+def _suspicion(facts: ColumnFacts, column: pa.Array, label: LabelChoice) -> str:
+    """A note about a number that orders the labels too well; empty for other columns."""
+    # Integers with few values, such as seconds below a minute, are taken for categories.
+    is_number = facts.role == "dense" or (pat.is_integer(column.type) and facts.distinct < FEW_VALUES)
+    if len(column) < _MIN_ROWS or not is_number or not _is_compared(facts, column, label.positives):
+        return ""
+    auc = _auc_of(*_counts_by_value(column, label.positives))
+    if auc < _SUSPICIOUS_AUC:
+        return ""
+    return (
+        f"predicts {label.column!r} alone with AUC {auc:.2f}: known only after it? "
+        f"Then leave it out with --ignore {facts.name}"
+    )
 
 
 def _left_out(facts: ColumnFacts, reason: str) -> ColumnFacts:
@@ -138,15 +160,28 @@ def _not_zero(column: pa.Array) -> Booleans:
 
 def _separation(facts: ColumnFacts, column: pa.Array, positives: Booleans) -> float:
     """How well the values alone tell the label; 0.0 where this says nothing."""
-    if facts.role not in ("dense", "id") or facts.width > 1 or pat.is_nested(column.type):
+    many_ids = facts.role == "id" and facts.distinct > len(positives) // 50
+    if many_ids or not _is_compared(facts, column, positives):
         return 0.0
-    if not 0.02 < positives.mean() < 0.98 or (facts.role == "id" and facts.distinct > len(positives) // 50):
-        return 0.0
+    counts, values = _counts_by_value(column, positives)
+    return float(counts.max(axis=0).sum() / len(positives)) if facts.role == "id" else _auc_of(counts, values)
+
+
+def _is_compared(facts: ColumnFacts, column: pa.Array, positives: Booleans) -> bool:
+    """True for one value per row, and enough rows of both labels."""
+    is_flat = facts.role in ("dense", "id") and facts.width == 1 and not pat.is_nested(column.type)
+    return is_flat and bool(0.02 < positives.mean() < 0.98)
+
+
+def _counts_by_value(column: pa.Array, positives: Booleans) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """[2, values], the rows of label 0 and 1 with each value, and the values."""
     encoded = pc.dictionary_encode(column, null_encoding="encode")
     codes, values = encoded.indices.to_numpy(), encoded.dictionary
-    counts = np.stack([np.bincount(codes[positives == side], minlength=len(values)) for side in (False, True)])
-    if facts.role == "id":
-        return float(counts.max(axis=0).sum() / len(positives))
+    return np.stack([np.bincount(codes[positives == side], minlength=len(values)) for side in (False, True)]), values
+
+
+def _auc_of(counts: npt.NDArray[np.int64], values: pa.Array) -> float:
+    """AUC of numbers, with nulls below all of them."""
     numbers = values.cast(pa.float64(), safe=False).fill_null(-np.inf).to_numpy(zero_copy_only=False)
     return _auc(counts[:, np.argsort(numbers)])
 

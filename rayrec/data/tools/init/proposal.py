@@ -9,10 +9,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.data.arrays.arrow_types import is_text
+from rayrec.data.arrays.buffers import I64
 from rayrec.data.tools.init.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.init.label_choice import suggested_labels
 from rayrec.data.tools.init.sequences import VALUES
@@ -25,11 +27,17 @@ _SPARE_BUCKETS = BUCKETS
 _MIN_ROWS_TO_DERIVE = 1000
 # Clips standardized numbers, in standard deviations; in a nearly constant column outliers may be a hundred away.
 CLIP_DEVIATIONS = 5.0
+# Number of values of a part of time, and the seconds that each lasts.
+_PARTS = {"hour": (24, 3600), "weekday": (7, 86_400)}
 _LISTED = ("id", "id_list", "weighted_id_list")
 
 
 def propose(
-    columns: Sequence[ColumnFacts], labels: Sequence[Mapping[str, Any]], dim: int, vocabularies: Path | None = None
+    columns: Sequence[ColumnFacts],
+    labels: Sequence[Mapping[str, Any]],
+    dim: int,
+    vocabularies: Path | None = None,
+    seconds: I64 | None = None,
 ) -> dict[str, Any]:
     """The sections `schema` and `tables` of a train config.
 
@@ -38,6 +46,7 @@ def propose(
         dim: dimension of every table.
         vocabularies: folder for a vocabulary of each column with few ids. Without it, ids that cannot be table rows
             themselves are hashed, so that some collide.
+        seconds: times of training rows since 1970, for features of parts of times. None: no such features.
 
     Raises:
         DataError: there is no label, no column looks like a feature, or the folder cannot be written.
@@ -68,7 +77,7 @@ def propose(
     for name, rows in sizes.items():
         tables.append(_table(name, rows, dim, tables))
     names = {c.name for c in columns}
-    for spec, feature, rows in _derived(columns):
+    for spec, feature, rows in _derived(columns, seconds):
         if (name := spec["name"]) not in names:
             schema.setdefault("derived", []).append(spec)
             schema["sparse" if rows else "dense"].append(feature)
@@ -82,7 +91,9 @@ def _table(feature: str, rows: int, dim: int, earlier: Sequence[Mapping[str, Any
     return {"name": name, "rows": rows, "dim": dim, "features": [feature]}
 
 
-def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
+def _derived(
+    columns: Sequence[ColumnFacts], seconds: I64 | None
+) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
     """Proposes derived columns: buckets of numbers, indicators of nulls, and parts of times. None for few rows.
 
     Yields:
@@ -98,11 +109,23 @@ def _derived(columns: Sequence[ColumnFacts]) -> Iterator[tuple[dict[str, Any], d
         name = f"{facts.name}_missing"
         yield {"name": name, "kind": "missing", "column": facts.name}, {"name": name}, 0
     for facts in (c for c in columns if c.role == "timestamp"):
-        components = {"weekday": 7} if facts.kind.startswith("date") else {"hour": 24, "weekday": 7}
-        for component, rows in components.items():
+        components = ["weekday"] if facts.kind.startswith("date") else ["hour", "weekday"]
+        for component in (name for name in components if seconds is not None and _is_covered(name, seconds)):
+            rows, _ = _PARTS[component]
             name = f"{facts.name}_{component}"
             spec = {"name": name, "kind": "time_part", "column": facts.name, "part": component}
             yield spec | _unit(facts), {"name": name, "kind": "id"}, rows
+
+
+def _is_covered(part: str, seconds: I64) -> bool:
+    """True if the rows have every value of a part of time, over at least two whole periods.
+
+    In a shorter log, later rows have weekdays or hours whose vectors were never trained, and a weekday is a day.
+    """
+    values, unit_s = _PARTS[part]
+    return bool(
+        len(seconds) and np.ptp(seconds) >= 2 * values * unit_s and len(np.unique(seconds // unit_s % values)) == values
+    )
 
 
 def _sequences(columns: Sequence[ColumnFacts]) -> list[dict[str, Any]]:

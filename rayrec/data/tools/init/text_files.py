@@ -14,6 +14,8 @@ from rayrec.data.formats.convert import reader_of
 from rayrec.data.formats.text_cells import JSON, NUMBER
 from rayrec.data.formats.text_files import Csv
 from rayrec.data.formats.text_options import TextOptions, text_reading
+from rayrec.data.tools.init.stated_roles import StatedRole, StatedRoles, names_in, roles_by_column
+from rayrec.storage.errors import DataError
 
 _SEPARATORS = ("|", "^", ";", ", ", ",")
 _LIST = r"^\s*\[.*\]\s*$"
@@ -22,11 +24,18 @@ _ENOUGH = 100  # cells
 _NEARLY_ALL = 0.95
 
 
-def find_text_options(uris: Sequence[str]) -> tuple[TextOptions, list[str]]:
+def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> tuple[TextOptions, list[str]]:
     """The options for the files, with what the user says, and lines for the user about what was found.
 
     Looks at the first file that is CSV: separator, encoding, header, lists in cells, characters between thousands, and
     columns of numbers with some other words.
+
+    Args:
+        roles: stated roles. Texts that are stated to be numbers are read as numbers, and those that are stated to be
+            lists are divided by the separator that most of them have.
+
+    Raises:
+        DataError: no separator for cells that are stated to be lists.
     """
     options = text_reading().options
     first = next(((uri, reader) for uri in uris if isinstance(reader := reader_of(uri), Csv)), None)
@@ -56,7 +65,15 @@ def find_text_options(uris: Sequence[str]) -> tuple[TextOptions, list[str]]:
         lines.append(f"numbers have ',' between thousands: {', '.join(with_thousands)}")
     rest = {name: cells for name, cells in texts.items() if name not in {*options.lists, *options.times}}
     rest = {name: cells for name, cells in rest.items() if name not in with_thousands}
+    stated = _stated(roles or {}, layout.columns)
+    numbers = [name for name in rest if stated.get(name) == "numbers"]
+    if numbers:
+        updates["types"] = dict.fromkeys(numbers, "double") | options.types
+    rest = {name: cells for name, cells in rest.items() if stated.get(name, "lists") == "lists"}
     lists = {name: separator for name, cells in rest.items() if (separator := _list_separator(cells)) is not None}
+    for name in rest:
+        if stated.get(name) == "lists" and name not in lists:
+            lists[name] = _any_separator(rest[name], name, uri)
     if lists:
         updates["lists"] = lists | options.lists
     for name, separator in lists.items():
@@ -97,6 +114,29 @@ def _list_separator(cells: pa.Array) -> str | None:
         if 2 * len(items) <= distinct_cells:
             return separator
     return None
+
+
+def _stated(roles: StatedRoles, columns: Sequence[str]) -> dict[str, StatedRole]:
+    """The stated role of columns of a file. Other names are no error here: folders are columns, too."""
+    of_file = {
+        role: [name for text in texts for name in names_in(text, columns) if name in columns]
+        for role, texts in roles.items()
+    }
+    return roles_by_column(of_file, columns)
+
+
+def _any_separator(cells: pa.Array, column: str, uri: str) -> str:
+    """The separator that most cells have, for cells that are stated to be lists."""
+    if len(cells) and _share(cells, _LIST) > 0.5:
+        return JSON
+    shares = {separator: _share(cells, re.escape(separator)) for separator in _SEPARATORS} if len(cells) else {}
+    separator = max(shares, key=lambda text: shares[text], default=None)
+    if separator is None or not shares[separator]:
+        problem = f"--lists {column}: no cell has one of the separators {' '.join(map(repr, _SEPARATORS))}"
+        value = repr(cells[0].as_py()) if len(cells) else None
+        fix = f"say what separates the items: --list '{column}=SEPARATOR'"
+        raise DataError(problem, file=uri, column=column, value=value, fix=fix)
+    return separator
 
 
 def _has_thousands(cells: pa.Array) -> bool:
