@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from rayrec.data.arrays.times import parse_times
+
 JSON = "json"
 _LEADING_ZERO = r"^[-+]?0[0-9]"
 _WHOLE = r"^[-+]?[0-9]+$"
@@ -70,14 +72,14 @@ def numbers(kind: pa.DataType, decimal: str, thousands: str) -> Callable[[pa.Arr
     return lambda text: _cast(_plain(text, decimal, thousands), kind)
 
 
-def times(format: str) -> Callable[[pa.Array], pa.Array]:
-    """Parses times of a `strptime` format as timestamps in microseconds, without a zone."""
+def times(time_format: str) -> Callable[[pa.Array], pa.Array]:
+    """Parses times in a format of `parse_times` as timestamps in microseconds, without a zone: UTC, if they had one."""
 
     def parse(text: pa.Array) -> pa.Array:
-        trimmed = pc.utf8_trim_whitespace(text)
-        parsed = pc.strptime(trimmed, format=format, unit="us", error_is_null=True)
-        _refuse(trimmed, pc.and_(pc.is_null(parsed), pc.is_valid(trimmed)), f"does not have the time format {format!r}")
-        return parsed
+        parsed = parse_times(text, time_format)
+        wrong = pc.and_(pc.is_null(parsed), pc.is_valid(text))
+        _refuse(pc.utf8_trim_whitespace(text), wrong, f"does not have the time format {time_format!r}")
+        return parsed.cast(pa.timestamp("us"), safe=False)
 
     return parse
 
