@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,8 @@ def number_type(
     present = _plain(text.drop_null(), decimal, thousands)
     if not len(present):
         return inferred
+    if thousands is not None and not _all(pc.utf8_trim_whitespace(text.drop_null()), _grouped(decimal, thousands)):
+        return inferred  # e.g. 10.0.0.1, where "." is between thousands
     if _all(present, _WHOLE):
         if not leading_zeros and thousands is None and _any(text.drop_null(), _LEADING_ZERO):
             return pa.string()
@@ -143,6 +146,12 @@ def _parsed(index: int, cell: str | None) -> list[Any] | None:
     if not isinstance(value, list | tuple):
         raise CellError(index, f"{cell!r} is not a list; lists look like [1, 2]")
     return list(value)
+
+
+def _grouped(decimal: str, thousands: str) -> str:
+    """The pattern of numbers whose digits are in groups (of three, in India also of two), or in none."""
+    group, point = re.escape(thousands), re.escape(decimal)
+    return rf"^[-+]?([0-9]{{1,3}}({group}[0-9]{{2,3}})*|[0-9]*)({point}[0-9]*)?([eE][-+]?[0-9]+)?$"
 
 
 def _plain(text: pa.Array, decimal: str, thousands: str | None) -> pa.Array:
