@@ -17,7 +17,7 @@ _LOOK_LINES = 1000
 _SEPARATORS = ("::", ",", "\t", ";", "|", "\x01", "^", " ")
 # Minimum fraction of lines with as many cells as the first line.
 _EVEN = 0.95
-_VALUE = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{4}-\d\d-\d\d\b.*")
+_VALUE = re.compile(r"[-+]?([0-9][0-9,]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0-9]{4}-[0-9]{2}-[0-9]{2}\b.*")
 _NAME = re.compile(r"[^\W\d][^\n]*")
 _NO_NAMES = frozenset({"na", "nan", "null", "none", "n/a", "unknown", "true", "false"})
 _COMMENT = re.compile(r"\s*(#|%|//)")
@@ -68,13 +68,11 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     lines = _cells(text, separator, options)
     notes = [] if separator == usual or options.separator else [f"cells are separated by {separator!r}"]
     notes += [] if encoding == "utf-8" or options.encoding else [f"the encoding is {encoding}"]
-    notes += [f"the first {comments} lines are comments" if comments > 1 else "the first line is a comment"] * bool(
-        comments
-    )
+    notes += [f"rows and names begin in line {comments + 1}, after comments"] if comments else []
     notes += ["quotes inside of quotes have a backslash"] if options.escape == "\\" else []
     if not lines:
-        header = options.header is not False
-        return Layout([], header, separator, encoding, options.escape, notes=tuple(notes), comments=comments)
+        has_names = options.header is not False
+        return Layout([], has_names, separator, encoding, options.escape, notes=tuple(notes), comments=comments)
     first, later = lines[0], lines[1:]
     header = options.header
     if header is None:
