@@ -1,15 +1,15 @@
 """Computes what was known at the time of a rating: earlier likes and dislikes, counts and means.
 
 "Earlier" is strict: ratings with the same timestamp do not see each other, because MovieLens users often rate a page
-within one second. `prepare.py` names and stores the results.
+within one second.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -17,28 +17,11 @@ Floats = NDArray[np.float64]
 Number = TypeVar("Number", bound=np.generic)
 
 
-@dataclass(frozen=True, slots=True)
-class Lists:
-    """R concatenated lists: list r is `values[offsets[r] : offsets[r + 1]]`.
-
-    Args:
-        values: int64 [total].
-        offsets: int64 [R + 1], from 0.
-    """
-
-    values: Ints
-    offsets: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Earlier:
+class Earlier(NamedTuple):
     """R ratings sorted by owner (a user or an item) and time, each with its past.
 
-    The past of the rating at position p is positions `first_R[p] : end_R[p]`: same owner, strictly earlier.
-
-    Args:
-        order_R: input row at each position.
-        first_R, end_R: bounds of the past, as positions.
+    The past of the rating at position p is positions `first_R[p] : end_R[p]`: same owner, strictly earlier. `order_R`
+    has the input row at each position.
     """
 
     order_R: Ints
@@ -55,8 +38,8 @@ def earlier(owner_R: Ints, time_R: Ints) -> Earlier:
     return Earlier(order_R, _last_start(new_owner_R), _last_start(new_time_R))
 
 
-def last_items(past: Earlier, item_R: Ints, selected_R: NDArray[np.bool_], count: int) -> Lists:
-    """The latest `count` selected items of each rating's past, oldest first, in the order of the input rows.
+def last_items(past: Earlier, item_R: Ints, selected_R: NDArray[np.bool_], count: int) -> pa.ListArray:
+    """The latest `count` selected items of each rating's past, oldest first; R lists, in the order of the input rows.
 
     Args:
         item_R: item of each input row.
@@ -65,11 +48,11 @@ def last_items(past: Earlier, item_R: Ints, selected_R: NDArray[np.bool_], count
     selected_positions_C = np.flatnonzero(selected_R[past.order_R])
     end_R = np.searchsorted(selected_positions_C, past.end_R)
     first_R = np.maximum(np.searchsorted(selected_positions_C, past.first_R), end_R - count)
-    first_R, end_R = _unsort(past, first_R), _unsort(past, end_R)
-    length_R = end_R - first_R
+    first_R, length_R = _unsort(past, first_R), _unsort(past, end_R - first_R)
     offsets = np.r_[0, np.cumsum(length_R)]
     positions = np.repeat(first_R - offsets[:-1], length_R) + np.arange(offsets[-1])
-    return Lists(item_R[past.order_R][selected_positions_C][positions], offsets)
+    items = item_R[past.order_R][selected_positions_C][positions]
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(items, pa.int64()))
 
 
 def count_and_sum(past: Earlier, value_R: Floats | Ints) -> tuple[Ints, Floats]:

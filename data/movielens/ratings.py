@@ -1,4 +1,4 @@
-"""Downloads and reads MovieLens-100K. `history.py` computes histories and counts; `prepare.py` splits and writes."""
+"""Downloads and reads MovieLens-100K: `ml-100k.inter`, `.user` and `.item`, as the wheel of RecBole has them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
 from numpy.typing import NDArray
 
 WHEEL = "recbole==1.2.1"
-WHEEL_FOLDER = "recbole/dataset_example/ml-100k"
 FILES = ("ml-100k.inter", "ml-100k.user", "ml-100k.item")
 # `MovieLens.ratings_sha256` of the published 100,000 ratings.
 PUBLISHED_SHA256 = "121db98e74b878aea0b7f6fb4bf2b5ebc97f4d55d964a544282613c7b9151f1b"
@@ -38,51 +38,33 @@ OCCUPATIONS = [
 GENDERS = ["F", "M"]
 
 
-T = TypeVar("T")
-
-
-class SourceError(ValueError):
-    """The source cannot be downloaded or read. The message names the file, the line and the fix."""
-
-
-@dataclass(frozen=True, slots=True)
-class User:
+class User(NamedTuple):
     age: int
     gender: int
     occupation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """`release_year` is None if unknown; `genres` are ascending indices into GENRES."""
 
     release_year: int | None
     genres: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MovieLens:
+class MovieLens(NamedTuple):
     """R ratings ordered by time, user and item, and the rated items and users.
 
-    Args:
-        user_R, item_R: int64, published ids, from 1.
-        rating_R: int64, 1 to 5 stars.
-        time_R: int64, Unix seconds, ascending.
-        users, items: by id; contain every id in the ratings.
+    `ratings_4R` has published ids of users and of items from 1, stars from 1 to 5, and Unix seconds, all int64.
     """
 
-    user_R: NDArray[np.int64]
-    item_R: NDArray[np.int64]
-    rating_R: NDArray[np.int64]
-    time_R: NDArray[np.int64]
+    ratings_4R: NDArray[np.int64]
     users: dict[int, User]
     items: dict[int, Item]
 
     @property
     def ratings_sha256(self) -> str:
         """Fingerprint of the ratings, which identifies the published data set."""
-        ratings_4R = np.stack([self.user_R, self.item_R, self.rating_R, self.time_R])
-        return hashlib.sha256(ratings_4R.astype("<i8").tobytes()).hexdigest()
+        return hashlib.sha256(self.ratings_4R.astype("<i8").tobytes()).hexdigest()
 
     @property
     def sha256(self) -> str:
@@ -91,131 +73,110 @@ class MovieLens:
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def fetch(folder: Path) -> Path:
+def fetch(folder: Path) -> None:
     """Downloads the wheel that contains the data set, and extracts the three data files into `folder`.
 
     Raises:
-        SourceError: pip could not download it (no network, no pip), or it does not contain the files.
+        ValueError: pip could not download it (no network, no pip), or it does not contain the files.
     """
-    options = ["download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
-    limits = ["--quiet", "--retries", "2", "--timeout", "20"]
+    options = ["--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check", "--quiet"]
+    options += ["--retries", "2", "--timeout", "20"]
     with tempfile.TemporaryDirectory(prefix="movielens-") as scratch:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", *options, *limits, "--dest", scratch, WHEEL], capture_output=True, text=True
-        )
-        wheels = sorted(Path(scratch).glob("*.whl"))
-        if done.returncode or not wheels:
+        command = [sys.executable, "-m", "pip", "download", *options, "--dest", scratch, WHEEL]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheel = next(Path(scratch).glob("*.whl"), None)
+        if done.returncode or wheel is None:
             output = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-4:])
-            raise SourceError(
+            raise ValueError(
                 f"pip could not download {WHEEL}, which contains MovieLens-100K (exit {done.returncode}). Check the "
                 f"network and pip's index, or use a local copy with --source DIR. Output of pip:\n{output}"
             )
-        with zipfile.ZipFile(wheels[0]) as wheel:
+        with zipfile.ZipFile(wheel) as archive:
             for name in FILES:
-                member = f"{WHEEL_FOLDER}/{name}"
-                if member not in wheel.namelist():
-                    raise SourceError(f"{wheels[0].name} does not contain {member}; use a local copy with --source DIR")
-                (folder / name).write_bytes(wheel.read(member))
-    return folder
+                (folder / name).write_bytes(archive.read(f"recbole/dataset_example/ml-100k/{name}"))
 
 
 def read(folder: Path) -> MovieLens:
-    """Reads a folder with `ml-100k.inter`, `ml-100k.user` and `ml-100k.item`.
+    """Reads a folder with the three files.
 
     Raises:
-        SourceError: no such folder, missing files, or an invalid line.
+        ValueError: no such folder, missing files, or an invalid line.
     """
-    if not folder.is_dir():
-        raise SourceError(f"source {folder} is not a folder; --source needs the folder of {', '.join(FILES)}")
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        raise SourceError(f"source {folder} lacks {', '.join(missing)}; it must contain {', '.join(FILES)}")
+        raise ValueError(f"source {folder} lacks {', '.join(missing)}; --source needs the folder of {', '.join(FILES)}")
     inter, user, item = (folder / name for name in FILES)
-    return _assemble(
-        inter,
-        list(_parsed(inter, ["user_id", "item_id", "rating", "timestamp"], _rating)),
-        dict(_parsed(user, ["user_id", "age", "gender", "occupation"], _user)),
-        dict(_parsed(item, ["item_id", "movie_title", "release_year", "class"], _item)),
-    )
-
-
-def _parsed(path: Path, columns: list[str], parser: Callable[[list[str]], T]) -> Iterator[T]:
-    """Parses the given columns of every line. The first line names the columns as `name:type`."""
-    try:
-        header_line, *lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not UTF-8 text ({error}); download the file again") from error
-    header = [name.split(":")[0] for name in header_line.rstrip("\r").split("\t")]
-    missing = [name for name in columns if name not in header]
-    if missing:
-        raise SourceError(f"{path} line 1: no column {missing[0]!r} in the header {header}; it must name {columns}")
-    positions = [header.index(name) for name in columns]
-    for number, line in enumerate(lines, start=2):
-        if not line.strip():
-            continue
-        fields = line.rstrip("\r").split("\t")
-        if len(fields) != len(header):
-            raise SourceError(
-                f"{path} line {number}: {len(fields)} fields, expected {len(header)} separated by tabs: {line[:80]!r}; "
-                "download the file again"
-            )
-        try:
-            yield parser([fields[position] for position in positions])
-        except ValueError as error:
-            raise SourceError(f"{path} line {number}: {error}, in {fields}; download the file again") from error
-
-
-def _rating(fields: list[str]) -> tuple[int, int, int, int]:
-    user, item, rating, time = fields
-    if float(rating) not in (1, 2, 3, 4, 5):
-        raise ValueError(f"rating {rating!r} is not an integer from 1 to 5")
-    if not float(time).is_integer():
-        raise ValueError(f"timestamp {time!r} is not an integer number of seconds")
-    return _id(user), _id(item), int(float(rating)), int(float(time))
-
-
-def _user(fields: list[str]) -> tuple[int, User]:
-    user, age, gender, occupation = fields
-    return _id(user), User(int(age), _index(GENDERS, gender, "gender"), _index(OCCUPATIONS, occupation, "occupation"))
-
-
-def _item(fields: list[str]) -> tuple[int, Item]:
-    item, title, year, genres = fields
-    # One title contains two years in parentheses; its year column is a stray "V".
-    years_in_title = re.findall(r"\((\d{4})\)", title)
-    released = int(year) if year.isdigit() else int(years_in_title[-1]) if years_in_title else None
-    return _id(item), Item(released, tuple(sorted(_index(GENRES, genre, "genre") for genre in genres.split())))
-
-
-def _id(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(f"id {text!r} is not a positive integer")
-    return number
-
-
-def _index(vocabulary: list[str], word: str, kind: str) -> int:
-    if word not in vocabulary:
-        raise ValueError(f"{kind} {word!r} is not one of {vocabulary}")
-    return vocabulary.index(word)
-
-
-def _assemble(
-    path: Path, ratings: list[tuple[int, int, int, int]], users: dict[int, User], items: dict[int, Item]
-) -> MovieLens:
-    if not ratings:
-        raise SourceError(f"{path} contains no ratings; download the file again")
-    user_R, item_R, rating_R, time_R = np.array(ratings, dtype=np.int64).T
-    for kind, ids_R, described in (("user", user_R, users), ("item", item_R, items)):
+    ratings_4R = _ratings(inter)
+    data = MovieLens(ratings_4R[:, np.lexsort(ratings_4R[[1, 0, 3]])], _users(user), _items(item))
+    for kind, ids_R, described in (("user", ratings_4R[0], data.users), ("item", ratings_4R[1], data.items)):
         unknown = np.flatnonzero(~np.isin(ids_R, list(described)))
         if unknown.size:
-            raise SourceError(f"{path}: {kind} {ids_R[unknown[0]]} has ratings but no line in the {kind} file")
-    order = np.lexsort((item_R, user_R, time_R))
-    return MovieLens(
-        user_R=user_R[order],
-        item_R=item_R[order],
-        rating_R=rating_R[order],
-        time_R=time_R[order],
-        users=users,
-        items=items,
+            raise ValueError(f"{inter}: {kind} {ids_R[unknown[0]]} has ratings but no line in the {kind} file")
+    return data
+
+
+def _ratings(path: Path) -> NDArray[np.int64]:
+    columns = {"user_id:token": pa.int64(), "item_id:token": pa.int64()}
+    table = _table(path, columns | {"rating:float": pa.float64(), "timestamp:float": pa.float64()})
+    if not len(table):
+        raise ValueError(f"{path} contains no ratings; download the file again")
+    user_R, item_R, stars_R, time_R = (column.to_numpy() for column in table.columns)
+    _check(path, "id", user_R, user_R >= 1, "is not a positive integer")
+    _check(path, "id", item_R, item_R >= 1, "is not a positive integer")
+    _check(path, "rating", stars_R, np.isin(stars_R, range(1, 6)), "is not an integer from 1 to 5")
+    with np.errstate(invalid="ignore"):
+        _check(path, "timestamp", time_R, time_R % 1 == 0, "is not an integer number of seconds")
+    return np.stack([user_R, item_R, stars_R.astype(np.int64), time_R.astype(np.int64)])
+
+
+def _users(path: Path) -> dict[int, User]:
+    columns = {"user_id:token": pa.int64(), "age:token": pa.int64()}
+    table = _table(path, columns | {"gender:token": pa.string(), "occupation:token": pa.string()})
+    ids, ages, genders, occupations = table.columns
+    gender_U, occupation_U = (
+        _indices(path, "gender", GENDERS, genders),
+        _indices(path, "occupation", OCCUPATIONS, occupations),
     )
+    return dict(zip(ids.to_pylist(), map(User, ages.to_pylist(), gender_U, occupation_U), strict=True))
+
+
+def _items(path: Path) -> dict[int, Item]:
+    columns = {"item_id:token": pa.int64(), "movie_title:token_seq": pa.string()}
+    table = _table(path, columns | {"release_year:token": pa.string(), "class:token_seq": pa.string()})
+    items = {}
+    for line, (item, title, year, names) in enumerate(
+        zip(*(column.to_pylist() for column in table.columns), strict=True), 2
+    ):
+        # One title contains two years in parentheses; its year column is a stray "V".
+        years = [year] if re.fullmatch("[0-9]+", year) else re.findall(r"\(([0-9]{4})\)", title)
+        genres = _indices(path, "genre", GENRES, pa.chunked_array([names.split()], pa.string()), line)
+        items[item] = Item(int(years[-1]) if years else None, tuple(sorted(genres)))
+    return items
+
+
+def _table(path: Path, columns: dict[str, pa.DataType]) -> pa.Table:
+    """The columns of a file of tab-separated cells, in this order. The first line names them as `name:type`."""
+    try:
+        return pacsv.read_csv(
+            path,
+            pacsv.ReadOptions(use_threads=False),  # with threads, errors have no line
+            pacsv.ParseOptions(delimiter="\t", quote_char=False),
+            pacsv.ConvertOptions(column_types=columns, include_columns=list(columns), null_values=[]),
+        )
+    except (pa.ArrowException, KeyError) as error:
+        problem = re.sub(r"Row #(\d+)", r"line \1", str(error))
+        raise ValueError(f"{path}: {problem}; download the file again") from error
+
+
+def _indices(path: Path, kind: str, names: list[str], words: pa.ChunkedArray, line: int | None = None) -> list[int]:
+    indices = pc.index_in(words, pa.array(names))
+    values = np.array(words.to_pylist(), object)
+    _check(path, kind, values, indices.is_valid().to_numpy(), f"is not one of {names}", line)
+    return indices.to_pylist()
+
+
+def _check(path: Path, kind: str, values: np.ndarray, good: np.ndarray, problem: str, line: int | None = None) -> None:
+    if not good.all():
+        row = int(good.argmin())
+        value = values[row].item() if isinstance(values[row], np.generic) else values[row]
+        raise ValueError(f"{path} line {line or row + 2}: {kind} {value!r} {problem}; download the file again")

@@ -150,8 +150,9 @@ def sequence(
             "--time",
             metavar="COLUMN[=FORMAT]",
             help="Column of times: timestamps, dates or numbers. Texts must be ISO 8601, e.g. 2024-01-31 08:05, or "
-            "have the FORMAT, as Python's strptime reads it, e.g. 'at=%m/%d/%Y %I:%M:%S %p'. Rows of one time do not "
-            "see each other. May be repeated: the second column orders rows of one time by the first.",
+            "have the FORMAT, as Python's strptime reads it, e.g. 'at=%m/%d/%Y %I:%M:%S %p', or as `init --time` "
+            "takes it, e.g. at=yyyymmdd. Rows of one time do not see each other. May be repeated: the second column "
+            "orders rows of one time by the first.",
         ),
     ],
     columns: Annotated[

@@ -108,6 +108,8 @@ def test_partitions_are_numbers_where_all_are() -> None:
     )
     assert partitions_of([f"/n={'9' * 18}/x"], None)[0] == [{"n": int("9" * 18)}]
     assert partitions_of([f"/n={'9' * 19}/x"], None)[0] == [{"n": "9" * 19}], "too large for int64"
+    for text in ("١٢", "1_000", "+1", " 1", "1.0"):
+        assert partitions_of([f"/n={text}/x"], None) == ([{"n": text}], {"n": pa.string()})
     with pytest.raises(DataError, match="two folders of the path are named n="):
         partitions_of(["/n=1/n=2/x"], None)
 

@@ -162,7 +162,18 @@ def test_an_index_beside_a_vocabulary_that_changed_is_refused(tmp_path: Path, su
         save(*ids)
         with pytest.raises(DataError, match=rf"index does not contain the ids of {path}.*remove the index"):
             load_vocabulary(str(path))
-    save(3, 1, 2)
+    save(*range(6))
+    index.unlink()
+    load_vocabulary(str(path)).write(index)
+    save(0, 1, 3, 2, 4, 5)  # neither in the first nor in the last row group
+    with pytest.raises(DataError, match="index does not contain the ids"):
+        load_vocabulary(str(path))
+    index.unlink()
+    load_vocabulary(str(path)).write(index)
+    os.utime(index, ns=(0, 0))  # a copy may be older than its vocabulary
+    close_vocabularies()
+    assert load_vocabulary(str(path)).find(pa.array(["u3"]) if text else np.array([3])).tolist() == [2]
+    close_vocabularies()
     for size in (20, 40):
         os.truncate(index, size)
         with pytest.raises(DataError, match="the index is damaged"):

@@ -214,9 +214,9 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
 
 
 MALFORMED = {
-    "too few fields": ("ml-100k.inter", "1\t2\t3", ["ml-100k.inter line 8", "3 fields"]),
-    "stars": ("ml-100k.inter", "1\t2\t6\t880000000", ["ml-100k.inter line 8", "'6'", "1 to 5"]),
-    "not a number": ("ml-100k.inter", "one\t2\t3\t880000000", ["ml-100k.inter line 8", "'one'"]),
+    "too few fields": ("ml-100k.inter", "1\t2\t3", ["ml-100k.inter", "line 8", "got 3"]),
+    "stars": ("ml-100k.inter", "1\t2\t6\t880000000", ["ml-100k.inter line 8", "6.0", "1 to 5"]),
+    "not a number": ("ml-100k.inter", "one\t2\t3\t880000000", ["ml-100k.inter", "line 8", "'one'"]),
     "time not finite": ("ml-100k.inter", "1\t2\t3\tinf", ["ml-100k.inter line 8", "inf"]),
     "unknown user": ("ml-100k.inter", "77\t2\t3\t880000000", ["ml-100k.inter", "user 77"]),
     "unknown item": ("ml-100k.inter", "1\t999\t3\t880000000", ["ml-100k.inter", "item 999"]),
@@ -241,7 +241,7 @@ def test_a_header_without_a_column_is_named(tmp_path: Path) -> None:
     text = (source / "ml-100k.inter").read_text().replace("timestamp:float", "when:float")
     (source / "ml-100k.inter").write_text(text)
     error = refused("--source", source, "--out", tmp_path / "parquet")
-    assert "ml-100k.inter line 1" in error and "'timestamp'" in error
+    assert "ml-100k.inter" in error and "'timestamp:float'" in error
 
 
 def test_folders_with_other_files_are_left_alone(source: Path, tmp_path: Path) -> None:
@@ -252,6 +252,22 @@ def test_folders_with_other_files_are_left_alone(source: Path, tmp_path: Path) -
     assert str(out) in error and "--out" in error
     assert (out / "train" / "precious.parquet").read_text() == "mine" and not (out / "manifest.json").exists()
     assert "--out" in refused("--source", source, "--out", out / "train" / "precious.parquet")
+
+
+def test_an_output_with_other_files_is_not_replaced(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "parquet"
+    assert prepare("--source", source, "--out", out).returncode == 0
+    for mine in (out / "train" / "mine.parquet", out / "eval" / "notes" / "a.txt", out / "mine.txt"):
+        mine.parent.mkdir(exist_ok=True)
+        mine.write_text("mine")
+        assert "already there" in prepare("--source", source, "--out", out).stdout
+        before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != ".lock"}
+        error = refused("--source", source, "--out", out, "--seed", "1")
+        assert str(mine.relative_to(out)) in error and "another folder" in error
+        assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != ".lock"}
+        mine.unlink()
+    (out / "eval" / "notes").rmdir()
+    assert prepare("--source", source, "--out", out, "--seed", "1").returncode == 0
 
 
 def test_without_network_it_says_how_to_go_on(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
+
+from rayrec.data.arrays.times import parse_times
 
 JSON = "json"
 _LEADING_ZERO = r"^[-+]?0[0-9]"
@@ -44,6 +47,8 @@ def number_type(
     present = _plain(text.drop_null(), decimal, thousands)
     if not len(present):
         return inferred
+    if thousands is not None and not _all(pc.utf8_trim_whitespace(text.drop_null()), _grouped(decimal, thousands)):
+        return inferred  # e.g. 10.0.0.1, where "." is between thousands
     if _all(present, _WHOLE):
         if not leading_zeros and thousands is None and _any(text.drop_null(), _LEADING_ZERO):
             return pa.string()
@@ -70,14 +75,14 @@ def numbers(kind: pa.DataType, decimal: str, thousands: str) -> Callable[[pa.Arr
     return lambda text: _cast(_plain(text, decimal, thousands), kind)
 
 
-def times(format: str) -> Callable[[pa.Array], pa.Array]:
-    """Parses times of a `strptime` format as timestamps in microseconds, without a zone."""
+def times(time_format: str) -> Callable[[pa.Array], pa.Array]:
+    """Parses times in a format of `parse_times` as timestamps in microseconds, without a zone: UTC, if they had one."""
 
     def parse(text: pa.Array) -> pa.Array:
-        trimmed = pc.utf8_trim_whitespace(text)
-        parsed = pc.strptime(trimmed, format=format, unit="us", error_is_null=True)
-        _refuse(trimmed, pc.and_(pc.is_null(parsed), pc.is_valid(trimmed)), f"does not have the time format {format!r}")
-        return parsed
+        parsed = parse_times(text, time_format)
+        wrong = pc.and_(pc.is_null(parsed), pc.is_valid(text))
+        _refuse(pc.utf8_trim_whitespace(text), wrong, f"does not have the time format {time_format!r}")
+        return parsed.cast(pa.timestamp("us"), safe=False)
 
     return parse
 
@@ -141,6 +146,12 @@ def _parsed(index: int, cell: str | None) -> list[Any] | None:
     if not isinstance(value, list | tuple):
         raise CellError(index, f"{cell!r} is not a list; lists look like [1, 2]")
     return list(value)
+
+
+def _grouped(decimal: str, thousands: str) -> str:
+    """The pattern of numbers whose digits are in groups (of three, in India also of two), or in none."""
+    group, point = re.escape(thousands), re.escape(decimal)
+    return rf"^[-+]?([0-9]{{1,3}}({group}[0-9]{{2,3}})*|[0-9]*)({point}[0-9]*)?([eE][-+]?[0-9]+)?$"
 
 
 def _plain(text: pa.Array, decimal: str, thousands: str | None) -> pa.Array:

@@ -87,7 +87,7 @@ class Csv:
         layout = self.layout(uri)
         parsers = {column.name: parser for column in schema if (parser := self._parser(column)) is not None}
         raw = pa.schema([pa.field(c.name, pa.string() if c.name in parsers else c.type) for c in schema])
-        row = 1 + layout.header
+        row = 1 + layout.comments + layout.header
         try:
             for batch in self._open(uri, raw, layout):
                 yield _parsed(_stripped(batch, layout), schema, parsers, uri, row)
@@ -164,7 +164,7 @@ class Csv:
                 use_threads=False,
                 column_names=None if layout.header and options.names is None else layout.columns,
                 autogenerate_column_names=not layout.header and not layout.columns,
-                skip_rows=int(layout.header and options.names is not None),
+                skip_rows=layout.comments + int(layout.header and options.names is not None),
             ),
             parse_options=pacsv.ParseOptions(
                 delimiter=separator,

@@ -17,9 +17,10 @@ _LOOK_LINES = 1000
 _SEPARATORS = ("::", ",", "\t", ";", "|", "\x01", "^", " ")
 # Minimum fraction of lines with as many cells as the first line.
 _EVEN = 0.95
-_VALUE = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{4}-\d\d-\d\d\b.*")
+_VALUE = re.compile(r"[-+]?([0-9][0-9,]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0-9]{4}-[0-9]{2}-[0-9]{2}\b.*")
 _NAME = re.compile(r"[^\W\d][^\n]*")
 _NO_NAMES = frozenset({"na", "nan", "null", "none", "n/a", "unknown", "true", "false"})
+_COMMENT = re.compile(r"\s*(#|%|//)")
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -34,6 +35,7 @@ class Layout:
         encoding: name of the encoding.
         escape: character that makes the next one part of the cell, or None.
         padded: columns in which every value starts with a space.
+        comments: number of lines before the header, or before the first row, that are comments.
         notes: what was found and is not usual, for the user.
     """
 
@@ -44,6 +46,7 @@ class Layout:
     escape: str | None = None
     padded: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    comments: int = 0
 
 
 def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> Layout:
@@ -60,13 +63,16 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
         text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
     if options.escape is None and options.quote and _escapes_quotes(text, options.quote):
         options = options.model_copy(update={"escape": "\\"})
+    comments, text = _without_comments(text, usual, options)
     separator = options.separator or _separator(text, usual, options)
     lines = _cells(text, separator, options)
     notes = [] if separator == usual or options.separator else [f"cells are separated by {separator!r}"]
     notes += [] if encoding == "utf-8" or options.encoding else [f"the encoding is {encoding}"]
+    notes += [f"rows and names begin in line {comments + 1}, after comments"] if comments else []
     notes += ["quotes inside of quotes have a backslash"] if options.escape == "\\" else []
     if not lines:
-        return Layout([], options.header is not False, separator, encoding, options.escape, notes=tuple(notes))
+        has_names = options.header is not False
+        return Layout([], has_names, separator, encoding, options.escape, notes=tuple(notes), comments=comments)
     first, later = lines[0], lines[1:]
     header = options.header
     if header is None:
@@ -82,7 +88,34 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     }
     padded = (name for name, cells in values.items() if cells and all(cell.startswith(" ") for cell in cells))
     padding = frozenset(padded if separator != " " else ())
-    return Layout(columns, header, separator, encoding, options.escape, padding, tuple(notes))
+    return Layout(columns, header, separator, encoding, options.escape, padding, tuple(notes), comments)
+
+
+def _without_comments(text: str, usual: str, options: TextOptions) -> tuple[int, str]:
+    """The number of lines that are comments, and the text after them.
+
+    Comments are the first lines, if they begin alike with #, % or //, up to a line of as many cells as the lines below
+    have: a header such as `#user,item` is none.
+    """
+    lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
+    begin = _COMMENT.match(lines[0])
+    if begin is None:
+        return 0, text
+    count = 0
+    while count < len(lines) and (not lines[count].strip() or lines[count].lstrip().startswith(begin[1])):
+        count += 1
+    below = "".join(lines[count:])
+    separator = options.separator or _separator(below, usual, options)
+    first = _cells(below, separator, options)[:1]
+    if not first or len(first[0]) == 1:
+        return 0, text
+    as_wide = (
+        number
+        for number in range(count)
+        if [len(cells) for cells in _cells(lines[number], separator, options)] == [len(first[0])]
+    )
+    comments = next(as_wide, count)
+    return comments, "".join(lines[comments:])
 
 
 def _escapes_quotes(text: str, quote: str) -> bool:

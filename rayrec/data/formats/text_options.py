@@ -39,7 +39,8 @@ class TextOptions(Strict):
             leading zeros are text.
         lists: Columns with a list in each cell, and the text between its items, e.g. `genres: "|"`; "json" for lists
             such as [1, 2].
-        times: Columns with times, and their format as `strptime` takes it, e.g. `at: "%d.%m.%Y"`.
+        times: Columns with times, and their format as `strptime` takes it, e.g. `at: "%d.%m.%Y"`; or `iso`, `s`, `ms`,
+            `yyyymmdd` and others that `init --time` takes.
     """
 
     separator: str | None = Field(default=None, min_length=1)

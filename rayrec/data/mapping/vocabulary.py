@@ -84,13 +84,18 @@ def index_beside(path: str) -> Path:
 
 
 def _open_beside(index_path: Path, source: _Source) -> IdIndex:
-    """Opens the index beside a vocabulary. Compares its size and the positions of the first and the last ids."""
+    """Opens the index beside a vocabulary.
+
+    Compares its size, and the positions of the first and the last ids; those of all ids if the vocabulary is newer.
+    """
     try:
         index = IdIndex.open(index_path)
     except ValueError as error:
         raise _stale(index_path, f"the index is damaged ({error})") from error
+    is_newer = os.stat(source.path).st_mtime_ns > index_path.stat().st_mtime_ns
     if (index.size, index.text) != (source.size, source.text) or not all(
-        np.array_equal(index.find(ids), np.arange(start, start + len(ids))) for start, ids in source.ends()
+        np.array_equal(index.find(ids), np.arange(start, start + len(ids)))
+        for start, ids in source.positions(ends_only=not is_newer)
     ):
         raise _stale(index_path, f"the index does not contain the ids of {source.path}, which was changed after it")
     return index
@@ -165,14 +170,19 @@ class _Source:
         with open_parquet(self.path) as parquet:
             yield from self._read(parquet, range(parquet.metadata.num_row_groups))
 
-    def ends(self) -> Iterator[tuple[int, I64 | pa.Array]]:
-        """Chunks of ids, each with the position of its first id: the first and last row group, or all lines."""
+    def positions(self, *, ends_only: bool) -> Iterator[tuple[int, I64 | pa.Array]]:
+        """Chunks of ids, each with the position of its first id.
+
+        Args:
+            ends_only: of a Parquet file, the first and the last row group only.
+        """
         if self.lines is not None:
             yield 0, self._plain(self.lines)
             return
         with open_parquet(self.path) as parquet:
             sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
-            for group in sorted({0, len(sizes) - 1}) if sizes else ():
+            ends = {0, len(sizes) - 1} & {*range(len(sizes))}
+            for group in sorted(ends) if ends_only else range(len(sizes)):
                 position = sum(sizes[:group])
                 for ids in self._read(parquet, [group]):
                     yield position, ids

@@ -25,7 +25,7 @@ Values = dict[str, int | str | None]
 Columns = str | tuple[str, ...]
 Value = int | str | tuple[int | str, ...]
 
-_INT = re.compile(r"-?\d{1,18}")
+_INT = re.compile(r"-?[0-9]{1,18}")
 Types = dict[str, pa.DataType]
 
 

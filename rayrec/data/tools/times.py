@@ -6,11 +6,8 @@ may be ordered otherwise than time, e.g. a text like 11/9/2019, is never ordered
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Self
 
 import numpy as np
@@ -20,14 +17,14 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
 from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.arrays.times import ISO, check_format, has_year, parse_times, write_time
+from rayrec.data.formats.text_cells import NUMBER
 from rayrec.data.mapping.problems import Source
 from rayrec.data.source.filters import Condition
 from rayrec.storage.errors import DataError, first_line
 
-# Of the locale's directives (%c, %x, %X) and of %Z (Python ignores most zone names) the result differs by machine.
-_DIRECTIVES = "aAbBdfGHIjmMpSuUVwWyYz%"
-_WHOLE = r"^-?\d+$"
-_NUMBER = r"^-?\d+(\.\d+)?$"
+_WHOLE = r"^-?[0-9]+$"
+_NUMBER = r"^-?[0-9]+(\.[0-9]+)?$"
 _SET_FORMAT = "--time '{column}=FORMAT', e.g. '{column}=%m/%d/%Y %I:%M:%S %p' (Python's strptime)"
 
 
@@ -37,9 +34,8 @@ class TimeColumn:
 
     Args:
         column: its name.
-        format: how Python's `datetime.strptime` reads its texts or whole numbers. Default: texts are ISO 8601
-            (`2024-01-31`, `2024-01-31 08:05:00.5`, `2024-01-31T08:05Z`; all with a zone, or none), or numbers if all
-            are digits.
+        format: how its texts or whole numbers are read; see `rayrec.data.arrays.times`. Default: texts are ISO 8601, or
+            numbers if all are digits.
 
     Raises:
         ValueError: a format that `strptime` does not know, or by which it would read other times than were written.
@@ -51,18 +47,10 @@ class TimeColumn:
     def __post_init__(self) -> None:
         if self.format is None:
             return
-        has = set(re.findall(r"%(.?)", self.format))
-        problem = None
-        if unknown := sorted(has - set(_DIRECTIVES)):
-            problem = f"%{unknown[0]} is not supported; use %z for a zone, and %{' %'.join(_DIRECTIVES[:-1])}"
-        elif not has - {"%"}:
-            problem = "it has no directive of strptime like %Y; write e.g. %d/%m/%Y"
-        elif ("I" in has) != ("p" in has):
-            problem = "hours from 1 to 12 (%I) and AM or PM (%p) need each other; hours from 0 to 23 are %H"
-        elif has & set("UW") and not has & set("aAuw"):
-            problem = "strptime ignores a number of a week (%U, %W) without a day of the week; add %w"
-        if problem is not None:
-            raise ValueError(f"the format {self.format!r} of the time {self.column!r}: {problem}")
+        try:
+            check_format(self.format)
+        except ValueError as error:
+            raise ValueError(f"the format {self.format!r} of the time {self.column!r}: {error}") from None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -73,7 +61,7 @@ class TimeColumn:
     @property
     def has_year(self) -> bool:
         """False if the format reads no year, so that its order begins anew each year or day."""
-        return self.format is None or re.search("%[YyG]", self.format.replace("%%", "")) is not None
+        return self.format is None or has_year(self.format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +88,10 @@ class Times:
         kind = self.values.type
         try:
             if self.column.format is not None:
-                value: int | float | str = _reader(self.column.format)(str(moment)).isoformat()
+                time = parse_times(pa.array([str(moment)]), self.column.format)[0]
+                if not time.is_valid:
+                    raise ValueError(f"not a time in the format {self.column.format!r}")
+                value: int | float | str = str(time)
             else:
                 value = _number(str(moment)) if is_number(kind) else str(moment)
             condition = Condition(self.column.column, ">=", (value,))
@@ -121,7 +112,7 @@ class Times:
         value = self.values[0]
         if self.column.format is None:
             return str(value)
-        return repr(value.as_py().strftime(self.column.format))
+        return repr(write_time(value, self.column.format))
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -184,134 +175,49 @@ def read_times(column: TimeColumn, array: pa.Array, source: Source, *, first: bo
     return Times(column, array)
 
 
-class _BadText(ValueError):
-    """A text that does not parse.
-
-    Args:
-        position: its position among the texts.
-        problem: what it is not.
-    """
-
-    def __init__(self, position: int, problem: str) -> None:
-        super().__init__(problem)
-        self.position, self.problem = position, problem
-
-
 def _parsed(column: TimeColumn, array: pa.Array, source: Source) -> pa.Array:
-    """Parses each distinct value once."""
-    name = column.column
-    try:
-        encoded = pc.dictionary_encode(array if pat.is_integer(array.type) else array.cast(pa.large_string()))
-    except pa.ArrowInvalid as error:
-        raise DataError(f"the times are not UTF-8: {first_line(error)}", column=name, fix="write texts") from error
-    texts = encoded.dictionary.cast(pa.large_string())
-    try:
-        if column.format is not None:
-            parsed = _by_format(texts, column.format, padded=pat.is_integer(array.type))
-        elif len(texts) and re.search(_NUMBER, texts[0].as_py()):
-            parsed = _numbers(texts)
-        else:
-            parsed = _iso(texts)
-    except _BadText as error:
-        row = pc.index(encoded.indices, error.position).as_py()
-        raise DataError(
-            error.problem,
-            column=name,
-            value=repr(texts[error.position].as_py()),
-            fix="correct the value, or give the format of the times: " + _SET_FORMAT.format(column=name),
-        ).at(*source.locate(row)) from error
-    return parsed.take(encoded.indices)
-
-
-def _by_format(texts: pa.Array, written: str, *, padded: bool) -> pa.Array:
-    """Timestamps of texts in a format.
-
-    Args:
-        padded: the texts were numbers, which have lost their leading zeros.
-    """
-    read = _reader(written)
-    width = len(datetime(2000, 12, 31, 23, 59, 59).strftime(written)) if padded else 0
-    moments = []
-    for position, text in enumerate(texts.to_pylist()):
+    """Timestamps, or numbers."""
+    name, time_format = column.column, column.format
+    if is_text(array.type):
         try:
-            moments.append(read(text.zfill(width)))
-        except ValueError:
-            raise _BadText(position, f"the time does not have the format {written!r}") from None
-    return pa.array(moments, pa.timestamp("us", "UTC" if "z" in re.findall("%(.)", written) else None))
-
-
-def _reader(written: str) -> Callable[[str], datetime]:
-    """Reads a text in a format; raises ValueError for any other text."""
-    # strptime reads 1122019 by %d%m%Y as 11 February: without marks between them, numbers must have all digits. Digits
-    # of a second (%f) at the end may be fewer than six.
-    adjacent = re.search(r"%[dfGHIjmMSUVWyY]%[dfGHIjmMSUVWyY]", written) is not None
-    optional = "0" if written.endswith("%f") else ""
-
-    def read(text: str) -> datetime:
-        moment = datetime.strptime(text, written)
-        if adjacent and moment.strftime(written).rstrip(optional) != text.rstrip(optional):
-            raise ValueError(f"{text!r} lacks digits of {written!r}")
-        return moment if moment.tzinfo is None else moment.astimezone(UTC)
-
-    return read
+            array = array.cast(pa.large_string())
+        except pa.ArrowInvalid as error:
+            problem = f"the times are not UTF-8: {first_line(error)}"
+            raise DataError(problem, column=name, fix="write texts") from error
+    if time_format is not None:
+        parsed, problem = parse_times(array, time_format), f"the time does not have the format {time_format!r}"
+    elif len(array) and re.fullmatch(_NUMBER, array[0].as_py()):
+        parsed, problem = _numbers(array), "the time is not a number of 64 bits, as the first time is"
+    else:
+        parsed, problem = parse_times(array, ISO), "the time is a text that is not a date or time of ISO 8601"
+    if parsed.null_count:
+        row = pc.index(parsed.is_null(), True).as_py()
+        if time_format is None and parse_times(array.slice(row, 1), ISO).null_count == 0:
+            problem = "the times have a zone in some rows only, or digits of seconds that do not fit 64 bits"
+        raise DataError(
+            problem,
+            column=name,
+            value=repr(str(array[row])),
+            fix="correct the value, or give the format of the times: " + _SET_FORMAT.format(column=name),
+        ).at(*source.locate(row))
+    return parsed
 
 
 def _numbers(texts: pa.Array) -> pa.Array:
-    is_number_text = pc.match_substring_regex(texts, _NUMBER).to_numpy(zero_copy_only=False)
-    if not is_number_text.all():
-        raise _BadText(int(is_number_text.argmin()), "the time is not a number, as the first time is")
+    """Integers, or floats if some have a fraction; null for texts that are no numbers."""
+    texts = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
     whole = pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py()
-    kind = pa.int64() if whole else pa.float64()
-    if (position := _first_bad(texts, kind)) is not None:
-        raise _BadText(position, f"the time does not fit {kind}")
-    return texts.cast(kind)
+    if not whole:
+        return texts.cast(pa.float64())
+    fits = [text is not None and -(2**63) <= int(text) < 2**63 for text in texts.to_pylist()]
+    return pc.if_else(pa.array(fits), texts, None).cast(pa.int64())
 
 
 def _number(text: str) -> int | float:
-    """Raises ValueError for what is not a finite number."""
-    if re.search(_WHOLE, text):
-        return int(text)
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not finite")
-    return number
-
-
-# Microseconds hold every year, nanoseconds nine digits of a second.
-_ISO = [pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")]
-
-
-def _iso(texts: pa.Array) -> pa.Array:
-    """Timestamps of ISO 8601 texts that all have a zone, or none."""
-    first_bad = {kind: _first_bad(texts, kind) for kind in _ISO}
-    for kind, position in first_bad.items():
-        if position is None:
-            return texts.cast(kind)
-    position = max(bad for bad in first_bad.values() if bad is not None)
-    alone = texts.slice(position, 1)
-    problem = "the time is a text that is not a date or time of ISO 8601"
-    if any(_first_bad(alone, kind) is None for kind in _ISO):
-        problem = "the times have a zone in some rows only, or digits of seconds that do not fit 64 bits"
-    raise _BadText(position, problem)
-
-
-def _first_bad(texts: pa.Array, kind: pa.DataType) -> int | None:
-    """The position of the first text that cannot be cast; None if all can."""
-
-    def casts(start: int, stop: int) -> bool:
-        try:
-            texts.slice(start, stop - start).cast(kind)
-        except pa.ArrowInvalid:
-            return False
-        return True
-
-    if casts(0, len(texts)):
-        return None
-    low, high = 0, len(texts)  # the first one lies in [low, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if casts(low, middle) else (low, middle)
-    return low
+    """Raises ValueError for what is not a number."""
+    if not re.fullmatch(NUMBER, text):
+        raise ValueError(f"{text!r} is not a number")
+    return int(text) if re.fullmatch(_WHOLE, text) else float(text)
 
 
 def combined_rank(times: list[Times]) -> I64:

@@ -260,6 +260,109 @@ def test_init_writes_what_it_found_and_evaluation_reads_alike(
     assert run(["evaluate", "runs/log", "--data", "later.csv"]) == 0
 
 
+COMMENTS = [["# exported 2024-01-01"], ["% a, b", "", '% c "d'], ["// one", "// two; three", "//"], ["  #x,y"]]
+
+
+@pytest.mark.parametrize("comments", COMMENTS, ids=str)
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_comments_before_the_header_are_skipped(
+    comments: list[str], separator: str, header: bool, line_end: str, tmp_path: Path
+) -> None:
+    content = "\n".join([*comments, lines(NUMBERS, separator, header)]).replace("\n", line_end)
+    rows, note = read(tmp_path / "a.csv", content)
+    assert [list(row.values()) for row in rows] == [list(row.values()) for row in NUMBERS]
+    assert "comment" in note
+    names = TextOptions(names=["a", "b", "c", "d"], header=header)
+    assert read(tmp_path / "b.csv", content, names)[0][5] == dict(zip("abcd", NUMBERS[5].values(), strict=True))
+    typed = TextOptions(types={"user" if header else "c0": "int64"})
+    with pytest.raises(DataError, match=rf"line {len(comments) + header + len(NUMBERS) + 1}: .*'x'"):
+        read(tmp_path / "c.csv", content + separator.join("x123"), typed)
+
+
+@pytest.mark.parametrize(
+    "content", ["#user,item\n1,2\n3,4\n", "# a\n#user,item\n1,2\n3,4\n", "#a,x\n#b,y\n#c,z\nd,w\n"]
+)
+def test_a_header_or_a_row_that_begins_like_a_comment_is_kept(content: str, tmp_path: Path) -> None:
+    rows, _ = read(tmp_path / "a.csv", content)
+    last = content.splitlines()[-1].split(",")
+    assert [str(value) for value in rows[-1].values()] == last
+    assert next(iter(rows[0])) in ("#user", "#a", "c0") and len(rows) >= 2
+
+
+def test_a_text_of_one_column_has_no_comments(tmp_path: Path) -> None:
+    rows, _ = read(tmp_path / "a.txt", "#war\n#peace\nlove\n", TextOptions(names=["tag"]))
+    assert [row["tag"] for row in rows] == ["#war", "#peace", "love"]
+
+
+@pytest.mark.parametrize(
+    ("decimal", "thousands"),
+    [
+        (".", ","),
+        (",", None),
+        (",", "."),
+        (",", " "),
+        (",", "\xa0"),
+        (",", "\u202f"),
+        (".", "'"),
+        (".", "’"),
+        (".", " "),
+    ],
+)
+def test_init_finds_how_numbers_are_written(
+    decimal: str, thousands: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prices = [n * 37.25 - 900 for n in range(300)]
+
+    def written(price: float) -> str:
+        return f"{price:_.2f}".replace(".", decimal).replace("_", thousands or "")
+
+    rows = "".join(f"{n % 30};{written(price)};10.0.0.{n % 9};{n % 2}\n" for n, price in enumerate(prices))
+    Path("log.csv").write_text("user;price;address;click\n" + rows, encoding="utf-8")
+    assert run(["init", "log.csv", "--label", "click"]) == 0
+    raw = yaml.safe_load(Path("log.yaml").read_text(encoding="utf-8"))
+    text = raw["data"]["read"]["text"]
+    assert (text.get("decimal", "."), text.get("thousands")) == (decimal, thousands)
+    assert [feature["name"] for feature in raw["schema"]["dense"]] == ["price"]
+    found = pq.read_table("log-data/train").to_pylist() + pq.read_table("log-data/eval").to_pylist()
+    assert sorted(row["price"] for row in found) == prices
+    assert {row["address"] for row in found} == {f"10.0.0.{n}" for n in range(9)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said", "expected"),
+    [
+        # 1.234 may be 1234: asked, and read as written
+        ({"price": "{a}.{b}"}, "all numbers with a point have three digits after it: price", {}),
+        ({"price": "{a}.{b}", "weight": "{a},5"}, "between thousands: price", {"decimal": ",", "thousands": "."}),
+        ({"votes": "{a},{b}"}, "1,204 is read as 1204", {"thousands": ","}),
+        ({"votes": "{a},{b}", "weight": "{a},25"}, "as the decimal point: votes, weight", {"decimal": ","}),
+        ({"price": "{a},5", "weight": "0.5"}, "differ in their decimal points", {}),
+        ({"price": "{a},5", "weight": "{a}'{b}.5"}, "differ in their decimal points", {}),
+    ],
+    ids=str,
+)
+def test_init_says_where_numbers_have_two_readings(
+    columns: dict[str, str],
+    said: str,
+    expected: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = (";".join(text.format(a=n % 9 + 1, b=100 + n) for text in columns.values()) for n in range(300))
+    Path("log.csv").write_text(
+        f"user;{';'.join(columns)};click\n" + "".join(f"{n % 30};{row};{n % 2}\n" for n, row in enumerate(rows))
+    )
+    assert run(["init", "log.csv", "--label", "click"]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    text = yaml.safe_load(Path("log.yaml").read_text())["data"]["read"]["text"]
+    assert {key: text[key] for key in ("decimal", "thousands") if key in text} == expected
+
+
 def test_init_tells_of_numbers_among_which_are_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, shown
 from rayrec.data.mapping.derived.lists import cross, lookup, overlap, pairs, tokens
@@ -70,7 +71,12 @@ def _computed(spec: Derived, arrays: list[pa.Array], problems: Problems) -> pa.A
     column, error = _attempt(spec, arrays, problems)
     if error is None:
         return column
-    arrays = [decoded(array) for array in arrays]  # a part of a dictionary array has the dictionary of all rows
+    if any(pat.is_dictionary(array.type) for array in arrays):
+        # The value at fault may be in the dictionary only; and a part of a dictionary array has that of all rows.
+        arrays = [decoded(array) for array in arrays]
+        column, error = _attempt(spec, arrays, problems)
+        if error is None:
+            return column
     failed = _failing_rows(spec, arrays)
     if failed is not None:
         good = np.ones(len(arrays[0]), np.bool_)

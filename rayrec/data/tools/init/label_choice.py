@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, is_list, is_text
+from rayrec.data.formats.text_cells import NUMBER
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.schema import Task
 from rayrec.data.mapping.targets import map_label
@@ -168,6 +170,8 @@ def _one_value(array: pa.Array, column: str, text: str) -> LabelChoice:
 
 
 def _from_number_on(array: pa.Array, column: str, text: str) -> LabelChoice:
+    if not re.fullmatch(NUMBER, text.strip()):
+        raise DataError(f"--label {column}>={text}: {text!r} is not a number", column=column, fix=f"use {USAGE}")
     try:
         threshold, numbers = float(text), array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     except (ValueError, pa.ArrowException) as error:

@@ -19,7 +19,15 @@ from rayrec.storage.errors import DataError
 
 _SEPARATORS = ("|", "^", ";", ", ", ",")
 _LIST = r"^\s*\[.*\]\s*$"
-_THOUSANDS = r"^[-+]?[0-9]{1,3}(,[0-9]{3})*(\.[0-9]+)?$"
+# Decimal point, and character between thousands; a file has one pair. By rank, if several fit.
+_NOTATIONS = (
+    (".", ","),
+    (",", None),
+    (",", "."),
+    *((decimal, thousands) for thousands in (" ", "\xa0", "\u202f", "'", "’") for decimal in (".", ",")),
+)
+# All numbers with 1 to 3 digits, then groups of three: 1.234 may be 1234.
+_THREE_DECIMALS = r"^[-+]?[1-9][0-9]{0,2}(\.[0-9]{3})?$"
 _ENOUGH = 100  # cells
 _NEARLY_ALL = 0.95
 
@@ -27,8 +35,8 @@ _NEARLY_ALL = 0.95
 def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> tuple[TextOptions, list[str]]:
     """The options for the files, with what the user says, and lines for the user about what was found.
 
-    Looks at the first file that is CSV: separator, encoding, header, lists in cells, characters between thousands, and
-    columns of numbers with some other words.
+    Looks at the first file that is CSV: separator, encoding, header, lists in cells, decimal point, characters between
+    thousands, and columns of numbers with some other words.
 
     Args:
         roles: stated roles. Texts that are stated to be numbers are read as numbers, and those that are stated to be
@@ -54,17 +62,19 @@ def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> 
         updates["escape"] = layout.escape
     if not layout.header and options.names is None:
         updates["header"] = False
+    header = f"names in {f'line {layout.comments + 1}, after comments' if layout.comments else 'the first line'}"
+    no_header = f"no header line{f', comments before line {layout.comments + 1}' if layout.comments else ''}"
     lines = [
         f"{uri}: {len(layout.columns)} columns separated by {layout.separator!r}, {layout.encoding}, "
-        f"{'names in the first line' if layout.header else 'no header line'}"
+        f"{header if layout.header else no_header}"
     ]
-    texts = {name: cells for name, cells in _first_texts(reader, uri).items() if name not in options.types}
-    with_thousands = [name for name, cells in texts.items() if options.thousands is None and _has_thousands(cells)]
-    if with_thousands:
-        updates["thousands"] = ","
-        lines.append(f"numbers have ',' between thousands: {', '.join(with_thousands)}")
-    rest = {name: cells for name, cells in texts.items() if name not in {*options.lists, *options.times}}
-    rest = {name: cells for name, cells in rest.items() if name not in with_thousands}
+    texts, floats = _first_texts(reader, uri)
+    told = {*options.types, *options.lists, *options.times}
+    texts = {name: cells for name, cells in texts.items() if name not in told}
+    as_numbers, notation, notes = _find_notation(texts, floats, options)
+    updates |= notation
+    lines += notes
+    rest = {name: cells for name, cells in texts.items() if name not in as_numbers}
     stated = _stated(roles or {}, layout.columns)
     numbers = [name for name in rest if stated.get(name) == "numbers"]
     if numbers:
@@ -84,16 +94,83 @@ def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> 
     return options.model_copy(update=updates), lines
 
 
-def _first_texts(reader: Csv, uri: str) -> dict[str, pa.Array]:
-    """The first cells of each column of texts, without nulls."""
+def _first_texts(reader: Csv, uri: str) -> tuple[dict[str, pa.Array], dict[str, pa.Array]]:
+    """The first cells, without nulls, of each column of texts, and of each column of numbers with a decimal point."""
     schema = reader.schema(uri)
-    names = [column.name for column in schema if pat.is_string(column.type)]
-    if not names:
-        return {}
-    batch = next(reader.batches(uri, pa.schema([schema.field(name) for name in names])), None)
+    names = [c.name for c in schema if pat.is_string(c.type) or pat.is_floating(c.type)]
+    names = [name for name in names if name not in reader.reading.options.lists]
+    batch = next(reader.batches(uri, pa.schema([(name, pa.string()) for name in names])), None) if names else None
     if batch is None:
-        return {}
-    return {name: pc.utf8_trim_whitespace(batch.column(name).drop_null()) for name in names}
+        return {}, {}
+    cells = {name: pc.utf8_trim_whitespace(batch.column(name).drop_null()) for name in names}
+    is_text = {name: pat.is_string(schema.field(name).type) for name in names}
+    return {name: cells[name] for name in names if is_text[name]}, {
+        name: cells[name] for name in names if not is_text[name]
+    }
+
+
+def _find_notation(
+    texts: dict[str, pa.Array], floats: dict[str, pa.Array], options: TextOptions
+) -> tuple[list[str], dict[str, Any], list[str]]:
+    """How numbers are written that have a decimal comma or characters between thousands.
+
+    Args:
+        texts: columns of texts.
+        floats: columns of numbers with a decimal point.
+
+    Returns:
+        the columns of texts that are numbers; the options to set; lines for the user.
+    """
+    if options.thousands is not None:
+        return [], {}, []
+    allowed = [pair for pair in _NOTATIONS if "decimal" not in options.model_fields_set or pair[0] == options.decimal]
+    fitting = {name: [pair for pair in allowed if _has_notation(cells, *pair)] for name, cells in texts.items()}
+    fitting = {name: pairs for name, pairs in fitting.items() if pairs}
+    if not fitting:
+        return [], {}, _maybe_thousands(floats)
+    columns = ", ".join(fitting)
+    common = [pair for pair in allowed if all(_is_written(texts[name], *pair) for name in fitting)]
+    both = [pair for pair in common if all(_is_written(cells, *pair) for cells in floats.values())]
+    if not both:
+        problem = "differ in their decimal points or in the characters between thousands, so that they are texts"
+        others = "" if common else " among each other"
+        others = others or f" from the numbers of {', '.join(floats)}"
+        return [], {}, [f"numbers of {columns} {problem}{others}; write them alike, or set --decimal and --thousands"]
+    decimal, thousands = both[0]
+    updates = {"decimal": decimal} if decimal != options.decimal else {}
+    lines = [f"numbers have {decimal!r} as the decimal point: {columns}"] if updates else []
+    if thousands is not None:
+        updates["thousands"] = thousands
+        numbers = {name: texts[name] for name in fitting} | floats
+        grouped = [name for name, cells in numbers.items() if len(cells) and _share(cells, re.escape(thousands)) > 0]
+        lines.append(f"numbers have {thousands!r} between thousands: {', '.join(grouped)}")
+    if both[:2] == [(".", ","), (",", None)]:
+        lines.append("1,204 is read as 1204; if the comma is a decimal point, run the command again with --decimal ,")
+    return list(fitting), updates, lines
+
+
+def _has_notation(cells: pa.Array, decimal: str, thousands: str | None) -> bool:
+    """Whether cells show a notation: they are written so, and some are no number without it."""
+    marks = [re.escape(mark) for mark in (thousands, "," if decimal == "," else None) if mark is not None]
+    return len(cells) >= _ENOUGH and _share(cells, "|".join(marks)) > 0 and _is_written(cells, decimal, thousands)
+
+
+def _is_written(cells: pa.Array, decimal: str, thousands: str | None) -> bool:
+    whole = "[0-9]+"
+    if thousands is not None:
+        whole = rf"([1-9][0-9]{{0,2}}({re.escape(thousands)}[0-9]{{3}})+|[0-9]{{1,3}})"
+    return not len(cells) or _share(cells, rf"^[-+]?{whole}({re.escape(decimal)}[0-9]+)?$") == 1
+
+
+def _maybe_thousands(floats: dict[str, pa.Array]) -> list[str]:
+    """A question for numbers such as 1.234, whose point may be between thousands."""
+    names = [name for name, cells in floats.items() if len(cells) >= _ENOUGH and _share(cells, _THREE_DECIMALS) == 1]
+    if not names:
+        return []
+    asked = (
+        "the point is read as the decimal point; if it is between thousands, run the command again with --thousands ."
+    )
+    return [f"all numbers with a point have three digits after it: {', '.join(names)}. {asked} --decimal ,"]
 
 
 def _list_separator(cells: pa.Array) -> str | None:
@@ -137,10 +214,6 @@ def _any_separator(cells: pa.Array, column: str, uri: str) -> str:
         fix = f"say what separates the items: --list '{column}=SEPARATOR'"
         raise DataError(problem, file=uri, column=column, value=value, fix=fix)
     return separator
-
-
-def _has_thousands(cells: pa.Array) -> bool:
-    return len(cells) >= _ENOUGH and _share(cells, _THOUSANDS) == 1 and _share(cells, ",") > 0
 
 
 def _mostly_numbers(cells: pa.Array) -> str | None:

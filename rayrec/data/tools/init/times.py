@@ -7,33 +7,21 @@ and 20141001, serve only to divide rows into training and evaluation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import UNITS, decoded, floats_of, is_text, seconds_of
+from rayrec.data.arrays.arrow_types import UNITS, decoded, is_text, seconds_of
 from rayrec.data.arrays.buffers import I64
-from rayrec.data.mapping.targets import LATEST_S
+from rayrec.data.arrays.times import DIGITS, ISO, USAGE, check_format, row_seconds
 from rayrec.data.tools.init.column_facts import TIME_NAMES, ColumnFacts, named_id, time_unit
 from rayrec.data.tools.init.outcomes import constant_in_groups
 from rayrec.storage.errors import DataError, suggestion
 
-# Integers whose decimal digits are a date: the parts and their numbers of digits, first to last.
-DIGITS = {
-    "yyyymmdd": (4, 2, 2),
-    "yyyymmddhh": (4, 2, 2, 2),
-    "yyyymmddhhmm": (4, 2, 2, 2, 2),
-    "yyyymmddhhmmss": (4, 2, 2, 2, 2, 2),
-    "yymmddhh": (2, 2, 2, 2),
-}
-ISO = "iso"
-USAGE = f"{', '.join(UNITS)}, {', '.join(DIGITS)}, {ISO}, or a format of strptime such as '%d.%m.%Y %H:%M'"
 _TEXT_FORMATS = (
     ISO,
     "%m/%d/%Y %I:%M:%S %p",
@@ -49,7 +37,6 @@ _TEXT_FORMATS = (
     "%d.%m.%Y %H:%M:%S",
     "%d.%m.%Y",
 )
-_ISO_TEXT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d([.,]\d+)?)?( ?(Z|UTC|[-+]\d\d:?\d\d))?)?")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+")
 _TIME_WORDS = {"time", "ts", "timestamp", "date", "datetime", "day", "hour", "at", "when", "时间", "时间戳", "日期"}
 # Times of something else than the row: of a user's or an item's life, or in the future.
@@ -98,16 +85,14 @@ def read_seconds(array: pa.Array, time_format: str, column: str) -> I64:
     if array.null_count:
         fix = "choose another --time, or remove these rows"
         raise DataError(f"the time is null in {array.null_count:,} of {len(array):,} rows", column=column, fix=fix)
-    if not time_format or (time_format in UNITS and pat.is_integer(array.type)):
-        return seconds_of(array, time_format or "s")
-    encoded = array.dictionary_encode()
-    seconds = _seconds_of_values(encoded.dictionary, time_format)
+    if not time_format:
+        return seconds_of(array, "s")
+    seconds = row_seconds(array, time_format)
     if (wrong := np.flatnonzero(seconds < 0)).size:
-        value = encoded.dictionary[int(wrong[0])].as_py()
-        problem, fix = f"{value!r} is not a time in the format {time_format!r}", f"give --time {column}=FORMAT: {USAGE}"
-        raise DataError(problem, column=column, fix=fix)
-    taken: I64 = np.take(seconds, encoded.indices.to_numpy())
-    return taken
+        value = array[int(wrong[0])].as_py()
+        problem = f"{value!r} is not a time in the format {time_format!r} from 1970 to 2200"
+        raise DataError(problem, column=column, fix=f"give --time {column}=FORMAT: {USAGE}")
+    return seconds
 
 
 def choose_time(
@@ -184,8 +169,12 @@ def _from_option(option: str, table: pa.Table) -> TimeColumn:
             problem = f"--time {option}: the column has type {array.type}, which needs no format"
             raise DataError(problem, column=column, fix=f"use --time {column}")
         return TimeColumn(column, "", True)
-    if time_format and time_format not in (*UNITS, *DIGITS, ISO) and "%" not in time_format:
-        raise DataError(f"--time {option}: unknown format {time_format!r}", column=column, fix=f"use {USAGE}")
+    if time_format:
+        try:
+            check_format(time_format)
+        except ValueError as error:
+            problem = f"--time {option}: unknown format {time_format!r}: {error}"
+            raise DataError(problem, column=column, fix=f"use {USAGE}") from None
     if not time_format:
         time_format, _ = _recognized(column, array)
     if not time_format:
@@ -221,7 +210,7 @@ def _recognized(name: str, array: pa.Array) -> tuple[str, bool]:
     if not pat.is_integer(array.type):
         return "", False
     for time_format in DIGITS:
-        if (_seconds_of_values(pc.unique(array), time_format) >= 0).all():
+        if (row_seconds(pc.unique(array), time_format) >= 0).all():
             is_sure = is_named or (len(numbers) >= _MIN_ROWS and distinct >= _MIN_DISTINCT)
             return time_format, is_sure and not is_other
     return "", False
@@ -235,84 +224,11 @@ def _text_formats(values: pa.Array) -> tuple[list[str], bool]:
     if not (pat.is_string(values.type) or pat.is_large_string(values.type)) or not len(values):
         return [], False
     first = values[:20]
-    likely = [text for text in (*_TEXT_FORMATS, *DIGITS) if (_seconds_of_values(first, text) >= 0).any()]
-    shares = {text: float((_seconds_of_values(values, text) >= 0).mean()) for text in likely}
+    likely = [text for text in (*_TEXT_FORMATS, *DIGITS) if (row_seconds(first, text) >= 0).any()]
+    shares = {text: float((row_seconds(values, text) >= 0).mean()) for text in likely}
     complete = [text for text, share in shares.items() if share == 1]
     most = [text for text, share in shares.items() if share >= _MOST]
     return (complete, True) if complete else (most, False)
-
-
-def _seconds_of_values(values: pa.Array, time_format: str) -> I64:
-    """[n], seconds since 1970; -1 for values that do not have the format, or lie outside 1970 to 2200."""
-    if time_format in UNITS:
-        numbers = _numbers(values)
-        seconds = np.floor_divide(np.where(np.isfinite(numbers), numbers, -1), UNITS[time_format]).astype(np.int64)
-    elif time_format in DIGITS:
-        numbers = _numbers(values)
-        whole = np.isfinite(numbers) & (numbers >= 0) & (numbers < 1e15) & (numbers == np.floor(numbers))
-        seconds = _seconds_of_digits(np.where(whole, numbers, 0).astype(np.int64), DIGITS[time_format])
-    else:
-        parse = _iso if time_format == ISO else _strptime(time_format)
-        seconds = np.array([parse(str(value)) for value in values.to_pylist()], np.int64)
-    return np.where((seconds >= 0) & (seconds < LATEST_S), seconds, -1)
-
-
-def _numbers(values: pa.Array) -> npt.NDArray[np.float64]:
-    """Numbers, or texts of digits, as floats; NaN for other texts."""
-    if is_text(values.type):
-        texts = values.cast(pa.large_string())
-        values = pc.if_else(pc.match_substring_regex(texts, r"^\d{1,18}(\.\d+)?$"), texts, None)
-    return floats_of(values)
-
-
-def _seconds_of_digits(numbers: I64, widths: Sequence[int]) -> I64:
-    """[n], seconds since 1970 of integers such as 20141001; -1 where the digits are no date."""
-    parts: list[I64] = []
-    rest = numbers
-    for width in reversed(widths):
-        parts.append(rest % 10**width)
-        rest = rest // 10**width
-    absent = [np.zeros_like(rest)] * (6 - len(parts))
-    year, month, day, hour, minute, second = parts[::-1] + absent
-    year = year + (2000 if widths[0] == 2 else 0)
-    valid = (rest == 0) & (year >= 1973) & (year < 2200) & (month >= 1) & (month <= 12) & (day >= 1)
-    valid &= (hour < 24) & (minute < 60) & (second < 60)
-    months = np.where(valid, (year - 1970) * 12 + month - 1, 0)
-    days = _first_days(months) + day - 1
-    valid &= days < _first_days(months + 1)
-    seconds: I64 = np.where(valid, days * 86_400 + hour * 3600 + minute * 60 + second, -1)
-    return seconds
-
-
-def _first_days(months: I64) -> I64:
-    """[n], days since 1970 of the first days of months, which are counted from January 1970."""
-    days: I64 = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
-    return days
-
-
-def _iso(text: str) -> int:
-    text = text.strip()
-    if not _ISO_TEXT.fullmatch(text):
-        return -1
-    try:
-        return _utc_seconds(datetime.fromisoformat(text.replace(" UTC", "Z").replace(" Z", "Z").replace(",", ".")))
-    except ValueError:
-        return -1
-
-
-def _strptime(time_format: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            return _utc_seconds(datetime.strptime(text.strip(), time_format))
-        except ValueError:
-            return -1
-
-    return parse
-
-
-def _utc_seconds(moment: datetime) -> int:
-    """Seconds since 1970; a time without a zone is UTC."""
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() // 1)
 
 
 def _words(name: str) -> set[str]:
