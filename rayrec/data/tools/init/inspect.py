@@ -19,6 +19,7 @@ from rayrec.data.tools.init.label_choice import LabelChoice, choose_labels
 from rayrec.data.tools.init.outcomes import without_outcomes
 from rayrec.data.tools.init.proposal import propose
 from rayrec.data.tools.init.sequences import in_sequences
+from rayrec.data.tools.init.shared_tables import with_shared_tables
 from rayrec.data.tools.init.times import TimeColumn, choose_time
 from rayrec.storage.errors import DataError, suggestion
 from rayrec.storage.parquet import Version, open_parquet
@@ -116,6 +117,7 @@ def inspect(
     if labels:
         seconds = None if chosen_time is None else chosen_time.seconds(table)
         columns = without_outcomes(columns, table, labels, seconds, binary, keep)
+    columns = with_shared_tables(columns, table)
     counts = len(remaining_files.files), rows, table.num_rows
     return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions))
 
