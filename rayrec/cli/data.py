@@ -89,7 +89,14 @@ def convert(
 def vocabulary(
     paths: Paths,
     out: Annotated[Path, typer.Option(parser=path, help="Parquet file to write; on a cluster, on shared storage.")],
-    column: Annotated[str, typer.Option(help="A column of ids, or of lists of ids.")],
+    columns: Annotated[
+        list[str],
+        typer.Option(
+            "--column",
+            help="A column of ids, or of lists of ids; repeat it for features that share a table, such as an item and "
+            "a history of items: the vocabulary then contains the ids of all of them.",
+        ),
+    ],
     filters: Filters = "[]",
     min_count: Annotated[int, typer.Option(help="Leave rarer ids out.", min=1)] = 1,
     max_size: Annotated[
@@ -101,12 +108,12 @@ def vocabulary(
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Count files in parallel, one Ray task each.")] = False,
 ) -> None:
-    """Count a column's ids in all files, in bounded memory, and write a vocabulary, the most frequent ids first."""
+    """Count the ids of columns in all files, in bounded memory, and write a vocabulary, the most frequent ids first."""
     from rayrec.data.tools.vocabulary import count_column
     from rayrec.train.config.file import parse_yaml
 
     options = {"filters": parse_yaml(filters), "min_count": min_count, "max_size": max_size, "extend": extend}
-    counts = count_column(paths, column, out, **options, on_ray=ray)
+    counts = count_column(paths, columns, out, **options, on_ray=ray)
     typer.echo(f"{counts.kept:,} of {counts.seen:,} {'new ' if extend else ''}ids in {out}")
 
 

@@ -46,6 +46,11 @@ def _described(model: Any) -> Iterator[Described]:
             yield parameter.name, hints[parameter.name], default, listed_meaning(owners, parameter.name)
 
 
+def with_defaults(model: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a built-in model with the defaults of all others, as plain values."""
+    return args_of(model)(**args).model_dump(mode="json")
+
+
 def wrong_args(model: str, args: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(argument, error kind, message) of unknown, missing and mistyped arguments."""
     try:

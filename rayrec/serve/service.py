@@ -170,7 +170,7 @@ class Service:
         }
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
-        """What a request for a model must contain."""
+        """What a request for a model must contain: `columns` lists all columns, and features say how they are read."""
         name, loaded = self.find(Target(model=model))
         schema = loaded.reader.schema
         return {
@@ -179,9 +179,11 @@ class Service:
             "labels": list(loaded.model.labels),
             "label_kinds": list(loaded.model.index.inputs.kinds or ["binary"] * len(loaded.model.labels)),
             "derived": [spec.model_dump(mode="json") for spec in schema.derived],
+            "columns": schema.feature_columns,
             "column_types": schema.column_types,
             "dense": [feature.model_dump(mode="json") for feature in schema.dense],
             "sparse": [feature.model_dump(mode="json", exclude={"mapping": {"path"}}) for feature in schema.sparse],
+            "sequences": [sequence.model_dump(mode="json") for sequence in schema.sequences],
             "limits": self.limits.model_dump(include={"rows", "body_bytes", "ids", "queue"}),
         }
 

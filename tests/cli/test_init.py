@@ -10,9 +10,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -48,7 +51,25 @@ def ratings(path: Path, rows: int = 3000) -> Path:
     return path
 
 
-DATA = {"census": (census, "c6=50000+."), "ratings": (ratings, "rating>=4")}
+def histories(path: Path, rows: int = 1500) -> Path:
+    """Users with the items that they saw before, and when; items are known by name."""
+    rng = np.random.default_rng(0)
+    items, lengths = rng.integers(0, 40, rows), rng.integers(0, 6, rows)
+    seen = [rng.integers(0, 40, length).tolist() for length in lengths]
+    start = 1_700_000_000
+    table = {
+        "user": pa.array(rng.integers(0, 50, rows)),
+        "item": pa.array([f"item {item}" for item in items]),
+        "history": pa.array([[f"item {item}" for item in ids] for ids in seen], pa.list_(pa.string())),
+        "history_times": pa.array([[datetime(2023, 11, 14, hour) for hour in range(len(ids))] for ids in seen]),
+        "label": pa.array((rng.random(rows) < 0.2 + 0.6 * (items % 2)).astype(np.int64)),
+        "time": pa.array(start + rng.integers(0, 10**6, rows)),
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+DATA = {"census": (census, "c6=50000+."), "ratings": (ratings, "rating>=4"), "histories": (histories, "label")}
 
 
 def printed(capsys: pytest.CaptureFixture[str], args: list[str]) -> tuple[str, list[str]]:
@@ -66,7 +87,7 @@ def test_five_commands_that_are_printed_lead_to_a_model_that_scores(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write, label = DATA[kind]
-    file = write(tmp_path / f"{kind}.csv.gz")
+    file = write(tmp_path / f"{kind}{'.parquet' if kind == 'histories' else '.csv.gz'}")
     text, command = printed(capsys, ["init", file.name, "--label", label])
     assert ("no header line: columns are named c0 to c6" in text) is (kind == "census")
     assert command == ["train", f"{kind}.yaml"]
@@ -83,6 +104,11 @@ def test_five_commands_that_are_printed_lead_to_a_model_that_scores(
     assert words[:3] == ["curl", "-s", "http://127.0.0.1:8000/score"]
     (scores,) = service.score(words[-1].encode(), "application/json").scores.values()
     assert 0 < float(scores[0]) < 1
+    schema = service.schema()
+    assert set(schema["columns"]) == set(json.loads(words[-1])["rows"][0])
+    assert [value["name"] for sequence in schema["sequences"] for value in sequence["values"]] == (
+        ["history_times"] if kind == "histories" else []
+    )
     service.close()
 
 

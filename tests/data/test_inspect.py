@@ -48,7 +48,7 @@ def proposed(folder: Path, **options) -> tuple[Schema, dict[str, int]]:
     """The proposed schema and table rows, after every row of the data has been mapped by them."""
     proposal = inspect(str(folder), **options).proposal(vocabularies=folder.parent / "words")
     schema = Schema.model_validate(proposal["schema"])
-    rows_of = {t["name"]: t["rows"] for t in proposal["tables"]}
+    rows_of = {feature: t["rows"] for t in proposal["tables"] for feature in t["features"]}
     report = check(Manifest.read(str(folder), schema), schema, rows_of)
     assert not report.bad_rows, report.samples
     return schema, rows_of

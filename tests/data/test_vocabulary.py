@@ -15,7 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rayrec.cli import run
 from rayrec.data import DataError, Mapping, Schema, count_column, load_vocabulary, to_batch
 from rayrec.data.arrays.hashing import hash_rows, hash_strings, seed_of
 from rayrec.data.mapping.fingerprint import as_before, mapping_fingerprint
@@ -272,6 +275,80 @@ def test_what_cannot_be_counted_is_named(tmp_path: Path) -> None:
     assert not list(out.parent.iterdir())
 
 
+ITEMS = st.one_of(st.none(), st.integers(-5, 9))
+HISTORIES = st.one_of(st.none(), st.lists(ITEMS, max_size=5))
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.lists(st.tuples(ITEMS, HISTORIES), min_size=1, max_size=30), text=st.booleans(), files=st.integers(1, 3))
+def test_counts_of_several_columns_add_up(
+    rows: list[tuple[int | None, list[int | None] | None]], text: bool, files: int, tmp_path_factory: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("joint")
+
+    def raw(id: int | None) -> Any:
+        return id if id is None or not text else f"id {id}"
+
+    items = [raw(item) for item, _ in rows]
+    histories = [ids and [raw(id) for id in ids] for _, ids in rows]
+    kind = pa.string() if text else pa.int32()
+    for number in range(files):
+        columns = {
+            "item": pa.array(items[number::files], kind).dictionary_encode(),
+            "history": pa.array(histories[number::files], pa.list_(pa.string() if text else pa.int64())),
+        }
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet")
+    expected = Counter(items) + Counter(id for ids in histories for id in ids or ())
+    del expected[None]
+    out = folder / "out" / "ids.parquet"
+    columns = ["item", "history", "item"]
+    if not expected:
+        with pytest.raises(DataError, match="the columns contain no ids"):
+            count_column(str(folder), columns, out)
+        return
+    in_order = sorted(expected.items(), key=lambda pair: (-pair[1], pair[0]))
+    assert count_column(str(folder), columns, out) == Counted(len(expected), len(expected))
+    counted = pq.read_table(out)
+    assert list(zip(counted["id"].to_pylist(), counted["count"].to_pylist(), strict=True)) == in_order
+
+
+def test_an_old_vocabulary_is_extended_by_several_columns(tmp_path: Path) -> None:
+    old = tmp_path / "v.parquet"
+    data = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"item": [7, 7, 2]}), data)
+    count_column(str(data), "item", old)
+    pq.write_table(pa.table({"item": [2, 5, 9], "history": [[7, 9], [], [5, 9]]}), data)
+    assert count_column(str(data), ["item", "history"], old, extend=str(old), min_count=2) == Counted(2, 2)
+    counted = pq.read_table(old)
+    assert counted.to_pydict() == {"id": [7, 2, 9, 5], "count": [0, 0, 3, 2]}
+
+
+def test_columns_that_have_no_common_vocabulary_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"item": [1, 2], "history": [["1"], ["2"]], "score": [0.5, 1.0]}), "x.parquet")
+    for columns, message in (
+        (("item", "history"), "'item' is int64 and 'history' is list<element: string>"),
+        (("history", "item"), "'history' is list<element: string> and 'item' is int64"),
+        (("item", "score"), "integers or strings, not double"),
+        (("item", "seen"), "'seen' is missing"),
+    ):
+        options = [word for column in columns for word in ("--column", column)]
+        assert run(["data", "vocabulary", "x.parquet", "--out", "v.parquet", *options]) == 1
+        error = " ".join(capsys.readouterr().err.split())
+        assert message in error
+    with pytest.raises(ValueError, match="name at least one"):
+        count_column("x.parquet", [], tmp_path / "v.parquet")
+    assert not Path("v.parquet").exists()
+    pq.write_table(pa.table({"item": [1, 2], "history": [[2], [3, 2]]}), "y.parquet")
+    assert (
+        run(["data", "vocabulary", "y.parquet", "--out", "v.parquet", "--column", "item", "--column", "history"]) == 0
+    )
+    assert "3 of 3 ids in" in capsys.readouterr().out
+    assert pq.read_table("v.parquet").to_pydict() == {"id": [2, 1, 3], "count": [3, 1, 1]}
+
+
 @pytest.mark.parametrize("ids", [range(1000), [f"u{n}" for n in range(1000)]], ids=["numbers", "texts"])
 def test_unknown_ids_are_hashed_by_the_law_of_ids_without_a_vocabulary(tmp_path: Path, ids: Any) -> None:
     path = tmp_path / "v.txt"
@@ -324,7 +401,7 @@ def test_an_extended_vocabulary_keeps_the_rows_of_its_ids_and_appends_the_new_on
     assert now != before == as_before(now, before, feature(old)) and as_before(now, None, feature(old)) == now
     assert count_column(str(tmp_path / "x.parquet"), "x", old, extend=str(old)) == Counted(0, 0), "nothing is new"
     pq.write_table(pa.table({"x": ["a"]}), tmp_path / "z.parquet")
-    with pytest.raises(DataError, match="the vocabulary to extend contains integers, the column does not"):
+    with pytest.raises(DataError, match="the vocabulary to extend contains integers, the data strings"):
         count_column(str(tmp_path / "z.parquet"), "x", old, extend=str(old))
     pq.write_table(pa.table({"id": [2, 7, 5, 1, 8]}), old)
     close_vocabularies()

@@ -225,14 +225,9 @@ def test_a_search_is_kept_in_remote_storage_and_says_how_it_goes(pretended: Pret
     assert (where.storage_path, where.storage_filesystem.type_name) == (str(there), "local")
     (progress,) = where.callbacks
     assert type(cloudpickle.loads(cloudpickle.dumps(progress))).__name__ == "Progress"
-    for value, name in ((0.7, "trial-0"), (0.6, "trial-1")):
-        progress.on_trial_complete(0, [], Named(name, {"auc": value, "evaluations": 2}))
-    assert out.getvalue().splitlines()[-1] == ("trial-1: auc 0.6000 after 2 evaluations (2 of 2 trials, best 0.7000)")
-
-
-class Named:
-    def __init__(self, name: str, last: dict[str, Any]) -> None:
-        self.name, self.last_result = name, last
-
-    def __str__(self) -> str:
-        return self.name
+    ended = ray_tune.experiment.Trial("x", stub=True, trial_id="0", trial_name_creator=lambda _: "trial-0")
+    ended.update_last_result({"auc": 0.7, "evaluations": 1, "training_iteration": 1})
+    progress.on_trial_complete(0, [ended], ended)
+    assert out.getvalue().splitlines()[-1] == (
+        "trial-0: auc 0.7000, the best of 1 evaluation (1 of 2 trials, best 0.7000)"
+    )

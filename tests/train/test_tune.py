@@ -22,9 +22,21 @@ from rich.console import Console
 from rayrec.storage.folder import open_folder
 from rayrec.train import ConfigError, TrainError, parse_config
 from rayrec.train.config.file import read_yaml
+from rayrec.train.driver.console import Display
 from rayrec.train.errors import RunInUseError
-from rayrec.train.tune.search import Search, Trial, _trials, _when_free, _write, check_metric, folder_of, tune
-from rayrec.train.tune.shown import trials_table
+from rayrec.train.tune.search import (
+    Search,
+    Trial,
+    _draws,
+    _first_values,
+    _trials,
+    _when_free,
+    _write,
+    check_metric,
+    folder_of,
+    tune,
+)
+from rayrec.train.tune.shown import progress_of, trials_table
 from rayrec.train.tune.space import check_space, space_of, with_values
 from tests.s3 import s3_bucket
 from tests.train import configs
@@ -91,6 +103,72 @@ def test_a_drawn_value_stays_what_it_is() -> None:
     check_space(RAW, space)
     config = parse_config(with_values(RAW, {"optimizers.dense.max_gradient_norm": domain.sample()}))
     assert config.optimizers.dense.max_gradient_norm is None
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("optimizers.sparse.lr=log(0.001,1)", 0.1),
+        ("optimizers.dense.weight_decay=uniform(0,1)", 0.0),
+        ("optimizers.sparse.kind=[adam, rowwise_adagrad]", "rowwise_adagrad"),
+        ("optimizers.dense.max_gradient_norm=[null, 1.0]", None),
+        ("optimizers.tables.user.lr=log(0.001,1)", 0.1),
+        ("tables.user.dim=[8, 16]", 8),
+        ("model.args.over_arch=[[16, 1], [4, 1]]", [16, 1]),
+        ("model.args.dropout=uniform(0,0.5)", 0.0),
+        ("model.loss.label_smoothing=uniform(0,0.5)", 0.0),
+        ("trainer.early_stopping.patience=int(1,3)", ...),
+        ("optimizers.sparse.lr=[0.2, 0.3]", ...),
+    ],
+)
+def test_the_first_trial_has_the_values_that_the_config_trains_with(param: str, value: Any) -> None:
+    """Of a field that is not written, its default; other fields of the search do not change it."""
+    field = param.partition("=")[0]
+    outside = "trainer.batch_size=[3, 5]"
+    space = space_of([param, outside])
+    config = parse_config(RAW)
+    expected = {} if value is ... else {field: value}
+    assert _first_values(config, space, None) == expected
+    draws = _draws(Search(params=[]), config, space)
+    assert draws._points_to_evaluate == ([expected] if expected else [])
+
+
+def test_the_first_trial_has_the_defaults_of_a_factory() -> None:
+    def factory(*, tables: Any, num_dense: int, device: Any, layers: tuple[int, ...] = (8, 4), dropout: float = 0.1):
+        raise AssertionError("only its signature is read")
+
+    raw = {**RAW, "model": {"args": {"dropout": 0.2}}}
+    space = space_of(["model.args.layers=[[8, 4], [16, 8]]", "model.args.dropout=uniform(0,0.5)"])
+    assert _first_values(parse_config(raw), space, factory) == {"model.args.layers": [8, 4], "model.args.dropout": 0.2}
+
+
+@pytest.mark.parametrize(("metric", "first", "best"), [("auc", 0.7, 0.8), ("ne", 0.6, 0.55)])
+def test_the_best_value_in_the_progress_is_that_of_the_table(metric: str, first: float, best: float) -> None:
+    """Both are the best of all evaluations of all trials: of failed ones, and of those that ended before a restart."""
+    scores = {"a": [0.6, 0.7, 0.65], "b": [0.55, 0.8, 0.6], "c": [0.75, 0.58]}
+    out = io.StringIO()
+    mode = Search(params=[], metric=metric).mode
+    trials = [ray_tune.experiment.Trial("x", stub=True, trial_id=name) for name in scores]
+    for trial in trials:
+        for count, score in enumerate(scores[trial.trial_id], 1):
+            trial.update_last_result({metric: score, "evaluations": count, "training_iteration": count})
+    progress = progress_of(metric, mode, 4, Display(Console(file=out, width=200)))
+    first_trial, second, third = trials
+    progress.on_trial_complete(0, [first_trial], first_trial)
+    first_trial.set_status("TERMINATED")
+    progress.on_trial_error(0, trials[:2], second)
+    second.set_status("ERROR")
+    progress.on_trial_complete(0, trials, third)
+    lines = out.getvalue().splitlines()
+    assert f"{metric} {first:.4f}, the best of 3 evaluations (1 of 4 trials, best {first:.4f})" in lines[0]
+    assert f"failed (2 of 4 trials, best {best:.4f})" in lines[1]
+    frames = {name: pd.DataFrame({metric: values}) for name, values in scores.items()}
+    results = [
+        ray_tune.Result(metrics={"config": {}}, checkpoint=None, error=None, path=name, metrics_dataframe=frame)
+        for name, frame in frames.items()
+    ]
+    assert _trials(results, Search(params=[], metric=metric))[0].score == best
+    assert f"(3 of 4 trials, best {best:.4f})" in lines[2]
 
 
 def result(name: str, scores: list[float | None] | None, error: Exception | None = None) -> ray_tune.Result:

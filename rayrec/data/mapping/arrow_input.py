@@ -97,7 +97,11 @@ def _array(name: str, values: Any, kind: pa.DataType | None = None) -> pa.Array 
 def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array:
     """Converts dicts to maps, texts to times (ISO 8601, UTC without a zone), and numbers to the required type."""
     if pat.is_map(kind):
-        values = [list(value.items()) if isinstance(value, Mapping) else value for value in values]
+        key = int if pat.is_integer(kind.key_type) else lambda text: text  # JSON has texts as keys
+        values = [
+            [(key(name), item) for name, item in value.items()] if isinstance(value, Mapping) else value
+            for value in values
+        ]
     leaf = leaf_of(kind)
     array = pa.array(values, from_pandas=from_pandas) if pat.is_timestamp(leaf) or pat.is_integer(leaf) else None
     if array is not None and pat.is_integer(leaf) and pat.is_floating(leaf_of(array.type)):

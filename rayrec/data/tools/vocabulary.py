@@ -1,4 +1,4 @@
-"""Counts the ids of a column over any number of files into a vocabulary, exactly and in bounded memory.
+"""Counts the ids of columns over any number of files into one vocabulary, exactly and in bounded memory.
 
 Counts are partitioned on disk by a hash of the id, and then added up partition by partition. Memory holds one
 partition, or the ids with the same count. `mapping/vocabulary.py` reads vocabularies.
@@ -50,7 +50,7 @@ class Counted:
 
 def count_column(
     paths: str | Sequence[str],
-    column: str,
+    column: str | Sequence[str],
     out: Path,
     *,
     filters: Iterable[Any] = (),
@@ -59,11 +59,14 @@ def count_column(
     extend: str | None = None,
     on_ray: bool = False,
 ) -> Counted:
-    """Writes the vocabulary of a column, as columns `id` and `count`, by falling count, then by id.
+    """Writes the vocabulary of a column, or of several columns together, by falling count, then by id.
+
+    The file has the columns `id` and `count`. Features that share a table need one vocabulary, e.g. of the columns
+    `item` and `history`: an id counts as often as it occurs in any of them.
 
     Args:
         paths: Parquet files, folders or globs.
-        column: column of ids or lists of ids; may be a partition column.
+        column: column of ids or lists of ids, or several such columns; each may be a partition column.
         out: Parquet file to write; an index beside it is removed. Temporary files go into a folder beside it, which
             every node must see.
         filters: conditions that rows must meet, as in a train config.
@@ -75,7 +78,11 @@ def count_column(
 
     Raises:
         DataError: an unreadable file, a missing column, a mix of strings and integers, or no id with `min_count`.
+        ValueError: no column.
     """
+    columns = (column,) if isinstance(column, str) else tuple(dict.fromkeys(column))
+    if not columns:
+        raise ValueError("no column to count: name at least one")
     out = local_path(out).expanduser().absolute()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -87,16 +94,17 @@ def count_column(
         if on_ray:
             start_ray()
         conditions = parse_all(filters)
-        partitioned = find_partitioned(paths, {column, *(condition.column for condition in conditions)})
-        count = partial(_counts_in, column=column, conditions=conditions, types=partitioned.types)
+        partitioned = find_partitioned(paths, {*columns, *(condition.column for condition in conditions)})
+        count = partial(_counts_in, columns=columns, conditions=conditions, types=partitioned.types)
         files = partitioned.that_pass(conditions).files
         counts = _spilled(count, files, folder) if on_ray else (table for file in files for table in count(file))
         old = None if extend is None else load_vocabulary(extend)
-        partitions = [_merge(path, min_count, old) for path in _by_hash(_of_one_kind(counts, column), folder)]
+        partitions = [_merge(path, min_count, old) for path in _by_hash(_of_one_kind(counts, columns), folder)]
         sizes = sum((sizes for _, sizes, _ in partitions), Counter[int]())
         if not sizes and extend is None:
-            problem = f"no id occurs {min_count} times" if min_count > 1 else "the column contains no ids"
-            raise DataError(f"the vocabulary would be empty: {problem}", column=column, fix="lower --min-count")
+            problem = f"no id occurs {min_count} times" if min_count > 1 else f"{_subject(columns)} no ids"
+            fix = "lower --min-count"
+            raise DataError(f"the vocabulary would be empty: {problem}", column=", ".join(columns), fix=fix)
         vocabulary_size = _write([path for path, _, _ in partitions], sizes, folder / "out", max_size, extend)
         index_beside(str(out)).unlink(missing_ok=True)  # of the file that is replaced now
         (folder / "out").rename(out)
@@ -106,21 +114,40 @@ def count_column(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _counts_in(file: PartitionedFile, column: str, conditions: Sequence[Condition], types: Types) -> Iterator[pa.Table]:
-    """Counts the ids of a file; yields tables of `id` and `count`, in which ids may repeat."""
+def _counts_in(
+    file: PartitionedFile, columns: Sequence[str], conditions: Sequence[Condition], types: Types
+) -> Iterator[pa.Table]:
+    """Counts the ids of a file; yields tables of `id` and `count`, in which ids may repeat.
+
+    Raises:
+        DataError: a missing column, a column without ids, or columns of strings and of integers.
+    """
     uri = file.file.uri
     with open_parquet(uri) as parquet:
         arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in file.values})
-    if column not in arrow.names:
-        raise column_missing(column, arrow, uri, "correct the column's name")
-    names = dict.fromkeys((column, *(condition.column for condition in conditions)))
+    for column in columns:
+        if column not in arrow.names:
+            raise column_missing(column, arrow, uri, "correct the column's name")
+    names = dict.fromkeys((*columns, *(condition.column for condition in conditions)))
+    first: tuple[str, pa.DataType] | None = None  # the first column with ids, and their type
     for table in tables_of(file, types, [*names], conditions):
-        for chunk in table.column(column).chunks:
-            ids = ids_of(chunk)
-            if pa.types.is_null(ids.type):  # all are null
-                continue
-            counts = _plain(ids, uri, column).value_counts()
-            yield pa.table({"id": counts.field("values"), "count": counts.field("counts")})
+        for column in columns:
+            for chunk in table.column(column).chunks:
+                ids = ids_of(chunk)
+                if pa.types.is_null(ids.type):  # all are null
+                    continue
+                ids = _plain(ids, uri, column)
+                first = first or (column, ids.type)
+                if ids.type != first[1]:
+                    described = " and ".join(f"{name!r} is {arrow.field(name).type}" for name in (first[0], column))
+                    fix = "cast one of them, because 7 and '7' are different ids, or count them separately"
+                    raise DataError(f"a vocabulary contains strings or integers: {described}", file=uri, fix=fix)
+                counts = ids.value_counts()
+                yield pa.table({"id": counts.field("values"), "count": counts.field("counts")})
+
+
+def _subject(columns: Sequence[str]) -> str:
+    return "the column contains" if len(columns) == 1 else "the columns contain"
 
 
 Count = Callable[[PartitionedFile], Iterable[pa.Table]]
@@ -173,7 +200,7 @@ def _added_up(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield _add_up(pa.concat_tables(pending))
 
 
-def _of_one_kind(tables: Iterable[pa.Table], column: str) -> Iterator[pa.Table]:
+def _of_one_kind(tables: Iterable[pa.Table], columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yields the tables, and checks that they have one type of ids.
 
     Raises:
@@ -187,7 +214,7 @@ def _of_one_kind(tables: Iterable[pa.Table], column: str) -> Iterator[pa.Table]:
             break
         yield table
     if problem:
-        raise DataError(f"the column contains {problem}", column=column, fix="write ids of one type")
+        raise DataError(f"{_subject(columns)} {problem}", column=", ".join(columns), fix="write ids of one type")
 
 
 def _by_hash(counts: Iterable[pa.Table], folder: Path) -> list[Path]:
@@ -219,8 +246,8 @@ def _merge(path: Path, min_count: int, old: IdIndex | None) -> tuple[Path, Count
     if old is not None:
         ids = table["id"].combine_chunks()
         if old.text != is_text(ids.type):
-            old_type = ("integers", "strings")[old.text]
-            problem = f"the vocabulary to extend contains {old_type}, the column does not"
+            old_type, new_type = ("strings", "integers") if old.text else ("integers", "strings")
+            problem = f"the vocabulary to extend contains {old_type}, the data {new_type}"
             raise DataError(problem, fix="extend another vocabulary")
         table = table.filter(pa.array(old.find(ids if old.text else ids.to_numpy()) < 0))
     frequent = table.filter(pc.greater_equal(table["count"], min_count))

@@ -35,10 +35,19 @@ def flat(node: Any, mark: str = ".", prefix: str = "") -> dict[str, Any]:
 
 
 def value_at(config: Any, path: str) -> Any:
-    """The value at path `a.b.c`; None if missing."""
+    """The value at path `a.b.c`, list items by name or index as in `with_field`; None if missing."""
     for key in path.split("."):
-        config = config.get(key) if isinstance(config, Mapping) else None
+        config = _child(config, key)
     return config
+
+
+def _child(node: Any, key: str) -> Any:
+    if isinstance(node, Mapping):
+        return node.get(key)
+    if not isinstance(node, list):
+        return None
+    named = {str(item["name"]): item for item in node if isinstance(item, Mapping) and "name" in item}
+    return named.get(key, node[int(key)] if key.isdigit() and int(key) < len(node) else None)
 
 
 def _without_nulls(node: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import os
 import sys
@@ -28,6 +29,7 @@ from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.models import BUILT_IN
+from rayrec.models.arguments import with_defaults
 from rayrec.models.loss import BCE, Head, Loss
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
@@ -103,6 +105,22 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     _set_loss(config, module)
     _check_frozen(config, module)
     return module
+
+
+def all_args(config: TrainConfig, factory: Factory | None = None) -> dict[str, Any]:
+    """`model.args` with the defaults of the arguments that the config leaves out, of a built-in model or `factory`.
+
+    A `model.factory` is not imported; its arguments are those of the config.
+    """
+    if factory is not None:
+        parameters = inspect.signature(factory).parameters.values()
+        defaults = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+        return {name: [*value] if isinstance(value, tuple) else value for name, value in defaults.items()} | {
+            **config.model.args
+        }
+    if config.model.name in BUILT_IN:
+        return with_defaults(config.model.name, config.model.args)
+    return config.model.args
 
 
 def _factory(config: TrainConfig) -> Factory:

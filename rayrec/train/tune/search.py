@@ -32,6 +32,7 @@ from rayrec.train.driver.trackers import tracker, trackers_of
 from rayrec.train.errors import RunInUseError, TrainError
 from rayrec.train.run.paths import resolved
 from rayrec.train.run.result import Result
+from rayrec.train.setup import build
 from rayrec.train.setup.build import Factory
 from rayrec.train.tune.shown import Trial, progress_of
 from rayrec.train.tune.space import check_space, holds, space_of, with_values
@@ -117,7 +118,7 @@ def tune(
     search = replace(search, lower=lower_is_better(search.metric, config.trainer.own_metrics))
     space = space_of(search.params)
     check_space(config.to_dict(), space)
-    draws = _draws(search, config, space)
+    draws = _draws(search, config, space, factory)
     # Made here, as a trial has another working directory.
     callbacks = [*trackers_of(config), *([] if search.track is None else [tracker(search.track, config.name)])]
     with connected() as cluster:
@@ -257,15 +258,24 @@ def _state_of(folder: str) -> tuple[str, dict[str, Any]]:
     return path, {"storage_filesystem": files}
 
 
-def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any]) -> Any:
-    """The search algorithm. The first trial uses the values of the config if the space contains them.
+def _first_values(config: TrainConfig, space: Mapping[str, Any], factory: Factory | None) -> dict[str, Any]:
+    """The values that the config trains with, written or by default, of the fields whose space contains them."""
+    raw = config.to_dict()
+    tables = {table.name: config.optimizers.of_table(table.name) for table in config.tables}
+    raw["optimizers"]["tables"] = {name: optimizer.model_dump(mode="json") for name, optimizer in tables.items()}
+    if any(field.startswith("model.args.") for field in space):
+        raw["model"]["args"] = build.all_args(config, factory)
+    values = {field: value_at(raw, field) for field in space}
+    return {field: value for field, value in values.items() if holds(space[field], value)}
+
+
+def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any], factory: Factory | None = None) -> Any:
+    """The search algorithm. The first trial uses the values of the config, as far as the space contains them.
 
     Raises:
-        TrainError: an unknown algorithm, or its package is not installed.
+        TrainError: an unknown algorithm, its package is not installed, or the model cannot be imported.
     """
-    raw = config.to_dict()
-    configured = {field: value_at(raw, field) for field in space}
-    initial = [configured] if all(holds(space[field], value) for field, value in configured.items()) else []
+    initial = [values] if (values := _first_values(config, space, factory)) else []
     if search.algorithm == "random":
         from ray.tune.search.basic_variant import BasicVariantGenerator
 
@@ -278,7 +288,8 @@ def _draws(search: Search, config: TrainConfig, space: Mapping[str, Any]) -> Any
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return OptunaSearch(seed=search.seed, points_to_evaluate=initial)
+    # Optuna accepts complete points only.
+    return OptunaSearch(seed=search.seed, points_to_evaluate=initial if len(values) == len(space) else [])
 
 
 def _trials(results: Any, search: Search) -> list[Trial]:

@@ -43,25 +43,29 @@ def progress_of(metric: str, mode: str, count: int, display: Display | None = No
 
     output, better = display or Display(), min if mode == "min" else max
 
-    class Progress(Callback):
-        def __init__(self) -> None:
-            self.ended, self.best = 0, None
+    def score_of(trial: Any) -> float | None:
+        """The best evaluation of a trial, as in the table at the end."""
+        score: float | None = trial.metric_analysis.get(metric, {}).get(mode)
+        return score
 
+    class Progress(Callback):
         def __reduce__(self) -> Any:
             return progress_of, (metric, mode, count)
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            last = trial.last_result or {}
-            value, times = last.get(metric), last.get("evaluations", 0)
-            self.best = better((score for score in (self.best, value) if score is not None), default=None)
-            self._say(f"{trial}: {metric} {format_metric(value)} after {times} evaluation{'' if times == 1 else 's'}")
+            times = (trial.last_result or {}).get("evaluations", 0)
+            score = f"{metric} {format_metric(score_of(trial))}"
+            text = f"{score}, the best of {times} evaluation{'' if times == 1 else 's'}"
+            self._say(f"{trial}: {text}", trials, trial)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-            self._say(f"{trial} failed")
+            self._say(f"{trial} failed", trials, trial)
 
-        def _say(self, text: str) -> None:
-            self.ended += 1
-            output.say(f"{text} ({self.ended} of {count} trials, best {format_metric(self.best)})")
+        def _say(self, text: str, trials: list[Any], trial: Any) -> None:
+            # From all trials, because a resumed search has trials that ended before.
+            ended = 1 + sum(other.is_finished() for other in trials if other is not trial)
+            best = better((score for score in map(score_of, trials) if score is not None), default=None)
+            output.say(f"{text} ({ended} of {count} trials, best {format_metric(best)})")
 
     return Progress()
 

@@ -73,6 +73,7 @@ class ColumnFacts:
         note: why the column is unused, or what to check.
         lengths: length of each row's list; None if a list or an element is null or not finite.
         sequence: name of the sequence that the list belongs to.
+        shares: name of the column whose table has these ids too.
         unique: True for integers that practically never repeat: a counter or a key.
         outcome: True if the column is left out because it seems to be known only after the label.
         time_format: unit of integer times, if it was chosen by its values or by `--time`.
@@ -99,6 +100,7 @@ class ColumnFacts:
     values_seen: pa.Array | None = field(default=None, compare=False)
     lengths: I64 | None = field(default=None, compare=False)
     sequence: str = ""
+    shares: str = ""
     unique: bool = False
     outcome: bool = False
     time_format: str = ""

@@ -20,6 +20,7 @@ from rayrec.data.tools.init.label_choice import LabelChoice, choose_labels
 from rayrec.data.tools.init.outcomes import without_outcomes
 from rayrec.data.tools.init.proposal import propose
 from rayrec.data.tools.init.sequences import in_sequences
+from rayrec.data.tools.init.shared_tables import with_shared_tables
 from rayrec.data.tools.init.stated_roles import StatedRoles, columns_of, first_wrong, refuse_used, roles_by_column
 from rayrec.data.tools.init.times import TimeColumn, choose_time
 from rayrec.storage.errors import DataError
@@ -143,6 +144,7 @@ def inspect(
     if labels:
         binary = [c.name for c in columns if c.binary]
         columns = without_outcomes(columns, table, labels, seconds, binary, kept)
+    columns = with_shared_tables(columns, table)
     counts = len(remaining_files.files), rows, table.num_rows
     return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions), seconds)
 

@@ -18,6 +18,7 @@ from rayrec.data.arrays.buffers import I64
 from rayrec.data.tools.init.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.init.label_choice import suggested_labels
 from rayrec.data.tools.init.sequences import VALUES
+from rayrec.data.tools.init.shared_tables import facts_of_tables
 from rayrec.modules.embedding import submodule_name
 from rayrec.storage.errors import DataError
 
@@ -44,7 +45,7 @@ def propose(
     Args:
         labels: each as `schema.label`; none if no column looks like a label.
         dim: dimension of every table.
-        vocabularies: folder for a vocabulary of each column with few ids. Without it, ids that cannot be table rows
+        vocabularies: folder for a vocabulary of each table with few ids. Without it, ids that cannot be table rows
             themselves are hashed, so that some collide.
         seconds: times of training rows since 1970, for features of parts of times. None: no such features.
 
@@ -57,7 +58,9 @@ def propose(
     dense = [c for c in columns if c.role == "dense"]
     if not sparse and not dense:
         raise DataError("no column looks like a feature", fix="list features in the schema")
-    paths = _write([c for c in sparse if _worth_a_vocabulary(c)], vocabularies) if vocabularies is not None else {}
+    ids_of = facts_of_tables(sparse)
+    by_table = {facts.name: facts for facts in ids_of.values()}.values()
+    paths = _write([c for c in by_table if _worth_a_vocabulary(c)], vocabularies) if vocabularies is not None else {}
     schema: dict[str, Any] = {"label": dict(labels[0])}
     if len(labels) > 1:
         schema = {"labels": [{"name": label["column"], **label} for label in labels]}
@@ -69,13 +72,14 @@ def propose(
     if (group := _group(columns)) is not None:
         schema["group"] = {"column": group}
     schema["dense"] = [_dense(c) for c in dense]
-    schema["sparse"] = [_sparse(c, paths.get(c.name)) for c in sparse]
+    schema["sparse"] = [_sparse(c, ids_of[c.name], paths.get(ids_of[c.name].name)) for c in sparse]
     if sequences := _sequences(columns):
         schema["sequences"] = sequences
-    sizes = {c.name: len(c.values_seen or ()) + 1 if c.name in paths else c.table_rows for c in sparse}
     tables: list[dict[str, Any]] = []
-    for name, rows in sizes.items():
-        tables.append(_table(name, rows, dim, tables))
+    for facts in by_table:
+        rows = len(facts.values_seen or ()) + 1 if facts.name in paths else facts.table_rows
+        features = [c.name for c in sparse if ids_of[c.name].name == facts.name]
+        tables.append(_table(facts.name, rows, dim, tables) | {"features": features})
     names = {c.name for c in columns}
     for spec, feature, rows in _derived(columns, seconds):
         if (name := spec["name"]) not in names:
@@ -193,12 +197,17 @@ def _dense(facts: ColumnFacts) -> dict[str, Any]:
     return feature | ({"transforms": steps} if steps else {})
 
 
-def _sparse(facts: ColumnFacts, vocabulary: Path | None) -> dict[str, Any]:
+def _sparse(facts: ColumnFacts, in_table: ColumnFacts, vocabulary: Path | None) -> dict[str, Any]:
+    """A sparse feature.
+
+    Args:
+        in_table: facts about all ids of its table.
+    """
     feature: dict[str, Any] = {"name": facts.name, "kind": facts.role}
     if vocabulary is not None:
         feature["mapping"] = {"kind": "vocabulary", "path": str(vocabulary)}
     else:
-        feature["mapping"] = {"kind": "identity" if facts.dense_range else "hash"}
+        feature["mapping"] = {"kind": "identity" if in_table.dense_range else "hash"}
     if facts.nulls:
         feature["on_null"] = "empty"
     return feature
