@@ -24,12 +24,12 @@ class VectorsConfig(Section):
 
 
 def _kind_of_init(init: Any) -> str:
-    return "bound" if isinstance(init, int | float) else "vectors"
+    return "(bound)" if isinstance(init, int | float) else "(vectors)"
 
 
-# With tags, the error of a wrong field does not repeat what the other form would need.
+# With tags, the error of a wrong field does not name what the other form needs. No field may have the name of a tag.
 Init = Annotated[
-    Annotated[float, Field(gt=0), Tag("bound")] | Annotated[VectorsConfig, Tag("vectors")],
+    Annotated[float, Field(gt=0), Tag("(bound)")] | Annotated[VectorsConfig, Tag("(vectors)")],
     Discriminator(_kind_of_init),
 ]
 
@@ -44,7 +44,8 @@ class TableConfig(Section):
     pooling: Literal["sum", "mean"] = Field(default="sum", description="how to pool the vectors of an id list")
     data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
     init: Init | None = None
-    """a number: initial weights are uniform in ±init; `null`: ±sqrt(1 / rows); a section: initial rows from files"""
+    """number: initial weights are uniform in ±init; `null`: ±sqrt(1 / rows); section: rows start from vectors in
+    files"""
 
     @property
     def vectors(self) -> VectorsConfig | None:
