@@ -5,12 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from rayrec._runtime.strict import Section, refusal
 from rayrec.models import BUILT_IN
 from rayrec.models.arguments import args_of, wrong_args
 from rayrec.storage.errors import suggestion
+
+
+class VectorsConfig(Section):
+    """Initial rows of a table, from one vector per id in Parquet files. Rows of other ids start at random."""
+
+    path: str = Field(min_length=1, description="Parquet file, folder or glob; a path or URI")
+    id: str = Field(min_length=1, description="column of the ids, as the training data has them")
+    vector: str = Field(min_length=1, description="column of the vectors: lists of `dim` floats")
+    feature: str | None = None
+    """feature of the table whose mapping gives the row of an id; needed if its features map ids differently"""
+
+
+def _kind_of_init(init: Any) -> str:
+    return "(bound)" if isinstance(init, int | float) else "(vectors)"
+
+
+# With tags, the error of a wrong field does not name what the other form needs. No field may have the name of a tag.
+Init = Annotated[
+    Annotated[float, Field(gt=0), Tag("(bound)")] | Annotated[VectorsConfig, Tag("(vectors)")],
+    Discriminator(_kind_of_init),
+]
 
 
 class TableConfig(Section):
@@ -22,8 +43,25 @@ class TableConfig(Section):
     features: list[str] = Field(min_length=1, description="sparse features that look up this table")
     pooling: Literal["sum", "mean"] = Field(default="sum", description="how to pool the vectors of an id list")
     data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
-    init: Annotated[float, Field(gt=0)] | None = None
-    """initial weights are uniform in ±init; `null`: ±sqrt(1 / rows)"""
+    init: Init | None = None
+    """number: initial weights are uniform in ±init; `null`: ±sqrt(1 / rows); section: rows start from vectors in
+    files"""
+
+    @property
+    def vectors(self) -> VectorsConfig | None:
+        """The files that the table starts from; None if all rows start at random."""
+        return self.init if isinstance(self.init, VectorsConfig) else None
+
+    @model_validator(mode="after")
+    def _has_the_feature_of_its_vectors(self) -> TableConfig:
+        feature = None if self.vectors is None else self.vectors.feature
+        if feature is not None and feature not in self.features:
+            raise refusal(
+                f"tables.{self.name}.init.feature",
+                f"table {self.name!r} does not have feature {feature!r}{suggestion(feature, self.features)} "
+                f"(features: {', '.join(self.features)})",
+            )
+        return self
 
     @model_validator(mode="after")
     def _reads_a_feature_once(self) -> TableConfig:

@@ -48,6 +48,7 @@ from rayrec.train.run.resolved import ResolvedValues, with_versions
 from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start
+from rayrec.train.setup.init_vectors import initial_vectors
 from rayrec.train.worker.own_metrics import metric_of
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import TEST, Job
@@ -212,6 +213,7 @@ class Trainer:
             calibration=build.calibration(config),
             mapping=mapping,
             warm_start=warm_start(config, mapping),
+            vectors=() if newest_checkpoint(self.folder) else initial_vectors(config, mapping),
             periods=self._periods,
             sets=sets,
             popular=isinstance(model, Retriever) and self._periods is None,

@@ -43,12 +43,15 @@ def test_every_path_of_a_config_starts_from_the_root() -> None:
         "data.eval=null",
         "sharding.plan=p.json",
         "sharding.calibration=c.json",
+        "tables.user.init={path: v.parquet, id: user, vector: v}",
+        "tables.item.init={path: 's3://b/v', id: item, vector: v}",
         "init_from=s3://old/run",
         "storage.path=s3://new/runs",
     )
     found = resolved(config, Path("/top"))
     assert isinstance(found.data.train, DataSet)
     assert (found.data.train.path, found.data.train.index) == (["/top/a", "s3://b/c"], "/top/i")
+    assert [t.vectors and t.vectors.path for t in found.tables] == ["/top/v.parquet", "s3://b/v", None]
     assert found.data.eval is None and found.init_from is not None
     assert (found.sharding.plan, found.sharding.calibration) == ("/top/p.json", "/top/c.json")
     assert (found.storage.path, found.init_from.path) == ("s3://new/runs", "s3://old/run")
@@ -69,6 +72,11 @@ def test_data_of_a_job_must_have_come_with_it_or_lie_elsewhere(tmp_path: Path, m
     for path in ("part-1*.parquet", "[part-0.parquet, gone]"):
         with pytest.raises(TrainError, match=r"data\.train: (part-1\*\.parquet|gone) is not in the job's copy"):
             resolved(config_of(f"data.train={path}", "data.eval=null"))
+    vectors = "tables.user.init={path: %s, id: user, vector: v}"
+    for path in ("/elsewhere", "part-0.parquet"):
+        resolved(config_of("data={train: /a}", vectors % path))
+    with pytest.raises(TrainError, match=r"tables\.user\.init\.path: gone is not in the job's copy"):
+        resolved(config_of("data={train: /a}", vectors % "gone"))
     resolved(config_of("data.train=gone"), here)  # a root says where it is
     job = resolved(config_of("data={train: /a}", "init_from=runs/old"))
     assert job.init_from is not None and job.init_from.path == str(tmp_path / "home" / "rayrec" / "runs" / "old")

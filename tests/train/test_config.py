@@ -97,6 +97,17 @@ def problem(*overrides: str) -> str:
         ("data.eval=[{path: a}, {path: b}]", ["data.eval: ", "is not a path, a list of paths, or a section"]),
         ("tables=[]", ["tables: got []", "at least 1 item"]),
         ("tables.user.name=''", ["tables..name: got ''", "at least 1 character"]),
+        ("tables.user.init=0", ["tables.user.init: got 0", "greater than 0"]),
+        (
+            "tables.user.init=v.parquet",
+            ["tables.user.init: got 'v.parquet'", "section with the fields path, id, vector"],
+        ),
+        ("tables.user.init={path: v, id: user}", ["tables.user.init.vector: is missing"]),
+        ("tables.user.init={path: v, id: user, vectors: v}", ["init.vectors: unknown field; did you mean 'vector'?"]),
+        (
+            "tables.user.init={path: v, id: user, vector: v, feature: usr}",
+            ["tables.user.init.feature: table 'user' does not have feature 'usr'", "(features: user)"],
+        ),
         ("tables.user.features=[]", ["tables.user.features: got []", "at least 1 item"]),
         ("sharding.constraints.user.sharding_types=[]", ["sharding_types: got []", "at least 1 item"]),
         ("sharding.constraints.user.compute_kernels=[]", ["compute_kernels: got []", "at least 1 item"]),

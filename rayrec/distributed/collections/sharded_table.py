@@ -96,6 +96,20 @@ class ShardedTable(nn.Module):
                 rows, cols = item.shard.rows, item.shard.cols
                 init.fill(item.weight, self.config, self.seed, (rows.start, rows.stop), (cols.start, cols.stop))
 
+    def set_rows(self, rows: torch.Tensor, vectors: torch.Tensor) -> None:
+        """Overwrites rows of the table. Each rank writes what its shards hold of them; call it on every rank.
+
+        Args:
+            rows: `[N]`, distinct, on the CPU.
+            vectors: `[N, embedding_dim]`, on the CPU.
+        """
+        with torch.no_grad():
+            for item in self.local:
+                first, cols = item.shard.rows.start, item.shard.cols
+                inside = (rows >= first) & (rows < item.shard.rows.stop)
+                weight = item.weight
+                weight[(rows[inside] - first).to(weight.device)] = vectors[inside, cols.start : cols.stop].to(weight)
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Does nothing: kernels train this memory, so neither `half()` nor `to()` may replace it.
 

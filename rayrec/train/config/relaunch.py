@@ -28,6 +28,7 @@ RULES = (
     ),
     Rule("schema.sparse[].mapping.path", True, "The ids are compared instead; new ones may come at the end."),
     Rule("tables", False, "The checkpoint holds these tables."),
+    Rule("tables[].init", True, "Read only while the run has no checkpoint."),
     Rule("model", False, "The checkpoint holds the weights of this model."),
     Rule("optimizers", True, "Learning rates, schedules, clipping and freezing hold from the next step."),
     Rule("optimizers.dense.kind", False, "The checkpoint holds this optimizer's state."),
@@ -75,13 +76,15 @@ def refused_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 def _comparable(raw: Mapping[str, Any], named: Iterable[str]) -> dict[str, Any]:
     """A copy to compare by fixed fields.
 
-    Vocabulary paths are removed, because loading a checkpoint compares checksums of the ids instead. Of
-    `optimizers.tables`, only the kind is kept, for each table in `named`.
+    Vocabulary paths are removed, because loading a checkpoint compares checksums of the ids instead. `tables[].init` is
+    removed. Of `optimizers.tables`, only the kind is kept, for each table in `named`.
     """
     config: dict[str, Any] = copy.deepcopy(dict(raw))
     for feature in (config.get("schema") or {}).get("sparse") or []:
         if isinstance(mapping := feature.get("mapping"), dict):
             mapping.pop("path", None)
+    for table in config.get("tables") or []:
+        table.pop("init", None)
     if isinstance(optimizers := config.get("optimizers"), dict):
         default = value_at(optimizers, "sparse.kind")
         kinds = {name: value_at(optimizers, f"tables.{name}.kind") for name in named}

@@ -30,6 +30,11 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
             if in_job:
                 _refuse_left_behind(data["path"], f"data.{field}", base)
             data["path"], data["index"] = _absolute(data["path"], base), _absolute(data["index"], base)
+    for table in raw["tables"]:
+        if isinstance(table["init"], dict):
+            if in_job:
+                _refuse_left_behind(table["init"]["path"], f"tables.{table['name']}.init.path", base)
+            table["init"]["path"] = _absolute(table["init"]["path"], base)
     for field in ("plan", "calibration"):
         raw["sharding"][field] = _absolute(raw["sharding"][field], base)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)

@@ -53,6 +53,7 @@ STATE_PER_ELEMENT = {"sgd": 0, "adam": 2, "adamw": 2, "adagrad": 1}
 
 def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
     """The embedding tables of the config."""
+    bounds = [table.init if isinstance(table.init, float) else None for table in config.tables]
     return [
         EmbeddingBagConfig(
             name=table.name,
@@ -61,10 +62,10 @@ def tables(config: TrainConfig) -> list[EmbeddingBagConfig]:
             feature_names=list(table.features),
             pooling=PoolingType[table.pooling.upper()],
             data_type=DataType[table.data_type.upper()],
-            weight_init_max=table.init,
-            weight_init_min=None if table.init is None else -table.init,
+            weight_init_max=bound,
+            weight_init_min=None if bound is None else -bound,
         )
-        for table in config.tables
+        for table, bound in zip(config.tables, bounds, strict=True)
     ]
 
 

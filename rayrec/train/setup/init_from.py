@@ -67,6 +67,11 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
         source = names.source(table.name)
         if source is None or source not in stored_tables:
             continue
+        if table.vectors is not None:
+            raise TrainError(
+                f"init_from: table {table.name!r} has initial vectors in tables.{table.name}.init and is in the "
+                "checkpoint; list the table in init_from.fresh, or remove its init"
+            )
         for feature in table.features:
             stored = (checkpoint.manifest.mapping or {}).get(feature)
             if stored is not None:

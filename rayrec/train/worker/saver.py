@@ -29,6 +29,7 @@ from rayrec.distributed.comm import broadcast_object
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.choice import best_metric, refused
+from rayrec.train.setup.init_vectors import load_vectors
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every
 from rayrec.train.worker.position import Position
@@ -115,6 +116,7 @@ class Saver:
         """
         if self.resumed is None:
             self._warm_start(learner)
+            self._load_vectors(learner)
             return learner, {}
         tensors = None
         while tensors is None:
@@ -150,6 +152,12 @@ class Saver:
             text = f"loaded {len(loaded.tables)} tables and {len(loaded.layers)} layers from {init.checkpoint.path}"
             fresh = f"; newly initialized: {', '.join(loaded.fresh)}" if loaded.fresh else ""
             self._report_first(0, "warm_start", text + fresh)
+
+    def _load_vectors(self, learner: Learner) -> None:
+        if self._job.vectors:
+            on_every_rank(lambda: load_vectors(self._job.vectors, learner.model), self._group)
+            for vectors in self._job.vectors:
+                self._report_first(0, "warm_start", vectors.text)
 
     def report_start(self) -> None:
         """Report damaged checkpoints. Not a collective."""

@@ -25,6 +25,7 @@ from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from rayrec.train.setup.build import Factory
 from rayrec.train.setup.init_from import WarmStart
+from rayrec.train.setup.init_vectors import TableVectors
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.machine import Machine, ranks_by_host
 
@@ -46,6 +47,7 @@ class Job:
         evaluated_steps: steps with an evaluation of all rows that an earlier launch has recorded.
         mapping: rule that maps ids to rows, by feature; checkpoints of another mapping are refused.
         warm_start: initial weights of a run without a checkpoint.
+        vectors: initial rows of tables of a run without a checkpoint.
         popular: for a `Retriever`, compare evaluations with a ranking by the popularity of items in `train`.
         task: train to the end, or only score a checkpoint on the evaluation rows.
         checkpoint: name of the checkpoint to load; None: the newest undamaged one.
@@ -65,6 +67,7 @@ class Job:
     evaluated_steps: frozenset[int] = frozenset()
     mapping: dict[str, dict[str, Any]] = field(default_factory=dict)
     warm_start: WarmStart | None = None
+    vectors: tuple[TableVectors, ...] = ()
     task: Literal["fit", "evaluate"] = "fit"
     checkpoint: str | None = None
     popular: bool = False
