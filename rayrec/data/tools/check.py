@@ -32,16 +32,15 @@ LONGEST_SHOWN = 100
 _PENDING_IDS = 1 << 18
 
 
-@dataclass(slots=True)
 class DistinctIds:
     """The distinct ids of a column, up to `MAX_IDS`.
 
     New ids wait until they are as many as the distinct ones, so that the merges cost time linear in the ids.
     """
 
-    _distinct: pa.Array | None = field(default_factory=lambda: pa.nulls(0))
-    _pending: list[pa.Array] = field(default_factory=list)
-    _num_pending: int = 0
+    def __init__(self) -> None:
+        self._distinct: pa.Array | None = pa.nulls(0)
+        self._pending, self._num_pending = list[pa.Array](), 0
 
     def add(self, ids: pa.Array) -> None:
         if self._distinct is None:
