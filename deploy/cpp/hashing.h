@@ -63,4 +63,10 @@ inline uint64_t hash_text(std::string_view text) {
   return state;
 }
 
+// The table row of a string, by the version of the hash that the export names.
+inline int64_t text_row(std::string_view text, uint64_t seed, uint64_t num_rows, int law) {
+  if (law == 1) return to_row(hash_string(text, seed), num_rows);
+  return hash_row(hash_text(text), seed, num_rows);
+}
+
 }  // namespace rayrec

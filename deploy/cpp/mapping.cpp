@@ -90,6 +90,9 @@ SparseFeature sparse_of(const json& raw, const std::map<std::string, uint64_t>& 
     made.law = SparseFeature::Law::Hash;
     const auto seed = mapping.value("seed", json(0));
     made.seed = seed_of({seed.is_number_unsigned() ? seed.get<uint64_t>() : static_cast<uint64_t>(seed.get<int64_t>())});
+    const auto text_law = mapping.find("text_law");  // none: an export of an earlier release
+    if (text_law != mapping.end() && !text_law->is_null()) made.text_law = text_law->get<int>();
+    if (made.text_law != 1 && made.text_law != 2) refuse("feature '" + made.name + "' (text_law " + text_law->dump() + ")");
   } else if (law == "vocabulary") {
     made.law = SparseFeature::Law::Vocabulary;
     made.oov_rows = mapping.value("oov_rows", uint64_t{1});
@@ -496,7 +499,7 @@ int64_t SparseFeature::row_of_integer(int64_t id) const {
 }
 
 int64_t SparseFeature::row_of_text(std::string_view text) const {
-  if (law == Law::Hash) return to_row(hash_string(text, seed), rows);
+  if (law == Law::Hash) return text_row(text, seed, rows, text_law);
   const int64_t place = vocabulary ? vocabulary->find(hash_text(text)) : -1;
   if (place >= 0) return place + static_cast<int64_t>(oov_rows);
   return oov_rows == 0 ? -1 : oov_rows == 1 ? 0 : hash_row(hash_string(text, 0), seed_of({0}), oov_rows);

@@ -65,6 +65,7 @@ struct SparseFeature {
   size_t max_length = 0;                                    // 0: unlimited
   bool keep_first = false;
   uint64_t seed = 0, rows = 0, oov_rows = 1;
+  int text_law = 1;  // version of the hash of strings
   std::shared_ptr<const Vocabulary> vocabulary;
 
   // The table row of an id; negative if the id is unknown or outside the table.

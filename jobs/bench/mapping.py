@@ -3,25 +3,29 @@
     python jobs/bench/mapping.py [--rows N] [--json]
 
 Prints derived columns by kind, in million values per second of processor time (values of the result, or rows read if
-these are more), and the mapping of schemas like those of MovieLens and Criteo, in nanoseconds per row. Values are
-medians of `--repeats`.
+these are more), the mapping of text ids of 8 to 24 characters, in million ids per second, and the mapping of schemas
+like those of MovieLens and Criteo, in nanoseconds per row. Values are medians of `--repeats`; the two versions of the
+hash of texts are measured in turns, and the ratio is the median of the pairs.
 """
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from harness import arguments, machine, print_json
 
-from rayrec.data import Schema
+from rayrec.data import Schema, SparseFeature
 from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import InMemory, Problems
+from rayrec.data.mapping.sparse import map_leaf
 
 GOAL = 2.0  # million values per second and core
 WORDS = ["red", "blue", "shoes", "mens", "winter", "running", "leather", "sale", "new", "classic", "kids", "sport"]
@@ -142,6 +146,39 @@ def schema_times(rows: int, repeats: int) -> dict[str, float]:
     return found
 
 
+def text_ids(distinct: int, rows: int) -> pa.Array:
+    """Text ids of 8 to 24 letters, drawn evenly from as many different ones."""
+    draw = np.random.default_rng(0)
+    letters = draw.integers(ord("a"), ord("z") + 1, (distinct, 24), np.uint8)
+    ids = [row.tobytes()[:length].decode() for row, length in zip(letters, draw.integers(8, 25, distinct), strict=True)]
+    return pa.array(ids).take(pa.array(draw.integers(0, distinct, rows)))
+
+
+def text_speeds(rows: int, repeats: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Million text ids per second, by mapping and number of distinct ids; version 2 / version 1 of the hash."""
+    speeds, ratios = dict[str, float](), dict[str, float]()
+    with tempfile.TemporaryDirectory() as folder:
+        for distinct in (1_000, 1_000_000):
+            ids = text_ids(distinct, rows)
+            path = Path(folder) / f"{distinct}.txt"
+            path.write_text("".join(f"{text}\n" for text in ids.unique().to_pylist()))
+            for layout, column in (("", ids), (", dictionary", ids.dictionary_encode())):
+                mappings = {f"hash, version {law}": {"kind": "hash", "text_law": law} for law in (1, 2)}
+                mappings["vocabulary"] = {"kind": "vocabulary", "path": str(path)}
+                features = {
+                    name: SparseFeature.model_validate({"name": "id", "mapping": raw}) for name, raw in mappings.items()
+                }
+                taken: dict[str, list[float]] = {name: [] for name in features}
+                for _ in range(repeats):
+                    for name, feature in features.items():
+                        taken[name].append(seconds(lambda f=feature, c=column: map_leaf(c, f, 1 << 22), 1))
+                for name, values in taken.items():
+                    speeds[f"{name}: {distinct:,} ids{layout}"] = rows / statistics.median(values) / 1e6
+                pairs = zip(*(taken[f"hash, version {law}"] for law in (1, 2)), strict=True)
+                ratios[f"{distinct:,} ids{layout}"] = statistics.median(first / second for first, second in pairs)
+    return speeds, ratios
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, default=65_536)
@@ -149,14 +186,17 @@ def main() -> None:
     args = parser.parse_args()
     print(machine())
     pa.set_cpu_count(1)
+    texts, ratios = text_speeds(args.rows, args.repeats)
     results = {
+        "M ids/s": texts,
+        "× version 1": ratios,
         "ns per row": schema_times(args.rows, args.repeats),
         "M values/s": derived_speeds(args.rows, args.repeats),
     }
     for unit, values in results.items():
         for name, value in values.items():
             slow = "  below the goal" if unit == "M values/s" and value < GOAL else ""
-            print(f"{name:24} {value:8.1f} {unit}{slow}")
+            print(f"{name:46} {value:8.1f} {unit}{slow}")
     print_json(args, results)
 
 

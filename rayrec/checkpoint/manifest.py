@@ -147,8 +147,13 @@ def check_mapping(path: str, saved: IdMapping | None, current: IdMapping | None)
 
 
 def differing(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """The fields in which two mappings of a feature differ. Ignores `id_type` if either lacks it (old checkpoints)."""
-    names = {*saved, *current} - ({"id_type"} if None in (saved.get("id_type"), current.get("id_type")) else set())
+    """The fields in which two mappings of a feature differ.
+
+    Ignores `id_type` if either lacks it (old checkpoints), and the hash of strings if the ids are integers.
+    """
+    id_types = (saved.get("id_type"), current.get("id_type"))
+    names = {*saved, *current} - ({"id_type"} if None in id_types else set())
+    names -= {"text_law"} if "integer" in id_types else set()
     return sorted(name for name in names if saved.get(name) != current.get(name))
 
 

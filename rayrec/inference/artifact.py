@@ -35,8 +35,8 @@ from rayrec.quant import TablePlace
 
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
 MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
-FORMAT = 2  # format 1 has no `inputs.context`; it is read as well
-FORMATS = (1, FORMAT)
+FORMAT = 3  # 1 has no `inputs.context`, 1 and 2 no `text_law` of hashed features; both are read as well
+FORMATS = (1, 2, FORMAT)
 
 _CHUNK_BYTES = 16 << 20
 _LOCK = "export.lock"

@@ -197,6 +197,19 @@ def hashed_row(value: int, seed: int, num_rows: int) -> int:
     return state * num_rows >> 32
 
 
+def hashed_text(text: bytes, seed: int, num_rows: int, law: int) -> int:
+    """The row of a text by either version."""
+    if law == 1:
+        key = seed.to_bytes(8, "little")
+        hashed = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
+        return hashed % num_rows if num_rows > 1 << 32 else (hashed >> 32) * num_rows >> 32
+    base = 0x7E3779B97F4A7C15
+    state = mix64(len(text) + base)
+    for start in range(0, len(text), 8):
+        state = mix64((state ^ int.from_bytes(text[start : start + 8], "little")) + base)
+    return hashed_row(state, seed, num_rows)
+
+
 def _row(raw: Any, feature: SparseFeature, num_rows: int) -> int | None:
     if raw is None:
         if feature.on_null == "error":
@@ -209,9 +222,7 @@ def _row(raw: Any, feature: SparseFeature, num_rows: int) -> int | None:
         if isinstance(raw, int):
             return hashed_row(raw, seed_of(mapping.seed), num_rows)
         text = raw if isinstance(raw, bytes) else raw.encode()
-        key = seed_of(mapping.seed).to_bytes(8, "little")
-        hashed = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
-        return (hashed >> 32) * num_rows >> 32
+        return hashed_text(text, seed_of(mapping.seed), num_rows, mapping.text_law or 1)
     assert isinstance(mapping, Identity)
     if 0 <= raw < num_rows:
         return int(raw)

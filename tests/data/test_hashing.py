@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data.arrays.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of, to_rows
-from tests.data.reference import hashed_row
+from rayrec.data.arrays.hashing import hash_rows, hash_strings, mix64, mix64_array, seed_of, text_rows, to_rows
+from tests.data.reference import hashed_row, hashed_text
 
 
 def test_hashes_never_change_and_agree() -> None:
@@ -19,6 +20,11 @@ def test_hashes_never_change_and_agree() -> None:
     assert hash_strings([b"a", b""], 0).tolist() == [0x3A030DABA6EC79B9, 0x3C1B4FBFD8FFAFC3]
     assert mix64_array(values.view(np.uint64), 9).tolist() == mix64_array(values, 9).tolist()
     assert hash_rows(values, 9, 1000).tolist() == [759, 910, 573, 423, 161]
+    texts = pa.array(["", "a", "seven77", "eight888", "Zürich, a longer one"])
+    assert text_rows(texts, 9, 1000, 1).tolist() == [589, 51, 21, 979, 249]
+    assert text_rows(texts, 9, 1000, 2).tolist() == [809, 165, 773, 256, 543]
+    large = [2894859360, 3206201923, 3180813742, 4110738951, 866681897]
+    assert text_rows(texts, 9, (1 << 32) + 1, 2).tolist() == large
 
 
 @settings(max_examples=50, deadline=None)
@@ -30,6 +36,45 @@ def test_hashed_rows_are_those_of_the_plain_law(num_rows: int, seed: int, stride
     assert rows.min() >= 0 and rows.max() < num_rows
     assert rows.dtype == (np.int32 if num_rows <= 1 << 31 else np.int64)
     assert hash_rows(values.view(np.uint64), seed, num_rows).tolist() == rows.tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.text(), st.text(max_size=9), st.text("\0a", max_size=20))),
+    st.integers(1, 1 << 40),
+    st.integers(0, (1 << 64) - 1),
+    st.sampled_from([pa.string(), pa.large_string(), pa.binary(), pa.string_view()]),
+    st.integers(0, 3),
+)
+def test_rows_of_texts_are_those_of_the_plain_laws(
+    texts: list[str | None], num_rows: int, seed: int, kind: pa.DataType, start: int
+) -> None:
+    array = pa.array(texts, pa.string()).cast(kind)[start:]
+    for law in (1, 2):
+        rows = text_rows(array, seed, num_rows, law).tolist()
+        assert all(0 <= row < num_rows for row in rows)
+        wanted = [None if text is None else hashed_text(text.encode(), seed, num_rows, law) for text in texts[start:]]
+        assert [row if text is not None else None for row, text in zip(rows, texts[start:], strict=True)] == wanted
+
+
+TEXT_PATTERNS = {
+    "numbers": [str(n) for n in range(100_000)],
+    "padded": [f"user_{n:016d}" for n in range(100_000)],
+    "at the end": [f"{'x' * 21}{n:05d}" for n in range(100_000)],
+    "hexadecimal": [f"{n << 20:x}" for n in range(100_000)],
+    "lengths": ["a" * n + "b" * m for n in range(320) for m in range(313)][:100_000],
+}
+
+
+@pytest.mark.parametrize("num_rows", [97, 1 << 14, 1_000_003])
+@pytest.mark.parametrize("pattern", TEXT_PATTERNS)
+def test_rows_of_texts_are_spread_as_if_drawn(pattern: str, num_rows: int) -> None:
+    expected = 100_000 / num_rows
+    for seed in (seed_of(0), seed_of(1)):
+        rows = text_rows(pa.array(TEXT_PATTERNS[pattern]), seed, num_rows, 2)
+        counts = np.bincount(rows, minlength=num_rows)
+        chi_squared = ((counts - expected) ** 2 / expected).sum()
+        assert chi_squared < num_rows - 1 + 6 * (2 * (num_rows - 1)) ** 0.5
 
 
 def test_hashed_rows_do_not_depend_on_blocks_or_neighbours() -> None:

@@ -103,7 +103,7 @@ class Drawn:
         if law == "identity":
             mapping["bounds"] = draw.choice(["error", "clip", "drop"])
         if law == "hash":
-            mapping["seed"] = draw.choice([0, 1, 2**40])
+            mapping |= {"seed": draw.choice([0, 1, 2**40]), "text_law": draw.choice([None, 1, 2])}
         if law == "vocabulary":
             mapping |= {"oov_rows": draw.choice([0, 1, 7]), "path": self._vocabulary(name, text)}
             if mapping["oov_rows"] == 0 and default is not None:

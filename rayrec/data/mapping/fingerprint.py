@@ -7,7 +7,7 @@ from typing import Any
 
 from rayrec.data.arrays.hashing import HASH_LAW
 from rayrec.data.mapping.derived.specs import needed
-from rayrec.data.mapping.rules import Hash, Vocabulary
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Hash, Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 
@@ -15,7 +15,8 @@ from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     """The fingerprint of each sparse feature, as JSON values.
 
-    Holds the kind of mapping; for a hash its version, seed and number of rows; for a vocabulary its size and the
+    Holds the kind of mapping; for a hash its version, seed and number of rows, and the version for strings if it is
+    not the first one, which earlier checkpoints do not record; for a vocabulary its size and the
     checksum of its ids in order; the type of the ids, if known; and the derivation of the column with its statistics.
 
     Args:
@@ -55,7 +56,8 @@ def _derived(schema: Schema, feature: SparseFeature) -> list[dict[str, Any]]:
 def _of(mapping: Any, rows: int) -> dict[str, Any]:
     match mapping:
         case Hash():
-            return {"mapping": "hash", "hash_law": HASH_LAW, "seed": mapping.seed, "rows": rows}
+            law = {} if (mapping.text_law or FIRST_TEXT_LAW) == FIRST_TEXT_LAW else {"text_law": mapping.text_law}
+            return {"mapping": "hash", "hash_law": HASH_LAW, "seed": mapping.seed, "rows": rows} | law
         case Vocabulary():
             size = load_vocabulary(mapping.path).size
             return {

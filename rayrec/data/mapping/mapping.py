@@ -50,8 +50,8 @@ class Mapping:
         """The mapping of a run.
 
         Args:
-            config: a `TrainConfig`, its plain values, or the path of a YAML file such as `config.yaml` of a run folder.
-                `schema` and `tables` are read.
+            config: a `TrainConfig`, its plain values, or the path of a YAML file. `schema` and `tables` are read. Use
+                `config.yaml` of the run folder: it names what the run chose, e.g. the `text_law` of hashed ids.
             labels: False for rows to be scored.
             folder: base of relative vocabulary paths; default: the folder of the file, or the working folder.
 

@@ -23,15 +23,24 @@ class Identity(Strict):
     bounds: Literal["error", "clip", "drop"] = "error"
 
 
+TextLaw = Literal[1, 2]
+FIRST_TEXT_LAW: TextLaw = 1  # of everything that records none
+TEXT_LAW: TextLaw = 2  # of new runs
+
+
 class Hash(Strict):
     """Hashes integers and strings to table rows; different ids may collide.
 
     Args:
         seed: Seed of the hash.
+        text_law: Version of the hash of strings. Default: 2, the fast one, which a new run writes into its config; a
+            run that starts from the weights of another takes the version of that one. 1 where nothing is recorded: in
+            runs and exports of earlier releases, and in a schema that is used without a run.
     """
 
     kind: Literal["hash"] = "hash"
     seed: int = 0
+    text_law: TextLaw | None = None
 
 
 class Vocabulary(Strict):

@@ -11,16 +11,17 @@ import pyarrow.compute as pc
 
 from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of, shown
 from rayrec.data.arrays.buffers import F32, I64, Mask
-from rayrec.data.arrays.hashing import TableRows, hash_rows, hash_strings, row_type, seed_of, to_rows
+from rayrec.data.arrays.hashing import TableRows, bytes_of, hash_rows, hash_strings, row_type, seed_of, text_rows
 from rayrec.data.arrays.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
-from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Hash, Identity, Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
 # Up to this vocabulary size, dictionary-encode strings and look up the distinct ones: faster than every string.
 _SMALL_VOCABULARY = 4096
+_SAMPLE = 4096
 
 
 def map_sparse(feature: SparseFeature, columns: Mapping[str, pa.Array], num_rows: int, problems: Problems) -> Ids:
@@ -180,29 +181,20 @@ def _look_up(ids: I64 | pa.Array, mapping: Vocabulary) -> I64:
 def _hashed(ids: I64 | pa.Array, positions: I64, num_rows: int) -> TableRows:
     """Hashes the ids at some positions to table rows."""
     if isinstance(ids, pa.Array):
-        return hash_rows(hash_strings(_bytes(ids.take(pa.array(positions))), 0).view(np.int64), seed_of(0), num_rows)
+        return hash_rows(hash_strings(bytes_of(ids.take(pa.array(positions))), 0).view(np.int64), seed_of(0), num_rows)
     return hash_rows(ids[positions], seed_of(0), num_rows)
-
-
-def _bytes(texts: pa.Array) -> list[bytes]:
-    texts_as_bytes: list[bytes] = texts.cast(pa.large_binary()).fill_null(b"").to_pylist()
-    return texts_as_bytes
 
 
 def _map_texts(
     leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
-) -> tuple[I64, Mask | None, I64 | None]:
-    """`map_leaf` for strings. Maps each distinct string once, except with a large vocabulary."""
-    if isinstance(mapping, Vocabulary) and load_vocabulary(mapping.path).size > _SMALL_VOCABULARY:
-        plain = decoded(leaf)
-        return _with_unknown(_look_up(plain, mapping), nulls_of(plain), mapping)
-    encoded = leaf if pa.types.is_dictionary(leaf.type) else pc.dictionary_encode(leaf)
-    texts, indices = encoded.dictionary, encoded.indices
-    if isinstance(mapping, Vocabulary):
-        distinct = _look_up(texts, mapping)
-    else:
-        assert isinstance(mapping, Hash)
-        distinct = to_rows(hash_strings(_bytes(texts), seed_of(mapping.seed)), num_rows)
+) -> tuple[TableRows, Mask | None, I64 | None]:
+    """`map_leaf` for strings. Maps each distinct string once where that is faster than finding the distinct ones."""
+    if not pa.types.is_dictionary(leaf.type):
+        if _is_fast(mapping) and _mostly_distinct(leaf):
+            return _with_unknown(_rows_of_texts(leaf, mapping, num_rows), nulls_of(leaf), mapping)
+        leaf = pc.dictionary_encode(leaf)
+    texts, indices = leaf.dictionary, leaf.indices
+    distinct = _rows_of_texts(texts, mapping, num_rows)
     codes = indices.fill_null(0).to_numpy(zero_copy_only=False) if indices.null_count else indices.to_numpy()
     nulls = nulls_of(indices)
     if texts.null_count:
@@ -212,9 +204,28 @@ def _map_texts(
     return _with_unknown(rows, nulls, mapping)
 
 
+def _is_fast(mapping: Identity | Hash | Vocabulary) -> bool:
+    """True if mapping a string costs less than `dictionary_encode`."""
+    if isinstance(mapping, Vocabulary):
+        return load_vocabulary(mapping.path).size > _SMALL_VOCABULARY
+    return isinstance(mapping, Hash) and mapping.text_law not in (None, FIRST_TEXT_LAW)
+
+
+def _mostly_distinct(texts: pa.Array) -> bool:
+    """True unless a sample of many strings repeats them so often that finding the distinct ones pays."""
+    return len(texts) < 4 * _SAMPLE or 2 * len(pc.unique(texts[:_SAMPLE])) > _SAMPLE
+
+
+def _rows_of_texts(texts: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int) -> TableRows:
+    if isinstance(mapping, Vocabulary):
+        return _look_up(texts, mapping)
+    assert isinstance(mapping, Hash)
+    return text_rows(texts, seed_of(mapping.seed), num_rows, mapping.text_law or FIRST_TEXT_LAW)
+
+
 def _with_unknown(
-    rows: I64, nulls: Mask | None, mapping: Identity | Hash | Vocabulary
-) -> tuple[I64, Mask | None, I64 | None]:
+    rows: TableRows, nulls: Mask | None, mapping: Identity | Hash | Vocabulary
+) -> tuple[TableRows, Mask | None, I64 | None]:
     """Adds the positions of ids without a row."""
     if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
         return rows, nulls, None

@@ -9,7 +9,7 @@ import numpy as np
 
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.manifest import Manifest
-from rayrec.data.source.slices import Columns, FileSlice, passing, read_slices, slices_of
+from rayrec.data.source.slices import Columns, FileSlice, RowGroupStreams, passing, read_slices, slices_of
 from rayrec.storage.parallel import each
 from rayrec.storage.retries import Patience
 
@@ -31,8 +31,9 @@ def count_rows(manifest: Manifest, patience: Patience) -> int:
 def _passing(
     windows: Sequence[Sequence[FileSlice]], columns: Columns, filters: Sequence[Condition], patience: Patience
 ) -> int:
-    count = 0
+    count, streams = 0, RowGroupStreams()
     for slices in windows:
-        table, missing = read_slices(slices, columns, patience)
+        table, missing = read_slices(slices, columns, patience, streams)
         count += int(np.count_nonzero(passing(slices, table, missing, filters)))
+    streams.close()
     return count

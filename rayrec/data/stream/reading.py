@@ -281,10 +281,17 @@ def _downsampling_mask(table: pa.Table, window: int, first_row: int, recipe: Rec
     )
 
 
-def read_window(manifest: Manifest, number: int, *, redact: bool = False) -> tuple[pa.Table, Problems]:
-    """The rows of a window that pass the filters, in file order, and the problems of reading them."""
+def read_window(
+    manifest: Manifest, number: int, streams: RowGroupStreams | None = None, *, redact: bool = False
+) -> tuple[pa.Table, Problems]:
+    """The rows of a window that pass the filters, in file order, and the problems of reading them.
+
+    Args:
+        streams: row groups that are already decoded in part. With them, windows in ascending order decode a large row
+            group once, instead of once per window.
+    """
     slices = slices_of(manifest, number)
-    table, unreadable = read_slices(slices, manifest.columns, Patience())
+    table, unreadable = read_slices(slices, manifest.columns, Patience(), streams)
     mask = passing(slices, table, unreadable, manifest.filters) if manifest.leaves_out else None
     selected = None if mask is None else np.flatnonzero(mask)
     problems = _problems(Origin(slices, selected), unreadable, selected, redact)

@@ -22,11 +22,46 @@ from rayrec.data.mapping.rows import Ids, Rows
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.order.mix import Mix
 from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.slices import RowGroupStreams
 from rayrec.data.stream.reading import read_window
 from rayrec.storage.errors import DataError
 
 MAX_IDS = 20_000_000
 LONGEST_SHOWN = 100
+# Ids to collect, at least, before they are merged with the distinct ones.
+_PENDING_IDS = 1 << 18
+
+
+class DistinctIds:
+    """The distinct ids of a column, up to `MAX_IDS`.
+
+    New ids wait until they are as many as the distinct ones, so that the merges cost time linear in the ids.
+    """
+
+    def __init__(self) -> None:
+        self._distinct: pa.Array | None = pa.nulls(0)
+        self._pending, self._num_pending = list[pa.Array](), 0
+
+    def add(self, ids: pa.Array) -> None:
+        if self._distinct is None:
+            return
+        self._pending.append(pc.unique(ids))
+        self._num_pending += len(self._pending[-1])
+        if self._num_pending >= max(_PENDING_IDS, len(self._distinct)):
+            self._merge()
+
+    def count(self) -> int | None:
+        """Number of distinct ids; None if there are more than `MAX_IDS`."""
+        self._merge()
+        return None if self._distinct is None else len(self._distinct)
+
+    def _merge(self) -> None:
+        if self._distinct is None or not self._pending:
+            return
+        kind = self._pending[-1].type
+        self._distinct = pc.unique(pa.concat_arrays([ids.cast(kind) for ids in (self._distinct, *self._pending)]))
+        self._pending, self._num_pending = [], 0
+        self._distinct = self._distinct if len(self._distinct) <= MAX_IDS else None
 
 
 @dataclass(slots=True)
@@ -39,7 +74,7 @@ class FeatureReport:
         used: [table_rows], True for rows that some id maps to.
         ids: number of ids in all bags.
         nulls: number of null ids and lists.
-        distinct: distinct raw ids; None if there are more than `MAX_IDS`.
+        distinct: distinct raw ids.
         lengths: [LONGEST_SHOWN + 1], histogram of bag lengths; the last entry counts all longer bags.
     """
 
@@ -49,7 +84,7 @@ class FeatureReport:
     used: npt.NDArray[np.bool_]
     ids: int = 0
     nulls: int = 0
-    distinct: pa.Array | None = field(default_factory=lambda: pa.nulls(0))
+    distinct: DistinctIds = field(default_factory=DistinctIds)
     lengths: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(LONGEST_SHOWN + 1, np.int64))
 
     @property
@@ -58,12 +93,13 @@ class FeatureReport:
 
     @property
     def distinct_ids(self) -> int | None:
-        return None if self.distinct is None else len(self.distinct)
+        return self.distinct.count()
 
     @property
     def collisions(self) -> int | None:
         """Distinct ids minus used rows: ids that share a row with an earlier one."""
-        return None if self.distinct is None else max(0, len(self.distinct) - self.used_rows)
+        distinct_ids = self.distinct_ids
+        return None if distinct_ids is None else max(0, distinct_ids - self.used_rows)
 
     def add(self, column: pa.Array, ids: Ids, good: npt.NDArray[np.bool_]) -> None:
         """Adds a window: its raw column, its mapped ids, and the mask of good rows."""
@@ -73,10 +109,7 @@ class FeatureReport:
         self.ids += int(lengths[good].sum())
         self.lengths += np.bincount(np.minimum(lengths[good], LONGEST_SHOWN), minlength=LONGEST_SHOWN + 1)
         self.nulls += column.null_count + (unnest(column).leaf.null_count if is_list(column.type) else 0)
-        if self.distinct is not None:
-            raw_ids = ids_of(column)
-            self.distinct = pc.unique(pa.concat_arrays([self.distinct.cast(raw_ids.type), raw_ids]))
-            self.distinct = self.distinct if len(self.distinct) <= MAX_IDS else None
+        self.distinct.add(ids_of(column))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -149,14 +182,16 @@ def check(
     for manifest in data.parts:
         share = 1.0 if sample_rows is None else min(1.0, sample_rows / max(1, data.rows))
         num_windows = max(1, round(share * len(manifest.windows)))
+        streams = RowGroupStreams()
         for window in (index * len(manifest.windows) // num_windows for index in range(num_windows)):
-            table, problems = read_window(manifest, window, redact=bad_rows.redact)
+            table, problems = read_window(manifest, window, streams, redact=bad_rows.redact)
             rows = map_rows(table, schema, rows_of, problems)
             report.reasons.update(problems.reasons())
             bad = problems.rows()
             described = bad[: max(0, bad_rows.samples - len(report.samples))]
             report.samples += [problems.error(row) for row in described.tolist()]
             _add(report, table, rows, bad, schema)
+        streams.close()
     return report
 
 

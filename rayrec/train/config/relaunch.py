@@ -24,7 +24,7 @@ RULES = (
     Rule(
         "schema",
         False,
-        "If `id_type` or `column_types` is not set, the run keeps the types that it detected in its data.",
+        "If `id_type`, `column_types` or `text_law` is not set, the run keeps what it began with.",
     ),
     Rule("schema.sparse[].mapping.path", True, "The ids are compared instead; new ones may come at the end."),
     Rule("tables", False, "The checkpoint holds these tables."),

@@ -1,4 +1,4 @@
-"""Resolves open config fields: table versions, id types and column types.
+"""Resolves open config fields: table versions, id types, column types and versions of the hash of strings.
 
 The run folder stores two files: `given.yaml`, the config of the last launch with absolute paths and defaults, and
 `config.yaml`, the same with resolved values. A relaunch reuses resolved values for fields that it leaves open, and the
@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW
 from rayrec.data.source.dataset import DataSet
 from rayrec.train.config.train_config import TrainConfig
+
+_TEXT_LAW = ".mapping.text_law"
 
 
 class ResolvedValues:
@@ -27,8 +30,12 @@ class ResolvedValues:
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any] | None) -> ResolvedValues:
-        """The resolved values in a config (plain values); empty for None."""
+        """The resolved values in a config (plain values); empty for None.
+
+        A run of a release that had one hash of strings recorded none: it keeps that one.
+        """
         fields = {} if resolved is None else {path: section.get(key) for path, section, key in _resolvable(resolved)}
+        fields |= {path: FIRST_TEXT_LAW for path, law in fields.items() if path.endswith(_TEXT_LAW) and law is None}
         return cls({path: value for path, value in fields.items() if value is not None})
 
     def fill(self, config: TrainConfig) -> TrainConfig:
@@ -66,6 +73,8 @@ def _resolvable(raw: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], s
     schema, data = raw.get("schema") or {}, raw.get("data") or {}
     for feature in schema.get("sparse") or []:
         yield f"schema.sparse.{feature['name']}.id_type", feature, "id_type"
+        if (mapping := feature.get("mapping") or {}).get("kind") == "hash":
+            yield f"schema.sparse.{feature['name']}{_TEXT_LAW}", mapping, "text_law"
     if schema:
         yield "schema.column_types", schema, "column_types"
     sets = {field: data.get(field) for field in ("train", "eval", "test")}

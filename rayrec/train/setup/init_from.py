@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from rayrec.checkpoint.contents import TABLE
 from rayrec.checkpoint.manifest import differing
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
-from rayrec.data.mapping.rules import Vocabulary
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW, TEXT_LAW, Hash, TextLaw, Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
@@ -52,14 +53,10 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
     init = config.init_from
     if init is None:
         return None
-    try:
+    with _reading(init.path):
         store, checkpoint = find(init.path)
         with store.reader(checkpoint) as reader:
             stored_tables = {key.rpartition(".")[2] for key in reader.index.tensors if key.startswith(f"{TABLE}/")}
-    except OSError as error:
-        raise StorageError(f"init_from: {init.path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise TrainError(f"init_from: {error}") from error
     names = Names(renames=init.renames, fresh=tuple(init.fresh))
     vocabularies = {f.name: f.mapping for f in config.data_schema.sparse if isinstance(f.mapping, Vocabulary)}
     rows: dict[str, int] = {}
@@ -79,6 +76,45 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
                 same = _same_rows(subject, stored, mapping[feature], vocabularies.get(feature))
                 rows[table.name] = min(same, rows.get(table.name, ALL))
     return WarmStart(root=store.root.path, checkpoint=checkpoint, names=names, rows=rows)
+
+
+def with_text_law(config: TrainConfig) -> TrainConfig:
+    """The config with a version of the hash of strings for every hashed feature that sets none.
+
+    It is the version of the run that `config` starts from, else the newest.
+
+    Raises:
+        TrainError, StorageError: as `warm_start`.
+    """
+    schema = config.data_schema
+    unset = [f for f in schema.sparse if isinstance(f.mapping, Hash) and f.mapping.text_law is None]
+    if not unset:
+        return config
+    law = TEXT_LAW if config.init_from is None else _text_law_of(config.init_from.path)
+    sparse = [
+        f.model_copy(update={"mapping": f.mapping.model_copy(update={"text_law": law})}) if f in unset else f
+        for f in schema.sparse
+    ]
+    return config.model_copy(update={"data_schema": schema.model_copy(update={"sparse": sparse})})
+
+
+def _text_law_of(path: str) -> TextLaw:
+    with _reading(path):
+        _, checkpoint = find(path)
+    hashed = [stored for stored in (checkpoint.manifest.mapping or {}).values() if stored["mapping"] == "hash"]
+    of_texts = [stored for stored in hashed if stored.get("id_type") != "integer"]
+    return FIRST_TEXT_LAW if any("text_law" not in stored for stored in of_texts) else TEXT_LAW
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Names `init_from` in errors of its checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"init_from: {path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise TrainError(f"init_from: {error}") from error
 
 
 def _same_rows(subject: str, stored: Fingerprint, current: Fingerprint, vocabulary: Vocabulary | None) -> int:
