@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayrec.train import Callback, RunInfo, Trainer, TrainError, parse_config
+from rayrec.train import Callback, Display, RunInfo, Trainer, TrainError, parse_config
 from rayrec.train.config.difference import flat
-from rayrec.train.driver.console import Display
 from rayrec.train.driver.trackers import MLflow, tracker
 from rayrec.train.run.log import metrics_of
 from tests.train.small import raw_config, write_all

@@ -21,8 +21,7 @@ from rich.console import Console
 
 from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.checkpoint.tools import verify
-from rayrec.train import Trainer, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Trainer, parse_config
 from rayrec.train.run.folder import RunFolder
 from tests.s3 import Door, s3_server
 from tests.train import chaos

@@ -21,8 +21,7 @@ from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
-from rayrec.train import Interrupted, Result, StorageError, Trainer, TrainError, evaluate_run, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Interrupted, Result, StorageError, Trainer, TrainError, evaluate_run, parse_config
 from rayrec.train.run.folder import RunFolder
 from tests.train.small import raw_config, table, write, write_all
 
