@@ -23,6 +23,8 @@ from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION, 
 from rayrec.distributed.planner.report.check import _check_memory, _overlap
 from rayrec.distributed.planner.report.host_traffic import exchange_text
 from rayrec.distributed.planner.report.text import bar, columns, human_bytes, human_seconds
+from rayrec.distributed.planner.search.problem import make_problem
+from rayrec.distributed.planner.search.solve import _stop_at
 from rayrec.distributed.planner.sharding_groups import group_topology, grouped
 from rayrec.distributed.planner.tables.table import Table
 from rayrec.distributed.replicas.layout import GroupLayout
@@ -174,6 +176,13 @@ def test_seconds_of_synchronisation_by_hand(every: int, hosts: list[int]) -> Non
     replicated = grouped(replace(result, plan=plan_of("data_parallel", 1000, 16, [0, 1])), layout, topology, every)
     rows = 1000 * (1 - math.exp(-one.ids / 1000))
     assert replicated.sync_bytes == pytest.approx(rows * (8 + 64))
+
+
+def test_more_care_is_taken_up_to_two_hundred_tables() -> None:
+    topology = Topology(4, "cuda")
+    problem = make_problem([facts()], topology, np.zeros(4), off_device=True)
+    found = [_stop_at(replace(problem, tables=problem.tables * count), 1.0) for count in (200, 201)]
+    assert found == [(1.0005, 1.002), (1.005, 1.02)]
 
 
 def test_tables_off_the_device_are_looked_at_where_memory_costs_much() -> None:
