@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rayrec.train.config.file import ConfigError, load_config, parse_config
     from rayrec.train.config.train_config import TrainConfig
     from rayrec.train.driver.callbacks import Callback, RunInfo
+    from rayrec.train.driver.console import Display
+    from rayrec.train.report import write_report
     from rayrec.train.run.result import Result
     from rayrec.train.trainer import Trainer
 
@@ -26,6 +28,7 @@ __getattr__ = lazy_names(__name__)
 __all__ = [
     "Callback",
     "ConfigError",
+    "Display",
     "Interrupted",
     "ResourceError",
     "Result",
@@ -39,4 +42,5 @@ __all__ = [
     "index_run",
     "load_config",
     "parse_config",
+    "write_report",
 ]

@@ -200,6 +200,7 @@ def test_the_manifest_of_another_model_is_refused(root: Path, fresh: Any, tmp_pa
     ("here", "message"),
     [
         ({**IdMapping, "f1": {"mapping": "hash", "seed": 4}}, "feature 'f1'.*seed is 3 in the checkpoint and 4 here"),
+        ({**IdMapping, "f1": {"mapping": "hash", "seed": "y" * 41}}, f"in the checkpoint and {'y' * 37}… here"),
         ({"f1": IdMapping["f1"]}, "the config has no feature 'f2'"),
         ({**IdMapping, "f3": {}}, "the checkpoint has no feature 'f3'"),
     ],

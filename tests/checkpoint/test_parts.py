@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from itertools import islice
 from pathlib import Path
@@ -10,7 +9,6 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pyarrow.fs as pafs
 import pytest
 import torch
@@ -19,15 +17,13 @@ from hypothesis import strategies as st
 
 from rayrec._runtime.cgroup_limits import available_bytes
 from rayrec.checkpoint import Best, CheckpointError, CheckpointStore, DamagedCheckpointError, FencedError, saving
-from rayrec.checkpoint.contents import empty_random_states, random_states, set_random_states
 from rayrec.checkpoint.errors import Damage, DamagedScoresError
-from rayrec.checkpoint.manifest import MANIFEST, Manifest, check_mapping
+from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.ownership import Attempt, folder_name, order_of
 from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
 from rayrec.checkpoint.retention import best_of, note_scores, read_scores
 from rayrec.checkpoint.saving import BackgroundSave, Save, Work, _fit, copy_bytes, fits_in_memory
 from rayrec.checkpoint.tools import store_of
-from rayrec.checkpoint.warm_start import Names, _first_names
 from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.storage.folder import ArrowFolder, Folder, LocalFolder, open_folder
 from rayrec.storage.retries import waits_s
@@ -303,44 +299,6 @@ def test_what_failed_is_told_before_what_is_damaged() -> None:
     assert on_every_rank(lambda: 5, None) == 5
 
 
-def test_random_numbers_go_on_where_they_were() -> None:
-    def draw() -> tuple[float, float, float]:
-        return torch.rand(()).item(), random.random(), float(np.random.normal())
-
-    np.random.normal()  # numpy keeps the second of two
-    states = random_states(3, CPU)
-    assert sorted(states) == ["rng/00003/numpy", "rng/00003/python", "rng/00003/torch"]
-    expected = draw()
-    rooms = empty_random_states(
-        3, {**{key: _Size(state) for key, state in states.items()}, "rng/00002/torch": _Size(torch.ones(1))}
-    )
-    assert rooms.keys() == states.keys()
-    for key, room in rooms.items():
-        assert room.shape == states[key].shape and room.dtype == torch.uint8
-    assert draw() != expected
-    set_random_states(states, CPU)
-    assert draw() == expected
-    set_random_states({}, CPU)
-
-
-class _Size:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.size = tensor.shape
-
-
-def test_a_mapping_is_compared_where_both_sides_tell() -> None:
-    saved = {"a": {"seed": 1, "kind_of_hash": "x" * 41}}
-    for pair in [(None, saved), (saved, None), (saved, saved)]:
-        check_mapping("p", *pair)
-    other = {"a": {"seed": 1, "kind_of_hash": "y" * 40}}
-    with pytest.raises(CheckpointError, match=f"kind of hash is {'x' * 37}… in the checkpoint and {'y' * 40} here"):
-        check_mapping("p", saved, other)
-    with pytest.raises(CheckpointError, match="the checkpoint has no feature 'b'"):
-        check_mapping("p", saved, {**saved, "b": {}})
-    with pytest.raises(CheckpointError, match="the config has no feature 'a'"):
-        check_mapping("p", saved, {})
-
-
 def save_of(root: LocalFolder, step: int, called: list[str], may: Any = lambda: None, world_size: int = 1) -> Save:
     return Save(
         folder=root.sub(folder_name(step, 1)),
@@ -420,20 +378,3 @@ def test_a_commit_without_all_planned_tensors_is_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="wrote other tensors than planned"):
         short.run(Throttle())
     assert MANIFEST not in save.folder.names()
-
-
-def test_names_of_a_warm_start_are_whole_parts() -> None:
-    names = Names(renames={"old": "new", "b.c": "d"}, fresh=("top", "x.y"))
-    told = {
-        "new": "old",
-        "a.new.w": "a.old.w",
-        "newer.new": "newer.old",
-        "d.new": "d.old",
-        "z.d": "z.b.c",
-        "a": "a",
-        "atop.w": "atop.w",
-        "x.yy": "x.yy",
-    }
-    assert {name: names.source(name) for name in told} == told
-    assert [names.source(name) for name in ("top", "a.top.w", "x.y.z")] == [None] * 3
-    assert _first_names("abcde") == "a, b, c, d, e" and _first_names("abcdef") == "a, b, c, d, e and 1 more"

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingCollectionSharder, EmbOptimType, ShardingEnv
+from rayrec.distributed import EmbeddingCollectionSharder, EmbOptimType, ModuleSharding, ShardingEnv
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import EmbeddingCollection
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.device import DEVICE

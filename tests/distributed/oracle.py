@@ -13,10 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ParameterSharding, ShardingEnv, ShardingType
-from rayrec.distributed.comm.wire import Codec
+from rayrec.distributed import (
+    Codec,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ModuleSharding,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingType,
+)
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.vectors import pooled_in_place
 from rayrec.modules import BaseEmbeddingConfig, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.optim import in_backward_optimizer_filter

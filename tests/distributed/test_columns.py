@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import ParameterSharding, Shard, ShardingType, Span
+from rayrec.distributed import CacheParams, ParameterSharding, Shard, ShardingType, Span
 from rayrec.distributed.ids.routes import PlannedTable, Routes, make_routes
 from rayrec.distributed.kernel import LocalTable
 from rayrec.distributed.plan.cuts import CUTS, blocks, even_widths
-from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR, CacheParams
+from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR
 from rayrec.distributed.vectors.columns import ColumnMap, Run, across_hosts, columns_of, inside_host, union
 from rayrec.distributed.vectors.pooled_exchange import ColumnOrder
 from rayrec.modules import EmbeddingBagConfig

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, ShardingType, comm
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed import EmbeddingBagCollectionSharder, ModuleSharding, ShardingEnv, ShardingType, comm
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn

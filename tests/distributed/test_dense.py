@@ -16,12 +16,12 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
+    ModuleSharding,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
 )
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import (
     DataType,
     EmbeddingBagCollection,

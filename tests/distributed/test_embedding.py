@@ -9,8 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import EmbOptimType, ShardingType
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed import EmbOptimType, ModuleSharding, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import drawn, exchanges

@@ -12,17 +12,23 @@ from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.distributed import (
+    BF16,
+    FP16,
+    FP32,
+    Codec,
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     EmbOptimType,
+    ModuleSharding,
+    NumberFormat,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
+    fp8_rows,
+    int8_rows,
 )
 from rayrec.distributed.comm.awaitable import LazyAwaitable
-from rayrec.distributed.comm.wire import BF16, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.device import DEVICE

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rayrec.distributed import ParameterSharding, Shard, ShardingType, Span
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed import ModuleSharding, ParameterSharding, Shard, ShardingType, Span
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, join, train_plain, train_sharded
 from tests.ranks import on_ranks

@@ -14,9 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ParameterSharding, ShardingEnv, ShardingType
+from rayrec.distributed import CacheParams, EmbeddingBagCollectionSharder, ParameterSharding, ShardingEnv, ShardingType
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.plan.shards import CacheParams
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import ADAGRAD, draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain

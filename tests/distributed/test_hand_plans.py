@@ -10,9 +10,16 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 
-from rayrec.distributed import Shard, ShardedEmbeddingBagCollection, ShardingEnv, ShardingPlan, ShardingType, Span
+from rayrec.distributed import (
+    CacheParams,
+    Shard,
+    ShardedEmbeddingBagCollection,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+    Span,
+)
 from rayrec.distributed.plan import shards as engine
-from rayrec.distributed.plan.shards import CacheParams
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.distributed import sharding_plan as by

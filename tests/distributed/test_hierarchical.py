@@ -18,11 +18,20 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, ShardingType, comm
+from rayrec.distributed import (
+    BF16,
+    FP16,
+    Codec,
+    EmbeddingBagCollectionSharder,
+    ModuleSharding,
+    NumberFormat,
+    ShardingEnv,
+    ShardingType,
+    comm,
+    int8_rows,
+)
 from rayrec.distributed.comm.hosts import ranks_per_host
-from rayrec.distributed.comm.wire import BF16, FP16, Codec, NumberFormat, int8_rows
 from rayrec.distributed.executors import pooled as tiers
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE, drawn, exchanges

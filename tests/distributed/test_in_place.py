@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.wire import Codec
+from rayrec.distributed import Codec
 from rayrec.distributed.vectors.columns import ColumnMap, Run
 from rayrec.distributed.vectors.pooled_exchange import PooledExchange
 from tests.distributed.oracle import by_message

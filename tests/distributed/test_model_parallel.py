@@ -12,12 +12,12 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbOptimType,
+    ModuleSharding,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
 )
 from rayrec.distributed.comm import count_collectives
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecsParallel

@@ -16,9 +16,12 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed import (
+    FP16,
     Awaitable,
+    Codec,
     EmbeddingComputeKernel,
     EmbOptimType,
+    ModuleSharding,
     ParameterSharding,
     ShardingEnv,
     ShardingPlan,
@@ -27,10 +30,8 @@ from rayrec.distributed import (
 from rayrec.distributed.collections.sharder import CollectionSharder
 from rayrec.distributed.collections.variable_batch import Examples, same_size
 from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
-from rayrec.distributed.comm.wire import FP16, Codec
 from rayrec.distributed.data_parallel import table_parameters
 from rayrec.distributed.ids.input_dist import IdCheck
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, PoolingType
 from rayrec.optim import apply_optimizer_in_backward
 from rayrec.sparse import KeyedJaggedTensor

@@ -14,11 +14,11 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbOptimType,
+    ModuleSharding,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
 )
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
-from rayrec.distributed.comm.wire import FP16, Codec
+from rayrec.distributed import FP16, Codec, EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -11,11 +11,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
-from rayrec.distributed.comm.wire import BF16, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
+from rayrec.distributed import (
+    BF16,
+    FP16,
+    FP32,
+    Codec,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ModuleSharding,
+    NumberFormat,
+    ShardingEnv,
+    ShardingType,
+    fp8_rows,
+    int8_rows,
+)
 from rayrec.distributed.kernel import RULES
 from rayrec.distributed.kernel.optimizer_rules import DecayMode
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad

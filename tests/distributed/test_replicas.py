@@ -14,6 +14,7 @@ from rayrec.distributed import (
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
     EmbeddingComputeKernel,
+    ModuleSharding,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
@@ -21,7 +22,6 @@ from rayrec.distributed import (
 from rayrec.distributed.comm import count_bytes
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.replicas.gradients import Replicas
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor

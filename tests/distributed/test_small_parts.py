@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import EmbeddingComputeKernel, Span
-from rayrec.distributed.comm.wire import FORMATS, NumberFormat, fp8_rows, int8_rows
+from rayrec.distributed import EmbeddingComputeKernel, NumberFormat, Span, fp8_rows, int8_rows
+from rayrec.distributed.comm.wire import FORMATS
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable, pooling_group, vector_group
 from rayrec.distributed.kernel.choice import fbgemm_updates
 from rayrec.distributed.kernel.fused import FusedVectorKernel

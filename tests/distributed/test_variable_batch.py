@@ -9,8 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType, comm
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed import (
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ModuleSharding,
+    ShardingEnv,
+    ShardingType,
+    comm,
+)
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from tests.device import DEVICE

@@ -8,8 +8,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType, comm
-from rayrec.distributed.comm.wire import BF16, FP8, FP8_WIDE, FP16, FP32, Codec, NumberFormat, fp8_rows, int8_rows
+from rayrec.distributed import (
+    BF16,
+    FP8,
+    FP8_WIDE,
+    FP16,
+    FP32,
+    Codec,
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    NumberFormat,
+    ShardingEnv,
+    ShardingType,
+    comm,
+    fp8_rows,
+    int8_rows,
+)
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
 from rayrec.distributed.planner import Topology
 from rayrec.distributed.planner.cost.seconds import shard_cost

@@ -12,6 +12,7 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbOptimType,
+    ModuleSharding,
     ParameterSharding,
     Shard,
     ShardingEnv,
@@ -19,7 +20,6 @@ from rayrec.distributed import (
     ShardingType,
     Span,
 )
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut

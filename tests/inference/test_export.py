@@ -20,8 +20,7 @@ from rayrec.inference import ExportError, ExportOptions, Model
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import export_run
-from rayrec.train.report import write_report
+from rayrec.train import export_run, write_report
 from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, train, trainer_scores
 from tests.ranks import Ranks
 from tests.train import small

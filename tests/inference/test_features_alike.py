@@ -22,8 +22,7 @@ from rayrec.inference import Model, Scorer
 from rayrec.inference.predict import predict
 from rayrec.serve import ARROW, JSON, Limits, RequestError
 from rayrec.serve.requests import Reader
-from rayrec.train import Trainer, export_run, load_config, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Trainer, export_run, load_config, parse_config
 from tests.data.test_derived import ALL, ROWS_OF, drawn_rows, table_of
 
 ROWS, AT_ONCE = 100_000, 5000

@@ -15,9 +15,8 @@ from rich.console import Console
 
 from rayrec.data import DataError, Manifest, Mapping, Schema
 from rayrec.inference.predict import predict
-from rayrec.train import Trainer, TrainError, evaluate_run, export_run, parse_config
+from rayrec.train import Display, Trainer, TrainError, evaluate_run, export_run, parse_config
 from rayrec.train.after.export import find_checkpoint
-from rayrec.train.driver.console import Display
 from tests.inference.runs import train
 from tests.train import small
 

@@ -12,12 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, EmbOptimType, ShardingEnv, comm
-from rayrec.models import Batch, hstu, sasrec
+from rayrec.models import Batch, TwoTower, hstu, sasrec
 from rayrec.models.next_item import NextItem
 from rayrec.models.retrieval_loss import LOSSES, RetrievalLoss
 from rayrec.models.retriever import HistoryOf, ItemVectors, batch_of
 from rayrec.models.samplers import PopularitySampler, StreamingFrequency, UniformSampler
-from rayrec.models.two_tower import TwoTower
 from rayrec.modules import EmbeddingConfig
 from rayrec.modules.attention import Layout
 from rayrec.sparse import KeyedJaggedTensor

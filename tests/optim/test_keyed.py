@@ -402,7 +402,7 @@ def test_the_norm_is_kept_where_it_is_asked_for() -> None:
 def warm_fused(group: Any) -> list[list[float]]:
     """How far each backward moves a table under a schedule, and the rates that were set."""
     import rayrec
-    from rayrec.distributed.kernel import EmbOptimType
+    from rayrec.distributed import EmbOptimType
 
     config = rayrec.EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=4, feature_names=["f"])
     sharder = rayrec.distributed.EmbeddingBagCollectionSharder(

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
+from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ModuleSharding, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.optim import apply_optimizer_in_backward
 from rayrec.sparse import KeyedJaggedTensor

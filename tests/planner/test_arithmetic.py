@@ -16,31 +16,21 @@ from hypothesis import strategies as st
 
 from rayrec.distributed import ParameterSharding, ShardingPlan, ShardingType
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.distributed.planner import NoPlanError, Topology, diff, plan_tables
+from rayrec.distributed.planner import NoPlanError, PlanResult, Topology, diff, plan_tables
 from rayrec.distributed.planner.cost.estimate import evaluate
-from rayrec.distributed.planner.cost.memory import reserves
 from rayrec.distributed.planner.cost.seconds import shard_cost
 from rayrec.distributed.planner.machine.calibration import CALIBRATION_VERSION, Calibration
 from rayrec.distributed.planner.report.check import _check_memory, _overlap
 from rayrec.distributed.planner.report.host_traffic import exchange_text
 from rayrec.distributed.planner.report.text import bar, columns, human_bytes, human_seconds
-from rayrec.distributed.planner.search.bound import _pigeonhole, lower_bound, make_choices
-from rayrec.distributed.planner.search.choose import _cheapest_that_fit, choose, mixtures
 from rayrec.distributed.planner.search.problem import make_problem
-from rayrec.distributed.planner.search.solve import _stop_at, best_solution
-from rayrec.distributed.planner.search.what_if import _least
+from rayrec.distributed.planner.search.solve import _stop_at
 from rayrec.distributed.planner.sharding_groups import group_topology, grouped
 from rayrec.distributed.planner.tables.table import Table
 from rayrec.distributed.replicas.layout import GroupLayout
 from tests.planner.problems import SHARDER, table
 
 plain = settings(deadline=None, max_examples=40)
-
-
-@plain
-@given(st.integers(0, 40), st.integers(1, 45))
-def test_the_least_good_number_is_found(most: int, first: int) -> None:
-    assert _least(most, lambda number: number >= first) == (first if first <= most else None)
 
 
 rectangles = st.lists(st.tuples(*[st.integers(0, 5)] * 4), max_size=6)
@@ -188,79 +178,10 @@ def test_seconds_of_synchronisation_by_hand(every: int, hosts: list[int]) -> Non
     assert replicated.sync_bytes == pytest.approx(rows * (8 + 64))
 
 
-@plain
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=9), st.integers(1, 4))
-def test_pieces_that_must_meet_bound_a_rank(sizes: list[float], ranks: int) -> None:
-    """Of the k * ranks + 1 largest, k + 1 meet on one rank, each at least as large as the last of them."""
-    falling = sorted(sizes, reverse=True)
-    expected = max((number // ranks + 1) * size for number, size in enumerate(falling) if number % ranks == 0)
-    assert _pigeonhole(np.array(sizes), ranks) == pytest.approx(expected)
-
-
-def small_problem(memory: int) -> Any:
-    listed = [table(f"t{n}", rows, 16) for n, rows in enumerate((4000, 2500, 900, 300, 60))]
-    topology = Topology(4, "cuda", hosts=[2, 2])
-    tables = plan_tables(listed, topology, batch_size=64, sharder=SHARDER).tables
-    tight = Topology(4, "cuda", hosts=[2, 2], hbm_cap=memory, ddr_cap=1 << 33)
-    return make_problem(tables, tight, np.zeros(4), off_device=True)
-
-
-def test_choices_are_the_options_of_least_cost() -> None:
-    problem = small_problem(1 << 30)
-    choices = make_choices(problem)
-    flat = [option for each in problem.options for option in each]
-    ends = [*choices.first_T.tolist(), len(flat)]
-    scores = np.random.default_rng(0).integers(0, 4, len(flat)).astype(float)  # with many of one score
-    for number, place in enumerate(choices.best(scores)):
-        own = scores[ends[number] : ends[number + 1]]
-        assert place == ends[number] + int(own.argmin())  # the first of the least
-    shared = [min(option.least_shared_s for option in each) for each in problem.options]
-    assert choices.shared_s == pytest.approx(sum(shared))
-    for place, option in enumerate(flat):
-        extra = option.shared_s - shared[option.table]
-        assert choices.extra_O[place] == pytest.approx(extra)
-        assert choices.work_O[place] == pytest.approx(option.work + 4 * extra)
-
-
-def test_choices_fit_where_memory_is_short() -> None:
-    problem = small_problem(1 << 30)
-    choices, usable = make_choices(problem), np.ones(sum(map(len, problem.options)), dtype=np.bool_)
-    (free,) = choose(problem, choices, usable, 1.0, 1.0, 1.0, False)
-    assert (free == choices.best(choices.work_O)).all(), "no limit is met"
-    wanted = float(choices.bytes_O[free].sum())
-    least = float(choices.least(choices.bytes_O).sum())
-    assert least < 0.9 * wanted
-    room = (least + wanted) / 2
-    picked = _cheapest_that_fit(choices, choices.work_O, room)
-    assert choices.bytes_O[picked].sum() <= room and choices.work_O[picked].sum() >= choices.work_O[free].sum()
-    bounds = [lower_bound(problem, choices, usable, held) for held in (float("inf"), wanted, room, least)]
-    assert bounds[0] == pytest.approx(bounds[1]) and bounds[1] <= bounds[2] <= bounds[3]
-    assert lower_bound(problem, choices, usable & False, 1e12) == float("inf")
-    tight = small_problem(int(room / 4))
-    for found in choose(tight, choices, usable, 1.0, 1.0, 1.0, False):
-        assert choices.bytes_O[found].sum() <= float(tight.room_R.sum())
-
-
-def test_mixtures_take_some_options_of_the_other_picks() -> None:
-    problem = small_problem(1 << 30)
-    choices = make_choices(problem)
-    base = choices.best(choices.work_O)
-    fine = choices.best(choices.unit_O)
-    changed = int((fine != base).sum())
-    counts = sorted({5 % 4, changed // 8, changed // 4, changed // 2} - {0, changed})
-    found = list(mixtures(choices, [base, fine], 4))
-    assert [int((mixed != base).sum()) for mixed in found] == counts and counts
-    for mixed in found:
-        assert all(a in (b, c) for a, b, c in zip(mixed, base, fine, strict=True))
-    loss = choices.work_O[fine] / choices.work_O[base]
-    (first,) = np.flatnonzero(found[0] != base)
-    assert loss[first] == min(loss[n] for n in range(5) if fine[n] != base[n])
-    assert list(mixtures(choices, [], 4)) == list(mixtures(choices, [base], 4)) == []
-
-
 def test_more_care_is_taken_up_to_two_hundred_tables() -> None:
-    problem = small_problem(1 << 30)
-    found = [_stop_at(replace(problem, tables=problem.tables[:1] * count), 1.0) for count in (200, 201)]
+    topology = Topology(4, "cuda")
+    problem = make_problem([facts()], topology, np.zeros(4), off_device=True)
+    found = [_stop_at(replace(problem, tables=problem.tables * count), 1.0) for count in (200, 201)]
     assert found == [(1.0005, 1.002), (1.005, 1.02)]
 
 
@@ -268,17 +189,14 @@ def test_tables_off_the_device_are_looked_at_where_memory_costs_much() -> None:
     """The bound that is told holds for them too."""
     listed = [table(f"t{n}", 400_000, 64) for n in range(4)]
 
-    def solved(memory: int) -> Any:
+    def planned(memory: int) -> tuple[set[str], PlanResult]:
         topology = Topology(2, "cuda", hbm_cap=memory, ddr_cap=8 << 30)
-        tables = plan_tables(listed, topology, batch_size=512, sharder=SHARDER).tables
-        return best_solution(tables, topology, reserves(tables, topology, 0))
+        result = plan_tables(listed, topology, batch_size=512, sharder=SHARDER)
+        return {of.compute_kernel for module in result.plan.plan.values() for of in module.values()}, result
 
-    problem, ample = solved(32 << 30)
-    kernels = {option.kernel for option in ample.packing.chosen}
-    assert kernels == {"fused"} and ample.bound_s == ample.free_bound_s <= ample.worst_s
-    problem, short = solved(1 << 27)
-    assert any(option.kernel != "fused" for option in short.packing.chosen)
-    assert short.bound_s <= short.worst_s and problem.world_size == 2
+    (kernels, ample), (kernels_short, short) = planned(32 << 30), planned(1 << 27)
+    assert kernels == {"fused"} and 0 < ample.bound_s <= ample.estimate.worst_s
+    assert kernels_short != {"fused"} and ample.bound_s <= short.bound_s <= short.estimate.worst_s
 
 
 def test_a_dense_replica_updates_what_all_ranks_touched() -> None:

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.distributed import ShardingPlan, ShardingType
+from rayrec.distributed import CacheParams, ShardingPlan, ShardingType
 from rayrec.distributed.ids.routes import PlannedTable, make_routes
 from rayrec.distributed.kernel import pooling_group, vector_group
-from rayrec.distributed.plan.shards import CacheParams
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
     NoPlanError,

@@ -12,11 +12,11 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbOptimType,
+    ModuleSharding,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
 )
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.torchrec.modules.feature_processor import PositionWeightedProcessor

@@ -16,9 +16,17 @@ from rich.console import Console
 
 from rayrec.cli import run
 from rayrec.distributed import ShardingPlan
-from rayrec.train import ConfigError, Trainer, TrainError, evaluate_run, export_run, load_config, parse_config
-from rayrec.train.driver.console import Display
-from rayrec.train.report import write_report
+from rayrec.train import (
+    ConfigError,
+    Display,
+    Trainer,
+    TrainError,
+    evaluate_run,
+    export_run,
+    load_config,
+    parse_config,
+    write_report,
+)
 from tests.train.small import make_job, raw_config, write_all
 
 MARKUP = "<script>alert(1)</script>[red]\x1b[2J"

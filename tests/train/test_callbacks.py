@@ -16,10 +16,9 @@ import pytest
 from rich.console import Console
 
 from rayrec.models import DLRM
-from rayrec.train import Callback, ConfigError, RunInfo, Trainer, TrainError, parse_config
+from rayrec.train import Callback, ConfigError, Display, RunInfo, Trainer, TrainError, parse_config
 from rayrec.train.config.difference import flat
 from rayrec.train.driver.callbacks import Callbacks
-from rayrec.train.driver.console import Display
 from rayrec.train.driver.trackers import tracker, trackers_of, with_trackers
 from rayrec.train.run.log import metrics_of
 from tests.train.small import raw_config, write_all

@@ -21,8 +21,7 @@ from rich.console import Console
 
 from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.checkpoint.tools import verify
-from rayrec.train import Trainer, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Trainer, parse_config
 from rayrec.train.run.folder import RunFolder
 from tests.s3 import Door, s3_server
 from tests.train import chaos
@@ -35,7 +34,7 @@ SPEC = SyntheticSpec(rows=40_000, files=5, row_group_rows=1000, single=4, multi=
 EPOCHS, BATCH, STEP_S = 6, 128, 0.2
 HANG_S = chaos.AWAY_S + 5.0  # waiting for the object store is no hang
 Fault = Callable[[chaos.Supervised, float], None]
-KEPT = {"config.yaml", "given.yaml", "plan.json", "metrics.jsonl", "footers.arrow", "result.json", "report.html",
+KEPT = {"config.yaml", "given.yaml", "run_id", "plan.json", "metrics.jsonl", "footers.arrow", "result.json", "report.html",
         "tensorboard", "checkpoints", ".lock"}  # fmt: skip
 
 

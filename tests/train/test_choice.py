@@ -96,9 +96,11 @@ def test_each_command_refuses_damage_unless_an_older_checkpoint_is_asked_for(
         told = capsys.readouterr()
         return status, told.out, told.err
 
+    exports = command in ("export", "predict")  # several seconds each, so one of the two harms is tried in all ways
     harm(old)
-    status, out, err = outcome()
-    assert status == 0 and new.name in out + err and old.name not in out + err
+    if not (exports and harm is cut):
+        status, out, err = outcome()
+        assert status == 0 and new.name in out + err and old.name not in out + err
     harm(new)
     status, out, err = outcome()
     if command == "inspect" and harm is flip_a_bit:  # reads no tensors
@@ -108,7 +110,7 @@ def test_each_command_refuses_damage_unless_an_older_checkpoint_is_asked_for(
     if command not in ("evaluate", "export", "predict"):
         return
     assert "to read an older one, use --checkpoint whole (the newest undamaged one) or --checkpoint STEP" in err
-    for which in ("whole", "12"):
+    for which in ("whole",) if exports and harm is cut else ("whole", "12"):
         status, out, err = outcome("--checkpoint", which)
         assert status == 0 and "read the checkpoint of step 12: " in out and older.name in out
         named = [f"the checkpoint {damaged} is damaged: " in err for damaged in (old, new)]

@@ -18,9 +18,8 @@ import pytest
 from ray.exceptions import RayActorError
 from rich.console import Console
 
-from rayrec.train import Interrupted
+from rayrec.train import Display, Interrupted
 from rayrec.train.driver import signals as signals_module
-from rayrec.train.driver.console import Display
 from rayrec.train.driver.failures import failure_reason, too_often
 from rayrec.train.driver.recorder import Lines, Recorder
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from rayrec.train import ResourceError, StorageError
-from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, Display, evaluation_lines
+from rayrec.train import Display, ResourceError, StorageError
+from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, evaluation_lines
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
 from rayrec.train.run.folder import RunFolder, newest_checkpoint

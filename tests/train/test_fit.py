@@ -21,8 +21,7 @@ from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
-from rayrec.train import Interrupted, Result, StorageError, Trainer, TrainError, evaluate_run, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Interrupted, Result, StorageError, Trainer, TrainError, evaluate_run, parse_config
 from rayrec.train.run.folder import RunFolder
 from tests.train.small import raw_config, table, write, write_all
 
@@ -54,7 +53,7 @@ def test_a_run_leaves_everything_that_was_promised(finished: tuple[Path, Result]
     run = folder / "runs" / "small"
     assert result.folder == run
     assert {path.name for path in run.iterdir() if path.name != ".lock"} == {
-        "config.yaml", "given.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
+        "config.yaml", "given.yaml", "run_id", "plan.json", "metrics.jsonl", "footers.arrow",
         "checkpoints", "tensorboard", "report.html", "result.json",
     }  # fmt: skip
     raw = json.loads((run / "result.json").read_text())

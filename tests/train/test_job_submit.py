@@ -125,7 +125,7 @@ def test_the_documented_command_trains_movielens(cluster: dict[str, str], tmp_pa
         assert part in done.stdout
     folder = tmp_path / "movielens"
     assert {path.name for path in folder.iterdir() if path.name != ".lock"} == {
-        "config.yaml", "given.yaml", "plan.json", "metrics.jsonl", "footers.arrow",
+        "config.yaml", "given.yaml", "run_id", "plan.json", "metrics.jsonl", "footers.arrow",
         "checkpoints", "tensorboard", "report.html", "result.json",
     }  # fmt: skip
     result = json.loads((folder / "result.json").read_text())

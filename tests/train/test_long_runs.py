@@ -20,7 +20,7 @@ from rich.console import Console
 
 from rayrec.distributed import ParameterSharding, ShardingPlan
 from rayrec.distributed.plan.cuts import whole
-from rayrec.train.report import write_report
+from rayrec.train import write_report
 from rayrec.train.report.run import BRIEF_BYTES, MOST_EVENTS, MOST_LINES, Thinned, read_run
 from rayrec.train.report.runs import find_runs, list_table
 from rayrec.train.run.folder import RunFolder

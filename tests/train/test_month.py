@@ -20,9 +20,8 @@ from rich.console import Console
 from rayrec._runtime.ray_internals import with_limit
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.storage.retries import Patience
-from rayrec.train import TrainError
+from rayrec.train import Display, TrainError
 from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import DrainNotices
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit, failure_reporter
 from rayrec.train.driver.recorder import Recorder

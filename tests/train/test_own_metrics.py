@@ -14,9 +14,8 @@ from rich.console import Console
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score
 
-from rayrec.train import ConfigError, Trainer, TrainError, parse_config
+from rayrec.train import ConfigError, Display, Trainer, TrainError, parse_config
 from rayrec.train.config.trainer import MetricConfig
-from rayrec.train.driver.console import Display
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.worker.lockstep import RankError

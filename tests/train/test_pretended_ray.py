@@ -24,11 +24,10 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from rich.console import Console
 
-from rayrec.train import Interrupted, ResourceError, TrainError
+from rayrec.train import Display, Interrupted, ResourceError, TrainError
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver import elastic
 from rayrec.train.driver.cluster import Cluster, connected
-from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import NEVER_S, REQUEST, release_request, resizing
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, RestartLimit, failure_reporter
 from rayrec.train.driver.recorder import Recorder

@@ -16,9 +16,8 @@ import pytest
 from ray import tune as ray_tune
 from rich.console import Console
 
-from rayrec.train import ResourceError, TrainError, parse_config
+from rayrec.train import Display, ResourceError, TrainError, parse_config
 from rayrec.train.config.file import read_yaml
-from rayrec.train.driver.console import Display
 from rayrec.train.tune.search import NEVER, Search, _draws, _Reports, tune
 from rayrec.train.tune.space import check_space, space_of
 from tests.train.pretended_ray import PretendedRay, pretended

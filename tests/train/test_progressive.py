@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayrec.train import Result, Trainer, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Result, Trainer, parse_config
 from tests.train import small
 from tests.train.row_log import noted, with_row_ids
 

@@ -26,8 +26,7 @@ from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
-from rayrec.train import ResourceError, Trainer, TrainError, evaluate_run, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, ResourceError, Trainer, TrainError, evaluate_run, parse_config
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
 from rayrec.train.driver.recorder import Recorder

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rayrec.distributed import ParameterSharding, Shard, ShardingPlan
 from rayrec.distributed.plan.cuts import by_cols, by_rows, everywhere, whole
-from rayrec.train.report import write_report
+from rayrec.train import write_report
 from rayrec.train.report.plan import memory_section, plan_section, time_section
 from rayrec.train.report.run import history, read_run
 from rayrec.train.report.runs import compare_table, find_runs, list_table

@@ -11,7 +11,7 @@ import pytest
 
 from rayrec.distributed import ShardingPlan
 from rayrec.distributed.plan.cuts import by_rows
-from rayrec.train.report import write_report
+from rayrec.train import write_report
 from rayrec.train.report.compare import differing, last_figures
 from rayrec.train.report.page import _duration
 from rayrec.train.report.plan import plan_section

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train.report import write_report
+from rayrec.train import write_report
 from rayrec.train.report.compare import compare_page
 from rayrec.train.report.run import read_run
 from tests.train.test_report import PLAN, eval_line, event_line, full_run, train_line, write_run

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train import Trainer, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Trainer, parse_config
 from rayrec.train.driver.trackers import tracker
 from tests.train.small import raw_config, write_all
 

@@ -16,9 +16,8 @@ from rich.console import Console
 from rayrec._runtime.cgroup_limits import cpus as usable_cpus
 from rayrec.checkpoint import FencedError
 from rayrec.data import Cursor
-from rayrec.train import TrainError
+from rayrec.train import Display, TrainError
 from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.run_job import run_job
 from rayrec.train.run.log import Record

@@ -45,10 +45,15 @@ class NumberFormat:
 
 
 FP32 = NumberFormat("fp32", 4)
-FP16 = NumberFormat("fp16", 2)  # up to 65504; larger values are clipped
-BF16 = NumberFormat("bf16", 2)  # the range of float32 with 3 digits
-FP8 = NumberFormat("fp8", 1)  # 1 sign, 4 exponent and 3 fraction bits; up to 0.9375, larger values are clipped
-FP8_WIDE = NumberFormat("fp8_wide", 1)  # 5 exponent and 2 fraction bits; up to 0.875
+"""float32, the default."""
+FP16 = NumberFormat("fp16", 2)
+"""float16: up to 65504; larger values are clipped."""
+BF16 = NumberFormat("bf16", 2)
+"""bfloat16: the range of float32 with 3 digits."""
+FP8 = NumberFormat("fp8", 1)
+"""1 sign, 4 exponent and 3 fraction bits: up to 0.9375; larger values are clipped."""
+FP8_WIDE = NumberFormat("fp8_wide", 1)
+"""1 sign, 5 exponent and 2 fraction bits: up to 0.875; larger values are clipped."""
 
 
 def fp8_rows(row: int = ROW, wide: bool = False) -> NumberFormat:
