@@ -157,6 +157,18 @@ def test_a_run_that_begins_with_the_weights_of_another(tmp_path: Path) -> None:
     check_relaunch({**raw, "init_from": str(other.folder)}, tmp_path)
 
 
+def test_a_run_whose_table_begins_with_vectors(tmp_path: Path) -> None:
+    """Its export and its predictions do not need the file either."""
+    raw = configs.of_init("shop", tmp_path)
+    table = raw["tables"][0]
+    (feature,) = (feature for feature in raw["schema"]["sparse"] if feature["name"] == table["features"][0])
+    ids = pacsv.read_csv(tmp_path / "shop.csv")[feature.get("column", feature["name"])].unique()
+    vectors = [[0.1 * row + column for column in range(table["dim"])] for row in range(len(ids))]
+    pq.write_table(pa.table({"id": ids, "vector": vectors}), tmp_path / "vectors.parquet")
+    table["init"] = {"path": str(tmp_path / "vectors.parquet"), "id": "id", "vector": "vector"}
+    check_relaunch(raw, tmp_path)
+
+
 def test_days_of_data_that_init_described(tmp_path: Path) -> None:
     raw = configs.of_init("shop", tmp_path)
     rows = pacsv.read_csv(tmp_path / "shop.csv")
