@@ -34,8 +34,8 @@ SPEC = SyntheticSpec(rows=40_000, files=5, row_group_rows=1000, single=4, multi=
 EPOCHS, BATCH, STEP_S = 6, 128, 0.2
 HANG_S = chaos.AWAY_S + 5.0  # waiting for the object store is no hang
 Fault = Callable[[chaos.Supervised, float], None]
-KEPT = {"config.yaml", "given.yaml", "run_id", "plan.json", "metrics.jsonl", "footers.arrow", "result.json", "report.html",
-        "tensorboard", "checkpoints", ".lock"}  # fmt: skip
+KEPT = {"config.yaml", "given.yaml", "run_id", "plan.json", "metrics.jsonl", "footers.arrow", "result.json",
+        "report.html", "tensorboard", "checkpoints", ".lock"}  # fmt: skip
 
 
 @contextmanager

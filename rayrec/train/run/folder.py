@@ -9,7 +9,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,8 @@ class RunFolder:
         # Runs that began before runs had ids have entries in trackers under an id of the path.
         is_old = self.metrics.exists()
         run_id = hashlib.sha256(str(self.path).encode()).hexdigest()[:32] if is_old else uuid.uuid4().hex
-        write_atomically(self.id_file, f"{run_id}\n")
+        with suppress(OSError):  # the disk is full; the next launch tries again
+            write_atomically(self.id_file, f"{run_id}\n")
         return run_id
 
     @property
