@@ -38,7 +38,7 @@ class Shuffle(Strict):
     Args:
         windows: Windows shuffled together (size of the shuffle buffer). The first windows of an epoch are shuffled in
             smaller groups, for a fast start.
-        rows: Approximate rows of a window. Small row groups are joined; those of twice the size or more are cut.
+        rows: Approximate rows of a window. Small row groups are joined; row groups of at least twice the size are cut.
     """
 
     windows: int = Field(default=1, ge=1)
@@ -63,7 +63,7 @@ class ReadOptions(Strict):
         bad_rows: Handling of invalid rows.
         stall_timeout_s: Seconds without any row read after which the run ends with an error. Filtered rows count as
             read.
-        text: How text files are read. What is not set is found in their first lines.
+        text: How text files are read. Options that are not set are detected in the first lines.
     """
 
     reader: Literal["auto", "ray", "local"] = "auto"

@@ -61,7 +61,7 @@ def without_views(kind: pa.DataType) -> pa.DataType:
 def plain_type(kind: pa.DataType) -> str:
     """The name of a type without layout, e.g. "integer", "text" or "list<number>"; `type_of` reads it.
 
-    A number is a float64. Narrower floats and decimals have names of their own, because a value such as 0.99 is another
+    A number is a float64. Narrower floats and decimals have names of their own, because a value like 0.99 is another
     number in each; `as_named` converts to them.
     """
     if pat.is_dictionary(kind):
@@ -108,7 +108,7 @@ def same_kind(plain: str, other: str) -> bool:
 
 
 def as_named(array: pa.Array, plain: str) -> pa.Array:
-    """The numbers of an array rounded to the width that `plain` names, also those of lists and maps.
+    """The numbers of an array rounded to the width that `plain` names, including numbers in lists and maps.
 
     So a number in a request equals the same number in the training data: 0.99 is 0.9900000095 in a float32 column.
     """
@@ -209,7 +209,7 @@ def seconds_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
 
 
 def impossible_times(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
-    """Positions of integers that are no time from 1970 to 2200 in `unit`: probably their unit is another one.
+    """Positions of integers outside 1970 to 2200 in `unit`, which probably have another unit.
 
     Nulls, timestamps and dates are never among them: they have a unit of their own.
     """

@@ -5,7 +5,7 @@
 | `s`, `ms`, `us`, `ns` | numbers, or texts of digits: the time since 1970, before 2200 |
 | `yyyymmdd`, `yyyymmddhh`, `yyyymmddhhmm`, `yyyymmddhhmmss`, `yymmddhh` | 20141001, 14102123: whole numbers or texts |
 | `iso` | texts of ISO 8601: `2024-01-31`, `2024-01-31 08:05:00.5`, `2024-01-31T08:05Z`, `2024-01-31 08:05:00 UTC` |
-| e.g. `%m/%d/%Y %I:%M:%S %p` | texts in a format of Python's `datetime.strptime`, or whole numbers of such digits |
+| e.g. `%m/%d/%Y %I:%M:%S %p` | texts in a format of Python's `datetime.strptime`, or whole numbers of these digits |
 
 The texts of a column have a zone (then their timestamps are UTC), or none. Spaces around a text are ignored.
 """
@@ -37,7 +37,7 @@ USAGE = f"{', '.join(UNITS)}, {', '.join(DIGITS)}, {ISO}, or a format of strptim
 
 # Of the locale's directives (%c, %x, %X) and of %Z (Python ignores most zone names) the result differs by machine.
 _DIRECTIVES = "aAbBdfGHIjmMpSuUVwWyYz%"
-# Directives of C's strptime that Python lacks, and what they stand for.
+# Directives of C's strptime that Python lacks, and their meaning.
 _OF_C = {"D": "%m/%d/%y", "F": "%Y-%m-%d", "R": "%H:%M", "T": "%H:%M:%S", "e": "%d", "h": "%b", "n": " ", "t": " "}
 _NUMBER = r"^[0-9]{1,19}(\.[0-9]+)?$"
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(Z|[-+]\d\d(:?\d\d)?)?)?$"
@@ -68,7 +68,7 @@ def check_format(time_format: str) -> None:
 
 
 def has_year(time_format: str) -> bool:
-    """False if the format has no year, so that its order begins anew each year or day."""
+    """False if the format has no year, so that its order starts again each year or day."""
     return "%" not in time_format or bool(_directives(time_format) & set("YyG"))
 
 
@@ -129,7 +129,7 @@ def _trimmed(values: pa.Array) -> pa.Array:
 
 
 def _numbers(values: pa.Array) -> pa.Array:
-    """Integers or floats; null for texts that are no numbers, and for numbers that are not finite."""
+    """Integers or floats; null for other texts and for numbers that are not finite."""
     if is_text(values.type):
         texts = _trimmed(values)
         texts = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
@@ -139,7 +139,7 @@ def _numbers(values: pa.Array) -> pa.Array:
             values = texts.cast(pa.float64())
     numbers = plain_numbers(values)
     if pat.is_integer(numbers.type):
-        return numbers.cast(pa.int64(), safe=False)  # beyond int64: negative, which is no time
+        return numbers.cast(pa.int64(), safe=False)  # beyond int64: negative, which is out of range
     numbers = numbers.cast(pa.float64())
     return pc.if_else(pc.is_finite(numbers), numbers, None)
 
@@ -155,7 +155,7 @@ def _since_1970(values: pa.Array, unit: str) -> pa.Array:
 
 
 def _seconds_of_digits(values: pa.Array, widths: Sequence[int]) -> I64:
-    """[n], seconds since 1970; -1 where the digits are no date from 1973 to 2200."""
+    """[n], seconds since 1970; -1 for digits that do not form a date from 1973 to 2200."""
     if is_text(values.type):  # only numbers lose leading zeros
         texts = _trimmed(values)
         values = pc.if_else(pc.match_substring_regex(texts, f"^[0-9]{{{sum(widths)}}}$"), texts, None)

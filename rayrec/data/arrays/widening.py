@@ -26,7 +26,7 @@ def wider(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     and to floats, decimals to more digits, times to the finer unit, lists, maps and structs by their parts. Whether a
     column may have the type is up to its role: a dense feature may be a float, an id may not.
     """
-    # Arrow's law is left where it loses values or refuses columns that hold the same values:
+    # Differs from Arrow's rule if that loses values or refuses columns with the same values:
     # - Texts, dictionaries and views of any layout are one kind here; Arrow does not unify views or dictionaries with
     #   plain texts. Parts of lists, maps and structs go through this function for the same reason.
     # - uint64 with a signed integer is decimal128(20, 0), which is a number and no id; Arrow makes int64, which does
@@ -172,7 +172,7 @@ def widened_table(table: pa.Table, schema: pa.Schema, uri: str, *, rounded: bool
 
 
 def filled(kind: pa.DataType, expected: pa.DataType) -> pa.DataType:
-    """The type with null, at any depth of lists and structs, replaced by what is expected there."""
+    """The type with null, at any depth of lists and structs, replaced by the expected type."""
     if pat.is_null(kind):
         return expected
     if is_list(kind) and is_list(expected):

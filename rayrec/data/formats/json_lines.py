@@ -16,10 +16,10 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 def as_json_lines(stream: pa.NativeFile, texts: Collection[str] = ()) -> pa.NativeFile | io.RawIOBase:
-    """The stream itself if it has JSON lines, or one that yields JSON lines.
+    """The stream itself if it has JSON lines, or a stream that converts to JSON lines.
 
     Args:
-        texts: columns whose values become text, whatever they are.
+        texts: columns to convert to text.
 
     Raises:
         ValueError: a line that is neither; names its number.

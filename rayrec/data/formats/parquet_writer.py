@@ -29,7 +29,7 @@ def write_parts(batches: Iterable[pa.RecordBatch], folder: Path, stem: str, layo
     If `batches` raises, the incomplete file is removed.
 
     Returns:
-        the files written; none if there are no rows.
+        the files written; empty if `batches` has no rows.
     """
     written: list[Path] = []
     writer: pq.ParquetWriter | None = None

@@ -149,7 +149,7 @@ def _parsed(index: int, cell: str | None) -> list[Any] | None:
 
 
 def _grouped(decimal: str, thousands: str) -> str:
-    """The pattern of numbers whose digits are in groups (of three, in India also of two), or in none."""
+    """The pattern of numbers with or without groups of digits (of three, in India also of two)."""
     group, point = re.escape(thousands), re.escape(decimal)
     return rf"^[-+]?([0-9]{{1,3}}({group}[0-9]{{2,3}})*|[0-9]*)({point}[0-9]*)?([eE][-+]?[0-9]+)?$"
 

@@ -26,7 +26,7 @@ from rayrec.storage.locations import open_filesystem
 _BLOCK_BYTES = 8 << 20
 _LOOK_BYTES = 1 << 18
 _LOOK_LINES = 1000
-_ONE_CHARACTER = "\x1f"  # stands for a separator of several, which pyarrow does not take
+_ONE_CHARACTER = "\x1f"  # replaces a separator of several characters, which pyarrow does not take
 
 Parse = Callable[[pa.Array], pa.Array]
 
@@ -311,7 +311,7 @@ class JsonLines:
                         pass
                 except pa.ArrowInvalid as line_error:
                     return self._wrong(uri, number, str(line_error))
-        except ValueError as line_error:  # no JSON line can be made of it
+        except ValueError as line_error:  # cannot be converted to a JSON line
             row = re.match(r"line (\d+): (.*)", str(line_error))
             return self._wrong(uri, int(row[1]) if row else None, row[2] if row else str(line_error))
         # Each line is valid, but their types differ within the first block.
@@ -360,7 +360,7 @@ def _parsed(
 
 
 def looks_like_json(uri: str) -> bool:
-    """Whether a text file begins with an object or an array of JSON."""
+    """Whether a text file starts with an object or an array of JSON."""
     begin = _read(_stream(uri), _LOOK_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     return begin.startswith(b"{") or (begin.startswith(b"[") and begin[1:].lstrip().startswith(b"{"))
 

@@ -94,8 +94,8 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
 def _without_comments(text: str, usual: str, options: TextOptions) -> tuple[int, str]:
     """The number of lines that are comments, and the text after them.
 
-    Comments are the first lines, if they begin alike with #, % or //, up to a line of as many cells as the lines below
-    have: a header such as `#user,item` is none.
+    Comments are the first lines, if all start with #, all with % or all with //, up to a line with as many cells as the
+    lines below. So a header `#user,item` is not a comment.
     """
     lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
     begin = _COMMENT.match(lines[0])

@@ -21,15 +21,15 @@ NULLS = ("", "NULL", "null", "\\N")
 
 
 class TextOptions(Strict):
-    """How text files are read. What is not set is found in the first lines of each file.
+    """How text files are read. Options that are not set are detected in the first lines of each file.
 
     Args:
         separator: Text between cells, of one or several characters. Default: by the first lines; most likely the one
             of the file name's suffix.
         header: Whether the first line holds the names of the columns.
         names: Names of the columns, for files without a header line.
-        encoding: Encoding of the text, e.g. "latin-1" or "utf-16". Default: UTF-8, or UTF-16 if the file begins so.
-        quote: Character around cells that contain separators or line breaks; empty if there is none.
+        encoding: Encoding of the text, e.g. "latin-1" or "utf-16". Default: UTF-8, or UTF-16 by its byte-order mark.
+        quote: Character around cells that contain separators or line breaks; empty: no quotes.
         escape: Character that makes the next one part of the cell, e.g. a backslash. Default: none; a quote inside of
             quotes is written twice.
         nulls: Cells that are null.
@@ -77,7 +77,7 @@ class TextOptions(Strict):
 
     @property
     def arrow_types(self) -> dict[str, pa.DataType]:
-        """`types` as Arrow types, with those of `times`."""
+        """`types` and the types of `times`, as Arrow types."""
         types = {column: arrow_type(column, name) for column, name in self.types.items()}
         return types | dict.fromkeys(self.times, pa.timestamp("us"))
 
@@ -109,7 +109,7 @@ class TextReading:
 
     @property
     def key(self) -> str:
-        """The options that change the rows of a file beside its types; empty if none is set."""
+        """The options, other than types, that change the rows of a file; empty if none is set."""
         return str(self.options.model_dump(exclude_defaults=True) or "")
 
 

@@ -59,8 +59,8 @@ def _numbers(array: pa.Array, feature: DenseFeature, problems: Problems) -> Floa
     values = array.to_numpy(zero_copy_only=False)
     if not feature.transforms and values.dtype == np.float32:
         return values  # exact in float64 too
-    # Transforms compute in float64 whatever the column's type, so that a number does not depend on a null beside it, or
-    # on whether it came from a file or a request. Large integers (timestamps, counts) lose digits as float32.
+    # Transforms compute in float64 whatever the column's type, so that a number depends neither on a null next to it
+    # nor on whether it came from a file or a request. Large integers (timestamps, counts) lose digits as float32.
     return values.astype(np.float64, copy=False)
 
 

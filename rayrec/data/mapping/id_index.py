@@ -89,7 +89,7 @@ class IdIndex:
 
     @staticmethod
     def make(chunks: Iterable[U64], size: int, text: bool, path: Path) -> None:
-        """Writes a file for `open` in bounded memory. Temporary files beside it need the same space again.
+        """Writes a file for `open` in bounded memory. Temporary files in the same folder need the same space again.
 
         Args:
             chunks: hashes in the order of their positions.

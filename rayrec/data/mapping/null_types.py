@@ -1,7 +1,7 @@
-"""Types of columns that are null throughout: Arrow gives such a column the type null, which says nothing of its values.
+"""Types of columns that are null throughout, which have Arrow's type null.
 
-It is read with the type that the schema expects, so that what a feature does with a null (`on_null`, `default`) is done
-with each row, and a null is refused where any null is.
+Such a column is read with the type that the schema expects, so that `on_null` and `default` of its feature apply to
+each row.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Vocabulary(Strict):
     Args:
         path: Parquet file with a column `id`, or text file with one id per line; relative to the config's folder. Its
             k-th id has row `oov_rows + k`.
-        oov_rows: Rows to which ids outside the vocabulary are hashed; with 0, such an id is an error.
+        oov_rows: Rows to which ids outside the vocabulary are hashed; with 0, these ids are errors.
     """
 
     kind: Literal["vocabulary"] = "vocabulary"

@@ -72,7 +72,7 @@ class Task(LabelRule, _Feature):
         weight: Weight of its loss in the sum over labels.
         on_null: "error" reports nulls; "ignore" treats them as not observed: the row neither trains nor measures this
             label.
-        given: Another label. Where it is 0 or null, this one is not observed, such as a conversion without a click.
+        given: Another label. If it is 0 or null, this label is not observed, e.g. a conversion without a click.
     """
 
     weight: float = Field(default=1.0, gt=0)
@@ -314,7 +314,7 @@ class Schema(Strict):
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns whose ids are texts by `id_type`."""
+        """Columns with text ids by `id_type`."""
         derived = {spec.name for spec in self.derived}
         return [f.column for f in self.sparse if f.id_type == "text" and f.column not in derived]
 

@@ -94,7 +94,7 @@ def check_lengths(
     mapped: Mapping[str, I64],
     problems: Problems,
 ) -> None:
-    """Adds rows whose lists differ in length to `problems`.
+    """Adds rows with lists of different lengths to `problems`.
 
     Args:
         column_of: the column of each id feature.

@@ -1,8 +1,8 @@
 """Reads vocabularies: the ids that have table rows of their own. `tools/vocabulary.py` writes them.
 
 A vocabulary of more than `_IN_MEMORY` ids is looked up in an index file, which all processes of a node map into memory.
-The file is made once per node, in the user's cache, and named by the ids; an export has it next to the vocabulary,
-where it is checked against the vocabulary.
+The file is made once per node, in the user's cache, and named by the ids; an export has it next to the vocabulary.
+An index is checked against its vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load_vocabulary(path: str) -> IdIndex:
     memory; use Parquet for large vocabularies.
 
     Raises:
-        DataError: the file is missing or malformed, an id is duplicated, or the index beside the file belongs to other
+        DataError: the file is missing or malformed, an id is duplicated, or the index next to the file belongs to other
             contents.
     """
     index = _OPENED.get(path)
@@ -84,9 +84,9 @@ def index_beside(path: str) -> Path:
 
 
 def _open_beside(index_path: Path, source: _Source) -> IdIndex:
-    """Opens the index beside a vocabulary.
+    """Opens the index of a vocabulary.
 
-    Compares its size, and the positions of the first and the last ids; those of all ids if the vocabulary is newer.
+    Compares its size, and the positions of the first and the last ids, or of all ids if the vocabulary is newer.
     """
     try:
         index = IdIndex.open(index_path)
@@ -273,7 +273,7 @@ def _read_text(path: str) -> pa.Array:
             text = stream.read().decode("utf-8-sig")  # some editors write a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the vocabulary: {error}", file=path, fix="check the path") from error
-    # `splitlines` would also split at characters such as U+0085 and U+2028, which ids may contain.
+    # `splitlines` would also split at other characters (U+0085, U+2028), which ids may contain.
     *lines, rest = text.replace("\r\n", "\n").split("\n")
     lines += [rest] if rest else []
     if all(map(is_integer, lines)):

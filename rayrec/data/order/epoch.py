@@ -26,7 +26,7 @@ _WINDOWS, _ROWS = 1, 2
 class EpochOrder:
     """The sequence of an epoch.
 
-    A block is one or more windows whose rows are interleaved. A group is one or more blocks that one rank should read.
+    A block is one or more windows with interleaved rows. A group is one or more blocks that one rank should read.
 
     Args:
         windows: window numbers in the order of the epoch, [W].
@@ -63,7 +63,7 @@ class EpochOrder:
         Each pass has another order, which does not depend on the number of passes.
 
         Args:
-            interleave: number of runs whose rows are interleaved.
+            interleave: number of runs to interleave.
             runs: lengths of the runs of windows inside one row group. A row group is decoded from its start, so the
                 windows of a run follow each other in one group. Default: each window is a run.
         """

@@ -1,4 +1,4 @@
-"""`EpochPlanner`: computes a rank's share of an epoch on demand: its rows, and which slices of which files to read.
+"""`EpochPlanner`: computes a rank's share of an epoch on demand: its rows, and the slices of files to read.
 
 It runs in the reading process, or for a large manifest in an actor (`stream/shared_manifest.py`).
 """
@@ -40,7 +40,7 @@ class Ordering:
     Args:
         seed: seed of the order.
         shuffle: if False, windows and rows are in file order.
-        interleave: windows whose rows are interleaved.
+        interleave: number of windows to interleave.
         passes: passes over the data, each in another order.
         step_rows: rows of a global batch, if global batches are contiguous ranges of the sequence.
         only: the period: a partition column and its value.

@@ -1,4 +1,4 @@
-"""Progressive training: train on one period (a value of a partition column such as a day), evaluate on the next.
+"""Progressive training: train on one period (a value of a partition column, e.g. a day), evaluate on the next.
 
 A run stores the values of the periods it trained on, not their numbers: old folders are removed, others arrive late,
 and filters change. If several columns make up the period (`year=2024/month=1/day=2`), its value is the tuple of theirs.
@@ -116,7 +116,7 @@ class Periods:
         """The period for the evaluation after training on `trained`.
 
         Raises:
-            DataError: there is no later period.
+            DataError: it is the last period.
         """
         passed = self._passed(trained[1])
         if passed < len(self.values):
@@ -210,7 +210,7 @@ def _value_shown(column: Columns, value: Value) -> str:
 
 
 def _check_parents(files: Iterable[PartitionedFile], column: str) -> None:
-    """Refuses a value of the column that lies in several other partitions: `day=1` in `month=1` and in `month=2`."""
+    """Refuses a value of the column that is in several other partitions: `day=1` in `month=1` and in `month=2`."""
     parents: dict[int | str | None, str] = {}
     for file in files:
         value = file.values[column]
@@ -231,7 +231,7 @@ def _check_parents(files: Iterable[PartitionedFile], column: str) -> None:
 
 
 def _check_form(column: str, values: Collection[int | str], data: DataSet) -> None:
-    """Refuses texts such as 2024-1-9 and 2024-1-10, whose order is not that of time."""
+    """Refuses texts like 2024-1-9 and 2024-1-10, which do not sort by time."""
     forms: dict[str, str] = {}
     for text in sorted(value for value in values if isinstance(value, str)):
         forms.setdefault(_form(text), text)

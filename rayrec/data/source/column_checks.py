@@ -71,7 +71,7 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
 def _refuse_values_in_metadata(
     partitioned: Partitioned, codes: I64, schemas: Sequence[pa.Schema], columns: Sequence[str]
 ) -> None:
-    """Refuses a file that lacks a column whose value only the table's metadata holds; it would be read as null."""
+    """Refuses a file without a partition column that only the table's metadata has; it would be read as null."""
     if not partitioned.in_metadata:
         return
     for code, file in zip(codes.tolist(), partitioned.files, strict=True):
@@ -90,7 +90,7 @@ def _of_two_files(
     seen: Mapping[str, tuple[str, pa.DataType]],
     files: Iterable[tuple[pa.Schema, PartitionedFile]],
 ) -> DataError:
-    """The error for a column whose types fit the schema in each file, but not together."""
+    """The error for a column with types that fit the schema in each file, but not together."""
     column = error.column
     if column is None or column not in seen:
         return error
@@ -126,7 +126,7 @@ def _names_in(arrow: pa.Schema, columns: Sequence[str], partitioned: Partitioned
     None for a column that the file lacks although it has a column of that name (which was another one before).
 
     Raises:
-        DataError: the table has no such column.
+        DataError: the table does not have the column.
     """
     if not partitioned.field_ids:
         return {name: partitioned.physical[name] for name in columns if name in partitioned.physical}
@@ -219,7 +219,7 @@ def _left_out(
     conditions: Sequence[Condition],
     renames: Sequence[Mapping[str, str | None]],
 ) -> Mask:
-    """True for row groups whose statistics exclude every row. Ignores columns that have another name in the file."""
+    """True for row groups in which the statistics exclude every row. Ignores columns with another name in the file."""
     out = np.zeros(offsets[-1], np.bool_)
     for condition in conditions:
         if LOW + condition.column not in facts.column_names:

@@ -22,9 +22,9 @@ class DataSet(Strict):
         table: "delta" or "iceberg" if the path is a table: folder or URI of a Delta table; `….metadata.json` of an
             Iceberg table, or `iceberg://CATALOG/NAMESPACE.TABLE`. Needs `rayrec[delta]` or `rayrec[iceberg]`.
         version: Delta version or Iceberg snapshot id. Default: the newest at the start of the run, which then keeps it.
-        filters: Conditions `[column, operator, value]`; rows that meet all of them are read. Example:
+        filters: Conditions `[column, operator, value]`; rows that satisfy all of them are read. Example:
             `[[day, '>=', '2024-01-01'], [country, in, [de, fr]]]`. Operators: `= != < <= > >= in`, `not in`. A null
-            meets no condition. Files and row groups that cannot contain such rows are not opened.
+            satisfies no condition. Files and row groups that cannot contain matching rows are not opened.
         index: File written by `rayrec data index`, so that a run reads only the footers of new and changed files.
             Default: the index in the folder, if it exists.
     """

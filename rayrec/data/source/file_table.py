@@ -35,7 +35,7 @@ class DataFile:
     """A file, with all that a process needs to read it.
 
     Args:
-        version: identifies the contents whose footer was read.
+        version: identifies the contents at the time of reading the footer.
         partition: partition columns, with their values.
         deleted: positions of deleted rows, ascending, as bytes of int64.
         names: JSON object from column names to the names in the file, if they differ; null for columns that it lacks.

@@ -1,6 +1,6 @@
 """Stores the facts of footers in an index file: of a run for its next launch, or by `rayrec data index` for all runs.
 
-A run reads only the footers that are in no index, or whose files changed.
+A run reads only the footers that are in no index, or that changed with their files.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FooterIndex:
         """Positions in `files` of the known files, and their facts in that order.
 
         Args:
-            statistics: columns whose statistics are required; None: all available ones.
+            statistics: columns that need statistics; None: all available ones.
         """
         candidates = _with_statistics(self._known, statistics)
         sizes = pa.array([file.size_bytes for file in files], pa.int64())

@@ -50,7 +50,7 @@ def read_footers(files: Sequence[Found], statistics: Collection[str] | None, rea
     """The facts of all files, in order: the columns of `FACTS`, and minima and maxima of row groups.
 
     Args:
-        statistics: columns whose minima and maxima are needed; None: all columns with statistics.
+        statistics: columns that need minima and maxima; None: all columns with statistics.
 
     Raises:
         DataError: a file that is missing or is not Parquet.
@@ -204,7 +204,7 @@ def _like(table: pa.Table, other: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """An index file: its path, and the counts of what it covers."""
+    """An index file: its path, and the counts of its files and rows."""
 
     path: str
     files: int
@@ -224,7 +224,7 @@ def write_index(
         paths: files, folders, globs; local or URIs.
         out: path or URI of the index; default: in the folder, where runs look for it.
         table: each path is a table of this format; its newest version is read.
-        columns: columns whose minima and maxima are stored, for filters; default: all with statistics.
+        columns: columns to store minima and maxima of, for filters; default: all with statistics.
 
     Raises:
         DataError: unreadable files, other formats than Parquet, or an index that cannot be written.

@@ -58,7 +58,7 @@ class InitialVectors:
         table: name of the table, for messages.
         path: path or URI of the files as the user gave it.
         id, vector: columns.
-        feature: feature whose mapping gives the row of an id.
+        feature: the mapping of this feature gives the row of an id.
         num_rows: ids map to rows `[0, num_rows)`.
         dim: width of the table.
         largest: largest absolute value in the number format of the table.

@@ -2,7 +2,7 @@
 
 A version is immutable, so a run that pins it reads the same rows despite concurrent writes. Deleted rows (Delta's
 deletion vectors, Iceberg's position deletes) become positions per file, which readers skip. Features that the libraries
-cannot read are refused by name. Only such tables need deltalake or pyiceberg.
+cannot read are refused by name. Only these tables need deltalake or pyiceberg.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rayrec.storage.parquet import open_parquet
 from rayrec.storage.secrets import without_secrets
 
 TableFormat = Literal["delta", "iceberg"]
-# Types of partition columns by Delta's names. Values of other types are read as those of plain folders.
+# Types of partition columns by Delta's names. Values of other types are read as in plain folders.
 _PARTITION_TYPES = {
     **dict.fromkeys(("byte", "short", "integer", "long"), pa.int64()),
     **dict.fromkeys(("string", "date", "timestamp", "timestamp_ntz", "boolean"), pa.string()),
@@ -169,7 +169,7 @@ class _Iceberg:
         """The newest snapshot, for a run that keeps it.
 
         Raises:
-            DataError: in the snapshot, which is read by its own schema, the name of a column is that of another one.
+            DataError: two columns of the snapshot's own schema have the same name.
         """
         version = self.newest()
         now, then = self._field_ids(None), self._field_ids(version)
@@ -218,7 +218,7 @@ class _Iceberg:
         return replace(_not_empty(files, self._path, hive=False), field_ids=field_ids, in_metadata=in_metadata)
 
     def _identities(self, file: Any) -> Iterator[int]:
-        """Ids of the columns by whose values the file is partitioned, without nulls."""
+        """Ids of the columns that the file is partitioned by, without nulls."""
         for number, partition in enumerate(self._table.specs()[file.spec_id].fields):
             if str(partition.transform) == "identity" and file.partition[number] is not None:
                 yield partition.source_id

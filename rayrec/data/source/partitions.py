@@ -116,7 +116,7 @@ def tables_of(
     conditions: Sequence[Condition] = (),
     at_once: int | None = None,
 ) -> Iterator[pa.Table]:
-    """Reads a file in chunks: the rows that meet the conditions, with partition columns. Raises as `open_parquet`.
+    """Reads a file in chunks: the rows that satisfy the conditions, with partition columns. Raises as `open_parquet`.
 
     Args:
         columns: columns to read; None: all.
@@ -154,8 +154,8 @@ def partitions_of(
 
     Args:
         wanted: columns to read from folder names; None: all.
-        as_text: columns whose values stay strings.
-        declared: int64 or string for columns whose type a table declares.
+        as_text: columns that stay strings.
+        declared: int64 or string for columns with a type declared by the table.
 
     Raises:
         DataError: a key that occurs twice in one path.

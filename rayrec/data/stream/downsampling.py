@@ -17,7 +17,8 @@ def keep_mask(label: pa.ChunkedArray, rate: float, *, seed: int, epoch: int, win
     """True for every row of (a range of) a window that is read: all positives, and negatives with probability `rate`.
 
     The draw hashes the row's position in the window, the seed and the epoch. It does not depend on the number of ranks
-    or on resumption, and differs from epoch to epoch. Every row whose label is not 0 is kept, invalid labels included.
+    or on resumption, and differs from epoch to epoch. Rows with a label other than 0 are kept, including
+    invalid labels.
 
     Args:
         label: labels of the rows, numbers of any type.

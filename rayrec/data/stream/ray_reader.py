@@ -81,7 +81,7 @@ def _read(shares: Sequence[WindowShare], recipe: Recipe) -> Iterator[pa.Table]:
 
 
 def tasks_of(shares: Sequence[WindowShare], at_once: int) -> list[Sequence[WindowShare]]:
-    """Divides the shares into tasks, of which `at_once` run in parallel. Keeps the shares of a group in one task.
+    """Divides the shares into tasks; `at_once` of them run in parallel. Keeps the shares of a group in one task.
 
     The first tasks are small for an early start; the last ones are small so that all end at the same time.
     """

@@ -47,7 +47,7 @@ END = "end"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A rank's share of several windows whose rows are interleaved.
+    """A rank's share of several windows with interleaved rows.
 
     Args:
         sizes: rows of each window.
@@ -133,7 +133,7 @@ class Recipe:
         seed, epoch, shuffle: determine the order of rows.
         patience: retries of failed reads.
         bad_rows: handling of bad rows.
-        filters: conditions that rows must meet.
+        filters: conditions for the rows to read.
         negative_rate: probability with which a negative is read.
         interleave: windows whose rows are interleaved.
         deletes: True if files have deleted rows.

@@ -139,7 +139,7 @@ class NumberReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """The result of `check`. `positives` are those of the first label."""
+    """The result of `check`. `positives` counts the first label."""
 
     features: list[FeatureReport]
     numbers: list[NumberReport]

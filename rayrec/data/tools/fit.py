@@ -36,7 +36,7 @@ _DIGITS = 9
 
 
 def unfitted_names(schema: Schema) -> list[str]:
-    """Names of the derived columns and features whose statistics are missing."""
+    """Names of the derived columns and features without statistics."""
     derived = [spec.name for spec in schema.derived if isinstance(spec, Buckets) and spec.edges is None]
     steps = [(feature.name, step) for feature in schema.dense for step in feature.transforms]
     return derived + [name for name, step in steps if isinstance(step, Fitted) and not step.fitted]

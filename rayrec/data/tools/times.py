@@ -1,7 +1,7 @@
 """The times of an interaction log: which columns hold times, and how texts become times.
 
 A time is a timestamp, a date, or a finite number. The order of a log decides what a history may hold, so a column that
-may be ordered otherwise than time, e.g. a text like 11/9/2019, is never ordered as it stands: it is parsed or refused.
+may be ordered otherwise than time, e.g. a text like 11/9/2019, is never ordered as text: it is parsed or refused.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TimeColumn:
 
     @property
     def has_year(self) -> bool:
-        """False if the format reads no year, so that its order begins anew each year or day."""
+        """False if the format reads no year, so that its order starts again each year or day."""
         return self.format is None or has_year(self.format)
 
 
@@ -146,7 +146,7 @@ def read_times(column: TimeColumn, array: pa.Array, source: Source, *, first: bo
         first: False for a column that orders rows of equal time by an earlier column; it may be a time of day.
 
     Raises:
-        DataError: a null, a type that is no time, a value that does not parse, or an infinite number.
+        DataError: a null, a type other than times, a value that does not parse, or an infinite number.
     """
     name = column.column
     array = without_nulls(array, name, "time", source)
@@ -204,7 +204,7 @@ def _parsed(column: TimeColumn, array: pa.Array, source: Source) -> pa.Array:
 
 
 def _numbers(texts: pa.Array) -> pa.Array:
-    """Integers, or floats if some have a fraction; null for texts that are no numbers."""
+    """Integers, or floats if some have a fraction; null for other texts."""
     texts = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
     whole = pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py()
     if not whole:
@@ -214,7 +214,7 @@ def _numbers(texts: pa.Array) -> pa.Array:
 
 
 def _number(text: str) -> int | float:
-    """Raises ValueError for what is not a number."""
+    """Raises ValueError for other texts."""
     if not re.fullmatch(NUMBER, text):
         raise ValueError(f"{text!r} is not a number")
     return int(text) if re.fullmatch(_WHOLE, text) else float(text)

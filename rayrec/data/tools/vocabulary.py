@@ -66,13 +66,13 @@ def count_column(
 
     Args:
         paths: Parquet files, folders or globs.
-        column: column of ids or lists of ids, or several such columns; each may be a partition column.
-        out: Parquet file to write; an index beside it is removed. Temporary files go into a folder beside it, which
+        column: column of ids or lists of ids, or several of them; each may be a partition column.
+        out: Parquet file to write; its old index is removed. Temporary files go into the same folder, which
             every node must see.
-        filters: conditions that rows must meet, as in a train config.
+        filters: conditions for the rows to count, as in a train config.
         min_count: minimum count of an id.
         max_size: maximum number of ids; the most frequent ones are kept.
-        extend: a vocabulary whose ids come first, in order and with count 0, so that they keep their rows. New ids
+        extend: the ids of this vocabulary come first, in order and with count 0, so that they keep their rows. New ids
             follow; `min_count` and `max_size` apply to them. May be `out`.
         on_ray: run one Ray task per file.
 

@@ -72,7 +72,7 @@ def _computed(spec: Derived, arrays: list[pa.Array], problems: Problems) -> pa.A
     if error is None:
         return column
     if any(pat.is_dictionary(array.type) for array in arrays):
-        # The value at fault may be in the dictionary only; and a part of a dictionary array has that of all rows.
+        # The wrong value may be in the dictionary only: a slice of a dictionary array has the dictionary of all rows.
         arrays = [decoded(array) for array in arrays]
         column, error = _attempt(spec, arrays, problems)
         if error is None:

@@ -1,4 +1,4 @@
-"""Derived columns of numbers, times and your own functions. `lists.py` has those of lists, maps and texts.
+"""Derived columns of numbers, times and your own functions. `lists.py` has derived columns of lists, maps and texts.
 
 Every function takes a spec, its input arrays and the table's problems, and returns an array of as many rows. The value
 of a row depends on that row only.
@@ -99,7 +99,7 @@ def missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
 def _instants(
     spec: TimePart | Age, column: str, array: pa.Array, problems: Problems, rows: Callable[[I64], I64]
 ) -> pa.Array:
-    """Times as microseconds since 1970 (UTC). Integers that are no times in the unit become null."""
+    """Times as microseconds since 1970 (UTC). Integers out of range for the unit become null."""
     array = decoded(array)
     if pat.is_null(array.type) or pat.is_integer(array.type):
         outside = impossible_times(array, spec.unit)

@@ -2,7 +2,7 @@
 
 Each entry of `schema.derived` is a pure function of Arrow arrays. It reads columns of the data, or derived columns
 listed above it, and defines a new column that features read like any other. `map_rows` computes them for training,
-`evaluate`, `predict` and the service alike; `deploy/cpp` implements some of them again.
+`evaluate`, `predict` and the service; `deploy/cpp` implements some of them again.
 
 Statistics (quantile boundaries, means) are part of the schema. `rayrec data fit` computes missing ones from the
 training data and writes them into the config, and so into the run, the export and the fingerprint.
@@ -98,7 +98,7 @@ class TimePart(_Derived):
 
     Args:
         part: For `time_part`: the component.
-        zone: For `time_part`: IANA time zone such as Europe/Berlin.
+        zone: For `time_part`: IANA time zone, e.g. Europe/Berlin.
         unit: For `time_part` and `age`: unit of integer times, counted from 1970.
     """
 

@@ -73,7 +73,7 @@ class ColumnFacts:
         note: why the column is unused, or what to check.
         lengths: length of each row's list; None if a list or an element is null or not finite.
         sequence: name of the sequence that the list belongs to.
-        shares: name of the column whose table has these ids too.
+        shares: name of the column that has the table of these ids.
         unique: True for integers that practically never repeat: a counter or a key.
         outcome: True if the column is left out because it seems to be known only after the label.
         time_format: unit of integer times, if it was chosen by its values or by `--time`.
@@ -174,7 +174,7 @@ def column_facts(
         )
     facts = ColumnFacts(
         *(name, kind, role, nulls, len(leaf), 0, 0, low, high, longest, note, max(1, width)),
-        # Lists of numbers, and those that are not used, are no part of a sequence.
+        # A sequence has neither lists of numbers nor unused lists.
         lengths=None if stated else complete_lengths,
         stated=stated,
         binary=binary,
@@ -341,7 +341,7 @@ def _zeros_and_ones(leaf: pa.Array, values: pa.Array) -> bool:
 
 
 def time_unit(low: float, high: float) -> str | None:
-    """The unit in which the integers are times between 1973 and 2200; None if there is none."""
+    """The unit in which the integers are times between 1973 and 2200, or None."""
     return next(
         (unit for unit, per_second in UNITS.items() if low >= 10**8 * per_second and high < LATEST_S * per_second), None
     )

@@ -61,7 +61,7 @@ class Inspection:
         """The proposed sections `schema` and `tables` of a train config. Raises as `proposal.propose`.
 
         Args:
-            seconds: times of all training rows, or of an even sample; None: those of the inspected rows.
+            seconds: times of all training rows, or of an even sample; None: times of the inspected rows.
         """
         seconds = self.seconds if seconds is None else seconds
         return propose(self.columns, [label.schema for label in self.labels], dim, vocabularies, seconds)
@@ -79,7 +79,7 @@ def inspect(
     """Reads about `sample_rows` rows, spread over the files, and computes the facts about every column.
 
     Args:
-        filters: conditions that rows must meet, as in a train config.
+        filters: conditions for the rows to read, as in a train config.
         label: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER, or several of them; None: the column that looks like a label.
         keep: columns that stay features although they seem to be known only after the label.
         time: COLUMN or COLUMN=FORMAT with the time of a row; None: recognized by its values.

@@ -66,7 +66,7 @@ def choose_label(table: pa.Table, binary: Sequence[str], wanted: str | None) -> 
     """Chooses the label.
 
     Args:
-        binary: the columns that contain only 0 and 1. Columns of floats count only where there are no others, except
+        binary: the columns that contain only 0 and 1. Columns of floats count only if there is no other, except
             by name.
         wanted: COLUMN, COLUMN=VALUE or COLUMN>=NUMBER; None: a binary column, by its name or else the last one.
 

@@ -245,7 +245,7 @@ def _divided(paths: Sequence[str], time: TimeColumn | None, folder: Path, *, cop
 
 
 def _few_in_evaluation(inspection: Inspection, share: float) -> Iterator[str]:
-    """A line for each label of which the evaluation will have few rows of the rarer value."""
+    """A line for each label with few evaluation rows of its rarer value."""
     for label in inspection.labels:
         positives = float(label.positives.mean())
         rarer = int(positives <= 0.5)

@@ -5,18 +5,18 @@ A column is left out if one of these rules holds in the inspected rows. A rule c
 1. *Separates*: the values alone tell label 1 from label 0 in at least 99.5 % of the cases. For numbers this is the AUC;
    for ids, the share of rows that have the more frequent label of their id.
 2. *Known only after*: practically all rows (99.5 %) in which the column has a value have label 1, and chance does not
-   explain it: so many rows would all have label 1 with a probability below one in a million. A row has a value where
+   explain it: the probability that all these rows have label 1 is below one in a million. A row has a value where
    the column is neither null nor 0, and a list is not empty. A share of label 1 above 80 % explains too much, so then
    only nulls count. A column that is null in all rows of label 1 and filled only in rows of label 0 is left out too:
    it is the reason for a 0.
-3. *Another outcome*: in a log (a file with ids and a time per row), a column of 0 and 1 beside the label, as likes and
-   follows beside clicks. Attributes stay features: a column that has one value for each id of another column, or for
+3. *Another outcome*: in a log (a file with ids and a time per row), a column of 0 and 1 next to the label, as likes and
+   follows next to clicks. Attributes stay features: a column that has one value for each id of another column, or for
    each hour. Without a time, only a column with the name of a label (`LABEL_NAMES`) is left out.
 
 A census has many columns of 0 and 1, but no time, and their ones occur with both labels: they stay features.
 
-A number that orders the labels with an AUC of 0.9 or more stays a feature, with a note: it may be an outcome, such as
-the time that a video was watched beside clicks, or the score of an earlier model.
+A number that orders the labels with an AUC of 0.9 or more stays a feature, with a note: it may be an outcome, e.g. how
+long a video was watched if the label is a click, or the score of an earlier model.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def without_outcomes(
 
 def _suspicion(facts: ColumnFacts, column: pa.Array, label: LabelChoice) -> str:
     """A note about a number that orders the labels too well; empty for other columns."""
-    # Integers with few values, such as seconds below a minute, are taken for categories.
+    # Integers with few values, e.g. seconds below a minute, are taken for categories.
     is_number = facts.role == "dense" or (pat.is_integer(column.type) and facts.distinct < FEW_VALUES)
     if len(column) < _MIN_ROWS or not is_number or not _is_compared(facts, column, label.positives):
         return ""
@@ -134,7 +134,7 @@ def _one_sided(has_value: Booleans, positives: Booleans) -> bool:
     share = exceptions / rows
     if share > allowed:
         return False
-    # The probability of at most so many exceptions, by Chernoff's bound for a binomial distribution.
+    # The probability of at most this number of exceptions, by Chernoff's bound for a binomial distribution.
     divergence = (1 - share) * np.log((1 - share) / base)
     if share:
         divergence += share * np.log(share / (1 - base))
@@ -214,5 +214,5 @@ def constant_in_groups(values: npt.NDArray[np.int64], keys: npt.NDArray[np.int64
     same_key = sorted_keys[1:] == sorted_keys[:-1]
     differing = int((same_key & (sorted_values[1:] != sorted_values[:-1])).sum())
     shares = np.bincount(values) / len(values)
-    expected = float(same_key.sum() * (1 - (shares**2).sum()))  # differing neighbors, if keys told nothing
+    expected = float(same_key.sum() * (1 - (shares**2).sum()))  # differing neighbors, if keys were independent
     return bool(expected > -np.log(_CHANCE) and differing <= _MAX_DIFFERING * expected)

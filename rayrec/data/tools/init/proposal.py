@@ -47,10 +47,10 @@ def propose(
         dim: dimension of every table.
         vocabularies: folder for a vocabulary of each table with few ids. Without it, ids that cannot be table rows
             themselves are hashed, so that some collide.
-        seconds: times of training rows since 1970, for features of parts of times. None: no such features.
+        seconds: times of training rows since 1970, for features of parts of times. None: no features of parts of times.
 
     Raises:
-        DataError: there is no label, no column looks like a feature, or the folder cannot be written.
+        DataError: no label, no column that looks like a feature, or the folder cannot be written.
     """
     if not labels:
         raise DataError("no column looks like a label: none contains only 0 and 1", fix=suggested_labels(columns))
@@ -124,7 +124,7 @@ def _derived(
 def _is_covered(part: str, seconds: I64) -> bool:
     """True if the rows have every value of a part of time, over at least two whole periods.
 
-    In a shorter log, later rows have weekdays or hours whose vectors were never trained, and a weekday is a day.
+    In a shorter log, later rows have weekdays or hours without a trained vector, and a weekday is a day.
     """
     values, unit_s = _PARTS[part]
     return bool(

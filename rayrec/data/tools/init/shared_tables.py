@@ -1,6 +1,6 @@
 """Finds id columns that share values, e.g. an item and a history of items: their features share a table.
 
-Small integers overlap by chance: ages and codes of cities both lie in 1 to 100. So columns of integers share a table
+Small integers overlap by chance: ages and codes of cities are both from 1 to 100. So columns of integers share a table
 only if their names agree as well. Many texts, or many integers scattered over a wide range, do not overlap by chance.
 """
 
@@ -73,7 +73,7 @@ class _Ids:
 
 
 def with_shared_tables(columns: Sequence[ColumnFacts], table: pa.Table) -> list[ColumnFacts]:
-    """Sets `shares` of columns whose ids are those of another column to the name of that column.
+    """Sets `shares` of columns that have the ids of another column to its name.
 
     Args:
         table: the inspected rows.
@@ -97,7 +97,7 @@ def with_shared_tables(columns: Sequence[ColumnFacts], table: pa.Table) -> list[
 
 
 def facts_of_tables(columns: Sequence[ColumnFacts]) -> dict[str, ColumnFacts]:
-    """Column → the facts about all ids of its table; their name is that of the first column of the table."""
+    """Column → the facts about all ids of its table; named after its first column."""
     by_owner: dict[str, list[ColumnFacts]] = {c.name: [c] for c in columns if not c.shares}
     for c in columns:
         if c.shares:
@@ -172,7 +172,7 @@ def _names_agree(owner: _Ids, other: _Ids, many: bool, similarity: float) -> boo
         return other.is_list and nouns <= _ITEMS and "item" in nouns and similarity >= _SIMILAR
     if other.words or not other.is_list:
         return False
-    # A list named after events only, such as `history`: of items, or of what has the same ids.
+    # A list named after events only, e.g. `history`: of the column with the same ids.
     if owner.is_list or (owner.words and owner.words[-1] in _ITEMS):
         return not owner.is_list or similarity >= _SIMILAR
     return many and similarity >= _SIMILAR and not {*owner.words} & _OWNERS

@@ -25,7 +25,7 @@ Booleans = npt.NDArray[np.bool_]
 
 
 def names_in(text: str, columns: Sequence[str]) -> list[str]:
-    """The names in the value of an option, separated by commas. A column whose name contains commas is not split."""
+    """The names in the value of an option, separated by commas. The name of a column may contain commas."""
     return [text] if text in columns else [name if name in columns else name.strip() for name in text.split(",")]
 
 
@@ -33,7 +33,7 @@ def columns_of(option: str, texts: Collection[str], columns: Sequence[str]) -> I
     """The columns that the values of an option name.
 
     Raises:
-        DataError: there is no such column.
+        DataError: an unknown column.
     """
     for text in texts:
         for name in names_in(text, columns):
@@ -51,7 +51,7 @@ def roles_by_column(stated: StatedRoles, columns: Sequence[str], keep: Collectio
         keep: columns of `--keep`.
 
     Raises:
-        DataError: there is no such column, or one has two roles, or is both kept and ignored.
+        DataError: an unknown column, one with two roles, or one that is both kept and ignored.
     """
     roles: dict[str, StatedRole] = {}
     for role, texts in stated.items():
@@ -83,7 +83,7 @@ def refuse_used(roles: Mapping[str, StatedRole], labels: Collection[str], time: 
 
 
 def first_wrong(array: pa.Array, role: StatedRole) -> tuple[int, DataError] | None:
-    """The first row of a column whose value cannot have the stated role, and the error; None if all can."""
+    """The first row with a value that cannot have the stated role, and the error; None if all can."""
     array = decoded(array.cast(without_views(array.type)))
     kind = array.type
     leaf = kind.value_type if is_list(kind) else kind

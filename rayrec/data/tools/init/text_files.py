@@ -39,8 +39,8 @@ def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> 
     thousands, and columns of numbers with some other words.
 
     Args:
-        roles: stated roles. Texts that are stated to be numbers are read as numbers, and those that are stated to be
-            lists are divided by the separator that most of them have.
+        roles: stated roles. Texts that are stated to be numbers are read as numbers, and texts that are stated to
+            be lists are divided by the separator that most of them have.
 
     Raises:
         DataError: no separator for cells that are stated to be lists.
@@ -150,7 +150,7 @@ def _find_notation(
 
 
 def _has_notation(cells: pa.Array, decimal: str, thousands: str | None) -> bool:
-    """Whether cells show a notation: they are written so, and some are no number without it."""
+    """Whether cells show a notation: all fit it, and some are numbers only with it."""
     marks = [re.escape(mark) for mark in (thousands, "," if decimal == "," else None) if mark is not None]
     return len(cells) >= _ENOUGH and _share(cells, "|".join(marks)) > 0 and _is_written(cells, decimal, thousands)
 
@@ -163,7 +163,7 @@ def _is_written(cells: pa.Array, decimal: str, thousands: str | None) -> bool:
 
 
 def _maybe_thousands(floats: dict[str, pa.Array]) -> list[str]:
-    """A question for numbers such as 1.234, whose point may be between thousands."""
+    """A question for numbers like 1.234, where the point may be between thousands."""
     names = [name for name, cells in floats.items() if len(cells) >= _ENOUGH and _share(cells, _THREE_DECIMALS) == 1]
     if not names:
         return []
@@ -194,7 +194,7 @@ def _list_separator(cells: pa.Array) -> str | None:
 
 
 def _stated(roles: StatedRoles, columns: Sequence[str]) -> dict[str, StatedRole]:
-    """The stated role of columns of a file. Other names are no error here: folders are columns, too."""
+    """The stated role of columns of a file. Ignores other names, because folders are columns too."""
     of_file = {
         role: [name for text in texts for name in names_in(text, columns) if name in columns]
         for role, texts in roles.items()

@@ -1,6 +1,6 @@
 """Recognizes the column with the time of a row, by its values and its name, and reads it as seconds since 1970.
 
-Training reads Arrow timestamps, dates, and integers in s, ms, us or ns (`schema.timestamp`). Other times, such as texts
+Training reads Arrow timestamps, dates, and integers in s, ms, us or ns (`schema.timestamp`). Other times, e.g. texts
 and 20141001, serve only to divide rows into training and evaluation.
 """
 
@@ -42,7 +42,7 @@ _TIME_WORDS = {"time", "ts", "timestamp", "date", "datetime", "day", "hour", "at
 # Times of something else than the row: of a user's or an item's life, or in the future.
 _OTHER_WORDS = {"birth", "birthday", "born", "dob", "release", "released", "publish", "published", "register",
                 "registered", "signup", "joined", "expires", "expiry", "expiration", "until", "deadline"}  # fmt: skip
-# Without a telling name, times lie between these years, in at least so many rows with so many distinct values.
+# Limits for columns without a telling name: years, number of rows, number of distinct values.
 _USUAL_S = (788_918_400, 2_051_222_400)  # 1995 to 2035
 _MIN_ROWS = 20
 _MIN_DISTINCT = 5
@@ -101,7 +101,7 @@ def choose_time(
     """Chooses the column with the time of a row.
 
     Args:
-        option: COLUMN or COLUMN=FORMAT; None: a column of timestamps or dates, or one that is recognized by its values.
+        option: COLUMN or COLUMN=FORMAT; None: a column of timestamps or dates, or one recognized by its values.
 
     Returns:
         the column, or None; the facts with its role; a question for each column that may be a time.
@@ -240,7 +240,7 @@ def _named_time(name: str) -> bool:
 
 
 def _belongs_to_an_id(array: pa.Array, ids: Sequence[str], table: pa.Table) -> bool:
-    """True if the times are those of an id, such as the release of an item: one time for each id."""
+    """True if an id determines the time, e.g. an item its release."""
     codes = pc.dictionary_encode(array).indices.to_numpy().astype(np.int64)
     keys = (pc.dictionary_encode(table.column(name).combine_chunks(), null_encoding="encode").indices for name in ids)
     return any(constant_in_groups(codes, key.to_numpy().astype(np.int64)) for key in keys)
