@@ -158,3 +158,27 @@ def test_digits_that_are_no_date_are_refused() -> None:
     for value in (20230229, 20231301, 20230100, 230101, 220230101):
         with pytest.raises(DataError, match=f"{value} is not a time"):
             read_seconds(pa.array([value]), "yyyymmdd", "c")
+
+
+@pytest.mark.parametrize("time", ["timestamp", "time_ms"])
+def test_ids_of_periods_are_left_out(tmp_path: Path, time: str) -> None:
+    """In a log that is split by time, the days of the evaluation rows have no trained vectors."""
+    shuffled = np.random.default_rng(1).permutation(ROWS)
+    columns = {
+        time: SECONDS * 1000,
+        "day": digits("%Y%m%d"),
+        "week": np.array(texts("week %W")),
+        "hour": [moment.hour for moment in MOMENTS],
+        "session_id": np.arange(ROWS) // 10,
+        "release": np.arange(ROWS) // 10,
+        "since_launch": (SECONDS - SECONDS[0]) // 86_400,
+    }
+    mixed = {name: np.array(values)[shuffled] for name, values in columns.items()}
+    facts = {c.name: c for c in found(tmp_path, **mixed).columns}
+    assert facts["day"].role == "unused" and "time" in facts["day"].note
+    for name, option in (("week", "--ids"), ("release", "--ids"), ("since_launch", "--numbers")):
+        assert facts[name].role == "unused" and "another form of the time?" in facts[name].note, name
+        assert f"{option} {name}" in facts[name].note
+    assert {facts[name].role for name in ("user", "item", "hour", "session_id")} <= {"id", "group"}
+    told = inspect(str(tmp_path), label="click", roles={"ids": ["release"]})
+    assert {c.name: c.role for c in told.columns}["release"] == "id"

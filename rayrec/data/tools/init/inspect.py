@@ -22,7 +22,7 @@ from rayrec.data.tools.init.proposal import propose
 from rayrec.data.tools.init.sequences import in_sequences
 from rayrec.data.tools.init.shared_tables import with_shared_tables
 from rayrec.data.tools.init.stated_roles import StatedRoles, columns_of, first_wrong, refuse_used, roles_by_column
-from rayrec.data.tools.init.times import TimeColumn, choose_time
+from rayrec.data.tools.init.times import TimeColumn, choose_time, without_periods
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import Version, open_parquet
 
@@ -144,6 +144,8 @@ def inspect(
     if labels:
         binary = [c.name for c in columns if c.binary]
         columns = without_outcomes(columns, table, labels, seconds, binary, kept)
+    if chosen_time is not None and seconds is not None:
+        columns = without_periods(columns, table, chosen_time.column, seconds)
     columns = with_shared_tables(columns, table)
     counts = len(remaining_files.files), rows, table.num_rows
     return Inspection(*counts, tuple(columns), tuple(labels), chosen_time, tuple(questions), seconds)

@@ -46,6 +46,7 @@ _OTHER_WORDS = {"birth", "birthday", "born", "dob", "release", "released", "publ
 _USUAL_S = (788_918_400, 2_051_222_400)  # 1995 to 2035
 _MIN_ROWS = 20
 _MIN_DISTINCT = 5
+_MIN_PERIODS = 3
 _SORTED = 0.95
 _DISTINCT = 0.5
 _MAX_TEXTS = 1000
@@ -154,6 +155,42 @@ def _with_time(columns: Sequence[ColumnFacts], chosen: TimeColumn, others: Seque
         return facts
 
     return [with_role(facts) for facts in columns]
+
+
+def without_periods(columns: Sequence[ColumnFacts], table: pa.Table, time: str, seconds: I64) -> list[ColumnFacts]:
+    """Leaves out ids and integers of periods, e.g. dates: later rows have values that no training row has.
+
+    Args:
+        time: name of the column with the time of a row.
+        seconds: [n], the times.
+    """
+
+    def is_period(facts: ColumnFacts) -> bool:
+        array = decoded(table.column(facts.name).combine_chunks())
+        if facts.role not in ("id", "dense") or facts.stated or facts.nulls or named_id(facts.name.lower()):
+            return False
+        if not (is_text(array.type) or pat.is_integer(array.type)):
+            return False
+        return _follow_each_other(pc.dictionary_encode(array).indices.to_numpy(), seconds)
+
+    note = f"its values follow each other in {time!r} and do not come again: another form of the time?"
+    options = {"id": "--ids", "dense": "--numbers"}
+    return [
+        replace(c, role="unused", note=f"{note} If not, add it with {options[c.role]} {c.name}") if is_period(c) else c
+        for c in columns
+    ]
+
+
+def _follow_each_other(codes: I64, seconds: I64) -> bool:
+    """True if the times of each value are all before or after the times of every other value."""
+    num_values = int(codes.max(initial=-1)) + 1
+    if len(codes) < _MIN_ROWS or not _MIN_PERIODS <= num_values <= len(codes) // 2:
+        return False
+    first, last = np.full(num_values, np.iinfo(np.int64).max), np.full(num_values, np.iinfo(np.int64).min)
+    np.minimum.at(first, codes, seconds)
+    np.maximum.at(last, codes, seconds)
+    order = np.argsort(first)
+    return bool((first[order][1:] >= last[order][:-1]).all())
 
 
 def _from_option(option: str, table: pa.Table) -> TimeColumn:
