@@ -19,10 +19,21 @@ WITHOUT = {
     "data": {"FooterIndex", "FooterReading", "Mapping", "Mix", "MixedStream", "Shuffle", "Task", "Vocabulary"},
     "distributed": {
         "Awaitable",
+        "BF16",
+        "CacheParams",
+        "Codec",
+        "FP16",
+        "FP32",
+        "FP8",
+        "FP8_WIDE",
         "ModuleSharder",
+        "ModuleSharding",
         "NoWait",
+        "NumberFormat",
         "ParameterSharding",
         "ShardedEmbeddingCollection",
+        "fp8_rows",
+        "int8_rows",
     },
     "inference": {
         "ExportStore",
@@ -51,7 +62,7 @@ WITHOUT = {
         "parse_config",
         "serving",
     },
-    "train": {"evaluate_run", "index_run", "parse_config"},
+    "train": {"Display", "evaluate_run", "index_run", "parse_config", "write_report"},
 }
 
 

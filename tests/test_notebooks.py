@@ -17,7 +17,7 @@ def printed(notebook: Any) -> list[list[str]]:
     """What each cell has printed, without its numbers."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [
-        [re.sub(r"[\d.]+", "0", output["text"]) for output in cell.outputs if output.get("name") == "stdout"]
+        [re.sub(r"[\d.]+ *", "0", output["text"]) for output in cell.outputs if output.get("name") == "stdout"]
         for cell in cells
     ]
 

@@ -69,7 +69,7 @@ DEFAULTS: list[tuple[Any, dict[str, Any]]] = [
             "seed": 0,
         },
     ),
-    (Hash(), {"kind": "hash", "seed": 0}),
+    (Hash(), {"kind": "hash", "seed": 0, "text_law": None}),
     (Vocabulary(path="v"), {"kind": "vocabulary", "path": "v", "oov_rows": 1}),
 ]
 

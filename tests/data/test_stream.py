@@ -222,6 +222,14 @@ def data_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "rayrec-data" or "StreamingExecutor" in t.name]
 
 
+def await_no_threads() -> None:
+    """`close` abandons a thread after 10 s; on a busy machine Ray's tasks take longer to start, read and end."""
+    deadline = time.monotonic() + 120
+    while data_threads() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not data_threads(), f"these threads do not end\n{state_of_ray()}"
+
+
 @pytest.mark.parametrize("options", [LOCAL, RAY, AUTO], ids=["local", "ray", "auto"])
 def test_closing_in_the_middle_leaves_no_thread(
     manifest: Manifest, options: ReadOptions, running_ray: None, auto_reader: Callable[..., None]
@@ -231,7 +239,7 @@ def test_closing_in_the_middle_leaves_no_thread(
     next(batches)
     batches.close()
     batches.close()
-    assert not data_threads()
+    await_no_threads()
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -342,10 +350,7 @@ def test_ray_without_free_cpus_ends_with_an_error(manifest: Manifest, running_ra
             next(batches)
     finally:
         ray.kill(hog)
-    deadline = time.monotonic() + 120  # two processes of a Ray on a busy machine start, read and end
-    while data_threads() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not data_threads(), f"what was left waiting ends when it can\n{state_of_ray()}"
+    await_no_threads()
 
 
 def state_of_ray() -> str:

@@ -122,13 +122,6 @@ def test_durations_for_people() -> None:
     ]  # fmt: skip
 
 
-def test_an_event_tells_the_end_before_a_line_of_the_same_time(tmp_path: Path) -> None:
-    failed, line = {**event_line(1, "failed", "why"), "time": 9.0}, train_line(2, time=9.0)
-    assert read_run(write_run(tmp_path / "run", [failed, line])).status == "failed"
-    assert read_run(write_run(tmp_path / "run", [failed, {**line, "time": 9.5}])).status == "unfinished"
-    assert read_run(write_run(tmp_path / "run", [failed, {**line, "kind": "eval"}])).end == failed
-
-
 def test_only_finite_numbers_are_numbers() -> None:
     line = {"a": True, "b": "1", "c": float("inf"), "d": 0, "e": 1.5, "f": float("nan")}
     assert [number(line, key) for key in "abcdefg"] == [None, None, None, 0, 1.5, None, None]
