@@ -149,7 +149,6 @@ class Save:
         for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
             throttle.awaited = frozenset(names.difference(self.folder.names()))
             if not throttle.awaited:
-                throttle.awaited_since = math.inf
                 return
             throttle.wait(wait_s)
 

@@ -5,7 +5,6 @@ Each saved rectangle is a tensor of the file, named `KEY@OFFSET,OFFSET`.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import zlib
@@ -56,7 +55,7 @@ class Throttle:
         self._active_at = time.monotonic()
         self._cause: Exception = StoppedError()
         self.awaited: frozenset[str] = frozenset()  # files of other ranks that the thread waits for
-        self.awaited_since = math.inf
+        self.awaited_since = self._active_at
 
     @property
     def stalled_s(self) -> float:

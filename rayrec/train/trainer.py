@@ -213,12 +213,16 @@ class Trainer:
             calibration=build.calibration(config),
             mapping=mapping,
             warm_start=warm_start(config, mapping),
-            vectors=() if newest_checkpoint(self.folder) else initial_vectors(config, mapping),
+            vectors=initial_vectors(config, mapping) if self._starts_from_vectors() else (),
             periods=self._periods,
             sets=sets,
             popular=isinstance(model, Retriever) and self._periods is None,
             period_rows={} if self._periods is None else train.parts[0].rows_by(self._periods.column),
         )
+
+    def _starts_from_vectors(self) -> bool:
+        """Whether tables have initial vectors, and no checkpoint replaces them."""
+        return any(table.vectors for table in self.config.tables) and newest_checkpoint(self.folder) is None
 
     def _data(self, reading: FooterReading) -> tuple[Manifest | Mix, Manifest | None]:
         """Manifests of the training and evaluation rows. Also resolves id types in `self.config`."""

@@ -125,7 +125,7 @@ def _of_python(time_format: str) -> str:
 
 def _trimmed(values: pa.Array) -> pa.Array:
     """Texts without spaces around them; null for bytes that are not UTF-8."""
-    return pc.utf8_trim_whitespace(_cast_or_null(values, pa.large_string()))
+    return pc.utf8_trim_whitespace(cast_or_null(values, pa.large_string()))
 
 
 def _numbers(values: pa.Array) -> pa.Array:
@@ -199,10 +199,10 @@ def _iso(texts: pa.Array) -> pa.Array:
     texts = pc.if_else(pc.equal(zoned, is_zoned), texts, None)
     # Microseconds hold every year, nanoseconds nine digits of a second.
     unit = "ns" if pc.any(pc.match_substring_regex(texts, _NANOSECONDS)).as_py() else "us"
-    return _cast_or_null(texts, pa.timestamp(unit, "UTC" if is_zoned else None))
+    return cast_or_null(texts, pa.timestamp(unit, "UTC" if is_zoned else None))
 
 
-def _cast_or_null(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_or_null(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """The cast array, with nulls for the values that cannot be cast, e.g. 30 February."""
     try:
         return texts.cast(kind)
@@ -210,7 +210,7 @@ def _cast_or_null(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         if len(texts) == 1:
             return pa.nulls(1, kind)
         half = len(texts) // 2
-        return pa.concat_arrays([_cast_or_null(texts[:half], kind), _cast_or_null(texts[half:], kind)])
+        return pa.concat_arrays([cast_or_null(texts[:half], kind), cast_or_null(texts[half:], kind)])
 
 
 def _by_strptime(texts: pa.Array, time_format: str, *, padded: bool) -> pa.Array:

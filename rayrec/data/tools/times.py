@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
 from rayrec.data.arrays.buffers import I64, Mask
-from rayrec.data.arrays.times import ISO, check_format, has_year, parse_times, write_time
+from rayrec.data.arrays.times import ISO, cast_or_null, check_format, has_year, parse_times, write_time
 from rayrec.data.formats.text_cells import NUMBER
 from rayrec.data.mapping.problems import Source
 from rayrec.data.source.filters import Condition
@@ -209,8 +209,7 @@ def _numbers(texts: pa.Array) -> pa.Array:
     whole = pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py()
     if not whole:
         return texts.cast(pa.float64())
-    fits = [text is not None and -(2**63) <= int(text) < 2**63 for text in texts.to_pylist()]
-    return pc.if_else(pa.array(fits), texts, None).cast(pa.int64())
+    return cast_or_null(texts, pa.int64())
 
 
 def _number(text: str) -> int | float:

@@ -154,16 +154,20 @@ def tracker(kind: str, project: str, name: str | None = None) -> Callback:
     Raises:
         TrainError: the kind is unknown, or its package is not installed.
     """
-    if kind not in PACKAGES:
-        raise TrainError(f"track={kind!r} must be one of {', '.join(PACKAGES)}{suggestion(kind, list(PACKAGES))}")
-    if importlib.util.find_spec(PACKAGES[kind]) is None:
-        raise TrainError(f"track={kind}: the package is not installed; run pip install {PACKAGES[kind]}")
+    _check(kind)
     if kind == "mlflow":
         import mlflow
 
         # An absolute URI, because each trial of a search has its own working directory.
         return MLflow(project, mlflow.get_tracking_uri(), name)
     return WandB(project, name) if kind == "wandb" else Comet(project, name)
+
+
+def _check(kind: str) -> None:
+    if kind not in PACKAGES:
+        raise TrainError(f"track={kind!r} must be one of {', '.join(PACKAGES)}{suggestion(kind, list(PACKAGES))}")
+    if importlib.util.find_spec(PACKAGES[kind]) is None:
+        raise TrainError(f"track={kind}: the package is not installed; run pip install {PACKAGES[kind]}")
 
 
 def trackers_of(config: TrainConfig) -> list[Callback]:
@@ -183,9 +187,9 @@ def with_trackers(config: TrainConfig, kinds: Sequence[str]) -> TrainConfig:
     """
     trackers = list(config.trainer.trackers)
     for kind in kinds:
-        tracker(kind, "")  # checks it
+        _check(kind)
         if kind not in {section.kind for section in trackers}:
-            trackers.append(TrackerConfig(kind=kind))  # type: ignore[arg-type]  # checked
+            trackers.append(TrackerConfig.model_validate({"kind": kind}))
     return config.model_copy(update={"trainer": config.trainer.model_copy(update={"trackers": trackers})})
 
 
