@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -31,9 +32,9 @@ def count_rows(manifest: Manifest, patience: Patience) -> int:
 def _passing(
     windows: Sequence[Sequence[FileSlice]], columns: Columns, filters: Sequence[Condition], patience: Patience
 ) -> int:
-    count, streams = 0, RowGroupStreams()
-    for slices in windows:
-        table, missing = read_slices(slices, columns, patience, streams)
-        count += int(np.count_nonzero(passing(slices, table, missing, filters)))
-    streams.close()
+    count = 0
+    with closing(RowGroupStreams()) as streams:
+        for slices in windows:
+            table, missing = read_slices(slices, columns, patience, streams)
+            count += int(np.count_nonzero(passing(slices, table, missing, filters)))
     return count

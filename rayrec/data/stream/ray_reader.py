@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -75,9 +76,9 @@ def _rows(shares: Sequence[WindowShare]) -> int:
 
 
 def _read(shares: Sequence[WindowShare], recipe: Recipe) -> Iterator[pa.Table]:
-    streams = RowGroupStreams(recipe.interleave)
-    for share in shares:
-        yield with_placeholder(read_share(share, recipe, streams))
+    with closing(RowGroupStreams(recipe.interleave)) as streams:
+        for share in shares:
+            yield with_placeholder(read_share(share, recipe, streams))
 
 
 def tasks_of(shares: Sequence[WindowShare], at_once: int) -> list[Sequence[WindowShare]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -182,16 +183,15 @@ def check(
     for manifest in data.parts:
         share = 1.0 if sample_rows is None else min(1.0, sample_rows / max(1, data.rows))
         num_windows = max(1, round(share * len(manifest.windows)))
-        streams = RowGroupStreams()
-        for window in (index * len(manifest.windows) // num_windows for index in range(num_windows)):
-            table, problems = read_window(manifest, window, streams, redact=bad_rows.redact)
-            rows = map_rows(table, schema, rows_of, problems)
-            report.reasons.update(problems.reasons())
-            bad = problems.rows()
-            described = bad[: max(0, bad_rows.samples - len(report.samples))]
-            report.samples += [problems.error(row) for row in described.tolist()]
-            _add(report, table, rows, bad, schema)
-        streams.close()
+        with closing(RowGroupStreams()) as streams:
+            for window in (index * len(manifest.windows) // num_windows for index in range(num_windows)):
+                table, problems = read_window(manifest, window, streams, redact=bad_rows.redact)
+                rows = map_rows(table, schema, rows_of, problems)
+                report.reasons.update(problems.reasons())
+                bad = problems.rows()
+                described = bad[: max(0, bad_rows.samples - len(report.samples))]
+                report.samples += [problems.error(row) for row in described.tolist()]
+                _add(report, table, rows, bad, schema)
     return report
 
 
