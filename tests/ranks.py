@@ -39,7 +39,7 @@ class Ranks:
             theirs.close()
             self._members.append((process, ours))
 
-    def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+    def run(self, fn: Callable[..., Any], *args: Any, timeout_s: float = 180) -> list[Any]:
         """Every rank's return value. `fn` gets the process group and `args`; a list `PerRank` is dealt out.
 
         Raises:
@@ -92,7 +92,7 @@ class PerRank:
 _pools: dict[int, Ranks] = {}
 
 
-def on_ranks(size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+def on_ranks(size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 180) -> list[Any]:
     """Every rank's return value of `fn(group, *args)` on a kept pool of `size` ranks."""
     pool = _pools.get(size)
     if pool is None or not pool.alive:

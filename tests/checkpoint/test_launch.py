@@ -87,7 +87,7 @@ def test_a_launch_that_is_known_to_be_over_is_not_waited_for(root: LocalFolder, 
         left_behind(root)
     began = time.monotonic()
     with Lease(root).take() as lease:
-        assert lease.held and time.monotonic() - began < 5
+        assert lease.held and time.monotonic() - began < 40
 
 
 @pytest.mark.usefixtures("quick")
@@ -107,9 +107,9 @@ def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
     gate = threading.Event()
     monkeypatch.setattr(launches, "RELEASE_S", 0.1)
     with Lease(root).take():
-        monkeypatch.setattr(LocalFolder, "read", lambda *_: gate.wait(20))
+        monkeypatch.setattr(LocalFolder, "read", lambda *_: gate.wait(60))
         began = time.monotonic()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
     monkeypatch.undo()
     gate.set()
     with Lease(root).take() as lease:

@@ -315,11 +315,11 @@ def test_a_save_is_timed_and_told_once(tmp_path: Path) -> None:
     assert not under.running and under.wait(None) and under.ended() == []
     gate = Event()
     before = time.monotonic()
-    under.start(save_of(root, 5, called, may=lambda: gate.wait(20)), during_training=True)
+    under.start(save_of(root, 5, called, may=lambda: gate.wait(120)), during_training=True)
     assert under.running and under.ended() == []
-    assert not under.wait(None, patience_s=0.05)
+    assert not under.wait(None, patience_s=1.0)
     again = time.monotonic()
-    assert not under.wait(None, patience_s=0.05) and time.monotonic() - again < 0.04, "it was waited for already"
+    assert not under.wait(None, patience_s=1.0) and time.monotonic() - again < 0.9, "it was waited for already"
     gate.set()
     assert under.wait(None) and not under.running
     (outcome,) = under.ended()
@@ -350,10 +350,10 @@ def test_what_a_failed_save_left_is_removed_unless_it_is_fenced(tmp_path: Path) 
 def test_nobody_waits_for_a_removal_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, under = Event(), BackgroundSave()
     monkeypatch.setattr("rayrec.checkpoint.saving.REMOVAL_S", 0.05)
-    monkeypatch.setattr(LocalFolder, "remove_all", lambda _: gate.wait(20))
+    monkeypatch.setattr(LocalFolder, "remove_all", lambda _: gate.wait(60))
     under.start(save_of(LocalFolder(tmp_path), 5, [], may=lambda: 1 // 0))
     began = time.monotonic()
-    assert under.wait(None) and time.monotonic() - began < 5
+    assert under.wait(None) and time.monotonic() - began < 40
     gate.set()
     assert [type(outcome.error) for outcome in under.ended()] == [ZeroDivisionError]
 

@@ -92,7 +92,7 @@ def test_every_pair_of_plans_and_worlds(tmp_path: Path, dense: bool) -> None:
         wanted.append(torch.tensor(on_ranks(world, save, root, name)).mean(0))
         roots.append(root)
     for name, world in cells:
-        found = torch.tensor(on_ranks(world, load_each, roots, name, timeout_s=120)).mean(0)
+        found = torch.tensor(on_ranks(world, load_each, roots, name, timeout_s=350)).mean(0)
         for cell, losses, before in zip(cells, found, wanted, strict=True):
             told = f"saved as {cell}, loaded as {(name, world)}"
             torch.testing.assert_close(losses, before, atol=1e-5, rtol=1e-5, msg=partial("{}: {}".format, told))

@@ -41,14 +41,14 @@ def test_a_source_that_gives_nothing_is_told() -> None:
     go_on = threading.Event()
 
     def waiting() -> Generator[int]:
-        go_on.wait(30)
+        go_on.wait(60)
         yield 1
 
     ahead = Prefetcher(waiting, depth=1)
     begun = time.monotonic()
     with pytest.raises(DataError, match=r"no data arrived for 0\.01 s"):
         ahead.take(0.01)
-    assert time.monotonic() - begun < 8, "its thread is left to itself"
+    assert time.monotonic() - begun < 40, "its thread is left to itself"
     go_on.set()
     with pytest.raises(DataError, match="no data arrived"):
         ahead.take(0.01)
@@ -64,12 +64,12 @@ def test_a_source_may_take_long_for_an_item_while_it_goes_on() -> None:
 
     def slow() -> Generator[int]:
         for number in range(21):
-            waits.wait(0.02 if number < 20 else 30)
+            waits.wait(0.1 if number < 20 else 60)
             yield number
 
     ahead = Prefetcher(sparse, depth=1, source=activity)
     begun = time.monotonic()
-    assert ahead.take(0.2) == 19 and time.monotonic() - begun > 0.3
+    assert ahead.take(1.5) == 19 and time.monotonic() - begun > 1.5
     with pytest.raises(DataError, match=r"no data arrived for 0\.2 s"):
         ahead.take(0.2)
     waits.set()

@@ -281,7 +281,7 @@ def joins_among_strangers(group: dist.ProcessGroup) -> tuple[bool, float, list[i
         return listener, address
 
     began = time.monotonic()
-    apart = dist.new_group(timeout=timedelta(seconds=20))
+    apart = dist.new_group(timeout=timedelta(seconds=60))
     try:
         with mock.patch.object(host_connect, "listen", listen_and_be_called):
             gathered = comm.all_gather(torch.tensor([group.rank()]), apart)
@@ -295,7 +295,7 @@ def joins_among_strangers(group: dist.ProcessGroup) -> tuple[bool, float, list[i
 
 def test_processes_that_are_no_ranks_are_dropped() -> None:
     for linked, took_s, gathered in on_ranks(3, joins_among_strangers):
-        assert linked and took_s < 15 and gathered == [0, 1, 2]
+        assert linked and took_s < 45 and gathered == [0, 1, 2]
 
 
 def test_a_rank_that_calls_twice_or_has_another_number_is_dropped() -> None:

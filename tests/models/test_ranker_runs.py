@@ -173,7 +173,7 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(name: str, data: Path, t
 
 def test_two_ranks_train_from_files(data: Path, tmp_path: Path) -> None:
     raw = config(data, "din", trainer__epochs=2, storage__path=str(tmp_path))
-    results = on_ranks(2, fit_on_rank, raw, timeout_s=120)
+    results = on_ranks(2, fit_on_rank, raw, timeout_s=350)
     assert results[0]["eval"] == results[1]["eval"] and results[0]["eval"]["auc"] > 0.7
 
 

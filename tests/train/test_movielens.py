@@ -37,7 +37,7 @@ def test_quality_is_alike_for_ranks_and_plans(tmp_path: Path) -> None:
     found: dict[tuple[int, str | None], float] = {}
     for world_size, kind in cases:
         raw = config(tmp_path, f"{kind}-{world_size}", kind)
-        outcome = on_ranks(world_size, fit_on_rank, raw, timeout_s=150)[0]
+        outcome = on_ranks(world_size, fit_on_rank, raw, timeout_s=380)[0]
         assert outcome["train"]["samples"] == 80_000
         assert outcome["eval"]["samples"] == 20_000
         found[world_size, kind] = outcome["eval"]["auc"]
@@ -52,6 +52,6 @@ def test_quality_with_groups_that_train_on_their_own_for_ten_steps(tmp_path: Pat
         raw = config(tmp_path, f"{replicas}-groups", None)
         raw["sharding"] = {"replicas": replicas, "sync_every": sync_every}
         raw = apply_override(raw, "trainer.num_workers=4")
-        found[replicas] = on_ranks(4, fit_on_rank, raw, timeout_s=250)[0]["eval"]["auc"]
+        found[replicas] = on_ranks(4, fit_on_rank, raw, timeout_s=380)[0]["eval"]["auc"]
     print({replicas: round(auc, 5) for replicas, auc in found.items()})
     assert max(found.values()) - min(found.values()) <= 0.003, found

@@ -81,7 +81,7 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", list(RETRIEVERS))
 def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data: Path) -> None:
-    results = on_ranks(2, fit_on_rank, raw_config(data, name), timeout_s=120)
+    results = on_ranks(2, fit_on_rank, raw_config(data, name), timeout_s=350)
     found = results[0]["eval"]
     assert found == results[1]["eval"]
     assert found["recall@10"] > 0.6, found  # chance finds a sixth
@@ -128,7 +128,7 @@ def test_popularity_stands_beside_the_figures(
     page = (done.folder / "report.html").read_text()
     assert "Beside popularity" in page and f"{expected:.4f}" in page
     assert evaluate_run(done.folder)["popularity"] == popular
-    both = on_ranks(2, fit_beside_popularity, {**raw, "name": "two-ranks"}, timeout_s=120)
+    both = on_ranks(2, fit_beside_popularity, {**raw, "name": "two-ranks"}, timeout_s=350)
     assert both[0]["eval"]["popularity"] == both[1]["eval"]["popularity"] == pytest.approx(popular)
     (data / "train").rename(data / "elsewhere")
     try:

@@ -71,7 +71,7 @@ def test_the_mailbox_knows_whether_there_are_workers() -> None:
     for kind in ("failure", "restart"):
         box.put({"kind": kind, "reason": "x"})
         time.sleep(0.01)
-        assert 0 < box.idle_s() < 5
+        assert 0 < box.idle_s() < 60
         box.put({"kind": "progress", "step": 1})
         assert box.idle_s() == 0
 

@@ -109,10 +109,10 @@ def skips_an_exchange(group: dist.ProcessGroup, folder: Path) -> None:
 def test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places(tmp_path: Path) -> None:
     began = time.monotonic()
     try:
-        on_ranks(2, skips_an_exchange, tmp_path, timeout_s=20)
+        on_ranks(2, skips_an_exchange, tmp_path, timeout_s=50)
     except AssertionError as ended:
         assert "died" in str(ended)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
     told = [path.read_text() for path in tmp_path.glob("told-*")]
     assert told
     assert "ranks wait in different collectives: rank 0 in " in told[0]
