@@ -392,6 +392,19 @@ def test_the_reference_lists_the_models_own_arguments() -> None:
     assert "| `adam` | `beta1`, `beta2`, `eps` |" in chapters["optimizers.sparse by kind"]
 
 
+@pytest.mark.parametrize(
+    ("text", "number"), [("01234", 668), ("12:30", 750), ("-007", -7), ("0b11", 3), ("1:30.5", 90.5)]
+)
+def test_numbers_that_yaml_reads_as_others_are_refused(text: str, number: float) -> None:
+    with pytest.raises(ConfigError, match=rf"YAML reads {text} as {number}: write '{text}' for a text, .*in line 2"):
+        parse_yaml(f"a: 1\npositive: {text}\n")
+    assert parse_yaml(f"a: '{text}'\nb: {number}") == {"a": text, "b": number}
+
+
+def test_other_numbers_of_yaml_are_numbers() -> None:
+    assert parse_yaml("[0, 0.5, -0, 0x1f, 1_000, 1e-8]") == [0, 0.5, 0, 31, 1000, 1e-8]
+
+
 def test_an_error_of_yaml_shows_the_line_and_the_place() -> None:
     with pytest.raises(ConfigError, match=r"mapping values are not allowed here, in line 2:\n  b: c: d\n      \^$"):
         parse_yaml("a: 1\nb: c: d\n")

@@ -24,7 +24,10 @@ class ConfigError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys and reads `1e-8` as a number (YAML 1.1 reads it as a string)."""
+    """YAML loader that refuses duplicate keys, and numbers that YAML 1.1 reads as others: `0123` as 83, `12:30` as 750.
+
+    `1e-8` is a number, as in YAML 1.2; YAML 1.1 reads it as a string.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -37,7 +40,22 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        return self._number(node, super().construct_yaml_int(node))
 
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> Any:
+        return self._number(node, super().construct_yaml_float(node))
+
+    def _number(self, node: yaml.ScalarNode, number: Any) -> Any:
+        text = str(node.value)
+        if re.match(r"[-+]?0[\d_b]", text) or ":" in text:
+            problem = f"YAML reads {text} as {number}: write '{text}' for a text, or {number} for the number"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
