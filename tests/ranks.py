@@ -16,8 +16,8 @@ from typing import Any
 
 import cloudpickle
 
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["tests.preload"])
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.preload"])
 
 
 class RankError(AssertionError):
@@ -33,8 +33,8 @@ class Ranks:
         store = os.path.join(self._folder.name, "store")
         self._members: list[tuple[Any, Connection]] = []
         for rank in range(size):
-            ours, theirs = _server.Pipe()
-            process = _server.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            ours, theirs = SERVER.Pipe()
+            process = SERVER.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
             process.start()
             theirs.close()
             self._members.append((process, ours))

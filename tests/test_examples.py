@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
@@ -95,9 +95,8 @@ def names_used(package: str) -> set[str]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(example)]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_forked(["-W", "error::DeprecationWarning:__main__", str(example)], tmp_path, environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")], "an example leaves files"
 
