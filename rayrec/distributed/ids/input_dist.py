@@ -7,6 +7,7 @@ host reads no number from the device, unless the features were made there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -257,3 +258,6 @@ class PendingInput(Awaitable[RankIds]):
 def _router() -> ThreadPoolExecutor:
     """One thread per process: batches of all collections are routed in the order in which they were started."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayrec-router")
+
+
+os.register_at_fork(after_in_child=_router.cache_clear)  # a forked child does not have the thread
