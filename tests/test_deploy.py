@@ -11,27 +11,37 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import pytest
 import ray
+import torch
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from ray._private import ray_constants
+from ray.scripts.scripts import cli as ray_cli
+from ray.train.v2._internal.constants import ENABLE_NCCL_HANG_DETECTOR_ENV_VAR, HANG_DETECTOR_DIRNAME
 
+from rayrec.train import load_config
 from rayrec.train.config.trainer import TrainerConfig
 from tests import kuberay
 from tests.movielens.test_prepare import drawn_ratings, write_source
+from tests.test_readme import blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
 OVERLAYS = sorted((DEPLOY / "k8s" / "overlays").iterdir())
 MANIFESTS = [DEPLOY / "rayjob-movielens-cpu.yaml", *sorted((DEPLOY / "k8s" / "base").glob("*.yaml"))]
 MANIFESTS.remove(DEPLOY / "k8s" / "base" / "kustomization.yaml")
+# Seconds in all of deploy/: trainer.grace_s and the drain of a node, and Kubernetes' limit for a pod.
+GRACE_S, PODS_S = 90, 120
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -132,9 +142,49 @@ def test_who_has_no_token_is_refused_and_nobody_is_root(cluster: dict[str, Any])
 
 
 @pytest.mark.parametrize("cluster", cluster_specs())
-def test_pods_have_time_for_a_last_checkpoint(cluster: dict[str, Any]) -> None:
+def test_pods_that_are_deleted_drain_for_a_last_checkpoint(cluster: dict[str, Any]) -> None:
+    """`ray start --block` announces at SIGTERM that its node leaves, and waits for as long as this variable says."""
+    assert hasattr(ray_constants, DRAIN)
     for pod in pods(cluster):
-        assert pod["terminationGracePeriodSeconds"] > 2 * TrainerConfig().grace_s
+        (container,) = pod["containers"]
+        assert {"name": DRAIN, "value": str(GRACE_S)} in container["env"]
+        assert pod["terminationGracePeriodSeconds"] == PODS_S
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for name in ("head", "worker"):
+        assert services[name]["environment"][DRAIN] == str(GRACE_S)
+        assert services[name]["stop_grace_period"] == f"{PODS_S}s" and "--block" in services[name]["command"]
+
+
+def test_gpu_clusters_record_hangs_of_nccl() -> None:
+    """The variables are those that the installed Ray and torch read."""
+    overlay = next(path for path in OVERLAYS if path.name == "gpu")
+    (cluster,) = [document["spec"] for document in built(overlay) if document["kind"] == "RayCluster"]
+    head, workers = (pod["containers"][0]["env"] for pod in pods(cluster))
+    assert {"name": ENABLE_NCCL_HANG_DETECTOR_ENV_VAR, "value": "1"} in head
+    torch_names = {each["name"] for each in workers if each["name"].startswith("TORCH_")}
+    headers = (Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d").glob("*.hpp")
+    known = "".join(header.read_text() for header in headers)
+    library = (Path(torch.__file__).parent / "lib/libtorch_cpu.so").read_bytes()
+    assert len(torch_names) == 3
+    for name in torch_names:
+        assert f'"{name}"' in known or name.encode() in library, name
+    text = (DEPLOY / "README.md").read_text()
+    (prefix,) = [each["value"] for each in workers if each["name"] == "TORCH_FR_DUMP_TEMP_FILE"]
+    assert f"{prefix}N" in text and f".ray_train/NAME/{HANG_DETECTOR_DIRNAME}/" in text
+    launcher = (DEPLOY / "cluster-launcher.yaml").read_text()
+    assert launcher.count(f"TORCH_FR_DUMP_TEMP_FILE={prefix} ") == 2
+
+
+def test_the_launcher_refuses_machines_without_the_shared_folder(tmp_path: Path) -> None:
+    """A run whose nodes do not share its folder would have no checkpoints."""
+    (line,) = [
+        line
+        for line in yaml.safe_load((DEPLOY / "cluster-launcher.yaml").read_text())["setup_commands"]
+        if "mountpoint" in line
+    ]
+    for folder, code in (("/proc", 0), (str(tmp_path), 1)):
+        done = subprocess.run(["bash", "-c", line.replace("/shared ", f"{folder} ", 1)], capture_output=True, text=True)
+        assert done.returncode == code and ("mount the shared folder" in done.stdout) == bool(code)
 
 
 def test_the_pod_that_submits_a_job_may_reach_its_cluster() -> None:
@@ -145,7 +195,7 @@ def test_the_pod_that_submits_a_job_may_reach_its_cluster() -> None:
     submitter = job["spec"]["submitterPodTemplate"]
     assert submitter["metadata"]["labels"] in admitted
     assert submitter["spec"]["securityContext"]["runAsNonRoot"] is True
-    assert submitter["spec"]["terminationGracePeriodSeconds"] > 2 * TrainerConfig().grace_s
+    assert submitter["spec"]["terminationGracePeriodSeconds"] == PODS_S
 
 
 def test_a_stopped_job_has_time_for_a_last_checkpoint() -> None:
@@ -156,27 +206,16 @@ def test_a_stopped_job_has_time_for_a_last_checkpoint() -> None:
         (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
         waits += [each["value"] for each in head["env"] if each["name"] == "RAY_JOB_STOP_WAIT_TIME_S"]
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["head"]
-    assert compose["stop_grace_period"] == "120s"
     waits.append(compose["environment"]["RAY_JOB_STOP_WAIT_TIME_S"])
     launcher = yaml.safe_load((DEPLOY / "cluster-launcher.yaml").read_text())["head_start_ray_commands"][-1]
-    waits += re.findall(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", launcher)
-    assert len(waits) == 4 and all(float(wait) > TrainerConfig().grace_s for wait in waits)
-
-
-def test_the_launcher_installs_the_folder_that_it_copies(tmp_path: Path) -> None:
-    """Quotes around `~` keep the shell from expanding it, and pip takes no such path."""
-    config = yaml.safe_load((DEPLOY / "cluster-launcher.yaml").read_text())
-    (install,) = [command for command in config["setup_commands"] if "pip install" in command]
-    (tmp_path / "rayrec-venv/bin").mkdir(parents=True)
-    pip = tmp_path / "rayrec-venv/bin/pip"
-    pip.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
-    pip.chmod(0o755)
-    done = subprocess.run(
-        ["bash", "-c", install], env={**os.environ, "HOME": str(tmp_path)}, check=True, capture_output=True, text=True
-    )
-    words = done.stdout.split()
-    assert words[-2:] == ["-e", f"{tmp_path}/rayrec[cpu]"]
-    assert words[words.index("--constraint") + 1] == f"{tmp_path}/rayrec/deploy/requirements.lock"
+    waits += re.findall(r"RAY_JOB_STOP_WAIT_TIME_S=(\d+)", launcher + (DEPLOY / "README.md").read_text())
+    assert len(waits) == 5 and len(set(map(str, waits))) == 1
+    files = [*DEPLOY.rglob("*.yaml"), DEPLOY / "README.md"]
+    graces = [grace for file in files for grace in re.findall(r"trainer\.grace_s=(\d+)", file.read_text())]
+    assert len(graces) == 4 and {float(grace) for grace in graces} == {GRACE_S}
+    assert TrainerConfig().grace_s <= GRACE_S < float(waits[0]) < PODS_S
+    text = (ROOT / "rayrec/train/FAULTS.md").read_text()
+    assert f"set {PODS_S} s and {waits[0]} s" in text and f"`trainer.grace_s={GRACE_S}`" in text
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
@@ -314,8 +353,6 @@ def test_the_jobs_entrypoint_prepares_and_trains(tmp_path: Path) -> None:
 
 
 def test_the_job_overrides_settings_that_exist() -> None:
-    from rayrec.train import load_config
-
     (job,) = [d for path in MANIFESTS for d in documents(path) if d["kind"] == "RayJob"]
     settings = re.findall(r'--set ([^\s"]+)', job["spec"]["entrypoint"])
     config = load_config(ROOT / "data/movielens/train.yaml", settings)
@@ -411,3 +448,114 @@ def test_the_installed_package_is_whole(tmp_path: Path) -> None:
     own = os.environ | {"PYTHONPATH": str(tmp_path / "there")}
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=own, capture_output=True, text=True)
     assert told.stdout.startswith(str(tmp_path / "there")) and "train" in told.stdout, told.stderr
+
+
+# -- every shell line of deploy/, in a shell whose programs write down what they were called with
+
+PROGRAMS = ("apt-get", "chmod", "chown", "docker", "install", "kubectl", "mountpoint", "openssl", "pip", "python")
+PROGRAMS += ("python3", "ray", "rm", "useradd")
+
+
+def shell_scripts() -> dict[str, str]:
+    """Where it stands → what a shell runs there."""
+    scripts = {f"README {n}": block for n, block in enumerate(blocks("bash", DEPLOY / "README.md"))}
+    launcher = yaml.safe_load((DEPLOY / "cluster-launcher.yaml").read_text())
+    for name in ("setup_commands", "head_start_ray_commands", "worker_start_ray_commands"):
+        scripts[name] = "export RAY_HEAD_IP=192.0.2.1\n" + "\n".join(launcher[name])
+    (job,) = documents(DEPLOY / "rayjob-movielens-cpu.yaml")
+    scripts["RayJob"] = job["spec"]["entrypoint"].replace("/home/ray/rayrec", str(ROOT))
+    for name, service in yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].items():
+        if service["command"].startswith("ray"):
+            scripts[f"compose {name}"] = service["command"]
+        if "healthcheck" in service:
+            scripts[f"health of {name}"] = shlex.join(service["healthcheck"]["test"][1:])
+    docker = (DEPLOY / "Dockerfile").read_text()
+    for n, line in enumerate(re.findall(r"^RUN ((?:.*\\\n)*.*)$", docker, re.MULTILINE)):
+        scripts[f"Dockerfile {n}"] = f"EXTRA=cpu\n{line}"
+    for path in (DEPLOY / "Dockerfile", DEPLOY / "compose.yaml"):  # commands in the comment at the top
+        scripts[f"comment of {path.name}"] = "\n".join(re.findall(r"^#   (.*)$", path.read_text(), re.MULTILINE))
+    return scripts
+
+
+def calls_of(script: str, folder: Path) -> list[list[str]]:
+    """Runs a script at the root of the repository, and returns what its programs were called with. They do nothing."""
+    (folder / "bin").mkdir()
+    (folder / "rayrec-venv").mkdir()
+    (folder / "rayrec-venv" / "bin").symlink_to(folder / "bin")
+    (folder / "rayrec").symlink_to(ROOT)
+    recorder = f"#!/bin/bash\n{{ printf '%s\\0' \"${{0##*/}}\" \"$@\"; printf '\\n\\0'; }} >> {folder}/calls\n"
+    for program in PROGRAMS:
+        (folder / "bin" / program).write_text(recorder)
+        (folder / "bin" / program).chmod(0o755)
+    for program in ("bash", "base64"):
+        (folder / "bin" / program).symlink_to(str(shutil.which(program)))
+    environment = {"HOME": str(folder), "PATH": str(folder / "bin")}
+    words = [str(shutil.which("bash")), "-euo", "pipefail", "-c", f"{script}\nwait"]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, f"{script}\n{done.stderr}"
+    calls = (folder / "calls").read_text().split("\n\0")
+    return [call.split("\0")[:-1] for call in calls if call]
+
+
+def check_python(script: str, *words: str) -> None:
+    source = (ROOT / script).read_text() + (ROOT / "rayrec/cli/options.py").read_text()
+    for word in words:
+        assert not word.startswith("--") or f'"{word}"' in source, f"{script} has no option {word}"
+    settings = [value for option, value in zip(words, words[1:], strict=False) if option == "--set"]
+    load_config(ROOT / "data/movielens/train.yaml", settings)
+
+
+def check_ray(*words: str) -> None:
+    """Ray's own command line takes the words."""
+    command, rest = ray_cli, list(words)
+    while isinstance(command, click.Group):
+        command = command.commands[rest.pop(0)]
+    context = command.make_context(str(command.name), rest)
+    if command.name == "submit":
+        python, *arguments = context.params["entrypoint"]
+        assert python == "python"
+        check_python(*arguments)
+
+
+def check_files(program: str, *words: str) -> None:
+    """The files that pip, docker and kubectl are to read are in the repository, and extras in the project."""
+    for option, value in zip(words, words[1:], strict=False):
+        if option in ("-f", "-k", "-r", "--constraint") and value != "-l":
+            assert (ROOT / value).exists(), f"{program} {shlex.join(words)}: no {value}"
+        if option == "--build-arg":
+            assert f"\nARG {value.split('=')[0]}" in (DEPLOY / "Dockerfile").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if program == "pip" and words[0] == "install" and (extra := re.search(r"(.*)\[(\w+)\]$", words[-1])):
+        assert (ROOT / extra[1] / "pyproject.toml").is_file(), f"no project in {extra[1]}"
+        assert extra[2] in project["optional-dependencies"]
+
+
+@pytest.mark.parametrize("name", shell_scripts())
+def test_each_shell_line_is_what_its_programs_take(name: str, tmp_path: Path) -> None:
+    calls = calls_of(shell_scripts()[name], tmp_path)
+    assert calls
+    for program, *words in calls:
+        if program == "ray":
+            check_ray(*words)
+        elif program == "python":
+            check_python(*words)
+        else:
+            check_files(program, *words)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ray start --heed", "No such option"),
+        ("ray job submit --address http://127.0.0.1 -- python jobs/train.py --conf x", "no option --conf"),
+        ("python jobs/trian.py --config x", "No such file"),
+        ("python jobs/train.py --config x --set trainer.grace=9", "grace"),
+        ("pip install -e '~/rayrec[cpu]'", "no project in ~/rayrec"),
+        ("kubectl apply -f deploy/rayjob.yaml", "no deploy/rayjob.yaml"),
+        ("docker built && false", "docker built"),
+    ],
+)
+def test_a_wrong_line_is_noticed(line: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises((AssertionError, OSError, ValueError, click.UsageError), match=re.escape(message)):
+        for program, *words in calls_of(line, tmp_path):
+            {"ray": check_ray, "python": check_python}.get(program, partial(check_files, program))(*words)

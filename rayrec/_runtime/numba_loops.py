@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -21,7 +22,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Per thread. Starting work on another thread costs about 50 µs, the time in which a loop counts some 20,000 ids; with
 # fewer ids per thread, a batch of 200,000 ids takes longer on 14 threads than on 4.
 MIN_IDS = 1 << 16
-_pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads on demand
+_pool: ThreadPoolExecutor
+
+
+def _new_pool() -> None:
+    global _pool
+    _pool = ThreadPoolExecutor(thread_name_prefix="rayrec-loops")  # starts threads on demand
+
+
+_new_pool()
+# A forked child has none of its parent's threads, but the copied pool counts them as idle and would start no others.
+os.register_at_fork(after_in_child=_new_pool)
 
 
 @cache

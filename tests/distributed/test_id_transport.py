@@ -18,6 +18,7 @@ from rayrec.distributed import (
     comm,
 )
 from rayrec.distributed.comm import count_collectives
+from rayrec.distributed.ids.upload import Upload
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut, draw_kjt
@@ -225,3 +226,44 @@ def train_after_inference(group: dist.ProcessGroup, sequence: bool) -> list[floa
 def test_an_evaluation_in_inference_mode_does_not_break_training(sequence: bool) -> None:
     for before, after in on_ranks(2, train_after_inference, sequence):
         assert after < before, "rows were updated"
+
+
+def prepared_for_a_gpu(group: dist.ProcessGroup, by_id: bool) -> list[str]:
+    """Three batches take the path of a GPU on the CPU. Preparing the second one fails on rank 1, after it was split."""
+    module, plan = collection(ShardingType.ROW_WISE, by_id, False)
+    sharder: Any = EmbeddingCollectionSharder if by_id else EmbeddingBagCollectionSharder
+    sharded = sharder({"learning_rate": 0.1}).shard(module, plan, ShardingEnv.from_process_group(group), CPU)
+    configs = module.embedding_configs() if by_id else module.embedding_bag_configs()
+    ids, errors = sharded.ids_ahead, []
+    exchange = ids.exchange
+    exchange.on_cpu, exchange._host_group = False, group
+    name, prepare = ("_find_units", exchange._find_units) if by_id else ("_words", exchange._words)
+
+    def no_memory(*args: Any) -> Any:
+        raise MemoryError("no memory for the batch")
+
+    for number in range(3):
+        setattr(exchange, name, no_memory if (number, group.rank()) == (1, 1) else prepare)
+        kjt = draw_kjt(torch.Generator().manual_seed(number), configs, 8, 3)
+        try:
+            exchange.finish(exchange.send(ids.route(kjt), kjt))
+            errors.append("")
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_errors_of_preparing_a_batch_for_a_gpu_reach_every_rank(by_id: bool) -> None:
+    first, second = on_ranks(2, prepared_for_a_gpu, by_id, timeout_s=60)
+    assert first == ["", "ValueError: rank 1 cannot process its batch; see its error", ""]
+    assert second == ["", "MemoryError: no memory for the batch", ""]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU has pinned memory")
+def test_a_batch_is_copied_without_pinned_memory() -> None:
+    """Its sizes have been announced, so that an error would leave the other ranks waiting."""
+    item = (torch.arange(5), [torch.ones(3, 2)])
+    with pytest.warns(UserWarning, match="copied to the device from pageable memory, which is slower"):
+        numbers, (ones,) = Upload(item).to(CPU)
+    assert torch.equal(numbers, item[0]) and torch.equal(ones, item[1][0])

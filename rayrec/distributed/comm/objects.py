@@ -1,9 +1,16 @@
-"""Collectives of Python objects, and barriers: for set-up, not for a step."""
+"""Collectives of Python objects, and barriers: for set-up, not for a step.
+
+An object that cannot be pickled, or that some rank cannot unpickle, raises on every rank. An error inside an object
+that does not survive pickling arrives as a RuntimeError with its type and text.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -13,24 +20,33 @@ T = TypeVar("T")
 
 
 def broadcast_object(obj: T, group: Group, src: int = 0) -> T:
-    """Returns the object of group rank `src` on every rank."""
+    """Returns the object of group rank `src` on every rank.
+
+    Raises (on every rank):
+        TypeError: the object cannot be pickled, or some rank cannot unpickle it.
+    """
     if alone(group):
         return obj
+    assert group is not None
     count("broadcast_object")
-    box: list[Any] = [obj]
+    is_src = group.rank() == src
+    box: list[Any] = [_pack(obj) if is_src else None]
     dist.broadcast_object_list(box, group=group, group_src=src)
-    return box[0]
+    (received,) = _unpack({src: box[0]}, group, skip=src if is_src else None)
+    return obj if is_src else received
 
 
 def all_gather_object(obj: T, group: Group) -> list[T]:
-    """Every rank's object, in rank order."""
+    """Every rank's object, in rank order.
+
+    Raises (on every rank):
+        TypeError: an object cannot be pickled, or some rank cannot unpickle it.
+    """
     if alone(group):
         return [obj]
     assert group is not None
     count("all_gather_object")
-    objects: list[Any] = [None] * group.size()
-    dist.all_gather_object(objects, obj, group=group)
-    return objects
+    return _unpack(dict(enumerate(_gather(_pack(obj), group))), group)
 
 
 def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -45,6 +61,84 @@ def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *a
     if failed is not None:
         raise failed
     return result  # type: ignore[return-value]
+
+
+class _Packed(NamedTuple):
+    """A pickled object, or why it cannot be pickled. `plain`: it has built-in types only, so that every rank can
+    unpickle it."""
+
+    data: bytes
+    problem: str | None
+    plain: bool
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles errors with their text, and notes whether there are objects other than those of built-in types."""
+
+    plain = True
+
+    def reducer_override(self, obj: Any) -> Any:  # not called for numbers, texts, lists, tuples, dicts and sets
+        self.plain = False
+        if not isinstance(obj, BaseException):
+            return NotImplemented
+        text = _text(obj)
+        try:
+            data = pickle.dumps(obj)
+            survives = _text(pickle.loads(data)) == text
+        except Exception:
+            survives = False
+        return (_error, (data, text)) if survives else (RuntimeError, (text,))
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _error(data: bytes, text: str) -> BaseException:
+    try:
+        error: BaseException = pickle.loads(data)
+    except Exception:  # for example, its class is defined on the sending rank only
+        return RuntimeError(text)
+    return error
+
+
+def _pack(obj: object) -> _Packed:
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    try:
+        pickler.dump(obj)
+    except Exception as error:
+        return _Packed(b"", f"the {type(obj).__name__} cannot be pickled: {_text(error)}", plain=True)
+    return _Packed(buffer.getvalue(), None, pickler.plain)
+
+
+def _unpack(packed: dict[int, _Packed], group: dist.ProcessGroup, skip: int | None = None) -> list[Any]:
+    """The objects, by sending rank. All ranks have the same `packed`.
+
+    Args:
+        skip: rank whose object is not unpickled, and None in the result.
+    """
+    problems = [f"rank {rank}: {item.problem}" for rank, item in packed.items() if item.problem is not None]
+    objects: list[Any] = []
+    if not problems:
+        problem = None
+        for rank, item in packed.items():
+            try:
+                objects.append(None if rank == skip else pickle.loads(item.data))
+            except Exception as error:
+                problem = f"rank {group.rank()}: the object of rank {rank} cannot be unpickled: {_text(error)}"
+                break
+        if not all(item.plain for item in packed.values()):
+            problems = [each for each in _gather(problem, group) if each is not None]
+    if problems:
+        raise TypeError("; ".join(problems))
+    return objects
+
+
+def _gather(obj: T, group: dist.ProcessGroup) -> list[T]:
+    objects: list[Any] = [None] * group.size()
+    dist.all_gather_object(objects, obj, group=group)
+    return objects
 
 
 def barrier(group: Group) -> None:

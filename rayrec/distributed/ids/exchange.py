@@ -73,23 +73,28 @@ class IdExchange:
         self._host_group = None if self.on_cpu else comm.host_group(context.group, context.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
 
-    def announce(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
-        """For GPUs: exchanges sizes on the hosts, and returns the batch ready to be sent."""
-        received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
-        batch = HostIds(OnHost(outgoing), kept, OnHost(received))
-        if any(header[FAILED] for header in received):
-            return batch
+    def prepare(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
+        """For GPUs: makes everything that needs no other rank's header. An error here still reaches every rank."""
         ids = outgoing.ids
         to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
-        from_ranks = part_sizes(received, self._streams, self._weighted)
-        return replace(
-            batch,
-            word_counts=OnHost((to_ranks, from_ranks)),
+        return HostIds(
+            OnHost(outgoing),
+            kept,
             words=None if ids is None else self._words(ids, to_ranks),
             weights=None if ids is None or ids.weights is None or not ids.weights.requires_grad else ids.weights,
-            chunks=self._receiver.chunks(received),
             units=None if self._find_units is None else self._find_units(outgoing),
         )
+
+    def announce(self, batch: HostIds) -> HostIds:
+        """For GPUs: exchanges sizes on the hosts, and returns the batch ready to be sent."""
+        outgoing = batch.outgoing.item
+        received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
+        if any(header[FAILED] for header in received):
+            return HostIds(batch.outgoing, batch.kept, OnHost(received))
+        to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
+        from_ranks = part_sizes(received, self._streams, self._weighted)
+        chunks = self._receiver.chunks(received)
+        return replace(batch, received=OnHost(received), word_counts=OnHost((to_ranks, from_ranks)), chunks=chunks)
 
     def _words(self, ids: Ids, sizes: WordCounts) -> torch.Tensor:
         return torch.cat([words for message in self.sender.words(ids, sizes) for words in message])

@@ -7,6 +7,7 @@ host reads no number from the device, unless the features were made there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -143,15 +144,16 @@ class InputDist:
         """
         exchange = self.exchange
         with span(ROUTE):
-            kept = Kept()
-            outgoing: OutgoingIds
+            outgoing: OutgoingIds | None = None
             try:
                 kjt, counts, kept = self._prepare(features)
                 split = exchange.device_split if on_device and kjt is features else None
                 outgoing = exchange.sender.pack(kjt, counts, None if split is None else split.count(kjt))
+                batch = HostIds(OnHost(outgoing), kept) if exchange.on_cpu else exchange.prepare(outgoing, kept)
             except Exception as error:  # any error must reach the ranks that wait for this one
-                outgoing = exchange.sender.pack_failure(error)
-            return HostIds(OnHost(outgoing), kept) if exchange.on_cpu else exchange.announce(outgoing, kept)
+                failure = exchange.sender.pack_failure(error, is_packed=outgoing is not None)
+                batch = HostIds(OnHost(failure), Kept())
+            return batch if exchange.on_cpu else exchange.announce(batch)
 
     def begin(self, features: KeyedJaggedTensor) -> PendingInput:
         """Starts a batch for a later call of `take`."""
@@ -257,3 +259,6 @@ class PendingInput(Awaitable[RankIds]):
 def _router() -> ThreadPoolExecutor:
     """One thread per process: batches of all collections are routed in the order in which they were started."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayrec-router")
+
+
+os.register_at_fork(after_in_child=_router.cache_clear)  # a forked child does not have the thread

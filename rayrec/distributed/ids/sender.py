@@ -85,9 +85,14 @@ class IdSender:
         self._num_packed += 1
         return OutgoingIds(ids, header, None, lengths_FB, origins, num_ids, num_cut)
 
-    def pack_failure(self, error: Exception) -> OutgoingIds:
-        """An empty batch instead of a batch that failed: its header makes every rank raise."""
-        self._num_packed += 1
+    def pack_failure(self, error: Exception, is_packed: bool = False) -> OutgoingIds:
+        """An empty batch instead of a batch that failed: its header makes every rank raise.
+
+        Args:
+            error: the reason.
+            is_packed: whether `pack` returned the batch, which has its number already.
+        """
+        self._num_packed += not is_packed
         header = torch.zeros(len(self.streams), self._header_width, dtype=torch.int64)
         header[:, NUMBER], header[:, FAILED] = self._num_packed, 1
         values = torch.empty(0, dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -50,7 +51,7 @@ class Upload(Generic[T]):
         arrays = [flat.view(torch.uint8) for flat in flats]
         padded = [array for data in arrays for array in (data, _PADDING[: -len(data) % ALIGNMENT])]
         self._sizes = [len(array) for array in padded]
-        self._pinned = torch.empty(sum(self._sizes), dtype=torch.uint8, pin_memory=True)
+        self._pinned = _pinned(sum(self._sizes))
         self.on_device: torch.Tensor | None = None  # the buffer's copy
         if padded:
             torch.cat(padded, out=self._pinned)
@@ -71,6 +72,15 @@ class Upload(Generic[T]):
                 moved[index] = tensor
         remaining = iter(moved)
         return _mapped(self._item, lambda _: next(remaining))
+
+
+def _pinned(num_bytes: int) -> torch.Tensor:
+    """A pinned buffer; a pageable one if there is no pinned memory left, because other ranks wait for this batch."""
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        warnings.warn(f"batches are copied to the device from pageable memory, which is slower: {error}", stacklevel=2)
+        return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 class _RoutedOnHost(torch.autograd.Function):
