@@ -83,13 +83,15 @@ class Folder(Silent):
         super().__init__()
         self.folder = folder
 
-    def report_waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+    def report_waiting(self, rank: int, place: Waiting | None) -> None:
         mine = self.folder / f"{rank}.json"
         mine.unlink(missing_ok=True)
         if place is not None:
             partial = mine.with_suffix(".part")
             partial.write_text(json.dumps(place))
             partial.replace(mine)
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
         return {int(path.stem): tuple(json.loads(path.read_text())) for path in self.folder.glob("*.json")}
 
     def flush(self, record: dict[str, Any]) -> None:
