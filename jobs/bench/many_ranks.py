@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -38,7 +39,6 @@ from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.distributed import comm
 from rayrec.distributed.comm import collectives
 from rayrec.storage.folder import open_folder
-from rayrec.storage.parallel import in_threads
 
 TABLES, ROWS, DIM, LAYERS = 26, 4000, 128, 60  # rows of a rank
 CALL_S = 0.05
@@ -94,21 +94,25 @@ def _meta(*shape: int) -> torch.Tensor:
 
 def storage(ranks: int) -> dict[str, float]:
     """Rank 0's commit after all ranks have written their part; one process then reads a tensor of each data file."""
-    with _slow_s3() as options:
-        root = open_folder(f"s3://bench/run-{ranks}/checkpoints{options}")
-        saves = [_save(root, rank, ranks) for rank in range(ranks)]
-        for _ in in_threads(lambda save: save.run(Throttle()), saves[1:], 64):
-            pass
-        commit_s = milliseconds(lambda: saves[0].run(Throttle())) / 1e3
-        store = CheckpointStore(root)
-        checkpoint = store.latest()
-        assert checkpoint is not None
+    with tempfile.TemporaryDirectory(prefix="rayrec-parts-") as folder:
+        for rank in range(1, ranks):
+            _save(open_folder(folder), rank, ranks).run(Throttle())
+        with _slow_s3(folder) as options:
+            return _commit_and_restore(open_folder(f"s3://bench{options}"), ranks)
 
-        def restore() -> None:
-            with store.reader(checkpoint) as reader:
-                reader.fill({f"dense/{rank}": Rectangles.whole(torch.empty(256)) for rank in range(ranks)})
 
-        return {"commit_s": commit_s, "restore_s": milliseconds(restore) / 1e3}
+def _commit_and_restore(root: Any, ranks: int) -> dict[str, float]:
+    save = _save(root, 0, ranks)
+    commit_s = milliseconds(lambda: save.run(Throttle())) / 1e3
+    store = CheckpointStore(root)
+    checkpoint = store.latest()
+    assert checkpoint is not None
+
+    def restore() -> None:
+        with store.reader(checkpoint) as reader:
+            reader.fill({f"dense/{rank}": Rectangles.whole(torch.empty(256)) for rank in range(ranks)})
+
+    return {"commit_s": commit_s, "restore_s": milliseconds(restore) / 1e3}
 
 
 def _save(root: Any, rank: int, ranks: int) -> Save:
@@ -124,29 +128,31 @@ def _save(root: Any, rank: int, ranks: int) -> Save:
 
 
 @contextmanager
-def _slow_s3() -> Iterator[str]:
-    """Options of URIs in the bucket `bench` of a new server, each of whose answers takes 50 ms longer."""
-    import pyarrow.fs as pafs
-
+def _slow_s3(folder: str) -> Iterator[str]:
+    """Options of URIs in the bucket `bench`, which has the files of `folder`. The server answers after 50 ms."""
     context = multiprocessing.get_context("spawn")
     address = context.Queue()
-    server = context.Process(target=_serve, args=(address,), daemon=True)
+    server = context.Process(target=_serve, args=(folder, address), daemon=True)
     server.start()
     with mock.patch.dict(os.environ, _S3):
-        options = f"?endpoint_override=127.0.0.1:{address.get(timeout=120)}&scheme=http&region=us-east-1"
-        filesystem, _ = pafs.FileSystem.from_uri(f"s3://bench{options}&allow_bucket_creation=true")
-        filesystem.create_dir("bench")
-        yield options
+        yield f"?endpoint_override=127.0.0.1:{address.get(timeout=300)}&scheme=http&region=us-east-1"
     server.terminate()
     server.join()
 
 
-def _serve(address: Any) -> None:
+def _serve(folder: str, address: Any) -> None:
     import logging
 
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
+    backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    backend.create_bucket("bench", "us-east-1")
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            backend.put_object("bench", str(path.relative_to(folder)), path.read_bytes())
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     application = DomainDispatcherApplication(create_backend_app)
 
@@ -210,8 +216,8 @@ def _exchange_rank(rank: int, ranks: int, folder: str, answers: Any) -> None:
                     "tree_ms": lambda: milliseconds(lambda: comm.combine(numbers, group, merge)),
                     "ring_ms": lambda: milliseconds(lambda: comm.all_gather(numbers, group)),
                 },
-                rounds=50,
-                warmup=5,
+                rounds=20,
+                warmup=3,
             )
         )
     if rank == 0:
