@@ -6,7 +6,8 @@ the exchange before each step.
 
 Plan, storage and mailbox simulate the ranks in this process; the times of plans are CPU times. `exchange` starts a
 process for each rank, on one host, and makes them exchange over gloo's sockets as ranks of several hosts do. The
-storage is moto's S3 server in a process of its own, which waits 50 ms before it answers a request.
+storage is moto's S3 server in a process of its own, which waits 50 ms before it answers a request; it gets objects from
+files.
 """
 
 from __future__ import annotations
@@ -158,11 +159,25 @@ def _serve(folder: str, address: Any) -> None:
 
     def slow(environ: Any, start: Any) -> Any:
         time.sleep(CALL_S)
+        path = Path(folder, environ["PATH_INFO"].removeprefix("/bench/"))
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD") and not environ["QUERY_STRING"] and path.is_file():
+            return _answer(path.read_bytes(), environ, start)  # moto needs several ms of CPU time a request
         return application(environ, start)
 
     server = make_server("127.0.0.1", 0, slow, threaded=True)
     address.put(server.port)
     server.serve_forever()
+
+
+def _answer(data: bytes, environ: Any, start: Any) -> list[bytes]:
+    """An object, or a range of its bytes."""
+    status, headers = "200 OK", [("ETag", '"0"'), ("Last-Modified", "Fri, 27 Nov 2026 00:00:00 GMT")]
+    if wanted := environ.get("HTTP_RANGE"):
+        first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+        headers.append(("Content-Range", f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"))
+        status, data = "206 Partial Content", data[first : last + 1]
+    start(status, [*headers, ("Content-Length", str(len(data)))])
+    return [] if environ["REQUEST_METHOD"] == "HEAD" else [data]
 
 
 def mailbox(ranks: int) -> dict[str, float]:
