@@ -33,6 +33,7 @@ from rayrec.distributed.plan.shards import Shard, Span
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 RNG = "rng"
+_STATE_BYTES = 8192  # more than 625 numbers of 32 bits in digits
 
 
 def to_save(model: DistributedModelParallel, dense_optimizer: torch.optim.Optimizer | None) -> dict[str, Rectangles]:
@@ -361,7 +362,8 @@ def _numpy_state() -> list[Any]:
 
 
 def _bytes(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    """A random state as JSON. Padded: if the shape depended on the digits, ranks would plan every save anew."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode().ljust(_STATE_BYTES)), dtype=torch.uint8)
 
 
 def _value(state: torch.Tensor) -> Any:

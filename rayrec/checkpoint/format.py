@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, Te
 
 VERSION = 1
 INDEX = "index.json"
+PARTS = "parts"  # folder, during a save
 BLOCK_BYTES = 4 << 20
 _DATA_FILE = re.compile(r"data-\d{5,}\.safetensors")
 
@@ -186,12 +187,15 @@ class Index:
             ValueError: the rectangles do not fill a tensor, or overlap.
         """
         files: dict[str, DataFile] = {}
-        tensors: dict[str, SavedTensor] = {}
+        by_key: dict[str, list[SavedTensor]] = {}
         for rank_index in parts:
             files |= rank_index.files
             for key, tensor in rank_index.tensors.items():
-                earlier = tensors[key].pieces if key in tensors else ()
-                tensors[key] = SavedTensor(tensor.dtype, tensor.size, (*earlier, *tensor.pieces))
+                by_key.setdefault(key, []).append(tensor)
+        tensors = {
+            key: SavedTensor(tensors[-1].dtype, tensors[-1].size, tuple(p for tensor in tensors for p in tensor.pieces))
+            for key, tensors in by_key.items()
+        }
         for key, tensor in tensors.items():
             _check(key, tensor, files, whole=True)
         return cls(files, tensors, version=VERSION)

@@ -3,10 +3,12 @@ rows of single tensors."""
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from rayrec.checkpoint.contents import DENSE, TABLE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
-from rayrec.checkpoint.format import INDEX, Index, Piece
+from rayrec.checkpoint.format import BLOCK_BYTES, INDEX, Index, Piece
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint, sha256
 from rayrec.checkpoint.rectangles import LoadPlanner
 from rayrec.storage.folder import Folder, Source, open_folder
+from rayrec.storage.parallel import in_threads
 
+_SMALL_READS, _LARGE_READS = 32, 4  # threads; pyarrow has 25 connections to an object store
 _MISMATCH = "the bytes do not match their checksum"
 
 
@@ -37,7 +41,7 @@ class Reader:
         self.index = _read_index(folder, manifest)
         self._open = ExitStack()
         self._sources: dict[str, Source] = {}
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._buffers = threading.local()
 
     def __enter__(self) -> Reader:
         self._checks = self._open.enter_context(ThreadPoolExecutor(1, "rayrec-checks"))
@@ -53,15 +57,21 @@ class Reader:
         """Fill the `Rectangles` of a state dict.
 
         Raises:
-            DamagedCheckpointError: names the first damage; earlier rectangles are filled.
+            DamagedCheckpointError: names a damage; some rectangles are filled.
         """
         planner = LoadPlanner()
         planner.set_up_planner(state, self.index.metadata())
         items = planner.create_local_plan().items
         pieces = {(key, piece.offsets): piece for key, _, piece in self.index.pieces()}
         items.sort(key=lambda item: _file_position(pieces, item))
+        reads = []
         for item in items:
-            self._fill_one(item, pieces[item.storage_index.fqn, tuple(item.storage_index.offset or ())], planner)
+            key = item.storage_index.fqn
+            piece = pieces[key, tuple(item.storage_index.offset or ())]
+            rows = item.lengths[0] if item.lengths else 1
+            nbytes = rows * piece.row_bytes(self.index.tensors[key].dtype.itemsize)
+            reads.append((piece.file, nbytes, partial(self._fill_one, item, piece, planner)))
+        self._read_all(reads)
 
     def tensor(self, key: str, rows: slice = slice(None)) -> torch.Tensor:
         """A saved tensor, or a range of its rows, in host memory."""
@@ -70,7 +80,7 @@ class Reader:
         start, stop, _ = rows.indices(size[0] if size else 1)
         if size:
             size[0] = max(0, stop - start)
-        result = torch.empty(size, dtype=saved.dtype)
+        result, reads = torch.empty(size, dtype=saved.dtype), []
         for piece in saved.pieces:
             offset_rows = piece.offsets[0] if piece.offsets else 0
             low, high = max(offset_rows, start), min(offset_rows + piece.rows, stop)
@@ -79,8 +89,28 @@ class Reader:
             slices = [slice(offset, offset + n) for offset, n in zip(piece.offsets, piece.sizes, strict=True)]
             if slices:
                 slices[0] = slice(low - start, high - start)
-            self._rows(key, piece, low - offset_rows, high - offset_rows, result[tuple(slices)])
+            read = partial(self._rows, key, piece, low - offset_rows, high - offset_rows, result[tuple(slices)])
+            reads.append((piece.file, (high - low) * piece.row_bytes(saved.dtype.itemsize), read))
+        self._read_all(reads)
         return result
+
+    def _read_all(self, reads: Sequence[tuple[str, int, Callable[[], None]]]) -> None:
+        """Run functions that each read a part of a file, in order; in threads if every request has a high latency.
+
+        Args:
+            reads: (file, bytes, function).
+        """
+        if not self.folder.remote:
+            for _, _, read in reads:
+                read()
+            return
+        for _ in in_threads(self._source, dict.fromkeys(file for file, _, _ in reads), _SMALL_READS):
+            pass  # opens each file once
+        # Each thread may need a buffer, so few threads read large parts.
+        for threads, is_large in ((_SMALL_READS, False), (_LARGE_READS, True)):
+            chosen = [read for _, nbytes, read in reads if (nbytes > BLOCK_BYTES) == is_large]
+            for _ in in_threads(lambda read: read(), chosen, threads):
+                pass
 
     def damages(self) -> Iterator[Damage]:
         """All damage of the data files. Reads every byte."""
@@ -146,9 +176,10 @@ class Reader:
         nbytes = (high - low) * row_bytes
         direct = into is not None  # other ranks hardly read these rows, so drop them from the page cache
         if into is None:
-            if len(self._buffer) < nbytes:
-                self._buffer = torch.empty(nbytes, dtype=torch.uint8)
-            into = self._buffer[:nbytes]
+            buffer = getattr(self._buffers, "buffer", None)
+            if buffer is None or len(buffer) < nbytes:
+                buffer = self._buffers.buffer = torch.empty(nbytes, dtype=torch.uint8)
+            into = buffer[:nbytes]
         view, source = into.numpy().data, self._source(piece.file)
         step = high - low if self.folder.remote else piece.block_rows
         checked: list[tuple[int, int, Future[int] | None]] = []

@@ -1,7 +1,7 @@
-"""Tensors as rectangles per rank, for the planners of torch.distributed.checkpoint (DCP).
+"""Tensors as rectangles per rank: what a rank has, to save, or requests, to load.
 
-To load, a rank requests its rectangles, and the planner intersects them with the saved ones. Resharding needs nothing
-else. A tensor that every rank has is one rectangle, and the planner chooses the rank that saves it.
+To load, the planner of torch.distributed.checkpoint (DCP) intersects the requested rectangles with the saved ones.
+Resharding needs nothing else. A tensor that every rank has is one rectangle; `save_plan` chooses who saves it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import ChunkStorageMetadata, DefaultLoadPlanner, DefaultSavePlanner, WriteItem
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItemType
+from torch.distributed.checkpoint import ChunkStorageMetadata, DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 PIECE_BYTES = 64 << 20
 
@@ -64,20 +63,6 @@ class Rectangles:
         """The same data in rectangles of at most `max_bytes`."""
         return Rectangles(self.shape, [piece for rectangle in self.rectangles for piece in rectangle.pieces(max_bytes)])
 
-    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
-        return [
-            WriteItem(
-                index=MetadataIndex(fqn, rectangle.chunk.offsets),
-                type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    chunk=rectangle.chunk,
-                    properties=TensorProperties(dtype=rectangle.tensor.dtype),
-                    size=self.shape,
-                ),
-            )
-            for rectangle in self.rectangles
-        ]
-
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [rectangle.chunk for rectangle in self.rectangles]
 
@@ -85,16 +70,6 @@ class Rectangles:
         """The rectangle at these offsets."""
         assert offsets is not None
         return self._at[offsets]
-
-
-class SavePlanner(DefaultSavePlanner):
-    """DCP's planner, for a state of `Rectangles` only."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
-        return self.state_dict[index.fqn].at(index.offset)
 
 
 class LoadPlanner(DefaultLoadPlanner):

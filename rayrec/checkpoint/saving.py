@@ -1,81 +1,42 @@
-"""Writes a checkpoint: plans the share of each rank, writes it in a thread, commits, and waits for the outcome.
+"""Writes a checkpoint: writes the share of each rank in a thread, commits, and waits for the outcome.
 
-Ranks agree on the plan in two small collectives. After that, no collective waits for a disk: every rank writes its data
-file and then its part of the index; rank 0 waits for these parts, merges them, and writes the manifest.
+No collective waits for a disk: every rank writes its data file and then its part of the index; rank 0 waits for these
+parts, merges them, and writes the manifest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from torch.distributed.checkpoint.planner import SavePlan
 
 from rayrec._runtime.cgroup_limits import available_bytes
 from rayrec.checkpoint import ownership
 from rayrec.checkpoint.errors import DamagedScoresError, FencedError
-from rayrec.checkpoint.format import INDEX, Index, part_file
+from rayrec.checkpoint.format import INDEX, PARTS, Index, part_file
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, sha256
 from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
-from rayrec.checkpoint.rectangles import Rectangles, SavePlanner
-from rayrec.checkpoint.writer import SHARE, Item, StoppedError, Throttle, snapshot, write
+from rayrec.checkpoint.save_plan import Work
+from rayrec.checkpoint.writer import SHARE, StoppedError, Throttle, snapshot, write
 from rayrec.distributed import comm
 from rayrec.storage.folder import Folder
+from rayrec.storage.parallel import in_threads
 from rayrec.storage.retries import waits_s
 
 NICE = 10  # of a thread that writes during training
 REMOVAL_S = 5.0  # time limit for removing the files of a failed save
+_READERS = 32  # threads; pyarrow has 25 connections to an object store
 _MEMORY_SHARE = 0.8  # of the free memory; leaves the rest to the page cache and training
-
-
-@dataclass(frozen=True)
-class Work:
-    """The tensors that a rank writes.
-
-    Args:
-        keys: keys of all ranks' tensors; empty except on rank 0.
-    """
-
-    items: list[Item]
-    keys: frozenset[str]
-
-
-def plan_save(state: dict[str, Rectangles], group: comm.Group) -> Work:
-    """Plan this rank's work; duplicate rectangles are divided among the ranks that have them. A collective.
-
-    Raises:
-        ValueError: the rectangles of all ranks do not cover whole tensors.
-    """
-    rank = 0 if group is None else group.rank()
-    planner = SavePlanner()
-    planner.set_up_planner({key: rectangles.to_save() for key, rectangles in state.items()}, is_coordinator=rank == 0)
-    plans = comm.all_gather_object(planner.create_local_plan(), group)
-    answer: list[SavePlan] | ValueError = []
-    keys: frozenset[str] = frozenset()
-    if rank == 0:
-        try:
-            answer, metadata = planner.create_global_plan(plans)
-            keys = frozenset(metadata.state_dict_metadata)
-        except ValueError as error:
-            answer = error
-    answer = comm.broadcast_object(answer, group)
-    if isinstance(answer, ValueError):
-        raise answer
-    items = []
-    for item in planner.finish_plan(answer[rank]).items:
-        assert item.tensor_data is not None
-        tensor = planner.lookup_object(item.index)
-        items.append(Item(item.index.fqn, tuple(item.tensor_data.size), tuple(item.index.offset or ()), tensor))
-    return Work(items, keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +59,11 @@ class Save:
     committed: Callable[[], None]
 
     @property
+    def _parts(self) -> Folder:
+        """The ranks' parts of the index. A folder of their own, which an object store removes in a few requests."""
+        return self.folder.sub(PARTS)
+
+    @property
     def copy_bytes(self) -> int:
         """Host memory that `copied` needs."""
         return copy_bytes(item.tensor for item in self.work.items)
@@ -117,7 +83,7 @@ class Save:
         try:
             index = write(self.folder, self.rank, self.work.items, throttle)
             throttle.wait(0.0)
-            self.folder.write(part_file(self.rank), index.to_json())
+            self._parts.write(part_file(self.rank), index.to_json())
             if self.rank == 0:
                 self._commit(throttle)
         except OSError:
@@ -128,18 +94,20 @@ class Save:
                 self.committed()
 
     def _commit(self, throttle: Throttle) -> None:
-        ranks = range(self.manifest.world_size)
-        self._await_files({part_file(rank) for rank in ranks}, throttle)
-        throttle.wait(0.0)
-        rank_indexes = [Index.from_json(self.folder.read(part_file(rank)), whole=False) for rank in ranks]
+        names = [part_file(rank) for rank in range(self.manifest.world_size)]
+        self._await_files(set(names), throttle)
+        rank_indexes = []
+        # An object store takes about as long for one file as for many at a time.
+        for data in in_threads(self._parts.read, names, _READERS):
+            throttle.wait(0.0)
+            rank_indexes.append(Index.from_json(data, whole=False))
         index = Index.joined(rank_indexes)
         if set(index.tensors) != self.work.keys:
             raise ValueError(f"{self.folder.path}: the ranks wrote other tensors than planned")
         data = index.to_json()
         self.folder.write(INDEX, data)
-        for rank in ranks:
-            throttle.wait(0.0)
-            self.folder.remove(part_file(rank))
+        throttle.wait(0.0)
+        self._parts.remove_all()
         self.may_commit()
         manifest = replace(self.manifest, index_size=len(data), index_sha256=sha256(data))
         self.folder.write(MANIFEST, manifest.to_json())
@@ -147,7 +115,7 @@ class Save:
     def _await_files(self, names: set[str], throttle: Throttle) -> None:
         throttle.awaited_since = time.monotonic()
         for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
-            throttle.awaited = frozenset(names.difference(self.folder.names()))
+            throttle.awaited = frozenset(names.difference(self._parts.names()))
             if not throttle.awaited:
                 return
             throttle.wait(wait_s)
@@ -228,12 +196,18 @@ class Outcome:
 
 
 class _State(NamedTuple):
-    """The state of a rank's share of a save, which it exchanges with other ranks."""
+    """What is true of some rank's share of a save; `late` is rank 0's, by whose clock all ranks decide."""
 
     running: bool
-    error: Exception | None
+    others_running: bool  # of ranks other than 0
+    failed: bool
     late: bool
     stalled: bool
+
+    def of_all(self, group: comm.Group) -> _State:
+        """The state of all ranks. A collective."""
+        flags = comm.combine(torch.tensor(self, dtype=torch.uint8), group, lambda states: states.amax(0))
+        return _State(*map(bool, flags.tolist()))
 
 
 class BackgroundSave:
@@ -265,30 +239,30 @@ class BackgroundSave:
         """
         start = time.monotonic()
         late = deadline(patience_s - self._waited_s)
-        thread = self._thread
+        thread, first = self._thread, is_rank_0(group)
         if thread is not None:
             thread.throttle.release()
         for wait_s in waits_s(FIRST_POLL_S, LONGEST_POLL_S):
-            state = _State(False, None, late(), False)
+            state = _State(False, False, False, first and late(), False)
             if thread is not None:
                 stalled = min(thread.stalled_s, time.monotonic() - start) >= stall_s
-                state = _State(thread.running, thread.error, late(), stalled)
-            states = comm.all_gather_object(state, group)
-            errors = [peer.error for peer in states if peer.error is not None]
-            if thread is not None and errors:
+                running = thread.running
+                state = _State(running, running and not first, thread.error is not None, state.late, stalled)
+            state = state.of_all(group)
+            if thread is not None and state.failed:
                 thread.throttle.stop()
-            if not any(peer.running for peer in states):
+            if not state.running:
                 break
-            if thread is not None and not any(peer.running for peer in states[1:]):
+            if thread is not None and not state.others_running:
                 thread.fail_if_parts_are_missing()
-            # All ranks decide by rank 0's clock.
-            if states[0].late or any(peer.stalled for peer in states):
+            if state.late or state.stalled:
                 self._waited_s += time.monotonic() - start
                 return False
             time.sleep(0) if thread is None else thread.join(wait_s)
         self._thread = None
         if thread is not None:
-            self._finish(thread, errors, group)
+            by_rank = comm.all_gather_object(thread.error, group) if state.failed else []
+            self._finish(thread, [error for error in by_rank if error is not None], group)
         return True
 
     def _finish(self, thread: SaveThread, errors: list[Exception], group: comm.Group) -> None:
@@ -297,8 +271,7 @@ class BackgroundSave:
         error = fenced or (causes[0] if causes else None)
         self._add_outcome(thread, error)
         if error is not None and fenced is None:
-            is_rank_0 = group is None or group.rank() == 0
-            on_every_rank(lambda: _remove_in_background(thread) if is_rank_0 else None, group)
+            on_every_rank(lambda: _remove_in_background(thread) if is_rank_0(group) else None, group)
         if fenced is not None:
             raise fenced
 
@@ -327,6 +300,10 @@ class BackgroundSave:
             self._thread.throttle.stop()
 
 
+def is_rank_0(group: comm.Group) -> bool:
+    return group is None or group.rank() == 0
+
+
 def _remove_in_background(save: SaveThread) -> None:
     """Remove the files of a failed save in a thread. If the storage hangs, return before they are removed."""
     thread = threading.Thread(target=_remove, args=(save,), name="rayrec-remove", daemon=True)
@@ -347,8 +324,12 @@ def fits_in_memory(need_bytes: int, group: comm.Group) -> bool:
     Args:
         need_bytes: size of this rank's copies.
     """
+    rank, world_size = (0, 1) if group is None else (group.rank(), group.size())
+    host = hashlib.blake2b(socket.gethostname().encode(), digest_size=7).digest()
+    demands = torch.zeros(world_size, 3, dtype=torch.int64)  # each rank adds its row
     need_bytes = max(0, need_bytes - _pinned_bytes())
-    return _fit(comm.all_gather_object((socket.gethostname(), need_bytes, available_bytes()), group))
+    demands[rank] = torch.tensor([int.from_bytes(host), need_bytes, available_bytes()])
+    return _fit(comm.combine(demands.flatten(), group, lambda parts: parts.sum(0)).view_as(demands).tolist())
 
 
 def _pinned_bytes() -> int:
@@ -359,10 +340,10 @@ def _pinned_bytes() -> int:
     return int(stats.get("allocated_bytes.current", 0) - stats.get("active_bytes.current", 0))
 
 
-def _fit(demands: Iterable[tuple[str, int, int]]) -> bool:
+def _fit(demands: Iterable[Sequence[int]]) -> bool:
     """Whether all hosts have enough memory, from each rank's (host, bytes needed, bytes available)."""
-    needs: dict[str, int] = defaultdict(int)
-    free: dict[str, int] = {}
+    needs: dict[int, int] = defaultdict(int)
+    free: dict[int, int] = {}
     for host, need, available in demands:
         needs[host] += need
         free[host] = min(available, free.get(host, available))

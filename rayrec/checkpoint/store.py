@@ -29,8 +29,9 @@ from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.retention import Best, checkpoint_names, note_scores, remove_old, remove_unfinished
-from rayrec.checkpoint.saving import BackgroundSave, Outcome, Save, fits_in_memory, plan_save
-from rayrec.distributed import DistributedModelParallel, comm
+from rayrec.checkpoint.save_plan import SavePlan, items_of
+from rayrec.checkpoint.saving import BackgroundSave, Outcome, Save, fits_in_memory, is_rank_0
+from rayrec.distributed import DistributedModelParallel, ShardingPlan, comm
 from rayrec.storage.folder import Folder, open_folder
 
 TENSOR = "tensor"
@@ -81,6 +82,8 @@ class CheckpointStore:
         self._loaded: Checkpoint | None = None
         self.copied = True  # whether the last save during training was from copies
         self._background = BackgroundSave()
+        self._save_plan = SavePlan()
+        self._written_plan: tuple[ShardingPlan, dict[str, Any]] | None = None  # the model's plan, for the manifest
 
     def save(
         self,
@@ -111,7 +114,7 @@ class CheckpointStore:
         if outcome.error is not None:
             raise outcome.error
         name = folder_name(step, save.manifest.attempt)
-        checkpoint = comm.broadcast_object(self._read(name) if _is_first(group) else None, group)
+        checkpoint = comm.broadcast_object(self._read(name) if is_rank_0(group) else None, group)
         assert checkpoint is not None
         return checkpoint
 
@@ -177,7 +180,8 @@ class CheckpointStore:
     ) -> Save:
         """Plan this rank's share of a save, without copying tensors. A collective."""
         attempt = self._claim_step(step, group)
-        rank, error, state = 0 if group is None else group.rank(), None, {}
+        rank, world_size = (0, 1) if group is None else (group.rank(), group.size())
+        error, state = None, {}
         try:
             state = contents.to_save(model, dense_optimizer)
         except ValueError as caught:
@@ -187,32 +191,42 @@ class CheckpointStore:
             tensors |= {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()}
         for key, tensor in tensors.items():
             state[key] = Rectangles.whole(tensor)
-        facts = comm.all_gather_object((update_counts(model), error), group)
-        for _, error in facts:
-            if error is not None:
-                raise error
-        updates: dict[str, int] = {}
-        for counts, _ in facts:
-            updates |= {name: max(count, updates.get(name, 0)) for name, count in counts.items()}
+        items = items_of(state)
+        # The numbers of updates, and whether some rank failed or needs another plan, in one exchange.
+        counts, names = update_counts(model), sorted(model.tables())
+        flags = [error is not None, not self._save_plan.fits(items)]
+        mine = torch.tensor([*flags, *(counts.get(name, -1) for name in names)], dtype=torch.int64)
+        failed, changed, *largest = comm.combine(mine, group, lambda ranks: ranks.amax(0)).tolist()
+        if failed:
+            raise next(error for error in comm.all_gather_object(error, group) if error is not None)
+        if changed:
+            self._save_plan.renew(items, group)
+        updates = {name: count for name, count in zip(names, largest, strict=True) if count >= 0}
         manifest = Manifest(
             step=step,
             attempt=attempt.number,
             time=time.time(),
-            world_size=len(facts),
+            world_size=world_size,
             iteration=max(updates.values(), default=0),
             updates=updates,
-            plan=model.plan.to_dict(),
+            plan=self._plan_to_write(model.plan) if rank == 0 else {},
             mapping=None if saving.mapping is None else {name: dict(rule) for name, rule in saving.mapping.items()},
             extra=dict(saving.extra or {}),
         )
         return Save(
             folder=self.root.sub(folder_name(step, attempt.number)),
             rank=rank,
-            work=plan_save(state, group),
+            work=self._save_plan.work(items),
             manifest=manifest,
             may_commit=lambda: attempt.check(self.root),
             committed=lambda: None if self._keep is None else self.prune(self._keep),
         )
+
+    def _plan_to_write(self, plan: ShardingPlan) -> dict[str, Any]:
+        """The model's plan for the manifest, kept between saves: it names every shard of every rank."""
+        if self._written_plan is None or self._written_plan[0] is not plan:
+            self._written_plan = (plan, plan.to_dict())
+        return self._written_plan[1]
 
     def claim(self, group: comm.Group = None) -> Attempt:
         """Become the owner of the folder, as a new attempt. A collective. The first `save` calls this if you do not.
@@ -222,7 +236,7 @@ class CheckpointStore:
             TakenOverError: another launch holds the folder.
             OSError: the folder cannot be read or written.
         """
-        claimed = on_every_rank(lambda: self._take_over() if _is_first(group) else None, group)
+        claimed = on_every_rank(lambda: self._take_over() if is_rank_0(group) else None, group)
         attempt = comm.broadcast_object(claimed, group)
         assert attempt is not None
         self._check_shared(attempt, group)
@@ -391,7 +405,3 @@ class CheckpointStore:
 
     def _read(self, name: str) -> Checkpoint | None:
         return read_checkpoint(self.root.sub(name))
-
-
-def _is_first(group: comm.Group) -> bool:
-    return group is None or group.rank() == 0

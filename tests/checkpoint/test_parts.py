@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +23,10 @@ from rayrec.checkpoint.errors import Damage, DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.ownership import Attempt, folder_name, order_of
 from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
+from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.retention import best_of, note_scores, read_scores
-from rayrec.checkpoint.saving import BackgroundSave, Save, Work, _fit, copy_bytes, fits_in_memory
+from rayrec.checkpoint.save_plan import Work
+from rayrec.checkpoint.saving import BackgroundSave, Save, _fit, copy_bytes, fits_in_memory
 from rayrec.checkpoint.tools import store_of
 from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.storage.folder import ArrowFolder, Folder, LocalFolder, open_folder
@@ -299,7 +303,7 @@ def test_what_failed_is_told_before_what_is_damaged() -> None:
     assert on_every_rank(lambda: 5, None) == 5
 
 
-def save_of(root: LocalFolder, step: int, called: list[str], may: Any = lambda: None, world_size: int = 1) -> Save:
+def save_of(root: Folder, step: int, called: list[str], may: Any = lambda: None, world_size: int = 1) -> Save:
     return Save(
         folder=root.sub(folder_name(step, 1)),
         rank=0,
@@ -308,6 +312,46 @@ def save_of(root: LocalFolder, step: int, called: list[str], may: Any = lambda: 
         may_commit=may,
         committed=lambda: called.append("committed"),
     )
+
+
+class Together(ArrowFolder):
+    """A folder far away, in which reading goes on only once `barrier.parties` files are read at the same time."""
+
+    barrier = Barrier(4, timeout=60)
+
+    def sub(self, name: str) -> ArrowFolder:
+        return Together(self._files, f"{self._inner}/{name}", f"{self._uri}/{name}")
+
+    def read(self, name: str) -> bytes:
+        if name.startswith("part-"):
+            self.barrier.wait()
+        return super().read(name)
+
+    @contextmanager
+    def open(self, name: str) -> Any:
+        self.barrier.wait()
+        with super().open(name) as source:
+            yield source
+
+
+def test_files_far_away_are_read_side_by_side(tmp_path: Path) -> None:
+    """The ranks' parts of the index in a commit, and their data files in a restore."""
+    world_size = Together.barrier.parties
+    root = Together(pafs.LocalFileSystem(), str(tmp_path), f"x:/{tmp_path}")
+    keys = frozenset(f"dense/{rank}" for rank in range(world_size))
+    for rank in reversed(range(world_size)):
+        items = [Item(f"dense/{rank}", (3,), (0,), torch.full((3,), float(rank)))]
+        save = replace(save_of(root, 5, [], world_size=world_size), rank=rank, work=Work(items, keys))
+        save.run(Throttle())
+    names = sorted(save.folder.names())
+    assert names == [*(f"data-{rank:05d}.safetensors" for rank in range(world_size)), "index.json", MANIFEST]
+    store = CheckpointStore(root)
+    checkpoint = store.latest()
+    assert checkpoint is not None
+    state = {key: torch.empty(3) for key in keys}
+    with store.reader(checkpoint) as reader:
+        reader.fill({key: Rectangles.whole(tensor) for key, tensor in state.items()})
+    assert {key: tensor.tolist() for key, tensor in state.items()} == {key: [float(key[-1])] * 3 for key in keys}
 
 
 def test_a_save_is_timed_and_told_once(tmp_path: Path) -> None:
@@ -350,7 +394,7 @@ def test_what_a_failed_save_left_is_removed_unless_it_is_fenced(tmp_path: Path) 
 def test_nobody_waits_for_a_removal_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, under = Event(), BackgroundSave()
     monkeypatch.setattr("rayrec.checkpoint.saving.REMOVAL_S", 0.05)
-    monkeypatch.setattr(LocalFolder, "remove_all", lambda _: gate.wait(60))
+    monkeypatch.setattr(LocalFolder, "remove_all", lambda folder: folder.name == "parts" or gate.wait(60))
     under.start(save_of(LocalFolder(tmp_path), 5, [], may=lambda: 1 // 0))
     began = time.monotonic()
     assert under.wait(None) and time.monotonic() - began < 40

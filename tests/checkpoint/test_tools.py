@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
-from rayrec.checkpoint.saving import Work
+from rayrec.checkpoint.save_plan import Work
 from rayrec.checkpoint.tools import describe, find, verify
 from rayrec.checkpoint.warm_start import Names, load_weights
 from rayrec.checkpoint.writer import Item, Throttle

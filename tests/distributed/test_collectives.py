@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from rayrec.distributed import ShardingEnv, comm
 from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
-from rayrec.distributed.comm import shared_memory
+from rayrec.distributed.comm import collectives, shared_memory
 from rayrec.distributed.comm.groups import world_rank
 from rayrec.distributed.comm.host_link import HostLink, UnlikeExchanges
 from rayrec.distributed.comm.hosts import Hosts, find_hosts
@@ -91,6 +92,35 @@ def test_alone_nothing_is_sent() -> None:
         gathered = comm.all_gather(numbers, None)
     assert all(one is numbers for one in (*same, alone)) and gathered.tolist() == [[0, 1, 2]]
     assert output.tolist() == [0, 1, 2] and not times and not sent
+
+
+def combined(group: dist.ProcessGroup, apart: bool) -> tuple[list[list[float]], int]:
+    """Sums and maxima, and the order of ranks, between hosts (`apart`) or on one; how many collectives were counted."""
+    rank = group.rank()
+    between_hosts = mock.patch.object(collectives, "link_of", lambda *_: None) if apart else nullcontext()
+    with between_hosts, comm.count_collectives() as times:
+        sums = comm.combine(torch.tensor([rank, 2 * rank, 1]), group, lambda parts: parts.sum(0))
+        largest = comm.combine(torch.tensor([float(rank), -float(rank)]), group, lambda parts: parts.amax(0))
+        digit = torch.tensor([rank, 10.0], dtype=torch.float64)  # associative, but not commutative
+        joined = comm.combine(digit, group, joined_digits)
+    return [sums.tolist(), largest.tolist(), joined[:1].tolist()], times.total()
+
+
+def joined_digits(parts: torch.Tensor) -> torch.Tensor:
+    """(number, power of ten) of consecutive numbers."""
+    number, power = parts[0]
+    for digits, length in parts[1:]:
+        number, power = number * length + digits, power * length
+    return torch.stack([number, power])
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_vectors_of_all_ranks_are_combined_in_their_order(world_size: int, apart: bool) -> None:
+    total = sum(range(world_size))
+    in_order = float("".join(map(str, range(world_size))))
+    expected = [[total, 2 * total, world_size], [world_size - 1.0, 0.0], [in_order]]
+    assert on_ranks(world_size, combined, apart) == [(expected, 3 if world_size > 1 else 0)] * world_size
 
 
 def groups_of(group: dist.ProcessGroup) -> Any:

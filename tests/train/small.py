@@ -121,7 +121,10 @@ class Silent:
     def restart_reason(self) -> str | None:
         return None
 
-    def waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+    def report_waiting(self, rank: int, place: Waiting | None) -> None:
+        pass
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
         return {}
 
 

@@ -44,7 +44,7 @@ from rayrec.train.worker.micro_batches import micro_batch_of
 from rayrec.train.worker.position import START
 from rayrec.train.worker.session import Session, session_alone
 from rayrec.train.worker.streams import SkippedRows
-from rayrec.train.worker.watch import EXIT_UNLIKE, CodeLocation, Watch, location_of
+from rayrec.train.worker.watch import EXIT_UNLIKE, POLL_S, TURN_S, CodeLocation, Watch, location_of
 from rayrec.train.worker.window import Window
 from tests.train.small import Silent, raw_config
 
@@ -385,10 +385,13 @@ def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
     box.request_stop()
     assert box.stop_requested() and box.restart_reason() is None
     here, there = (7, "here"), (8, "there")
-    assert box.report_waiting(0, here) == {0: here} and box.report_waiting(1, there) == {0: here, 1: there}
-    assert box.report_waiting(0, None) == {1: there}
+    box.report_waiting(0, here)
+    box.report_waiting(1, there)
+    assert box.waiting_ranks() == {0: here, 1: there}
+    box.report_waiting(0, None)
+    assert box.waiting_ranks() == {1: there}
     box.begin(leader=False)
-    assert box.report_waiting(0, None) == {}
+    assert box.waiting_ranks() == {}
     for rank in (2, 2, 0):
         box.put({"kind": "fatal", "rank": rank})
     assert box.num_failed_ranks() == 2
@@ -409,14 +412,20 @@ class Peers(Silent):
     def __init__(self, others: dict[int, Waiting]) -> None:
         super().__init__()
         self.others, self.stops, self.told = others, 0, []  # type: ignore[var-annotated]
+        self.mine: dict[int, Waiting] = {}
+        self.asked = 0
 
     def stop_requested(self) -> bool:
         self.stops += 1
         return True
 
-    def report_waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+    def report_waiting(self, rank: int, place: Waiting | None) -> None:
         self.told.append(place)
-        return {**self.others, **({} if place is None else {rank: place})}
+        self.mine = {} if place is None else {rank: place}
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
+        self.asked += 1
+        return {**self.others, **self.mine}
 
 
 WAITS, WORKS = CodeLocation("here", ((1, 2),), True), CodeLocation("here", ((1, 2),), False)
@@ -450,10 +459,52 @@ def test_unlike_places_are_told_when_they_are_seen_twice() -> None:
         watch._check(place, still_s)
     assert peers.told == [(0, "here"), None, (0, "here")], "that it goes on is told once"
     assert not peers.records, "the two times did not follow each other"
+    assert peers.asked == 0, "rank 0 asks for all reports"
     first = Watch(peers, 0, 2, hang_s=60, end=None)
     first._check(WORKS, 0.0)
     first._check(WORKS, 0.0)
     assert peers.stops == 1 and first.stop_requested(), "asked until it is so"
+
+
+class Counted(Mailbox):
+    """A mailbox that counts the reports, and the questions for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports = self.questions = 0
+
+    def report_waiting(self, rank: int, waiting: Waiting | None) -> None:
+        self.reports += 1
+        super().report_waiting(rank, waiting)
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
+        self.questions += 1
+        return super().waiting_ranks()
+
+
+@settings(max_examples=25, deadline=None)
+@given(world_size=st.integers(5, 50), silent=st.sets(st.integers(0, 3)))
+def test_one_rank_asks_who_waits_and_the_next_where_it_is_silent(world_size: int, silent: set[int]) -> None:
+    """`silent`: ranks whose watch stops after its first report."""
+    box, told = Counted(), list[int]()
+    watches = {
+        rank: Watch(box, rank, world_size, hang_s=1e9, suspicious_s=5.0, end=lambda _, rank=rank: told.append(rank))
+        for rank in range(world_size)
+    }
+    watches[0]._stop.set()  # rank 0 also asks for stops, until it hears of one
+    elsewhere = CodeLocation("there", ((1, 2),), True)
+    first = min(set(range(world_size)) - silent)
+    for poll in range(int((10.0 + (first + 1) * TURN_S) / POLL_S)):
+        questions = box.questions
+        for rank, watch in list(watches.items()):
+            watch._check(elsewhere if rank == 1 else WAITS, poll * POLL_S)
+            if rank in silent and box.reports:
+                del watches[rank]
+        assert box.questions - questions <= 1
+        if told:
+            break
+    assert told == [first]
+    assert box.reports <= world_size * (first + 1)
 
 
 SLEEPS = "import time\ndef sleep(stop):\n    while not stop.is_set():\n        time.sleep(0.01)\n"

@@ -166,7 +166,8 @@ def test_a_sink_of_an_actor_is_its_mailbox(pretended: PretendedRay) -> None:
     sink.flush({"kind": "fatal", "rank": 1})
     assert [(record["kind"], record["attempt"]) for record in box.take()] == [("a", 3), ("fatal", 3)]
     assert sink.num_failed_ranks() == 1 and sink.begin(leader=False) is True
-    assert sink.report_waiting(0, (7, "here")) == {0: (7, "here")} and sink.report_waiting(0, None) == {}
+    sink.report_waiting(0, (7, "here"))
+    assert sink.waiting_ranks() == {0: (7, "here")}
     box.request_restart("room")
     assert sink.stop_requested() is True and sink.restart_reason() == "room"
 

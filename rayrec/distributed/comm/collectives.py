@@ -184,6 +184,37 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     return output
 
 
+def combine(vector: torch.Tensor, group: Group, merge: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Merges a small CPU vector `[N]` of each rank to one, which every rank returns.
+
+    On several hosts, 2·log2(W) messages follow one another, along a binomial tree: fewer than in gloo's all-gather (W)
+    and all-reduce (2·W), which send around a ring.
+
+    Args:
+        merge: From the vectors of consecutive ranks, `[R, N]`, to `[N]`; associative.
+    """
+    if group is None or group.size() == 1:
+        return merge(vector[None])
+    if (link := link_of(group, vector)) is not None:
+        count("combine", (group.size() - 1) * vector.nbytes)
+        rows = vector.new_empty((group.size(), *vector.shape))
+        link.all_gather(rows, vector.contiguous(), [vector.nbytes] * group.size())()
+        return merge(rows)
+    rank, world_size, step = group.rank(), group.size(), 1
+    count("combine", vector.nbytes if rank else 0)
+    with span(EXCHANGE):
+        merged, received = vector.clone(), torch.empty_like(vector)
+        while step < world_size and not rank & step:
+            if rank + step < world_size:
+                dist.recv(received, group=group, group_src=rank + step)
+                merged = merge(torch.stack([merged, received]))
+            step *= 2
+        if rank:
+            dist.send(merged, group=group, group_dst=rank - step)
+        dist.broadcast(merged, group=group, group_src=0)  # gloo's is a binomial tree too
+    return merged
+
+
 def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     """Concatenates every rank's vector `[N]` in rank order. Waits for the device to read the lengths."""
     if alone(group):

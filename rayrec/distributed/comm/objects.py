@@ -49,6 +49,28 @@ def all_gather_object(obj: T, group: Group) -> list[T]:
     return _unpack(dict(enumerate(_gather(_pack(obj), group))), group)
 
 
+def gather_object(obj: T, group: Group) -> list[T] | None:
+    """Every rank's object, in rank order, on group rank 0; None on the others."""
+    if alone(group):
+        return [obj]
+    assert group is not None
+    count("gather_object")
+    objects: list[Any] | None = [None] * group.size() if group.rank() == 0 else None
+    dist.gather_object(obj, objects, group=group, group_dst=0)
+    return objects
+
+
+def scatter_object(objects: list[T] | None, group: Group) -> T:
+    """Returns on each rank its object of the list of group rank 0."""
+    if alone(group):
+        assert objects is not None
+        return objects[0]
+    count("scatter_object")
+    box: list[Any] = [None]
+    dist.scatter_object_list(box, objects, group=group, group_src=0)
+    return box[0]
+
+
 def call_on_rank(group: dist.ProcessGroup, rank: int, func: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Calls `func` on rank `rank`. Every rank returns its result, or raises its error."""
     answer: tuple[T | None, Exception | None] = (None, None)

@@ -124,11 +124,14 @@ class Mailbox:
         """Why the workers are restarted after the stop; None if they are not."""
         return None if self._stop else self._restart
 
-    def report_waiting(self, rank: int, waiting: Waiting | None) -> dict[int, Waiting]:
-        """Report where a rank waits for others (None if it does not); returns the reports of all waiting ranks."""
+    def report_waiting(self, rank: int, waiting: Waiting | None) -> None:
+        """Report where a rank waits for others; None: it does not."""
         self._waiting.pop(rank, None)
         if waiting is not None:
             self._waiting[rank] = waiting
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
+        """The reports of all waiting ranks."""
         return dict(self._waiting)
 
     def take(self, attempt: int = 0) -> list[Record]:

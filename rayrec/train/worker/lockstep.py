@@ -16,14 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from rayrec.data import BatchStream, MixedStream
-from rayrec.distributed.comm import Group, all_gather, all_gather_object
+from rayrec.distributed.comm import Group, all_gather, all_gather_object, combine
 from rayrec.distributed.comm.trace import ROWS, span
 from rayrec.models import Batch
 from rayrec.train.config.interval import Interval
 from rayrec.train.errors import TrainError, describe, is_retryable
 
 T = TypeVar("T")
-VALUES = 6  # numbers per exchange; all have the same size, so that even mismatched exchanges complete
+VALUES = 6  # sums per exchange; all have the same size, so that even mismatched exchanges complete
+MAXIMA = 6  # of an exchange: purpose, number (both also negative, for the minima), whether a rank failed, a time
 
 
 class RankError(TrainError):
@@ -103,10 +104,10 @@ class Control:
         Raises:
             RankError: on every rank, if some rank has an error, or if they are not at the same exchange.
         """
-        mine = [rows, weight, wait_s, float(self.stop_requested()), time.monotonic()]
-        by_rank = self._exchange(purpose, mine, error)
-        all_rows, all_weight, _, stop = by_rank.sum(dim=0).tolist()[:4]
-        return Load(int(all_rows), all_weight, float(by_rank[:, 2].max()), bool(stop), float(by_rank[0, 4]))
+        clock = time.monotonic() if self.rank == 0 else 0.0
+        mine = [rows, weight, float(self.stop_requested()), clock]
+        (all_rows, all_weight, stop, clock, *_), wait_s = self._exchange(purpose, mine, error, wait_s)
+        return Load(int(all_rows), all_weight, wait_s, bool(stop), clock)
 
     def together(self, act: Callable[[], T]) -> T:
         """Call a function on every rank, and raise on all ranks if it fails on some. It must not use collectives.
@@ -124,33 +125,36 @@ class Control:
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Sums over ranks of at most `VALUES` numbers; one exchange."""
-        return [float(x) for x in self._exchange(Purpose.SUM, values).sum(dim=0)[: len(values)].tolist()]
+        return self._exchange(Purpose.SUM, values)[0][: len(values)]
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in order."""
         self._exchange(Purpose.GATHER, [])
         return all_gather_object(value, self.group)
 
-    def _exchange(self, purpose: Purpose, values: Sequence[float], error: BaseException | None = None) -> torch.Tensor:
-        """`[W, VALUES]`: every rank's numbers.
+    def _exchange(
+        self, purpose: Purpose, values: Sequence[float], error: BaseException | None = None, time_s: float = 0.0
+    ) -> tuple[list[float], float]:
+        """(`VALUES` sums over ranks, the largest `time_s` of a rank)
 
         Raises:
             RankError: ranks are at different exchanges, or one has an error.
         """
         assert len(values) <= VALUES, "too many numbers for an exchange"
-        header = [purpose, next(self.numbers), error is not None]
-        mine = torch.tensor([*header, *values, *[0.0] * (VALUES - len(values))], dtype=torch.float64)
-        by_rank = all_gather(mine, self.group)
-        if (by_rank[:, :2] != mine[:2]).any():
-            self._refuse_mismatch(by_rank)
-        if by_rank[:, 2].any():
+        number = next(self.numbers)
+        maxima = [purpose, -purpose, number, -number, error is not None, time_s]
+        mine = torch.tensor([*maxima, *values, *[0.0] * (VALUES - len(values))], dtype=torch.float64)
+        totals = combine(mine, self.group, _merge).tolist()
+        last_purpose, first_purpose, last_number, first_number, failed, longest_s = totals[:MAXIMA]
+        if last_purpose != -first_purpose or last_number != -first_number:
+            self._refuse_mismatch(purpose, number)
+        if failed:
             self._raise(error)
-        return by_rank[:, 3:]
+        return totals[MAXIMA:], longest_s
 
-    def _refuse_mismatch(self, by_rank: torch.Tensor) -> None:
-        exchanges = [
-            f"rank {r}: {Purpose(int(p))} (exchange {int(n)})" for r, (p, n) in enumerate(by_rank[:, :2].tolist())
-        ]
+    def _refuse_mismatch(self, purpose: Purpose, number: int) -> None:
+        by_rank = all_gather(torch.tensor([purpose, number]), self.group).tolist()
+        exchanges = [f"rank {r}: {Purpose(p)} (exchange {n})" for r, (p, n) in enumerate(by_rank)]
         raise RankError(
             f"ranks are not at the same exchange: {'; '.join(exchanges)}; what a model or a callback does must not "
             f"depend on the rank"
@@ -163,6 +167,11 @@ class Control:
         permanent = [failure for failure in failures if not failure[2]]
         _, message, retry = (permanent or failures)[0]
         raise RankError(message, retry) from error
+
+
+def _merge(ranks: torch.Tensor) -> torch.Tensor:
+    """The maxima and sums of an exchange, from those of several ranks."""
+    return torch.cat([ranks[:, :MAXIMA].amax(0), ranks[:, MAXIMA:].sum(0)])
 
 
 @dataclass(frozen=True, slots=True)

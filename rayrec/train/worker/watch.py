@@ -19,6 +19,7 @@ from rayrec.distributed.comm import count_collectives
 from rayrec.train.run.log import Mailbox, Waiting
 
 POLL_S = 0.5
+TURN_S = 30.0  # for which a rank compares the reports of all, before the next rank does
 EXIT_HUNG, EXIT_UNLIKE = 75, 76
 _EXCHANGES = ("torch.distributed", "rayrec.distributed.comm")
 
@@ -92,7 +93,7 @@ class Watch:
         self._main = threading.get_ident()
         self._stop, self._closed = threading.Event(), threading.Event()
         self._steps = 0
-        self._waiting = False
+        self._reported: tuple[Waiting | None, int] = (None, 0)  # the last report and its turn
         self._mismatch: dict[int, Waiting] | None = None  # of the last check
         self._counting = count_collectives()
         self._exchanges: Counter[str] = Counter()
@@ -131,10 +132,19 @@ class Watch:
         if self._rank == 0 and not self._stop.is_set() and self._sink.stop_requested():
             self._stop.set()
         waits = location.in_exchange and still_s > self._suspicious_s
-        if not waits and not self._waiting:
-            return
-        self._waiting = waits
-        by_rank = self._sink.report_waiting(self._rank, (self._exchanges.total(), location.line) if waits else None)
+        waiting = (self._exchanges.total(), location.line) if waits else None
+        # Each rank reports once, and again at each turn, because a mailbox that replaces a lost one knows no reports.
+        turn = int((still_s - self._suspicious_s) // TURN_S) if waits else 0
+        if (waiting, turn) != self._reported:
+            self._sink.report_waiting(self._rank, waiting)
+            self._reported = (waiting, turn)
+        # One rank at a time asks for all reports. Rank 0 begins; if it cannot, the next rank takes its turn.
+        if waits and turn % self._world_size == self._rank:
+            self._compare(self._sink.waiting_ranks())
+        else:
+            self._mismatch = None
+
+    def _compare(self, by_rank: dict[int, Waiting]) -> None:
         # While one rank still receives, another may be in the next collective. So compare only ranks with equal
         # counts of collectives.
         numbers, locations = {number for number, _ in by_rank.values()}, set(by_rank.values())
