@@ -37,7 +37,8 @@ HEARTBEAT_S = 15.0
 DEAD_S = 60.0  # without a heartbeat
 RELEASE_S = 10.0  # time limit for unresponsive storage at the end of a launch
 SHOWN_WITHIN_S = 60.0  # other nodes see a new file; NFS clients cache listings for so long
-STALE_S = 1800.0  # longer than the difference of two machines' clocks
+SILENT_S = 40.0  # two missed heartbeats: enough for a launch whose last one looks older than `STALE_S`
+STALE_S = 1800.0
 
 _ATTEMPT_FILE = "attempt.json"
 _FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?")
@@ -131,19 +132,21 @@ class Lease:
             OSError: the folder cannot be read or written.
         """
         launch, beat = _read_launch(self._root)
-        if launch is not None and not launch.ended and time.time() - beat < STALE_S:
-            self._await_end(launch, beat)
+        if launch is not None and not launch.ended:
+            # Clocks of two machines may differ by any time, so an old heartbeat alone is no proof of death.
+            self._await_end(launch, beat, DEAD_S if time.time() - beat < STALE_S else SILENT_S)
         self._write()
         _tokens_here.add(self.launch.token)
         return self
 
-    def _await_end(self, launch: Launch, beat: float) -> None:
+    def _await_end(self, launch: Launch, beat: float, wait_s: float) -> None:
+        """Wait until a launch has ended, or has sent no heartbeat for `wait_s` seconds."""
         if launch.token not in _tokens_here:
             self._notify(
-                f"Another driver ({launch}) holds {self._root.path}. Waiting up to {DEAD_S:g} s to see whether it is "
+                f"Another driver ({launch}) holds {self._root.path}. Waiting up to {wait_s:g} s to see whether it is "
                 f"alive …"
             )
-            end = time.monotonic() + DEAD_S
+            end = time.monotonic() + wait_s
             while (current := _read_launch(self._root)) == (launch, beat):
                 if time.monotonic() >= end or launch.ended:
                     return
