@@ -18,7 +18,16 @@ import pytest
 from rayrec.checkpoint import FencedError, TakenOverError
 from rayrec.checkpoint import ownership as launches
 from rayrec.checkpoint.errors import InUseError, NotSharedError
-from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch, Lease, current_launch
+from rayrec.checkpoint.ownership import (
+    LAUNCH_FILE,
+    Attempt,
+    Launch,
+    Lease,
+    await_end,
+    current_launch,
+    request_stop,
+    stop_requested,
+)
 from rayrec.storage.folder import LocalFolder, open_folder
 
 
@@ -144,6 +153,38 @@ def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
     gate.set()
     with Lease(root).take() as lease:
         assert lease.held, "the file that was left is known to be over"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_launch_is_asked_to_stop_and_the_next_one_is_not(root: LocalFolder) -> None:
+    assert request_stop(root) is None
+    with Lease(root).take() as lease:
+        assert not stop_requested(root, lease.launch)
+        assert request_stop(root) == lease.launch
+        assert stop_requested(root, lease.launch)
+        assert not await_end(root, lease.launch, within_s=0)
+        killed = lease.launch
+        ending = threading.Thread(target=lease.__exit__, name="ending")
+        ending.start()
+        assert await_end(root, lease.launch, within_s=60)
+        ending.join()
+    root.write("stop.json", json.dumps({"token": killed.token}).encode())  # of a driver that was killed
+    with Lease(root).take() as lease:
+        assert not stop_requested(root, lease.launch)
+    root.write("stop.json", b"{")
+    assert not stop_requested(root, killed)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_launch_that_does_not_answer_is_named(root: LocalFolder) -> None:
+    silent = left_behind(root, host="elsewhere")
+    assert request_stop(root) == silent
+    with pytest.raises(TimeoutError, match=r"no heartbeat of process \d+ on elsewhere"):
+        await_end(root, silent, within_s=60)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left_behind(root, pid=ended.pid)
+    assert request_stop(root) is None, "its process has ended"
 
 
 def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:

@@ -369,6 +369,19 @@ def test_a_mailbox_that_replaces_a_lost_one_goes_on_with_its_attempt() -> None:
     assert (state.attempt, state.world_size) == (5, 2), "what is decided once per attempt is decided again"
 
 
+def test_a_mailbox_that_replaces_a_lost_one_is_asked_again() -> None:
+    replacement = Mailbox(previous_attempts=1)
+    replacement.take(4, restart="there is room for more workers")
+    assert replacement.stop_requested() and replacement.restart_reason() == "there is room for more workers"
+    replacement.begin(leader=True)  # the restart; its record has not been taken
+    replacement.take(4, restart="there is room for more workers")
+    assert not replacement.stop_requested(), "the restart has happened"
+    replacement.take(5, stop=True)
+    assert replacement.stop_requested() and replacement.restart_reason() is None
+    replacement.take(5)
+    assert replacement.stop_requested()
+
+
 def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
     box = Mailbox(previous_attempts=3)
     assert not box.begin(leader=False) and not box.begin(leader=True)

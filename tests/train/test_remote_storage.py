@@ -127,6 +127,11 @@ def test_a_run_in_s3_is_read_on_a_machine_that_did_not_train_it(
     there.write("report.html", b"old")
     assert run(["report", place]) == 0 and there.read("report.html") != b"old"
     assert run(["runs", "compare", place, place, "--html", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    assert run(["runs", "list", f"s3://models/runs{bucket}"]) == 0
+    listed = capsys.readouterr().out
+    assert "far" in listed and "finished" in listed
+    assert run(["runs", "list", f"s3://models/nothing{bucket}"]) == 0 and "no runs in" in capsys.readouterr().out
     with trained.folder.locked():  # as the trainer holds it on the machine that trains
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
         trained.folder.metrics.write_text("")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -93,13 +93,14 @@ class Mirror:
     Args:
         writes_records: whether this process writes the run's records. Other processes copy neither metrics.jsonl nor
             the files of TensorBoard to the storage, and need no permission to write there.
+        files: files to copy besides the records.
 
     Raises:
         StorageError: no file system supports the URI.
     """
 
-    def __init__(self, folder: RunFolder, writes_records: bool = True) -> None:
-        self._local, self._writes_records = folder, writes_records
+    def __init__(self, folder: RunFolder, writes_records: bool = True, files: Sequence[str] = FILES) -> None:
+        self._local, self._writes_records, self._files = folder, writes_records, files
         self._sent: dict[str, tuple[int, int]] = {}
         try:
             self._remote = None if folder.remote is None else open_folder(folder.remote)
@@ -118,7 +119,7 @@ class Mirror:
         try:
             names = self._remote.names()
             self._pull_records(self._remote, self._log.pull(names), names)
-            for name in FILES:
+            for name in self._files:
                 path = self._local.path / name
                 if name in names:
                     data = self._remote.read(name)
@@ -168,7 +169,7 @@ class Mirror:
         try:
             if self._writes_records and self._local.metrics.exists():
                 self._log.push()
-            for name in (*FILES, *(self._board_files() if self._writes_records else ())):
+            for name in (*self._files, *(self._board_files() if self._writes_records else ())):
                 path = self._local.path / name
                 if not path.exists():
                     continue
@@ -201,8 +202,15 @@ def holds(location: str, *names: str) -> bool:
         raise StorageError(f"{location} cannot be read: {first_line(error)}") from error
 
 
+def storage_and_name(location: str) -> tuple[str, str]:
+    """(`storage.path`, `name`) of the run at a path or URI."""
+    uri, mark, options = location.partition("?") if "://" in location else (str(Path(location).absolute()), "", "")
+    above, _, name = uri.rstrip("/").rpartition("/")
+    return f"{above}{mark}{options}", name
+
+
 @contextmanager
-def run_here(location: str, report: Callable[[str], object]) -> Iterator[Path]:
+def run_here(location: str, report: Callable[[str], object], files: Sequence[str] = FILES) -> Iterator[Path]:
     """The local path of a run or of one of its checkpoints.
 
     Copies the small files of a URI to the cache folder, and changed files back at the end.
@@ -210,6 +218,7 @@ def run_here(location: str, report: Callable[[str], object]) -> Iterator[Path]:
     Args:
         location: A path or URI.
         report: Called with each failure to copy files back.
+        files: Files to copy besides metrics.jsonl.
 
     Raises:
         TrainError: the URI is not a run.
@@ -224,7 +233,7 @@ def run_here(location: str, report: Callable[[str], object]) -> Iterator[Path]:
     if checkpoint:
         above, _, name = above.removesuffix("/checkpoints").rpartition("/")
     folder = RunFolder.at(f"{above}{mark}{options}", name)
-    mirror, in_training = Mirror(folder, writes_records=False), False
+    mirror, in_training = Mirror(folder, writes_records=False, files=files), False
     with ExitStack() as stack:
         try:
             stack.enter_context(folder.locked())
