@@ -1,7 +1,8 @@
 """Ownership of a run's folder of checkpoints: by one launch of the driver at a time, and by one attempt of that launch.
 
 `launch.json` names the launch. The driver writes it when it starts, again every few seconds, and removes it when it
-ends. Clocks of two machines are not compared: a launch is alive as long as its file changes.
+ends. A launch is alive as long as its file changes, whatever the clocks of two machines say. `stop.json` asks the
+launch that it names to stop.
 
 `attempt.json` names the attempt. Rank 0 of a worker group claims the folder with a new number and a random token. A
 process that reads a different token later has been replaced: a rank that hung while its run restarted must not commit
@@ -16,6 +17,7 @@ attempt, and the attempt of that rank is older than the current one.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -33,11 +35,13 @@ from rayrec.storage.folder import Folder
 from rayrec.storage.retries import waits_s
 
 LAUNCH_FILE = "launch.json"
+STOP_FILE = "stop.json"
 HEARTBEAT_S = 15.0
 DEAD_S = 60.0  # without a heartbeat
 RELEASE_S = 10.0  # time limit for unresponsive storage at the end of a launch
 SHOWN_WITHIN_S = 60.0  # other nodes see a new file; NFS clients cache listings for so long
-STALE_S = 1800.0  # longer than the difference of two machines' clocks
+SILENT_S = 40.0  # two missed heartbeats: enough for a launch whose last one looks older than `STALE_S`
+STALE_S = 1800.0
 
 _ATTEMPT_FILE = "attempt.json"
 _FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?")
@@ -101,6 +105,54 @@ def current_launch(root: Folder) -> Launch | None:
     return _read_launch(root)[0]
 
 
+def request_stop(root: Folder) -> Launch | None:
+    """Ask the launch that holds a folder to stop; its driver looks for the request every few seconds.
+
+    Returns:
+        The launch; None if no launch holds the folder, or if its process has certainly ended.
+
+    Raises:
+        OSError: the folder cannot be read or written.
+    """
+    launch = current_launch(root)
+    if launch is None or launch.ended:
+        return None
+    root.write(STOP_FILE, json.dumps({"token": launch.token}).encode())
+    return launch
+
+
+def stop_requested(root: Folder, launch: Launch) -> bool:
+    """Whether `request_stop` has asked this launch to stop.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    try:
+        return bool(json.loads(root.read(STOP_FILE))["token"] == launch.token)
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return False
+
+
+def await_end(root: Folder, launch: Launch, within_s: float) -> bool:
+    """Wait until a launch has ended; returns False if it still runs after `within_s` seconds.
+
+    Raises:
+        TimeoutError: the launch has sent no heartbeat for a minute, so it may be dead.
+        OSError: the folder cannot be read.
+    """
+    end, (state, beat_at) = time.monotonic() + within_s, (_read_launch(root), time.monotonic())
+    while state[0] is not None and state[0].token == launch.token and not launch.ended:
+        now = time.monotonic()
+        if now >= end:
+            return False
+        if now - beat_at >= DEAD_S:
+            raise TimeoutError(errno.ETIMEDOUT, f"no heartbeat of {launch} for {DEAD_S:g} s", root.path)
+        time.sleep(min(1.0, DEAD_S / 20))
+        if (current := _read_launch(root)) != state:
+            state, beat_at = current, time.monotonic()
+    return True
+
+
 def _read_launch(root: Folder) -> tuple[Launch | None, float]:
     """(current launch, time of its last heartbeat by its own clock)"""
     try:
@@ -131,19 +183,21 @@ class Lease:
             OSError: the folder cannot be read or written.
         """
         launch, beat = _read_launch(self._root)
-        if launch is not None and not launch.ended and time.time() - beat < STALE_S:
-            self._await_end(launch, beat)
+        if launch is not None and not launch.ended:
+            # Clocks of two machines may differ by any time, so an old heartbeat alone is no proof of death.
+            self._await_end(launch, beat, DEAD_S if time.time() - beat < STALE_S else SILENT_S)
         self._write()
         _tokens_here.add(self.launch.token)
         return self
 
-    def _await_end(self, launch: Launch, beat: float) -> None:
+    def _await_end(self, launch: Launch, beat: float, wait_s: float) -> None:
+        """Wait until a launch has ended, or has sent no heartbeat for `wait_s` seconds."""
         if launch.token not in _tokens_here:
             self._notify(
-                f"Another driver ({launch}) holds {self._root.path}. Waiting up to {DEAD_S:g} s to see whether it is "
+                f"Another driver ({launch}) holds {self._root.path}. Waiting up to {wait_s:g} s to see whether it is "
                 f"alive …"
             )
-            end = time.monotonic() + DEAD_S
+            end = time.monotonic() + wait_s
             while (current := _read_launch(self._root)) == (launch, beat):
                 if time.monotonic() >= end or launch.ended:
                     return
@@ -184,6 +238,7 @@ class Lease:
         with suppress(OSError):  # on failure, the next launch detects that this one is dead
             if self.held:
                 self._root.remove(LAUNCH_FILE)
+                self._root.remove(STOP_FILE)
             if not self._root.names():
                 self._root.remove_all()  # a launch that was refused leaves nothing behind
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rayrec.checkpoint.errors import DamagedScoresError
 from rayrec.checkpoint.manifest import MANIFEST
-from rayrec.checkpoint.ownership import order_of
+from rayrec.checkpoint.ownership import SHOWN_WITHIN_S, order_of
 from rayrec.storage.folder import Folder
 
 _FILE = "scores.json"
@@ -43,23 +43,47 @@ def remove_old(root: Folder, keep: int, best: Best | None) -> None:
         OSError, DamagedScoresError: the best checkpoint cannot be determined; nothing is removed.
     """
     names = checkpoint_names(root)
-    committed = [name for name in names if MANIFEST in root.sub(name).names()]
+    committed = [name for name in names if _is_committed(root.sub(name))]
     keep_names = set(committed[-max(keep, 1) :])
     if best is not None:
         keep_names.add(best_of(root, committed, best) or "")
     newest = order_of(committed[-1]) if committed else None
     for name in names:
         order = order_of(name)
-        if name not in keep_names and newest is not None and order is not None and order <= newest:
+        if name in keep_names or newest is None or order is None or order > newest:
+            continue
+        if name in committed or not _is_recent(root, name):
             root.sub(name).remove(MANIFEST)  # no longer a checkpoint, even if the removal is interrupted
             root.sub(name).remove_all()
 
 
 def remove_unfinished(root: Folder) -> None:
-    """Remove folders of earlier attempts without a manifest: they may fill the disk."""
+    """Remove folders of earlier attempts without a manifest: they may fill the disk.
+
+    Folders of the last minute are left to `remove_old`.
+    """
     for name in checkpoint_names(root):
-        if MANIFEST not in root.sub(name).names():
+        if not _is_committed(root.sub(name)) and not _is_recent(root, name):
             root.sub(name).remove_all()
+
+
+def _is_committed(folder: Folder) -> bool:
+    """Whether a checkpoint has a manifest. Opens the file: an NFS client may list a folder as it was a minute ago."""
+    try:
+        with folder.open(MANIFEST):
+            return True
+    except FileNotFoundError:
+        return False
+
+
+def _is_recent(root: Folder, name: str) -> bool:
+    """Whether a folder changed so recently that an NFS client may not see its manifest yet.
+
+    The time now is that of the newest file in `root`, where the owner writes every few seconds: the clock of this
+    machine may differ from the clock of the file system.
+    """
+    changes = {entry: changed for entry in root.names() if (changed := root.changed_at(entry)) is not None}
+    return name in changes and changes[name] > max(changes.values()) - SHOWN_WITHIN_S
 
 
 def note_scores(root: Folder, name: str, scores: Mapping[str, Any]) -> None:

@@ -1,22 +1,31 @@
-"""The work of `rayrec checkpoint`: verify, describe and convert checkpoints."""
+"""The work of `rayrec checkpoint`: verify, describe, convert, copy and prune checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from rayrec.checkpoint.contents import DENSE, DENSE_STATE, TABLE, TABLE_STATE
-from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
+from rayrec.checkpoint.errors import (
+    CheckpointError,
+    Damage,
+    DamagedCheckpointError,
+    InUseError,
+    RemovedCheckpointError,
+)
 from rayrec.checkpoint.format import SavedTensor, header, host_bytes
 from rayrec.checkpoint.manifest import MANIFEST, Checkpoint, newer_damaged, read_checkpoint
-from rayrec.checkpoint.ownership import order_of
+from rayrec.checkpoint.ownership import Lease, order_of
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import PIECE_BYTES
+from rayrec.checkpoint.retention import Best, checkpoint_names, remove_old
 from rayrec.checkpoint.store import CheckpointStore
+from rayrec.storage.copying import copy_folder
 from rayrec.storage.folder import open_folder
 
 
@@ -113,6 +122,64 @@ def convert(path: str, out: Path, optimizer: bool) -> tuple[Checkpoint, int, int
     with store.reader(checkpoint) as reader:
         count = to_safetensors(reader, out, optimizer)
     return checkpoint, count, out.stat().st_size
+
+
+def copy(path: str, out: str) -> Checkpoint:
+    """Copy a checkpoint, or the newest one of a run, into a folder under its own name; returns the copy.
+
+    Args:
+        path, out: paths or URIs, also of different storage.
+
+    Raises:
+        CheckpointError: `path` has no checkpoint, or `out` has one of this name.
+        RemovedCheckpointError: the run removed the checkpoint meanwhile.
+        OSError: a file cannot be read or written.
+    """
+    store, checkpoint = find(path)
+    source, target = store.root.sub(checkpoint.name), open_folder(out.rstrip("/")).sub(checkpoint.name)
+    if MANIFEST in target.names():
+        raise CheckpointError(f"{target.path} exists; remove it, or copy into another folder")
+    try:
+        copy_folder(source, target, last=[MANIFEST])
+    except BaseException:
+        with suppress(OSError):
+            target.remove_all()
+        if MANIFEST not in source.names():
+            raise RemovedCheckpointError(checkpoint.path) from None
+        raise
+    copied = read_checkpoint(target)
+    if copied is None:
+        raise RemovedCheckpointError(checkpoint.path)
+    return copied
+
+
+def prune(path: str, keep: int, best: Best | None, notify: Callable[[str], object]) -> list[str]:
+    """Remove all but the newest checkpoints and the best one; returns the names of those that were removed.
+
+    Args:
+        path: path or URI of a run that is not training, or of a folder of checkpoints.
+        keep: number of newest checkpoints to keep.
+        notify: called with a line when another process may hold the checkpoints.
+
+    Raises:
+        CheckpointError: `path` is a single checkpoint, a run is training, or a manifest is damaged. Nothing is removed.
+        OSError: the folder cannot be read or written.
+    """
+    store, name = store_of(path)
+    if name is not None:
+        raise CheckpointError(f"{path} is a single checkpoint; give its run")
+    try:
+        lease = Lease(store.root, notify).take()
+    except InUseError as error:
+        raise CheckpointError(f"{error}. A run that trains keeps the newest storage.keep checkpoints itself") from None
+    with lease:
+        if damaged := store.listing()[1]:
+            text = f"{damaged[0]}; nothing was removed, as older checkpoints may be needed instead of it"
+            raise CheckpointError(f"{text}. Remove {damaged[0].path} first")
+        before = checkpoint_names(store.root)
+        remove_old(store.root, keep, best)
+        remaining = set(store.root.names())
+    return [name for name in before if name not in remaining]
 
 
 def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:

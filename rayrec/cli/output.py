@@ -86,13 +86,16 @@ def after_training(run: str, config: TrainConfig) -> None:
     checkpoint = "newest" if config.storage.keep_best is None else "best"
     if config.data.eval is not None:
         _say(f"look: {shlex.join(['rayrec', 'evaluate', _short(run), *_checkpoint(checkpoint)])}")
-    after_evaluation(run, checkpoint)
+    after_evaluation(run, checkpoint, config.model.name)
 
 
-def after_evaluation(run: str, checkpoint: str) -> None:
-    """Suggests to export the checkpoint that was scored."""
+def after_evaluation(run: str, checkpoint: str, model: str | None) -> None:
+    """Suggests to export the checkpoint that was scored, or to index it if the built-in model is a retriever."""
+    from rayrec.models import RETRIEVERS
+
     name = Path(run.partition("?")[0]).name if "://" in run else Path(run).absolute().name
-    next_is("rayrec", "export", _short(run), _free(name), *_checkpoint(checkpoint))
+    command, folder = ("index", "indexes") if model in RETRIEVERS else ("export", "exports")
+    next_is("rayrec", command, _short(run), _free(folder, name), *_checkpoint(checkpoint))
 
 
 def _say(text: str) -> None:
@@ -113,7 +116,7 @@ def _short(uri: str) -> str:
     return str(path.relative_to(folder) if path.is_absolute() and path.is_relative_to(folder) else path)
 
 
-def _free(name: str) -> str:
-    """A new folder name for an export."""
-    folders = (f"exports/{name}{'' if number == 1 else f'-{number}'}" for number in range(1, 1000))
+def _free(above: str, name: str) -> str:
+    """A new folder name for an export or an index."""
+    folders = (f"{above}/{name}{'' if number == 1 else f'-{number}'}" for number in range(1, 1000))
     return next(folder for folder in folders if not Path(folder).exists())

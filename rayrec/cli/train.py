@@ -1,9 +1,10 @@
-"""`rayrec train`, `evaluate`, `plan`, `report`, `config` and `tune`; `rayrec runs …` and `rayrec checkpoint …`."""
+"""`rayrec train`, `resume`, `stop`, `evaluate`, `plan`, `report`, `config` and `tune`; `rayrec runs …` and `rayrec
+checkpoint …`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,8 +12,13 @@ from rayrec.cli.options import AllowCode, Config, Overrides, RunDir, WhichCheckp
 from rayrec.cli.output import after_evaluation, after_training
 from rayrec.cli.text_files import reads_text_files
 
+if TYPE_CHECKING:
+    from rayrec.train.config.train_config import TrainConfig
+
 runs = typer.Typer(help="Look at runs, and compare them.", no_args_is_help=True)
-checkpoints = typer.Typer(name="checkpoint", help="Verify, inspect and convert checkpoints.", no_args_is_help=True)
+checkpoints = typer.Typer(
+    name="checkpoint", help="Verify, inspect, convert, copy and prune checkpoints.", no_args_is_help=True
+)
 
 Source = Annotated[
     str,
@@ -38,23 +44,91 @@ def train(
     ] = None,
 ) -> None:
     """Train a model, or resume the run of the same name."""
-    from importlib import import_module
-
     from rayrec._runtime.imports import quick_imports
 
     with quick_imports():
         from rayrec.train import load_config
-        from rayrec.train.driver.cluster import connected_for
 
     train_config = load_config(config, [*(overrides or []), *([f"name={name}"] if name is not None else [])])
+    _fit(train_config, track, fresh=fresh, root=root, allow_code=allow_code)
+
+
+def _fit(train_config: TrainConfig, track: list[str] | None = None, **options: Any) -> None:
+    from importlib import import_module
+
+    from rayrec.train.driver.cluster import connected_for
+
     with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
         from rayrec.train import Trainer
         from rayrec.train.driver.trackers import with_trackers
 
-        train_config = with_trackers(train_config, track or [])
-        trainer = Trainer(train_config, fresh=fresh, root=root, allow_code=allow_code)
+        trainer = Trainer(with_trackers(train_config, track or []), **options)
         trainer.fit()
     after_training(trainer.folder.remote or str(trainer.folder.path), trainer.config)
+
+
+def resume(
+    run_dir: RunDir,
+    overrides: Overrides = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="In a Ray job: import a model.factory that was not submitted with it.")
+    ] = False,
+) -> None:
+    """Resume a run with the config in its folder, as the same `rayrec train` command would; a folder may have moved."""
+    from rayrec.train.config.file import apply_override, parse_config
+    from rayrec.train.errors import TrainError
+    from rayrec.train.run.folder import RunFolder
+    from rayrec.train.run.mirror import run_here, storage_and_name
+    from rayrec.train.terminal import notice
+
+    with run_here(run_dir, notice) as run:
+        raw = RunFolder(run).read_given()
+    if raw is None:
+        raise TrainError(f"{run_dir} is not a run folder: it has no config.yaml; give <storage.path>/<name> of a run")
+    storage, name = storage_and_name(run_dir)
+    raw = {**raw, "name": name, "storage": {**raw.get("storage", {}), "path": storage}}
+    for override in overrides or []:
+        raw = apply_override(raw, override)
+    _fit(parse_config(raw), allow_code=allow_code)
+
+
+def stop(
+    run_dir: RunDir,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, help="Seconds to wait for its end; 0: only ask it to stop.")
+    ] = 300.0,
+) -> None:
+    """Ask a running run to save a last checkpoint and stop, from another terminal or machine."""
+    from rayrec.checkpoint import CheckpointStore
+    from rayrec.checkpoint.ownership import await_end, request_stop
+    from rayrec.storage.locations import inside
+    from rayrec.train.errors import TrainError
+    from rayrec.train.run.mirror import holds
+
+    if not holds(run_dir, "config.yaml", "checkpoints"):
+        raise TrainError(f"{run_dir} is not a run folder: it has no config.yaml; give <storage.path>/<name> of a run")
+    store = CheckpointStore(inside(run_dir, "checkpoints"))
+    launch = request_stop(store.root)
+    if launch is None:
+        typer.echo(f"{run_dir} is not running; nothing was stopped.")
+        return
+    typer.echo(f"Asked {launch} to save a last checkpoint and stop.")
+    if not wait_s:
+        return
+    try:
+        ended = await_end(store.root, launch, wait_s)
+    except TimeoutError as error:
+        raise TrainError(
+            f"{error.strerror}: it has died, or its storage is away. `rayrec resume {run_dir}` takes over the run"
+        ) from error
+    if not ended:
+        raise TrainError(
+            f"{launch} still runs after {wait_s:g} s. It looks for the request once its workers have resources, and "
+            f"ends within its trainer.grace_s; wait longer (--wait), or see its output"
+        )
+    newest = store.latest()
+    saved = "It has no checkpoint" if newest is None else f"Its newest checkpoint is of step {newest.step}"
+    typer.echo(f"{run_dir} has ended. {saved}; `rayrec resume {run_dir}` continues it.")
 
 
 @reads_text_files
@@ -73,6 +147,8 @@ def evaluate(
 ) -> None:
     """Score a checkpoint of a run; writes evaluation.json there."""
     from rayrec.train.after.evaluate import evaluate_run
+    from rayrec.train.config.difference import value_at
+    from rayrec.train.run.folder import RunFolder
     from rayrec.train.run.mirror import run_here
     from rayrec.train.terminal import notice
 
@@ -83,7 +159,8 @@ def evaluate(
             from rayrec.train.after.importance import importance_of_run
 
             show_importance(importance_of_run(run, data, allow_code=allow_code, checkpoint=checkpoint))
-    after_evaluation(run_dir, checkpoint)
+        model = value_at(RunFolder(run).read_config(), "model.name")
+    after_evaluation(run_dir, checkpoint, model)
 
 
 def plan(
@@ -202,7 +279,7 @@ def tune(
 
 @runs.command("list")
 def list_runs(
-    folder: Annotated[Path, typer.Argument(parser=path, help="Folder of runs, their storage.path.")] = Path("runs"),
+    folder: Annotated[str, typer.Argument(help="Folder of runs, their storage.path; a path or URI.")] = "runs",
 ) -> None:
     """List the runs in a folder with their last metrics, newest first."""
     from rayrec.train.driver.console import Display
@@ -274,3 +351,37 @@ def convert(
     checkpoint, count, size = convert_checkpoint(source, out, optimizer)
     typer.echo(f"read the checkpoint of step {checkpoint.step}: {checkpoint.path}")
     typer.echo(f"{out}: {count} tensors, {size / 1e6:,.1f} MB")
+
+
+@checkpoints.command()
+def copy(
+    source: Source,
+    out: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder that receives the checkpoint; path or URI.")],
+) -> None:
+    """Copy a checkpoint, or the newest one of a run, to a folder on any storage."""
+    from rayrec.checkpoint.tools import copy as copy_checkpoint
+
+    typer.echo(f"copied the checkpoint of step {(copied := copy_checkpoint(source, out)).step}: {copied.path}")
+
+
+@checkpoints.command()
+def prune(
+    run_dir: RunDir,
+    keep: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to keep.")],
+) -> None:
+    """Remove the older checkpoints of a run that is not training; the best one by its storage.keep_best stays."""
+    from rayrec.checkpoint.tools import prune as prune_checkpoints
+    from rayrec.train.run.choice import best_metric
+    from rayrec.train.run.folder import RunFolder
+    from rayrec.train.run.mirror import holds, run_here
+    from rayrec.train.terminal import notice
+
+    config = None
+    if holds(run_dir, "config.yaml"):
+        with run_here(run_dir, notice) as run:
+            config = RunFolder(run).read_config()
+    removed = prune_checkpoints(run_dir, keep, best_metric(config), notice)
+    for name in removed:
+        typer.echo(f"removed {name}")
+    if not removed:
+        typer.echo(f"nothing to remove: {run_dir} has no older checkpoints")

@@ -22,6 +22,7 @@ from rayrec.storage.retries import Patience, with_patience
 Bytes = bytes | memoryview
 # For one byte range. Checkpoint readers handle longer outages themselves.
 _PATIENCE = Patience(outage_s=2.0)
+_MOST_BYTES_OF_A_COPY = 5 << 30  # S3 copies no larger object in one request
 _BUCKETS = ("s3", "gcs", "abfs")  # have no folders; an object appears when it is complete
 
 
@@ -74,6 +75,27 @@ class LocalFolder:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
             return []
+
+    def files(self) -> dict[str, int]:
+        """Bytes of each file in the folder and its subfolders, by path relative to the folder."""
+        paths = (Path(above) / name for above, _, names in os.walk(self._path) for name in names)
+        return {path.relative_to(self._path).as_posix(): path.stat().st_size for path in paths}
+
+    def changed_at(self, name: str = "") -> float | None:
+        """When a file or folder was last changed, in seconds by the clock of the file system; None if it is unknown."""
+        try:
+            return (self._path / name).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def rename(self, target: Folder) -> bool:
+        """Renames the folder. Returns False if its file system has no renames."""
+        os.rename(self._path, target.path)
+        return True
+
+    def copy_in_storage(self, source: Folder, name: str, nbytes: int) -> bool:
+        """Copies a file from another folder without reading it here. Returns False if that is impossible."""
+        return False
 
     def read(self, name: str) -> bytes:
         return (self._path / name).read_bytes()
@@ -209,6 +231,28 @@ class ArrowFolder:
     def names(self) -> list[str]:
         infos = self._files.get_file_info(pafs.FileSelector(self._inner, allow_not_found=True))
         return sorted(info.base_name for info in infos)
+
+    def files(self) -> dict[str, int]:
+        infos = self._files.get_file_info(pafs.FileSelector(self._inner, allow_not_found=True, recursive=True))
+        return {info.path[len(self._inner) + 1 :]: info.size for info in infos if info.is_file}
+
+    def changed_at(self, name: str = "") -> float | None:
+        """Always None: object stores and HDFS list new files at once, so no caller needs the age of a file."""
+        return None
+
+    def rename(self, target: Folder) -> bool:
+        if self._files.type_name in _BUCKETS or not isinstance(target, ArrowFolder):
+            return False
+        self._files.move(self._inner, target._inner)
+        return True
+
+    def copy_in_storage(self, source: Folder, name: str, nbytes: int) -> bool:
+        if not isinstance(source, ArrowFolder) or not source._files.equals(self._files):
+            return False
+        if self._files.type_name not in _BUCKETS or nbytes > _MOST_BYTES_OF_A_COPY:
+            return False
+        self._files.copy_file(source._path_of(name), self._path_of(name))
+        return True
 
     def read(self, name: str) -> bytes:
         # Not a stream, which pyarrow reads in one request per 16 KiB.

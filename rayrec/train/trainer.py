@@ -93,6 +93,7 @@ class Trainer:
         self._warnings: list[str] = []
         self._periods: Periods | None = None
         self._progress: str | None = None
+        self._starts_over = False  # progressive training without a checkpoint trains all periods, again if need be
 
     def fit(self) -> Result:
         """Train to the last epoch, evaluate, report.
@@ -125,6 +126,7 @@ class Trainer:
     def _run(self, job: Job) -> Result:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, on_record=self.callbacks.handle)
         run_id, path = self.folder.run_id(), self.folder.path
+        self._push()  # the id tells another launch whose records these are
         self.callbacks.call("on_start", RunInfo(id=run_id, name=self.config.name, folder=path, config=self.config))
         try:
             outcome = run_job(job, recorder.state, recorder, self.display, self.folder.last_attempt())
@@ -265,8 +267,6 @@ class Trainer:
             return
         assert isinstance(data, DataSet), "checked with the config"
         latest, periods = newest_checkpoint(self.folder), Periods.of(data, column, self.config.data_schema.text_columns)
-        if latest is None:
-            self.folder.result.unlink(missing_ok=True)  # the checkpoints are missing: train all periods again
         position = START if latest is None else Position.from_dict(latest.extra["position"])
         position = position.among(periods)
         assert position.cursor.only is not None, "it is among periods"
@@ -274,11 +274,12 @@ class Trainer:
         trainer = self.config.trainer.model_copy(update={"epochs": epochs})
         self.config = self.config.model_copy(update={"trainer": trainer})
         self._periods, self._progress = periods, periods.report(position.cursor.only, position.trained)
+        self._starts_over = latest is None
 
     def _finished(self) -> Result | None:
         """The result of an earlier launch that completed all epochs; None if there is more to train."""
         raw = self.folder.read_result()
-        if raw is None or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
+        if raw is None or self._starts_over or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
             return None
         self._refuse_other_config()
         hint = "raise trainer.epochs to train more"
@@ -318,11 +319,15 @@ class Trainer:
             )
 
     def _set_aside(self) -> None:
-        if self.folder.path.exists():
-            with self.folder.locked():
-                with leased(self.folder, self._warn):
-                    pass  # fails if another launch is running
-                backup = self.folder.set_aside()
+        if not self.folder.path.exists():
+            return
+        with self.folder.locked():
+            with leased(self.folder, self._warn):  # fails if another launch is running
+                earlier = Mirror(self.folder)
+                earlier.pull()
+                earlier.push(self._warn)  # records that a killed driver did not copy
+            backup = self.folder.set_aside()
+        if backup is not None:
             self._warn(f"moved the earlier run to {backup}")
 
     def _report_failure(self, error: TrainError, recorder: Recorder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -17,7 +18,16 @@ import pytest
 from rayrec.checkpoint import FencedError, TakenOverError
 from rayrec.checkpoint import ownership as launches
 from rayrec.checkpoint.errors import InUseError, NotSharedError
-from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch, Lease, current_launch
+from rayrec.checkpoint.ownership import (
+    LAUNCH_FILE,
+    Attempt,
+    Launch,
+    Lease,
+    await_end,
+    current_launch,
+    request_stop,
+    stop_requested,
+)
 from rayrec.storage.folder import LocalFolder, open_folder
 
 
@@ -30,6 +40,7 @@ def root(tmp_path: Path) -> LocalFolder:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(launches, "DEAD_S", 0.4)
+    monkeypatch.setattr(launches, "SILENT_S", 0.2)
 
 
 def left_behind(root: LocalFolder, beat: float | None = None, **changes: object) -> Launch:
@@ -75,14 +86,42 @@ def test_a_launch_without_a_beat_is_over(root: LocalFolder) -> None:
         assert lease.held and time.monotonic() - began >= launches.DEAD_S
 
 
-@pytest.mark.parametrize("why", ["its process has ended", "of an earlier process with this number", "long ago"])
+@pytest.mark.usefixtures("quick")
+def test_a_launch_whose_clock_is_31_minutes_behind_is_alive(root: LocalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "SILENT_S", 10.0)
+    stopped = threading.Event()
+
+    def send(beat: int) -> None:
+        left_behind(root, host="elsewhere", token="behind", beat=time.time() - 31 * 60 + beat)
+
+    def beats() -> None:
+        for beat in itertools.count():
+            if stopped.wait(0.05):
+                return
+            send(beat)
+
+    send(0)
+    thread = threading.Thread(target=beats)
+    thread.start()
+    told: list[str] = []
+    try:
+        with pytest.raises(InUseError, match="on elsewhere"):
+            Lease(root, told.append).take()
+    finally:
+        stopped.set()
+        thread.join()
+    assert "Waiting up to 10 s" in told[0], "a shorter wait than for a recent heartbeat"
+    monkeypatch.setattr(launches, "SILENT_S", 0.2)
+    with Lease(root).take() as lease:
+        assert lease.held, "it has sent no heartbeat meanwhile"
+
+
+@pytest.mark.parametrize("why", ["its process has ended", "of an earlier process with this number"])
 def test_a_launch_that_is_known_to_be_over_is_not_waited_for(root: LocalFolder, why: str) -> None:
     if why == "its process has ended":
         ended = subprocess.Popen([sys.executable, "-c", ""])
         ended.wait()
         left_behind(root, pid=ended.pid)
-    elif why == "long ago":
-        left_behind(root, host="elsewhere", beat=time.time() - 2 * launches.STALE_S)
     else:
         left_behind(root)
     began = time.monotonic()
@@ -114,6 +153,38 @@ def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
     gate.set()
     with Lease(root).take() as lease:
         assert lease.held, "the file that was left is known to be over"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_launch_is_asked_to_stop_and_the_next_one_is_not(root: LocalFolder) -> None:
+    assert request_stop(root) is None
+    with Lease(root).take() as lease:
+        assert not stop_requested(root, lease.launch)
+        assert request_stop(root) == lease.launch
+        assert stop_requested(root, lease.launch)
+        assert not await_end(root, lease.launch, within_s=0)
+        killed = lease.launch
+        ending = threading.Thread(target=lease.__exit__, name="ending")
+        ending.start()
+        assert await_end(root, lease.launch, within_s=60)
+        ending.join()
+    root.write("stop.json", json.dumps({"token": killed.token}).encode())  # of a driver that was killed
+    with Lease(root).take() as lease:
+        assert not stop_requested(root, lease.launch)
+    root.write("stop.json", b"{")
+    assert not stop_requested(root, killed)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_launch_that_does_not_answer_is_named(root: LocalFolder) -> None:
+    silent = left_behind(root, host="elsewhere")
+    assert request_stop(root) == silent
+    with pytest.raises(TimeoutError, match=r"no heartbeat of process \d+ on elsewhere"):
+        await_end(root, silent, within_s=60)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left_behind(root, pid=ended.pid)
+    assert request_stop(root) is None, "its process has ended"
 
 
 def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) -> None:

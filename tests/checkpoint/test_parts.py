@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from rayrec.checkpoint.manifest import MANIFEST, Manifest
 from rayrec.checkpoint.ownership import Attempt, folder_name, order_of
 from rayrec.checkpoint.polling import FIRST_POLL_S, LONGEST_POLL_S, deadline, on_every_rank
 from rayrec.checkpoint.rectangles import Rectangles
-from rayrec.checkpoint.retention import best_of, note_scores, read_scores
+from rayrec.checkpoint.retention import best_of, note_scores, read_scores, remove_old, remove_unfinished
 from rayrec.checkpoint.save_plan import Work
 from rayrec.checkpoint.saving import BackgroundSave, Save, _fit, copy_bytes, fits_in_memory
 from rayrec.checkpoint.tools import store_of
@@ -77,12 +78,56 @@ def test_the_newest_the_best_and_what_is_newer_than_all_stay(
     if larger is not None and scored:
         wanted = (max if larger else min)(values[order] for order in scored)
         best = next(order for order in scored if values[order] == wanted)  # the earliest of equally good ones
+    make_old(folder)
     store = CheckpointStore(folder, keep, None if larger is None else Best("m", larger))
     assert [(found.manifest.attempt, found.step) for found in store.all()] == sorted(whole)
     store.prune(keep)
     left = sorted(order for name in folder.names() if (order := order_of(name)))
     assert left == kept_of(orders, whole, keep, best)
     assert {(found.manifest.attempt, found.step) for found in store.all()} == whole & set(left)
+
+
+def make_old(root: LocalFolder) -> None:
+    """Make the folders of checkpoints two minutes older than the newest file."""
+    root.write("launch.json", b"{}")
+    for name in filter(order_of, root.names()):
+        then = Path(root.path, "launch.json").stat().st_mtime - 120
+        os.utime(Path(root.path, name), (then, then))
+
+
+class StaleListing(LocalFolder):
+    """As an NFS client lists a folder in which another machine has just written the manifest."""
+
+    def sub(self, name: str) -> StaleListing:
+        return StaleListing(Path(self.path) / name)
+
+    def names(self) -> list[str]:
+        return [name for name in super().names() if name != MANIFEST]
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_a_manifest_that_is_not_listed_yet_keeps_its_checkpoint(tmp_path: Path, keep: int) -> None:
+    root = StaleListing(tmp_path)
+    for step in (1, 2, 3):
+        root.sub(folder_name(step, 1)).write(MANIFEST, manifest(step).to_json())
+    make_old(root)
+    remove_unfinished(root)
+    assert len(root.names()) == 4
+    remove_old(root, keep, None)
+    assert list(filter(order_of, root.names())) == [folder_name(step, 1) for step in (1, 2, 3)[-keep:]]
+
+
+def test_unfinished_folders_of_the_last_minute_are_left_until_they_are_older(tmp_path: Path) -> None:
+    root = LocalFolder(tmp_path)
+    root.sub(folder_name(1, 1)).write("data", b"")
+    root.sub(folder_name(2, 1)).write(MANIFEST, manifest(2).to_json())
+    before = root.names()
+    remove_unfinished(root)
+    remove_old(root, 1, None)
+    assert root.names() == before, "whatever this machine's clock says"
+    make_old(root)
+    remove_unfinished(root)
+    assert root.names() == ["launch.json", folder_name(2, 1)]
 
 
 def test_a_later_attempt_is_newer_whatever_its_step() -> None:

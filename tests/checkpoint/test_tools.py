@@ -1,9 +1,11 @@
-"""`rayrec checkpoint verify|inspect|convert`, and a new model from another one's weights."""
+"""`rayrec checkpoint verify|inspect|convert|copy|prune`, and a new model from another one's weights."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
+from rayrec.checkpoint.errors import RemovedCheckpointError
 from rayrec.checkpoint.save_plan import Work
-from rayrec.checkpoint.tools import describe, find, verify
+from rayrec.checkpoint.tools import copy, describe, find, verify
 from rayrec.checkpoint.warm_start import Names, load_weights
 from rayrec.checkpoint.writer import Item, Throttle
 from rayrec.cli import run
@@ -50,6 +53,68 @@ def save_two(group: dist.ProcessGroup, root: str) -> dict[str, torch.Tensor]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
     root = tmp_path_factory.mktemp("run")
     return root, on_ranks(2, save_two, str(root))[0]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_checkpoint_is_copied_whole(
+    saved: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    out = f"{scheme}{tmp_path}/backup"
+    assert run(["checkpoint", "copy", str(saved[0]), out]) == 0
+    assert f"copied the checkpoint of step 2: {tmp_path}/backup/step_00000002-0001" in capsys.readouterr().out
+    assert run(["checkpoint", "verify", out]) == 0
+    source = find(str(saved[0]))[1]
+    files = {path.name: path.read_bytes() for path in Path(source.path).iterdir()}
+    copied = tmp_path / "backup" / source.name
+    assert {path.name: path.read_bytes() for path in copied.iterdir()} == files
+    assert run(["checkpoint", "copy", source.path, out]) == 1
+    assert "step_00000002-0001 exists; remove it, or copy into another folder" in capsys.readouterr().err
+    (copied / "manifest.json").unlink()  # as an interrupted copy leaves it
+    assert run(["checkpoint", "copy", source.path, out]) == 0
+    older = str(Path(source.path).parent / "step_00000001-0001")
+    assert run(["checkpoint", "copy", older, out]) == 0
+    assert [checkpoint.step for checkpoint in CheckpointStore(out).all()] == [1, 2]
+
+
+def test_a_copy_of_a_checkpoint_that_its_run_removes_leaves_nothing(
+    saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(saved[0], tmp_path / "run")
+    source = Path(find(str(tmp_path / "run"))[1].path)
+    opened = LocalFolder.open
+
+    def remove_and_open(folder: LocalFolder, name: str) -> Any:
+        shutil.rmtree(source, ignore_errors=True)
+        return opened(folder, name)
+
+    monkeypatch.setattr(LocalFolder, "open", remove_and_open)
+    with pytest.raises(RemovedCheckpointError, match="step_00000002-0001 was removed while it was read"):
+        copy(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert not (tmp_path / "out" / source.name).exists()
+
+
+def test_old_checkpoints_are_pruned_and_the_best_one_stays(
+    saved: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(saved[0], root)
+    checkpoints, newest = root / "checkpoints", Path(find(str(root))[1].path)
+    shutil.copytree(newest, checkpoints / "step_00000003-0001")
+    (root / "config.yaml").write_text("name: run\nstorage: {keep_best: auc}\n")
+    scores = {"step_00000001-0001": {"auc": 0.9}, "step_00000002-0001": {"auc": 0.8}}
+    (checkpoints / "scores.json").write_text(json.dumps(scores))
+    assert run(["checkpoint", "prune", str(root), "--keep", "3"]) == 0
+    assert "nothing to remove" in capsys.readouterr().out
+    assert run(["checkpoint", "prune", str(root), "--keep", "1"]) == 0
+    assert capsys.readouterr().out == "removed step_00000002-0001\n"
+    assert sorted(path.name for path in checkpoints.glob("step*")) == ["step_00000001-0001", "step_00000003-0001"]
+    manifest = checkpoints / "step_00000003-0001" / "manifest.json"
+    manifest.write_text("{")
+    assert run(["checkpoint", "prune", str(root), "--keep", "1"]) == 1
+    assert "nothing was removed" in capsys.readouterr().err and len(list(checkpoints.glob("step*"))) == 2
+    assert run(["checkpoint", "prune", str(checkpoints / "step_00000001-0001"), "--keep", "1"]) == 1
+    assert "is a single checkpoint; give its run" in capsys.readouterr().err
+    assert not (checkpoints / "launch.json").exists()
 
 
 def test_verify_names_what_is_damaged(saved: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

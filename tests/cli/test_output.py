@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rayrec.cli.app import app
-from rayrec.cli.output import show, show_columns
+from rayrec.cli.output import after_evaluation, show, show_columns
 from rayrec.data import inspect
 from rayrec.train.terminal import plan_table
 
@@ -74,3 +74,11 @@ def test_the_help_of_every_command_shows_words_in_square_brackets() -> None:
                     bracketed += 1
                     assert word in shown, f"rayrec {' '.join(words)} --help does not show {word}"
     assert bracketed > 10
+
+
+def test_the_next_command_after_an_evaluation_fits_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for model, command in (("dlrm", "export runs/a exports/a"), ("two_tower", "index runs/a indexes/a")):
+        after_evaluation("runs/a", "best", model)
+        assert capsys.readouterr().out == f"next: rayrec {command} --checkpoint best\n"
+    after_evaluation("s3://b/runs/a?region=x", "newest", None)  # a model of the user's own
+    assert capsys.readouterr().out == "next: rayrec export 's3://b/runs/a?region=x' exports/a\n"

@@ -22,7 +22,7 @@ from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import Interrupted, ResourceError, StorageError, TrainConfig, TrainError, parse_config
+from rayrec.train import Interrupted, ResourceError, TrainConfig, TrainError, parse_config
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.interval import Interval
 from rayrec.train.config.relaunch import _short
@@ -336,8 +336,6 @@ def test_the_run_folder_of_a_uri_stands_for_it(tmp_path: Path, monkeypatch: pyte
     assert far.path.is_relative_to(tmp_path / "rayrec" / "runs") and far.path.name == "a"
     assert far.remote == "s3://b/runs/a?region=x" and far.checkpoints == "s3://b/runs/a/checkpoints?region=x"
     assert RunFolder.at("s3://b/runs", "a").path != far.path == RunFolder.at("s3://b/runs/?region=x", "a").path
-    with pytest.raises(StorageError, match=r"--fresh: s3://b/runs/a\?region=x is remote"):
-        far.set_aside()
     near = RunFolder.at(str(tmp_path), "b")
     assert (near.path, near.remote, near.checkpoints) == (tmp_path / "b", None, str(tmp_path / "b" / "checkpoints"))
     assert near.set_aside() is None
@@ -345,8 +343,10 @@ def test_the_run_folder_of_a_uri_stands_for_it(tmp_path: Path, monkeypatch: pyte
     for _ in range(3):  # within a second or two: names differ all the same
         near.create()
         assert list(near.path.iterdir()) == []
+        assert near.set_aside() is None, "an empty folder holds nothing to keep"
+        near.metrics.write_text("")
         aside.append(near.set_aside())
-    assert len(set(aside)) == 3 and all(path is not None and path.is_dir() for path in aside)
+    assert len(set(aside)) == 3 and all(path is not None and Path(path).is_dir() for path in aside)
     assert near.last_attempt() == 0 and near.read_result() is None and near.read_config() is None
     assert value_at({"a": {"b": 3}}, "a.b") == 3 and value_at({"a": 1}, "a.b") is value_at({}, "a.b") is None
     assert _short("x" * 58) == f'"{"x" * 58}"' and _short("x" * 59) == f'"{"x" * 56}…'
@@ -367,6 +367,19 @@ def test_a_mailbox_that_replaces_a_lost_one_goes_on_with_its_attempt() -> None:
     for record in replacement.take(state.attempt):
         state.update(record)
     assert (state.attempt, state.world_size) == (5, 2), "what is decided once per attempt is decided again"
+
+
+def test_a_mailbox_that_replaces_a_lost_one_is_asked_again() -> None:
+    replacement = Mailbox(previous_attempts=1)
+    replacement.take(4, restart="there is room for more workers")
+    assert replacement.stop_requested() and replacement.restart_reason() == "there is room for more workers"
+    replacement.begin(leader=True)  # the restart; its record has not been taken
+    replacement.take(4, restart="there is room for more workers")
+    assert not replacement.stop_requested(), "the restart has happened"
+    replacement.take(5, stop=True)
+    assert replacement.stop_requested() and replacement.restart_reason() is None
+    replacement.take(5)
+    assert replacement.stop_requested()
 
 
 def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -278,6 +279,54 @@ def test_the_mirror_takes_what_is_there_and_sends_what_has_changed(
     (there / "config.yaml").write_text("config.yaml")
     mirror.pull()
     assert here.config.stat().st_mtime_ns == written, "what is alike is left as it is"
+
+
+@pytest.mark.parametrize("has_id", [True, False])
+def test_lines_that_a_killed_driver_did_not_copy_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_id: bool
+) -> None:
+    here, there = far(tmp_path, monkeypatch)
+    lines = [f'{{"step": {step}}}\n' for step in range(30)]
+    here.metrics.write_text("".join(lines[:10]))
+    here.tensorboard.mkdir()
+    (here.tensorboard / "events.1").write_text("curve")
+    if has_id:
+        here.run_id()
+    Mirror(here).push(pytest.fail)
+    here.metrics.write_text("".join(lines))
+    (here.tensorboard / "events.1").write_text("longer curve")
+    Mirror(here, writes_records=False).pull()  # `rayrec report`, which copies no records back
+    Mirror(here, writes_records=False).push(pytest.fail)
+    assert (there / "metrics.jsonl").read_text() == "".join(lines[:10])
+    relaunched = Mirror(here)
+    relaunched.pull()
+    assert here.metrics.read_text() == "".join(lines)
+    relaunched.push(pytest.fail)
+    assert (there / "tensorboard" / "events.1").read_text() == "longer curve"
+    shutil.rmtree(here.path)
+    here = far(tmp_path, monkeypatch)[0]  # as on another machine
+    Mirror(here).pull()
+    assert here.metrics.read_text() == "".join(lines)
+    assert (here.tensorboard / "events.1").read_text() == "longer curve"
+
+
+def test_lines_of_a_run_that_another_machine_went_on_with_or_started_over_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = far(tmp_path, monkeypatch)
+    here.metrics.write_text("1\n")
+    run_id = here.run_id()
+    Mirror(here).push(pytest.fail)
+    here.metrics.write_text("1\n2 here\n")
+    (there / "metrics.jsonl").write_text("1\n2 there\n")
+    Mirror(here).pull()
+    assert here.metrics.read_text() == "1\n2 there\n"
+    here.metrics.write_text("1\n2 there\n3\n")
+    here.tensorboard.mkdir()
+    (there / "metrics.jsonl").unlink()
+    (there / "run_id").write_text("another\n")
+    Mirror(here).pull()
+    assert not here.metrics.exists() and not here.tensorboard.exists() and here.run_id() == "another" != run_id
 
 
 def test_a_mirror_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

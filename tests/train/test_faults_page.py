@@ -47,6 +47,7 @@ SHOWN = {
         "train/test_outages.py::test_a_second_launch_is_refused_where_locks_do_not_reach",
         "checkpoint/test_launch.py::test_a_launch_of_another_machine_is_known_by_its_beat",
         "checkpoint/test_launch.py::test_a_launch_without_a_beat_is_over",
+        "checkpoint/test_launch.py::test_a_launch_whose_clock_is_31_minutes_behind_is_alive",
     ],
     "another launch took over the run nevertheless": [
         "train/test_outages.py::test_a_launch_that_was_taken_over_ends_and_says_by_whom",
@@ -56,6 +57,14 @@ SHOWN = {
         "train/test_console_faults.py::test_ctrl_c_with_tee_beside_takes_a_last_checkpoint",
         "train/test_driver.py::test_a_closed_terminal_asks_once_however_often_it_is_heard",
         "train/test_driver.py::test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup",
+    ],
+    "`rayrec stop RUN`, in another terminal or on another machine": [
+        "cli/test_stop_resume.py::test_a_run_stops_at_a_request_and_resumes_from_its_folder",
+        "checkpoint/test_launch.py::test_a_launch_is_asked_to_stop_and_the_next_one_is_not",
+    ],
+    "the driver is killed": [
+        "train/test_driver_words.py::test_lines_that_a_killed_driver_did_not_copy_are_kept",
+        "checkpoint/test_parts.py::test_a_manifest_that_is_not_listed_yet_keeps_its_checkpoint",
     ],
     "one worker fails, others wait": [
         "train/test_lockstep.py::test_an_error_of_one_rank_ends_all_with_its_text",

@@ -89,8 +89,22 @@ def test_a_run_lives_in_s3_and_goes_on_on_another_machine(
     parts = sorted(name for name in there.names() if name.startswith("metrics.jsonl"))  # a log that grows has parts
     lines = "".join(there.read(part).decode() for part in parts).splitlines()
     assert sum('"kind": "eval"' in line for line in lines) == 2
-    with pytest.raises(StorageError, match=r"--fresh: s3://models/runs/small.* choose another --name"):
-        trainer(tmp_path, fresh=True, **storage).fit()
+    (curves,) = there.sub("tensorboard").names()[:1]
+    assert there.sub("tensorboard").read(curves), "another machine draws the curves too"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+    again = trainer(tmp_path, fresh=True, trainer__epochs=1, trainer__profile={"steps": [2, 3]}, **storage)
+    assert again.fit().steps == 16
+    runs = open_folder(f"s3://models/runs{bucket}")
+    (aside,) = (name for name in runs.names() if name.startswith("small.before-"))
+    assert runs.sub(aside).sub("checkpoints").names()[-1] == "step_00000032-0002"
+    assert runs.sub(aside).read("run_id") != there.read("run_id")
+    assert there.sub("checkpoints").names()[-1] == "step_00000016-0001"
+    assert there.sub("profile").names() == ["steps-2-3.json.gz"]
+    assert b"profile/steps-2-3.json.gz" in there.read("report.html")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))  # whose copy is of the run that was set aside
+    third = trainer(tmp_path, trainer__epochs=2, **storage)
+    assert third.fit().steps == 32
+    assert third.folder.run_id() == again.folder.run_id() and third.folder.last_attempt() == 2
 
 
 def test_a_run_in_s3_is_read_on_a_machine_that_did_not_train_it(
@@ -113,6 +127,11 @@ def test_a_run_in_s3_is_read_on_a_machine_that_did_not_train_it(
     there.write("report.html", b"old")
     assert run(["report", place]) == 0 and there.read("report.html") != b"old"
     assert run(["runs", "compare", place, place, "--html", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    assert run(["runs", "list", f"s3://models/runs{bucket}"]) == 0
+    listed = capsys.readouterr().out
+    assert "far" in listed and "finished" in listed
+    assert run(["runs", "list", f"s3://models/nothing{bucket}"]) == 0 and "no runs in" in capsys.readouterr().out
     with trained.folder.locked():  # as the trainer holds it on the machine that trains
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
         trained.folder.metrics.write_text("")

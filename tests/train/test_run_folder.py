@@ -42,7 +42,7 @@ def test_an_earlier_run_is_set_aside_whole(tmp_path: Path) -> None:
         folder.metrics.write_text(text)
         asides.append(folder.set_aside())
         assert not folder.path.exists()
-    assert [(aside / "metrics.jsonl").read_text() for aside in asides if aside] == ["first", "second"]
+    assert [(Path(aside) / "metrics.jsonl").read_text() for aside in asides if aside] == ["first", "second"]
 
 
 def test_half_written_files_are_read_past(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayrec._runtime.ray_internals import request_name, torch_trainer
+from rayrec._runtime.threads import call_every
+from rayrec.checkpoint.ownership import stop_requested
 from rayrec.data.stream.shared_manifest import shared
+from rayrec.storage.folder import open_folder
 from rayrec.storage.parallel import actor_here
 from rayrec.train.driver.cluster import Cluster, connected, default_env, refuse_unseen
 from rayrec.train.driver.console import Display
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from rayrec.train.worker.session import Job
 
 
+STOP_CHECK_S = 3.0
 RecordHandler = Callable[[Record], object]
 
 
@@ -81,6 +85,23 @@ def _stop_signals(job: Job, request_stop: Callable[[], object], display: Display
     return StopSignals(stop, grace_s)
 
 
+@contextmanager
+def _stop_requests(job: Job, signals: StopSignals) -> Iterator[None]:
+    """While the body runs, look for a request of `rayrec stop`, which may come from another machine."""
+    launch = job.launch
+    if launch is None:
+        yield
+        return
+    root = open_folder(job.checkpoints)
+
+    def check() -> None:
+        if stop_requested(root, launch):
+            signals.request()
+
+    with call_every(check, STOP_CHECK_S, "rayrec-stop-requests"):
+        yield
+
+
 def _run_alone(
     job: Job, state: RunState, handle: RecordHandler, display: Display, previous_attempts: int
 ) -> StopSignals:
@@ -95,7 +116,11 @@ def _run_alone(
     mailbox = Mailbox(previous_attempts)
     signals = _stop_signals(job, mailbox.request_stop, display)
     try:
-        with handling(signals), handling_records(mailbox.take, handle, display.tolerance):
+        with (
+            handling(signals),
+            _stop_requests(job, signals),
+            handling_records(mailbox.take, handle, display.tolerance),
+        ):
             run_in_background(lambda: work_alone(job, mailbox), signals)
     except (KeyboardInterrupt, SystemExit):
         raise signals.interrupted("interrupted") from None
@@ -128,6 +153,18 @@ def _run_on_ray(
     # If this actor dies, Ray starts it again, without the records that were not taken.
     mailbox = actor_here(Mailbox, previous_attempts)
     signals = _stop_signals(job, lambda: call_actor(mailbox.request_stop), display)
+    restarts: dict[int, str] = {}  # reason of a requested restart, by attempt
+
+    def request_restart(reason: str) -> None:
+        restarts[state.attempt] = reason
+        call_actor(mailbox.request_restart, reason)
+
+    def take() -> list[Record]:
+        # Repeats requests, which a mailbox that replaces a lost one has not received.
+        restart = restarts.get(state.attempt)
+        taken: list[Record] = call_actor(mailbox.take, state.attempt, signals.received is not None, restart)
+        return taken
+
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
 
     def export_and_handle(record: Record) -> None:
@@ -138,9 +175,10 @@ def _run_on_ray(
     try:
         with (
             handling(signals),
-            handling_records(lambda: call_actor(mailbox.take, state.attempt), export_and_handle, display.tolerance),
+            _stop_requests(job, signals),
+            handling_records(take, export_and_handle, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
-            resizing(trainer, need, state, lambda why: call_actor(mailbox.request_restart, why), cluster.local),
+            resizing(trainer, need, state, request_restart, cluster.local),
             waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),
             # A frozen worker process cannot report a hang, but fails Ray's health check.
             default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),

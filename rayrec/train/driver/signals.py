@@ -41,6 +41,11 @@ class StopSignals:
             self.received, self._deadline = number, time.monotonic() + self._grace_s
             threading.Thread(target=self._request_stop, name="rayrec-stop", daemon=True).start()
 
+    def request(self) -> None:
+        """Stop as at a first SIGTERM. Does nothing after a stop signal."""
+        if not self._count:
+            self(signal.SIGTERM)
+
     @property
     def reason_to_exit(self) -> str | None:
         """The reason to exit without waiting for the run; None: keep waiting."""

@@ -13,6 +13,9 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
+from rayrec.storage.errors import first_line
+from rayrec.storage.folder import open_folder
+from rayrec.train.run.folder import RunFolder
 
 Line = Mapping[str, Any]
 """One line of metrics.jsonl, or one rank of plan.json's `memory` or `time`."""
@@ -189,8 +192,18 @@ def read_run(run_dir: Path, brief: bool = False) -> RunRecord:
         result=_json(result_text, "result.json", problems),
         problems=tuple(problems),
         importance=_lines(importance.get("parts")),
-        profiles=tuple(sorted(path.name for path in run_dir.glob("profile/*.json.gz"))),
+        profiles=() if brief else _profiles(run_dir, problems),
     )
+
+
+def _profiles(run_dir: Path, problems: list[str]) -> tuple[str, ...]:
+    """Names of the profiler traces, which workers write directly to the storage."""
+    try:
+        names = open_folder(RunFolder(run_dir).remote or run_dir).sub("profile").names()
+    except (OSError, ValueError) as error:
+        problems.append(f"profile/ cannot be read: {first_line(error)}")
+        return ()
+    return tuple(name for name in names if name.endswith(".json.gz"))
 
 
 def _read(path: Path, problems: list[str]) -> str | None:

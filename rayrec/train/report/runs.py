@@ -8,25 +8,53 @@ from pathlib import Path
 
 from rich.table import Table
 
+from rayrec.storage.errors import first_line
+from rayrec.storage.folder import open_folder
+from rayrec.storage.locations import inside
+from rayrec.storage.parallel import in_threads
 from rayrec.train.errors import StorageError
 from rayrec.train.report.compare import compare_page, differing, last_figures
 from rayrec.train.report.run import RunRecord, number, read_run
 from rayrec.train.run.folder import write_atomically
-from rayrec.train.terminal import format_metric, table
+from rayrec.train.run.mirror import holds, run_here
+from rayrec.train.terminal import format_metric, notice, table
 
 MOST_FIELDS = 30
 
 
-def find_runs(folder: Path) -> list[RunRecord]:
+def find_runs(folder: str | Path) -> list[RunRecord]:
     """The runs in a folder, newest start first.
+
+    Args:
+        folder: path or URI.
 
     Raises:
         ValueError: the folder does not exist.
+        StorageError: the folder cannot be read.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: not a folder; give a run's storage.path")
-    runs = [read_run(path, brief=True) for path in folder.iterdir() if (path / "config.yaml").is_file()]
+    location = str(folder)
+    if "://" in location:
+        runs = _remote_runs(location)
+    else:
+        if not Path(folder).is_dir():
+            raise ValueError(f"{folder}: not a folder; give a run's storage.path")
+        runs = [read_run(path, brief=True) for path in Path(folder).iterdir() if (path / "config.yaml").is_file()]
     return sorted(runs, key=lambda run: run.first_time or 0.0, reverse=True)
+
+
+def _remote_runs(uri: str) -> list[RunRecord]:
+    def read(name: str) -> RunRecord | None:
+        run_uri = inside(uri, name)
+        if not holds(run_uri, "config.yaml"):
+            return None
+        with run_here(run_uri, notice, files=("config.yaml", "plan.json", "result.json")) as run:
+            return read_run(run, brief=True)
+
+    try:
+        names = open_folder(uri).names()
+    except OSError as error:
+        raise StorageError(f"{uri} cannot be read: {first_line(error)}") from error
+    return [run for run in in_threads(read, names) if run is not None]
 
 
 def list_table(runs: Sequence[RunRecord]) -> Table:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +20,8 @@ import yaml
 
 from rayrec.checkpoint.errors import InUseError
 from rayrec.checkpoint.ownership import Lease
+from rayrec.storage.copying import move_folder
+from rayrec.storage.errors import first_line
 from rayrec.storage.folder import LocalFolder, open_folder
 from rayrec.storage.locations import cache_folder, inside
 from rayrec.train.config.relaunch import refused_changes
@@ -27,7 +31,7 @@ from rayrec.train.errors import RunInUseError, StorageError
 if TYPE_CHECKING:
     from rayrec.checkpoint.manifest import Checkpoint
 
-REMOTE = ".storage"
+REMOTE, LOCK = ".storage", ".lock"
 
 
 class _File:
@@ -128,7 +132,7 @@ class RunFolder:
         Raises:
             RunInUseError: another process holds the lock.
         """
-        with open(self.path / ".lock", "a+", encoding="utf-8") as file:
+        with open(self.path / LOCK, "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -171,26 +175,30 @@ class RunFolder:
                 except json.JSONDecodeError:
                     continue
 
-    def set_aside(self) -> Path | None:
-        """Rename the folder so that a new run can use its name; returns the new path.
+    def set_aside(self) -> str | None:
+        """Rename the folder so that a new run can use its name; returns the new path or URI, None without a folder.
 
         Raises:
             StorageError: the folder cannot be moved.
         """
-        if not self.path.exists():
+        folder = open_folder(self.remote or self.path)
+        if not folder.names():
             return None
-        if self.remote is not None:
-            raise StorageError(f"--fresh: {self.remote} is remote and cannot be renamed; choose another --name")
-        backup = self.path.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-        number = 1
-        while backup.exists():
-            number += 1
-            backup = backup.with_name(f"{self.path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}-{number}")
+        siblings = folder.parent()
+        taken, name = set(siblings.names()), f"{folder.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+        backup = siblings.sub(
+            next(free for n in itertools.count(1) if (free := f"{name}-{n}" if n > 1 else name) not in taken)
+        )
         try:
-            self.path.rename(backup)
+            move_folder(folder, backup)
         except OSError as error:
-            raise StorageError(f"--fresh: {self.path} cannot be moved to {backup}: {error.strerror}") from None
-        return backup
+            reason = error.strerror or first_line(error)
+            raise StorageError(f"--fresh: {folder.path} cannot be moved to {backup.path}: {reason}") from None
+        if self.remote is not None:
+            for path in self.path.iterdir():
+                if path.name not in (REMOTE, LOCK):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return backup.path
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:

@@ -134,17 +134,23 @@ class Mailbox:
         """The reports of all waiting ranks."""
         return dict(self._waiting)
 
-    def take(self, attempt: int = 0) -> list[Record]:
+    def take(self, attempt: int = 0, stop: bool = False, restart: str | None = None) -> list[Record]:
         """All records since the last call.
 
+        A mailbox that replaces a lost one knows neither the attempt nor earlier requests, so each call repeats them.
+
         Args:
-            attempt: number of the current attempt according to the records so far. A mailbox that replaces a lost one
-                does not know it.
+            attempt: number of the current attempt according to the records so far.
+            stop: whether a stop has been requested.
+            restart: why a restart of this attempt has been requested; None if none has.
         """
         records = [self._records.popleft() for _ in range(len(self._records))]
         if attempt > self._attempt:
             self._attempt = attempt
             records = [{**record, "attempt": attempt} for record in records]
+        self._stop = self._stop or stop
+        if attempt == self._attempt:  # a later attempt is the restart
+            self._restart = self._restart or restart
         return records
 
 

@@ -1,13 +1,15 @@
 """Mirrors the small files of a run between a local cache folder and remote storage (a URI).
 
 The run writes local files, which are copied to the storage. The remote copy is authoritative when a run is resumed or
-read, also on another machine. Checkpoints are not mirrored: workers write them directly to the storage.
+read, also on another machine; lines of metrics.jsonl that a killed driver did not copy are kept. Checkpoints and
+profiles are not mirrored: workers write them directly to the storage.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+import shutil
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -88,12 +90,17 @@ def _segment_name(offset: int) -> str:
 class Mirror:
     """Mirrors the files of one run. Does nothing if its storage is a folder.
 
+    Args:
+        writes_records: whether this process writes the run's records. Other processes copy neither metrics.jsonl nor
+            the files of TensorBoard to the storage, and need no permission to write there.
+        files: files to copy besides the records.
+
     Raises:
         StorageError: no file system supports the URI.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._local = folder
+    def __init__(self, folder: RunFolder, writes_records: bool = True, files: Sequence[str] = FILES) -> None:
+        self._local, self._writes_records, self._files = folder, writes_records, files
         self._sent: dict[str, tuple[int, int]] = {}
         try:
             self._remote = None if folder.remote is None else open_folder(folder.remote)
@@ -101,25 +108,18 @@ class Mirror:
             raise StorageError(f"storage.path: {error}") from error
         self._log = None if self._remote is None else _Log(folder.metrics, self._remote)
 
-    def pull(self, writes: bool = True) -> None:
-        """Replace the local files with the files in the storage.
-
-        Args:
-            writes: Also check that the storage can be written.
+    def pull(self) -> None:
+        """Replace the local files with the files in the storage. Newer local records of the same run are kept.
 
         Raises:
-            StorageError: the storage cannot be read or written.
+            StorageError: the storage cannot be read, or not be written by a process that writes records.
         """
         if self._remote is None or self._log is None:
             return
         try:
             names = self._remote.names()
-            log, metrics = self._log.pull(names), self._local.metrics
-            if log is None:
-                metrics.unlink(missing_ok=True)
-            elif not metrics.exists() or metrics.read_bytes() != log:
-                write_atomically(metrics, log)
-            for name in FILES:
+            self._pull_records(self._remote, self._log.pull(names), names)
+            for name in self._files:
                 path = self._local.path / name
                 if name in names:
                     data = self._remote.read(name)
@@ -128,7 +128,7 @@ class Mirror:
                     self._sent[name] = _state(path)
                 else:
                     path.unlink(missing_ok=True)
-            if writes:
+            if self._writes_records:
                 self._remote.write("probe", b"rayrec")
                 self._remote.remove("probe")
         except OSError as error:
@@ -137,24 +137,54 @@ class Mirror:
                 f"({error.strerror or error}); check address, credentials and permissions"
             ) from error
 
+    def _pull_records(self, remote: Folder, log: bytes | None, names: Collection[str]) -> None:
+        """Replace metrics.jsonl, unless the local file continues the remote one: a killed driver did not copy its end.
+
+        Args:
+            log: content of the remote file; None if it does not exist.
+        """
+        metrics, board = self._local.metrics, self._local.tensorboard
+        if not self._is_same_run(remote, log, names):
+            metrics.unlink(missing_ok=True)
+            shutil.rmtree(board, ignore_errors=True)
+        if log is not None and not (metrics.exists() and metrics.read_bytes().startswith(log)):
+            write_atomically(metrics, log)
+        if self._writes_records and board.name in names:
+            for name in remote.sub(board.name).names():
+                if not (board / name).exists():  # a local file was written here, so it is the newest
+                    write_atomically(board / name, remote.sub(board.name).read(name))
+                    self._sent[f"{board.name}/{name}"] = _state(board / name)
+
+    def _is_same_run(self, remote: Folder, log: bytes | None, names: Collection[str]) -> bool:
+        """Whether the local files are of the run in the storage. Another machine may have started it over."""
+        id_file = self._local.id_file
+        if id_file.name in names:
+            return id_file.exists() and id_file.read_bytes() == remote.read(id_file.name)
+        return log is not None  # a run of a version without ids, or an empty storage
+
     def push(self, report: Callable[[str], object]) -> None:
         """Copy the changed files to the storage. Reports a failure; the next push tries again."""
         if self._remote is None or self._log is None:
             return
         try:
-            if self._local.metrics.exists():
+            if self._writes_records and self._local.metrics.exists():
                 self._log.push()
-            for name in FILES:
+            for name in (*self._files, *(self._board_files() if self._writes_records else ())):
                 path = self._local.path / name
                 if not path.exists():
                     continue
                 state = _state(path)
                 if self._sent.get(name) != state:
-                    self._remote.write(name, path.read_bytes())
+                    folder, _, file = name.rpartition("/")
+                    (self._remote.sub(folder) if folder else self._remote).write(file, path.read_bytes())
                     self._sent[name] = state
         except OSError as error:
             reason = error.strerror or error
             report(f"cannot write files of the run to {self._remote.path} ({reason}); training continues")
+
+    def _board_files(self) -> list[str]:
+        board = self._local.tensorboard
+        return [f"{board.name}/{path.name}" for path in sorted(board.glob("*")) if path.is_file()]
 
 
 def _state(path: Path) -> tuple[int, int]:
@@ -172,8 +202,15 @@ def holds(location: str, *names: str) -> bool:
         raise StorageError(f"{location} cannot be read: {first_line(error)}") from error
 
 
+def storage_and_name(location: str) -> tuple[str, str]:
+    """(`storage.path`, `name`) of the run at a path or URI."""
+    uri, mark, options = location.partition("?") if "://" in location else (str(Path(location).absolute()), "", "")
+    above, _, name = uri.rstrip("/").rpartition("/")
+    return f"{above}{mark}{options}", name
+
+
 @contextmanager
-def run_here(location: str, report: Callable[[str], object]) -> Iterator[Path]:
+def run_here(location: str, report: Callable[[str], object], files: Sequence[str] = FILES) -> Iterator[Path]:
     """The local path of a run or of one of its checkpoints.
 
     Copies the small files of a URI to the cache folder, and changed files back at the end.
@@ -181,6 +218,7 @@ def run_here(location: str, report: Callable[[str], object]) -> Iterator[Path]:
     Args:
         location: A path or URI.
         report: Called with each failure to copy files back.
+        files: Files to copy besides metrics.jsonl.
 
     Raises:
         TrainError: the URI is not a run.
@@ -195,14 +233,14 @@ def run_here(location: str, report: Callable[[str], object]) -> Iterator[Path]:
     if checkpoint:
         above, _, name = above.removesuffix("/checkpoints").rpartition("/")
     folder = RunFolder.at(f"{above}{mark}{options}", name)
-    mirror, in_training = Mirror(folder), False
+    mirror, in_training = Mirror(folder, writes_records=False, files=files), False
     with ExitStack() as stack:
         try:
             stack.enter_context(folder.locked())
         except StorageError:
             in_training = True  # on this machine, so the local files are the newest
         else:
-            mirror.pull(writes=False)
+            mirror.pull()
     if not folder.config.exists():
         raise TrainError(f"{location} is not a run folder: it has no config.yaml")
     yield folder.path / "checkpoints" / checkpoint if checkpoint else folder.path

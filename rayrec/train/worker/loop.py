@@ -17,6 +17,7 @@ from rayrec.checkpoint import Checkpoint
 from rayrec.data import data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
+from rayrec.storage.folder import open_folder
 from rayrec.train.errors import TrainError
 from rayrec.train.worker.evaluator import Evaluator
 from rayrec.train.worker.guards import Guards
@@ -150,7 +151,8 @@ class Loop:
         self._evaluations = Every(trainer.eval_every)
         self._exchanges = ExchangeClock()
         self._stalls = Stalls()
-        self._profile = Profile(job.folder, trainer.profile if session.rank == 0 else None, session.device)
+        run_folder = open_folder(job.checkpoints).parent()
+        self._profile = Profile(run_folder, trainer.profile if session.rank == 0 else None, session.device)
         self._tables_at = -math.inf
 
     def run(self) -> dict[str, Any]:

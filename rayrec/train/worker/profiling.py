@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from rayrec.distributed.comm.trace import EXCHANGE
+from rayrec.storage.folder import Folder
+from rayrec.storage.locations import inside
 from rayrec.train.config.trainer import ProfileConfig
 
 FOLDER = "profile"
@@ -54,12 +57,12 @@ class Profile:
     """Records a range of steps with torch's profiler, once per attempt.
 
     Args:
-        folder: run folder.
+        folder: run folder in the storage. Only the driver's node has the local copy of a remote one.
         config: range of steps; None: no profile.
     """
 
-    def __init__(self, folder: Path, config: ProfileConfig | None, device: torch.device) -> None:
-        self._folder, self._config = folder / FOLDER, config
+    def __init__(self, folder: Folder, config: ProfileConfig | None, device: torch.device) -> None:
+        self._folder, self._config = folder.sub(FOLDER), config
         self._activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
@@ -82,12 +85,15 @@ class Profile:
         """Write the trace after the last step; returns a message with its path, or why it could not be written."""
         if self._running is None or self._config is None or step < self._config.steps[1]:
             return None
-        path = self._folder / f"steps-{self._config.steps[0]}-{self._config.steps[1]}.json.gz"
+        name = f"steps-{self._config.steps[0]}-{self._config.steps[1]}.json.gz"
+        path = inside(self._folder.path, name)
         recorded = self._running
         self.close()
         try:
-            self._folder.mkdir(exist_ok=True)
-            recorded.export_chrome_trace(str(path))
+            with tempfile.TemporaryDirectory() as scratch:
+                recorded.export_chrome_trace(f"{scratch}/{name}")
+                with open(f"{scratch}/{name}", "rb") as trace, self._folder.create(name) as file:
+                    shutil.copyfileobj(trace, file)
         except (OSError, RuntimeError) as error:
             return f"Could not write {path} ({error}). The run continues."
         return f"The profile of rank 0 is in {path}. Open it in https://ui.perfetto.dev."
