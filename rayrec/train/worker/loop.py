@@ -21,6 +21,7 @@ from rayrec.train.errors import TrainError
 from rayrec.train.worker.evaluator import Evaluator
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
+from rayrec.train.worker.limits import Limit, reached, reason
 from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepInput, StopRequested, in_step
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
@@ -146,6 +147,8 @@ class Loop:
         self.guards = Guards(trainer.guards)
         self.test: dict[str, Any] | None = None
         self.ended: str | None = None  # why training ends before the last epoch
+        self.limit: Limit | None = None  # that ends it
+        self._began = 0.0  # rank 0's clock at `elapsed_s` 0
         self._lines = Every(trainer.log_every)
         self._evaluations = Every(trainer.eval_every)
         self._exchanges = ExchangeClock()
@@ -167,8 +170,11 @@ class Loop:
         self.reporter.periods(self.saver.resumed)
         if self.saver.unscored:  # a crash interrupted its evaluation, and it may be the best
             position = self._evaluate(position)
+        self._began = self.session.control.gather(time.monotonic())[0] - position.elapsed_s
+        self._end_at_limit(position)  # the last launch may have ended between its last checkpoint and its result
         while True:
-            position = self._epoch(position)
+            if self.ended is None:
+                position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
             if last:
                 self._save_last(position)
@@ -201,10 +207,11 @@ class Loop:
                 self.learner.rates.set(position.step, self.learner.optimizer, *self._learning_rates(position))
                 loss, logits = self.learner.step(step.batch, step.share, position.step)
                 seconds, exchange_s = time.perf_counter() - start, self._exchanges.seconds - exchange_s
-                self.reporter.position = position = position.after(step, seconds)
+                self.reporter.position = position = position.after(step, seconds, step.clock - self._began)
                 self.window.add(step, loss, logits, seconds, exchange_s)
                 self.total_steps = position.step + self._steps_left(position, stream)
                 self.reporter.position = position = self._after_step(position, step)
+                self._end_at_limit(position)
                 if step.stop:
                     self._stop(position.merged(self.session.control))
                 if self.ended is not None:
@@ -233,8 +240,10 @@ class Loop:
 
     def _steps_left(self, position: Position, stream: Stream) -> int:
         """Expected steps to the end of the run; estimates the number of rows that filters drop."""
-        per_epoch = self.job.epoch_rows(position.cursor) * stream.share_given / self.config.trainer.batch_size
-        return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
+        trainer = self.config.trainer
+        per_epoch = self.job.epoch_rows(position.cursor) * stream.share_given / trainer.batch_size
+        steps = stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
+        return steps if trainer.max_steps is None else min(steps, trainer.max_steps - position.step)
 
     def _prepare_next(self, position: Position) -> None:
         """Start to read the rows after this epoch: of the evaluation and of the next epoch."""
@@ -263,6 +272,18 @@ class Loop:
         self.reporter.position = position
         self.reporter.progress(self.total_steps)
         return position
+
+    def _end_at_limit(self, position: Position) -> None:
+        """End the run if it has reached a limit."""
+        limit = reached(self.config.trainer, position.step, position.elapsed_s)
+        if limit is not None and self.ended is None:
+            self.limit = limit
+            self._end(position, reason(limit))
+
+    def _end(self, position: Position, why: str) -> None:
+        """End the run before its last epoch, at a position: with a checkpoint, an evaluation and a result."""
+        self.ended = why
+        self.reporter.record("event", position, event="ended", message=f"ends at step {position.step}: {why}")
 
     def _learning_rates(self, position: Position) -> tuple[float, float]:
         """Learning rates of the dense parameters and of the tables in the step after a position."""
@@ -301,10 +322,8 @@ class Loop:
         if early is not None and self.ended is None and trainer.counts_early(max_rows):
             best = position.best.after(scores, position.step, early, trainer.own_metrics)
             position = replace(position, best=best)
-            self.ended = position.best.end(early)
-            if self.ended is not None:
-                message = f"ends at step {position.step}: {self.ended}"
-                self.reporter.record("event", position, event="ended", message=message)
+            if (why := position.best.end(early)) is not None:
+                self._end(position, why)
         return position
 
     @contextmanager
@@ -383,6 +402,7 @@ class Loop:
             "world_size": self.session.world_size,
             "epochs": position.epoch + 1,
             "ended": self.ended,
+            "limit": self.limit,
             "steps": position.step,
             "samples_per_second": position.samples / max(position.seconds, 1e-9),
             "checkpoint": None if self.saved is None else self.saved.path,

@@ -22,6 +22,7 @@ class Position:
         samples: rows trained on, over all ranks and epochs.
         skipped: unusable rows of all ranks and epochs, without rows since the cursor's stream was opened.
         seconds: time spent on steps, by this rank's clock.
+        elapsed_s: time since training began, with evaluations and checkpoints, summed over attempts, by rank 0's clock.
         wait_s: the part of `seconds` in which some rank waited for rows.
         cursor: rows of the epoch that have been read: by this rank within an epoch, by all ranks in a checkpoint.
         best: the best evaluation so far.
@@ -38,18 +39,25 @@ class Position:
     best: Best = field(default_factory=Best)
     halvings: int = 0
     trained: tuple[Value, ...] = ()
+    elapsed_s: float = 0.0
 
     @property
     def epoch(self) -> int:
         return self.cursor.epoch
 
-    def after(self, step: StepInput, seconds: float) -> Position:
-        """The position one step later."""
+    def after(self, step: StepInput, seconds: float, elapsed_s: float) -> Position:
+        """The position one step later.
+
+        Args:
+            seconds: time of the step.
+            elapsed_s: `elapsed_s` of the later position.
+        """
         return replace(
             self,
             step=self.step + 1,
             samples=self.samples + step.rows,
             seconds=self.seconds + seconds,
+            elapsed_s=elapsed_s,
             wait_s=self.wait_s + step.wait_s,
             cursor=step.cursor,
         )
