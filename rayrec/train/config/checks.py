@@ -118,7 +118,7 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
     kinds, early, additional = schema.label_kinds, trainer.early_stopping, [metric.name for metric in trainer.metrics]
     for field, metric in (
         ("trainer.early_stopping.metric", None if early is None else early.metric),
-        ("storage.keep_best", storage.keep_best),
+        ("storage.keep_best", None if storage.keep_best is None else storage.keep_best.metric),
     ):
         if metric is None or metric in additional:
             continue
