@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from rayrec.train.config.trainer import TrainerConfig
 
 Limit = dict[str, float]  # the limit that ended a run: its field of `trainer` → its value
+
+
+def planned_steps(trainer: TrainerConfig, epoch_rows: int) -> int:
+    """Steps of a whole run, for schedules that are a share of it. Does not depend on ranks or on the position.
+
+    Args:
+        epoch_rows: training rows of an epoch.
+    """
+    steps = trainer.epochs * math.ceil(epoch_rows / trainer.batch_size)
+    return steps if trainer.max_steps is None else min(steps, trainer.max_steps)
 
 
 def reached(trainer: TrainerConfig, step: int, elapsed_s: float) -> Limit | None:

@@ -21,7 +21,7 @@ from rayrec.train.errors import TrainError
 from rayrec.train.worker.evaluator import Evaluator
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
-from rayrec.train.worker.limits import Limit, reached, reason
+from rayrec.train.worker.limits import Limit, planned_steps, reached, reason
 from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepInput, StopRequested, in_step
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
@@ -148,6 +148,7 @@ class Loop:
         self.test: dict[str, Any] | None = None
         self.ended: str | None = None  # why training ends before the last epoch
         self.limit: Limit | None = None  # that ends it
+        self._planned_steps = planned_steps(trainer, job.train.rows)
         self._began = 0.0  # rank 0's clock at `elapsed_s` 0
         self._lines = Every(trainer.log_every)
         self._evaluations = Every(trainer.eval_every)
@@ -168,10 +169,11 @@ class Loop:
         self.reporter.begin(self.saver.resumed, self.learner)
         self.saver.report_start()
         self.reporter.periods(self.saver.resumed)
-        if self.saver.unscored:  # a crash interrupted its evaluation, and it may be the best
-            position = self._evaluate(position)
+        position = self._evaluate_resumed(position)
         self._began = self.session.control.gather(time.monotonic())[0] - position.elapsed_s
-        self._end_at_limit(position)  # the last launch may have ended between its last checkpoint and its result
+        # The last launch may have ended between its last checkpoint and its result.
+        self._end_at_limit(position)
+        self._end_early(position)
         while True:
             if self.ended is None:
                 position = self._epoch(position)
@@ -288,9 +290,9 @@ class Loop:
     def _learning_rates(self, position: Position) -> tuple[float, float]:
         """Learning rates of the dense parameters and of the tables in the step after a position."""
         dense, sparse = self.config.optimizers.dense, self.config.optimizers.sparse
-        factor = 0.5**position.halvings
-        step = position.step
-        return factor * dense.lr * dense.schedule.factor(step), factor * sparse.lr * sparse.schedule.factor(step)
+        factor = 0.5**position.halvings * position.plateau.factor(self.config.optimizers.plateau)
+        at = position.step, self._planned_steps
+        return factor * dense.lr * dense.schedule.factor(*at), factor * sparse.lr * sparse.schedule.factor(*at)
 
     def _log(self, position: Position, *, guarded: bool = True, **values: Any) -> None:
         self.metrics = self.window.close(position.step)
@@ -313,18 +315,59 @@ class Loop:
         Args:
             within_epoch: the position is this rank's, not yet merged over all ranks.
         """
-        with self._saving_at_stop(position, within_epoch), self._stalls.measured():
+        interrupted = replace(position, interrupted=self._counts(max_rows))
+        with self._saving_at_stop(interrupted, within_epoch), self._stalls.measured():
             scores = self.evaluator.evaluate(position, max_rows)
         if max_rows is None:
             self.saver.note_scores(position, scores)
-        trainer = self.config.trainer
-        early = trainer.early_stopping
-        if early is not None and self.ended is None and trainer.counts_early(max_rows):
-            best = position.best.after(scores, position.step, early, trainer.own_metrics)
-            position = replace(position, best=best)
-            if (why := position.best.end(early)) is not None:
-                self._end(position, why)
+        position = self._counted(position, scores, max_rows)
+        self._end_early(position)
         return position
+
+    def _counts(self, max_rows: int | None) -> bool:
+        """Whether early stopping or a plateau counts an evaluation of so many rows."""
+        trainer = self.config.trainer
+        watched = trainer.early_stopping is not None or self.config.optimizers.plateau is not None
+        return watched and trainer.counts_early(max_rows)
+
+    def _evaluate_resumed(self, position: Position) -> Position:
+        """Repeat the evaluation of the checkpoint to resume from, if it was interrupted or is not in the position."""
+        resumed, trainer = self.saver.resumed, self.config.trainer
+        if self.saver.unscored:
+            return self._evaluate(position)
+        if resumed is None or self.job.eval is None or position.counted >= position.step:
+            return position
+        if position.interrupted:
+            return self._evaluate(position, trainer.eval_rows if trainer.eval_every is not None else None)
+        if resumed.extra.get("to_score") and self._counts(None):
+            return self._evaluate(position)
+        return position
+
+    def _counted(self, position: Position, scores: Mapping[str, Any], max_rows: int | None) -> Position:
+        """The position with an evaluation in the state of early stopping and of the plateau. Counts a step once."""
+        trainer, plateau = self.config.trainer, self.config.optimizers.plateau
+        if self.ended is not None or not self._counts(max_rows) or position.counted >= position.step:
+            return position
+        step, own = position.step, trainer.own_metrics
+        position = replace(position, counted=step)
+        if trainer.early_stopping is not None:
+            position = replace(position, best=position.best.after(scores, step, trainer.early_stopping, own))
+        if plateau is not None:
+            after = position.plateau.after(scores, step, plateau, own)
+            if after.reductions > position.plateau.reductions:
+                text = (
+                    f"learning rates times {after.factor(plateau):g} after step {step}: {plateau.metric} has not "
+                    f"improved in {plateau.patience} evaluations (optimizers.plateau)"
+                )
+                self.reporter.record("event", position, event="plateau", message=text)
+            position = replace(position, plateau=after)
+        return position
+
+    def _end_early(self, position: Position) -> None:
+        """End the run if `trainer.early_stopping` says so."""
+        early = self.config.trainer.early_stopping
+        if early is not None and self.ended is None and (why := position.best.end(early)) is not None:
+            self._end(position, why)
 
     @contextmanager
     def _saving_at_stop(self, position: Position, within_epoch: bool = False) -> Iterator[None]:
