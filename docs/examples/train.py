@@ -36,8 +36,8 @@ storage: {path: runs}
 class PrintName(Callback):
     """Sends metrics wherever you like."""
 
-    def on_run_start(self, info: RunInfo) -> None:
-        print("run", info.name)
+    def on_start(self, run: RunInfo) -> None:
+        print("run", run.name)
 
 
 with tempfile.TemporaryDirectory() as name:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, field_serializer, field_validator
 
 from rayrec._runtime.strict import Section
 
@@ -18,17 +20,35 @@ class InitFromConfig(Section):
     )
 
 
+class KeepBestConfig(Section):
+    """The best checkpoints, which are kept."""
+
+    metric: str = Field(min_length=1, description="evaluation metric, built-in or from `trainer.metrics`")
+    count: int = Field(default=1, ge=1, description="number of best checkpoints to keep")
+
+
 class StorageConfig(Section):
     """Where a run is stored."""
 
     path: str = Field(default="runs", min_length=1)
     """folder of runs, shared by all nodes on a cluster; or a URI, e.g. `s3://bucket/runs`"""
     keep: int = Field(default=3, ge=1, description="number of newest checkpoints to keep")
-    keep_best: str | None = None
-    """metric that selects the best checkpoint, which is kept; saves a checkpoint at each evaluation"""
+    keep_best: KeepBestConfig | None = None
+    """also keep the best checkpoints; a metric alone is short for `{metric: …}`; saves a checkpoint at each
+    evaluation"""
     background: bool = True
     """write checkpoints in the background: copy them to host memory if it suffices (on CPUs, one fortieth per rank)
     while training continues; `false`: training waits for each write"""
     patience_s: float = Field(default=600.0, ge=0)
     """maximum seconds to wait for unavailable storage where training cannot continue without it: at the start, after a
     failure, and for the final checkpoint; reported every minute"""
+
+    @field_validator("keep_best", mode="before")
+    @classmethod
+    def _metric_alone(cls, value: Any) -> Any:
+        return {"metric": value} if isinstance(value, str) else value
+
+    @field_serializer("keep_best")
+    def _short(self, value: KeepBestConfig | None) -> Any:
+        # The short form where it suffices: runs of earlier versions compare as equal.
+        return value.metric if value is not None and value.count == 1 else value

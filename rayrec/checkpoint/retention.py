@@ -1,4 +1,4 @@
-"""Retention of checkpoints: keeps the newest ones, and the best one by recorded metrics."""
+"""Retention of checkpoints: keeps the newest ones, and the best ones by recorded metrics."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _FILE = "scores.json"
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The metric that selects the best checkpoint.
+    """The metric that selects the best checkpoints.
 
     Args:
         larger: whether a larger value is better.
+        count: number of best checkpoints to keep.
     """
 
     metric: str
     larger: bool
+    count: int = 1
 
 
 def checkpoint_names(root: Folder) -> list[str]:
@@ -35,18 +37,18 @@ def checkpoint_names(root: Folder) -> list[str]:
 
 
 def remove_old(root: Folder, keep: int, best: Best | None) -> None:
-    """Remove all but the `keep` newest committed checkpoints and the best one, and unfinished older folders.
+    """Remove all but the `keep` newest committed checkpoints and the best ones, and unfinished older folders.
 
     A process that reads a removed checkpoint raises `RemovedCheckpointError` (`reader.py`).
 
     Raises:
-        OSError, DamagedScoresError: the best checkpoint cannot be determined; nothing is removed.
+        OSError, DamagedScoresError: the best checkpoints cannot be determined; nothing is removed.
     """
     names = checkpoint_names(root)
     committed = [name for name in names if _is_committed(root.sub(name))]
     keep_names = set(committed[-max(keep, 1) :])
     if best is not None:
-        keep_names.add(best_of(root, committed, best) or "")
+        keep_names.update(_ranked(root, committed, best)[: best.count])
     newest = order_of(committed[-1]) if committed else None
     for name in names:
         order = order_of(name)
@@ -117,7 +119,12 @@ def read_scores(root: Folder) -> dict[str, dict[str, float]]:
 
 def best_of(root: Folder, names: Iterable[str], best: Best) -> str | None:
     """The folder of the best checkpoint, the earliest on a tie; None if no checkpoint has the metric."""
+    return next(iter(_ranked(root, names, best)), None)
+
+
+def _ranked(root: Folder, names: Iterable[str], best: Best) -> list[str]:
+    """The folders of checkpoints with the metric, best first, in their order on a tie."""
     scores = read_scores(root)
     values = [(scores[name][best.metric], name) for name in names if best.metric in scores.get(name, {})]
     finite = [(value if best.larger else -value, name) for value, name in values if math.isfinite(value)]
-    return max(finite, key=lambda pair: pair[0])[1] if finite else None
+    return [name for _, name in sorted(finite, key=lambda pair: pair[0], reverse=True)]

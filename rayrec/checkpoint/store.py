@@ -62,7 +62,7 @@ class CheckpointStore:
     Args:
         root: a path, or a URI of a file system that pyarrow supports.
         keep: number of newest checkpoints to keep after a commit; None: all.
-        best: also keep the best checkpoint by this metric.
+        best: also keep the best checkpoints by this metric.
         stall_s: `finish` fails when the storage has made no progress for this many seconds.
         launch: launch of the run's driver, if any; other launches may not take over the folder.
     """

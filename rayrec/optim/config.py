@@ -9,18 +9,25 @@ from pydantic import Field, model_validator
 
 from rayrec._runtime.strict import Section
 
+_PERCENT = Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})(\.[0-9]+)?%$")]
+
 
 class ScheduleConfig(Section):
-    """The learning rate over the steps: `lr` times a factor, which warms up, stays at 1, and decays."""
+    """The learning rate over the steps: `lr` times a factor, which warms up, stays at 1, and decays.
+
+    Steps may be a share of the run, e.g. `5%`: of `trainer.max_steps`, or of the steps of all epochs if they are fewer.
+    """
 
     kind: Literal["constant", "linear", "step", "cosine", "polynomial"] = "constant"
     """how it decays: not at all; on a line; by `gamma` every `decay_steps`; on half a cosine; as `(1 - t)^power`, which
     with `power: 2` is MLPerf's DLRM"""
-    warmup_steps: int = Field(default=0, ge=0, description="steps from `warmup_from` up to 1, on a line")
+    warmup_steps: Annotated[int, Field(ge=0)] | _PERCENT = 0
+    """steps from `warmup_from` up to 1, on a line; or a share of the run, e.g. `5%`"""
     warmup_from: float = Field(default=0.0, ge=0, le=1, description="factor that the warm-up starts from")
-    decay_from: int = Field(default=0, ge=0, description="step that the decay starts at, at the earliest after warm-up")
-    decay_steps: int | None = Field(default=None, ge=1)
-    """steps of the decay, or between two of `step`; needed where there is a decay"""
+    decay_from: Annotated[int, Field(ge=0)] | _PERCENT = 0
+    """step that the decay starts at, at the earliest after warm-up; or a share of the run"""
+    decay_steps: Annotated[int, Field(ge=1)] | _PERCENT | None = None
+    """steps of the decay, or between two of `step`; or a share of the run; needed where there is a decay"""
     end: float = Field(default=0.0, ge=0, le=1, description="factor after the decay (not read by `step`)")
     power: float = Field(default=2.0, gt=0, description="of `polynomial`")
     gamma: float = Field(default=0.1, gt=0, le=1, description="of `step`")
@@ -31,26 +38,51 @@ class ScheduleConfig(Section):
             raise ValueError(f"kind {self.kind!r} needs `decay_steps`")
         return self
 
-    def factor(self, step: int) -> float:
+    @property
+    def shares(self) -> list[str]:
+        """Fields that are a share of the run."""
+        return [name for name in ("warmup_steps", "decay_from", "decay_steps") if isinstance(getattr(self, name), str)]
+
+    def factor(self, step: int, total_steps: int = 0) -> float:
         """Multiplier of the learning rate at a step, counted from 0.
 
         It is 1 at the last warm-up step, and `end` from the first step after the decay.
+
+        Args:
+            total_steps: planned steps of the run, for fields that are a share of it.
         """
-        if step < self.warmup_steps:
-            done = (step + 1) / self.warmup_steps
+        warmup, decay_from = _in_steps(self.warmup_steps, total_steps), _in_steps(self.decay_from, total_steps)
+        if step < warmup:
+            done = (step + 1) / warmup
             return self.warmup_from + (1 - self.warmup_from) * done
-        since = step - max(self.decay_from, self.warmup_steps)
+        since = step - max(decay_from, warmup)
         if self.kind == "constant" or self.decay_steps is None or since < 0:
             return 1.0
+        decay = max(1, _in_steps(self.decay_steps, total_steps))
         if self.kind == "step":
-            return float(self.gamma ** (since // self.decay_steps))
-        left = 1 - min(1.0, since / self.decay_steps)
+            return float(self.gamma ** (since // decay))
+        left = 1 - min(1.0, since / decay)
         shape = {
             "linear": left,
             "cosine": (1 - math.cos(math.pi * left)) / 2,
             "polynomial": left**self.power,
         }[self.kind]
         return float(self.end + (1 - self.end) * shape)
+
+
+def _in_steps(value: int | str, total_steps: int) -> int:
+    return value if isinstance(value, int) else round(float(value.removesuffix("%")) / 100 * total_steps)
+
+
+class PlateauConfig(Section):
+    """Reduces all learning rates, beside their schedules, when evaluations stop improving. Counts the same evaluations
+    as `trainer.early_stopping`."""
+
+    metric: str = Field(default="auc", description="evaluation metric to watch, built-in or from `trainer.metrics`")
+    patience: int = Field(default=2, ge=1, description="consecutive evaluations without improvement before a reduction")
+    min_delta: float = Field(default=0.0, ge=0, description="minimum change that counts as an improvement")
+    factor: float = Field(default=0.1, gt=0, lt=1, description="multiplies the learning rates in each reduction")
+    min_factor: float = Field(default=0.0, ge=0, lt=1, description="lower limit of the product of all reductions")
 
 
 class DenseOptimizerConfig(Section):
@@ -115,6 +147,8 @@ class OptimizersConfig(Section):
     """optimizer of the embedding tables"""
     tables: dict[str, TableOptimizerConfig] = Field(default={})
     """table name → what its optimizer has other than `sparse`"""
+    plateau: PlateauConfig | None = None
+    """reduce the learning rates when evaluations stop improving; `null`: never"""
     freeze: list[FreezeConfig] = Field(default=[])
     """parameters that stand still; what a frozen table's optimizer keeps still follows its gradients"""
 

@@ -49,6 +49,7 @@ from rayrec.train.run.result import Result
 from rayrec.train.setup import build
 from rayrec.train.setup.init_from import warm_start, with_text_law
 from rayrec.train.setup.init_vectors import initial_vectors
+from rayrec.train.worker.limits import is_raised
 from rayrec.train.worker.own_metrics import metric_of
 from rayrec.train.worker.position import START, Position
 from rayrec.train.worker.session import TEST, Job
@@ -279,7 +280,10 @@ class Trainer:
     def _finished(self) -> Result | None:
         """The result of an earlier launch that completed all epochs; None if there is more to train."""
         raw = self.folder.read_result()
-        if raw is None or self._starts_over or (raw["epochs"] < self.config.trainer.epochs and not raw.get("ended")):
+        trainer = self.config.trainer
+        if raw is None or self._starts_over or is_raised(raw.get("limit"), trainer):
+            return None
+        if raw["epochs"] < trainer.epochs and not raw.get("ended"):
             return None
         self._refuse_other_config()
         hint = "raise trainer.epochs to train more"
@@ -287,6 +291,8 @@ class Trainer:
             hint = f"it is {self._progress}"
         if raw.get("ended"):
             hint = f"it ended early ({raw['ended']})"
+        if raw.get("limit"):
+            hint += "; increase the limit to continue it"
         self._warn(
             f"run {self.config.name} is already finished ({raw['epochs']} epochs); {hint}, or start over with --fresh"
         )

@@ -46,8 +46,7 @@ def kept_of(orders: list[tuple[int, int]], whole: set[tuple[int, int]], keep: in
     orders = sorted(orders)
     committed = [order for order in orders if order in whole]
     stay = set(committed[len(committed) - max(keep, 1) :] if len(committed) > max(keep, 1) else committed)
-    if best is not None:
-        stay.add(best)
+    stay.update(best)
     return [order for order in orders if order in stay or not committed or order > committed[-1]]
 
 
@@ -56,9 +55,10 @@ def kept_of(orders: list[tuple[int, int]], whole: set[tuple[int, int]], keep: in
     st.lists(st.tuples(st.integers(1, 3), st.integers(0, 12), st.booleans(), st.integers(0, 4)), max_size=7),
     st.integers(0, 3),
     st.sampled_from([None, True, False]),
+    st.integers(1, 3),
 )
 def test_the_newest_the_best_and_what_is_newer_than_all_stay(
-    tmp_path_factory: pytest.TempPathFactory, made: Any, keep: int, larger: bool | None
+    tmp_path_factory: pytest.TempPathFactory, made: Any, keep: int, larger: bool | None, count: int
 ) -> None:
     folder = LocalFolder(tmp_path_factory.mktemp("root"))
     values: dict[tuple[int, int], int] = {}
@@ -74,12 +74,13 @@ def test_the_newest_the_best_and_what_is_newer_than_all_stay(
             note_scores(folder, name, {"m": value})
     orders = list({(attempt, step) for attempt, step, _, _ in made})
     scored = sorted(order for order in whole if order in values)
-    best = None
-    if larger is not None and scored:
+    best: list[tuple[int, int]] = []
+    while larger is not None and scored and len(best) < count:
         wanted = (max if larger else min)(values[order] for order in scored)
-        best = next(order for order in scored if values[order] == wanted)  # the earliest of equally good ones
+        best.append(next(order for order in scored if values[order] == wanted))  # the earliest of equally good ones
+        scored.remove(best[-1])
     make_old(folder)
-    store = CheckpointStore(folder, keep, None if larger is None else Best("m", larger))
+    store = CheckpointStore(folder, keep, None if larger is None else Best("m", larger, count))
     assert [(found.manifest.attempt, found.step) for found in store.all()] == sorted(whole)
     store.prune(keep)
     left = sorted(order for name in folder.names() if (order := order_of(name)))

@@ -103,6 +103,15 @@ def test_evaluations_by_steps_keep_the_best_checkpoint(data: Path, tmp_path: Pat
     assert outcome["eval"]["samples"] == 301
 
 
+def test_several_best_checkpoints_are_kept(data: Path, tmp_path: Path) -> None:
+    storage = {"keep": 1, "keep_best": {"metric": "logloss", "count": 3}}
+    job = job_of(data, tmp_path, trainer__eval_every=2, trainer__checkpoint_every=None, storage=storage)
+    _, told = run(job)
+    by_score = sorted(told.all("eval"), key=lambda record: record["logloss"])
+    assert [r["step"] for r in told.all("eval")] == [2, 4, 5, 6, 8, 10]
+    assert set(saved(job)) == {10, *(record["step"] for record in by_score[:3])}
+
+
 class Dies(DLRM):
     """Its process dies in the first evaluation of a test."""
 

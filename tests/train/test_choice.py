@@ -178,6 +178,9 @@ def test_the_best_metric_is_read_from_a_config_in_one_way(metric: str, larger: b
     ]
     raw = raw_config(tmp_path, storage__keep_best=metric, trainer__metrics=metrics)
     assert best_metric(raw) == best_metric(parse_config(raw).to_dict()) == Best(metric, larger=larger)
+    assert parse_config(raw).to_dict()["storage"]["keep_best"] == metric, "as earlier versions wrote it"
+    raw["storage"]["keep_best"] = {"metric": metric, "count": 3}
+    assert best_metric(raw) == best_metric(parse_config(raw).to_dict()) == Best(metric, larger, count=3)
 
 
 def test_a_run_without_a_best_metric_has_none(tmp_path: Path) -> None:

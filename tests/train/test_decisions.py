@@ -604,8 +604,9 @@ def test_figures_of_groups_join_those_of_their_label() -> None:
 
 def test_a_position_adds_up_its_steps() -> None:
     given = StepInput(of_rows(2), 5, 2.0, 0.4, Cursor.start(3), wait_s=0.25)
-    later = START.after(given, 1.5).after(given, 0.5)
+    later = START.after(given, 1.5, 4.0).after(given, 0.5, 6.0)
     assert (later.step, later.samples, later.seconds, later.wait_s, later.epoch) == (2, 10, 2.0, 0.5, 3)
+    assert later.elapsed_s == 6.0
     alone = Control(0, 1, None)
     merged = replace(START, skipped=2, cursor=replace(Cursor.start(1), skipped=5)).merged(alone)
     assert merged.skipped == 7 and merged.cursor.skipped == 0 and merged.epoch == 1

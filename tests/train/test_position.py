@@ -14,6 +14,7 @@ from rayrec.data.order.cursor import Progress
 from rayrec.data.order.periods import Periods
 from rayrec.data.source.filters import parse_all
 from rayrec.train.worker.guards import Best
+from rayrec.train.worker.plateau import Plateau
 from rayrec.train.worker.position import START, Position
 
 HERE = Position(
@@ -24,6 +25,10 @@ HERE = Position(
     wait_s=0.25,
     cursor=Cursor.start(2, ("day", "2024-01-03")),
     best=Best(value=0.7, step=5, stale=1),
+    plateau=Plateau(best=Best(value=0.7, step=5), reductions=3),
+    counted=6,
+    interrupted=True,
+    elapsed_s=2.5,
     halvings=2,
     trained=("2024-01-01", "2024-01-02"),
 )
@@ -38,12 +43,15 @@ def test_a_checkpoint_keeps_all_of_it() -> None:
 
 def test_what_an_older_checkpoint_does_not_have_is_none() -> None:
     older = {
-        name: value for name, value in HERE.to_dict().items() if name not in ("skipped", "best", "halvings", "trained")
+        name: value
+        for name, value in HERE.to_dict().items()
+        if name not in ("skipped", "best", "halvings", "trained", "plateau", "counted", "interrupted", "elapsed_s")
     }
     del older["cursor"]["only"]
     found = Position.from_dict(older)
     assert (found.skipped, found.best, found.halvings, found.trained, found.cursor.only) == (0, Best(), 0, (), None)
     assert (found.step, found.samples, found.epoch) == (7, 448, 2)
+    assert (found.plateau, found.counted, found.interrupted, found.elapsed_s) == (Plateau(), -1, False, 0.0)
 
 
 def test_the_next_epoch_begins_with_its_first_row() -> None:

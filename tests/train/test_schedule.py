@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rayrec.optim.config import ScheduleConfig
+from rayrec.train import ConfigError, parse_config
+from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.limits import planned_steps
 from rayrec.train.worker.session import session_alone
 from tests.train.small import Silent, make_job, raw_config, write_all
 from tests.train.test_loop import batches
 
 
-def factors(steps: list[int], **given: Any) -> list[float]:
-    return [ScheduleConfig(**given).factor(step) for step in steps]
+def factors(steps: list[int], **options: Any) -> list[float]:
+    return [ScheduleConfig(**options).factor(step) for step in steps]
 
 
 def test_shapes_by_hand() -> None:
@@ -31,6 +36,51 @@ def test_shapes_by_hand() -> None:
     # MLPerf's DLRM: a line up, a plateau, then a square down
     mlperf = {"kind": "polynomial", "warmup_steps": 10, "decay_from": 20, "decay_steps": 10, "power": 2.0}
     assert factors([4, 9, 15, 20, 25, 30, 99], **mlperf) == pytest.approx([0.5, 1, 1, 1, 0.25, 0, 0])
+
+
+@given(
+    st.sampled_from(["constant", "linear", "step", "cosine", "polynomial"]),
+    st.integers(0, 100), st.integers(0, 100), st.integers(1, 100), st.integers(1, 50), st.integers(0, 10_000),
+)  # fmt: skip
+def test_shares_of_a_run_are_steps_of_it(kind: str, warm: int, begin: int, decay: int, scale: int, step: int) -> None:
+    """Of a run of 100 times `scale` steps."""
+    steps = {"warmup_steps": warm, "decay_from": begin, "decay_steps": decay}
+    shares = ScheduleConfig(kind=kind, **{name: f"{percent}%" for name, percent in steps.items()})
+    counted = ScheduleConfig(kind=kind, **{name: percent * scale for name, percent in steps.items()})
+    assert shares.factor(step, 100 * scale) == counted.factor(step)
+    assert (shares.shares, counted.shares) == ([*steps], [])
+
+
+def test_shares_are_of_the_steps_that_the_run_will_have() -> None:
+    assert planned_steps(TrainerConfig(batch_size=64, epochs=2), 300) == 10
+    assert planned_steps(TrainerConfig(batch_size=64, epochs=2, max_steps=7), 300) == 7
+    assert planned_steps(TrainerConfig(batch_size=64, epochs=2, max_steps=70), 300) == 10
+    short = ScheduleConfig(kind="cosine", warmup_steps="0.5%", decay_steps="0.5%")
+    assert [short.factor(step, 10) for step in (0, 1)] == [1, 0], "a decay has a step at least"
+
+
+@pytest.mark.parametrize("share", ["101%", "-1%", "5", "%", "5 percent", "1e1%", 0.05])
+def test_other_shares_are_refused(tmp_path: Path, share: Any) -> None:
+    raw = raw_config(tmp_path)
+    raw["optimizers"]["dense"]["schedule"] = {"warmup_steps": share}
+    with pytest.raises(ConfigError, match=r"optimizers\.dense\.schedule\.warmup_steps"):
+        parse_config(raw)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"negative_rate": 0.5}, {"progressive": "day", "eval": None}, {"train": {"filters": [["row", "<", 5]]}}]
+)
+def test_a_share_needs_a_known_number_of_steps(tmp_path: Path, changes: dict[str, Any]) -> None:
+    raw = raw_config(tmp_path, optimizers__sparse={"schedule": {"warmup_steps": "5%"}})
+    assert parse_config(raw).optimizers.sparse.schedule.shares == ["warmup_steps"]
+    path = raw["data"]["train"]
+    raw["data"] |= changes
+    if "train" in changes:
+        raw["data"]["train"] = {"path": path, **changes["train"]}
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_steps: the steps of a run .* set trainer\.max_steps"):
+        parse_config(raw)
+    raw["trainer"]["max_steps"] = 100
+    parse_config(raw)
 
 
 def test_a_decay_without_a_length_is_refused() -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from rayrec._runtime.strict import refusal
 from rayrec.checkpoint.config import StorageConfig
+from rayrec.data import data_sets
 from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
 from rayrec.data.mapping.schema import Schema
@@ -21,6 +22,7 @@ from rayrec.metrics.buckets import MAX_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.models.arguments import args_of
 from rayrec.models.config import LossConfig, ModelConfig, TableConfig
+from rayrec.optim.config import OptimizersConfig
 from rayrec.storage.errors import suggestion
 from rayrec.storage.secrets import secret_in
 from rayrec.train.config.trainer import OF_NUMBERS, ONLY_OF_NUMBERS, Metric, TrainerConfig
@@ -115,22 +117,11 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
 
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
     """Early stopping and `keep_best` use metrics of the first label, and negative sampling has binary labels."""
-    kinds, early, additional = schema.label_kinds, trainer.early_stopping, [metric.name for metric in trainer.metrics]
-    for field, metric in (
-        ("trainer.early_stopping.metric", None if early is None else early.metric),
-        ("storage.keep_best", storage.keep_best),
-    ):
-        if metric is None or metric in additional:
-            continue
-        if metric not in get_args(Metric):
-            allowed = [*get_args(Metric), *additional]
-            raise refusal(field, f"got {metric!r}{suggestion(metric, allowed)}; allowed: {', '.join(allowed)}")
-        if kinds[0] == "number" and metric not in OF_NUMBERS:
-            raise refusal(
-                field, f"{metric} needs a binary label; allowed for `kind: number`: {', '.join(sorted(OF_NUMBERS))}"
-            )
-        if metric in ONLY_OF_NUMBERS and kinds[0] != "number":
-            raise refusal(field, f"{metric} needs a label of `kind: number`")
+    kinds = schema.label_kinds
+    if trainer.early_stopping is not None:
+        _check_metric("trainer.early_stopping.metric", trainer.early_stopping.metric, schema, trainer)
+    if storage.keep_best is not None:
+        _check_metric("storage.keep_best", storage.keep_best.metric, schema, trainer)
     if data.negative_rate < 1 and any(task.made_of_values for task in schema.tasks):
         raise refusal(
             "data.negative_rate",
@@ -141,6 +132,41 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
         raise refusal(
             "data.negative_rate", "negative sampling needs binary labels, but a label has `kind: number`; set it to 1"
         )
+
+
+def _check_metric(field: str, metric: str, schema: Schema, trainer: TrainerConfig) -> None:
+    """The metric named in `field` is one of `trainer.metrics`, or a built-in one of the first label."""
+    additional = [metric.name for metric in trainer.metrics]
+    if metric in additional:
+        return
+    if metric not in get_args(Metric):
+        allowed = [*get_args(Metric), *additional]
+        raise refusal(field, f"got {metric!r}{suggestion(metric, allowed)}; allowed: {', '.join(allowed)}")
+    is_number = schema.label_kinds[0] == "number"
+    if is_number and metric not in OF_NUMBERS:
+        raise refusal(
+            field, f"{metric} needs a binary label; allowed for `kind: number`: {', '.join(sorted(OF_NUMBERS))}"
+        )
+    if metric in ONLY_OF_NUMBERS and not is_number:
+        raise refusal(field, f"{metric} needs a label of `kind: number`")
+
+
+def check_schedules(optimizers: OptimizersConfig, trainer: TrainerConfig, data: DataConfig, schema: Schema) -> None:
+    """A plateau has evaluations to watch, and a schedule that is a share of the run has a known number of steps."""
+    if optimizers.plateau is not None:
+        _check_metric("optimizers.plateau.metric", optimizers.plateau.metric, schema, trainer)
+        if data.eval is None and data.progressive is None:
+            raise refusal("optimizers.plateau", "it watches evaluations: set data.eval")
+    filtered = data.negative_rate < 1 or any(data_set.filters for data_set in data_sets(data.train))
+    if trainer.max_steps is not None or not (filtered or data.progressive is not None):
+        return
+    for part, schedule in (("dense", optimizers.dense.schedule), ("sparse", optimizers.sparse.schedule)):
+        for name in schedule.shares:
+            raise refusal(
+                f"optimizers.{part}.schedule.{name}",
+                f"the steps of a run with data.progressive, filters or data.negative_rate are not known at its start: "
+                f"set trainer.max_steps, or a number of steps instead of {getattr(schedule, name)}",
+            )
 
 
 def check_loss(model: ModelConfig, schema: Schema) -> None:

@@ -71,6 +71,7 @@ class TrainConfig(Section):
         checks.check_slices(self.trainer, self.tables, self.data_schema)
         checks.check_trainer(self.trainer)
         checks.check_labels(self.data_schema, self.trainer, self.storage, self.data)
+        checks.check_schedules(self.optimizers, self.trainer, self.data, self.data_schema)
         checks.check_replicas(self.sharding, self.trainer)
         checks.check_data(self.data, self.data_schema)
         return self

@@ -101,6 +101,13 @@ class TrainerConfig(Section):
     micro_batches: int = Field(default=1, ge=1)
     """micro-batches per step: less activation memory, same result"""
     epochs: int = Field(default=1, ge=1, description="passes over the training rows")
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """end the run after this step, if its epochs are not complete; a relaunch with a larger value continues; `null`: no
+    limit"""
+    max_minutes: Annotated[float, Field(gt=0)] | None = None
+    """end the run after this many minutes of training, evaluations and checkpoints, summed over relaunches (without
+    the start of workers, and without work that a failure discarded); a relaunch with a larger value continues; `null`:
+    no limit"""
     seed: int = Field(default=0, ge=0, description="seed of the initial weights and of the row order")
     log_every: IntervalField = Interval(seconds=10)
     """interval between lines of `metrics.jsonl`; a duration also logs steps 1, 2, 3, 4, 6, 8, 12, 16, … until it has

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
+from rayrec.checkpoint.config import StorageConfig
 from rayrec.checkpoint.ownership import order_of
 from rayrec.checkpoint.retention import best_of, read_scores
 from rayrec.train.config.difference import value_at
@@ -23,10 +24,13 @@ def best_metric(config: Mapping[str, Any] | None) -> Best | None:
     Args:
         config: plain values as in the YAML file, maybe of an older version; None if the run has no config yet.
     """
-    metric = value_at(config, "storage.keep_best")
-    if metric is None:
+    value = value_at(config, "storage.keep_best")
+    if value is None:
         return None
-    return Best(metric, larger=not lower_is_better(metric, value_at(config, "trainer.metrics") or ()))
+    keep = StorageConfig(keep_best=value).keep_best
+    assert keep is not None
+    larger = not lower_is_better(keep.metric, value_at(config, "trainer.metrics") or ())
+    return Best(keep.metric, larger, keep.count)
 
 
 def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: None) -> Checkpoint:

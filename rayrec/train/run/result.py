@@ -20,6 +20,7 @@ class Result:
         checkpoint: folder of the last checkpoint.
         recoveries: number of times a lost worker group was replaced in the launch that finished the run.
         ended: why the run ended before its last epoch; None if it did not.
+        limit: the limit that ended it: `max_steps` or `max_minutes` with its value. A larger one continues the run.
         warnings: one line per warning.
         test: metrics of the trained model on `data.test`.
         best: `metric`, `value`, `step` and `checkpoint` selected by `storage.keep_best`; None without one.
@@ -35,6 +36,7 @@ class Result:
     checkpoint: str | None
     recoveries: int = 0
     ended: str | None = None
+    limit: dict[str, float] | None = None
     warnings: tuple[str, ...] = ()
     best: dict[str, Any] | None = None
     test: dict[str, Any] | None = None

@@ -60,8 +60,9 @@ class Evaluator:
         Args:
             last: the run ends with this epoch, so its result needs the metrics.
         """
-        # Early stopping counts every evaluation, so evaluations of an earlier launch are repeated.
-        counted = self._job.config.trainer.early_stopping is not None
+        # Early stopping and a plateau count every evaluation, so evaluations of an earlier launch are repeated.
+        config = self._job.config
+        counted = config.trainer.early_stopping is not None or config.optimizers.plateau is not None
         reported = position.step in self._evaluated and not counted
         return self.scored_step != position.step and (last or not reported)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from rayrec.optim.config import PlateauConfig
 from rayrec.train.config.trainer import EarlyStoppingConfig, GuardsConfig, lower_is_better
 from rayrec.train.worker.lockstep import RankError
 
@@ -25,7 +26,11 @@ class Best:
     stale: int = 0
 
     def after(
-        self, scores: Mapping[str, Any], step: int, config: EarlyStoppingConfig, own: Sequence[Mapping[str, Any]] = ()
+        self,
+        scores: Mapping[str, Any],
+        step: int,
+        config: EarlyStoppingConfig | PlateauConfig,
+        own: Sequence[Mapping[str, Any]] = (),
     ) -> Best:
         """The best evaluation after one more; unchanged if the step was already counted.
 

@@ -22,6 +22,7 @@ from rayrec.train.errors import TrainError
 from rayrec.train.worker.evaluator import Evaluator
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
+from rayrec.train.worker.limits import Limit, planned_steps, reached, reason
 from rayrec.train.worker.lockstep import Every, NotFiniteError, RankError, StepInput, StopRequested, in_step
 from rayrec.train.worker.memory import is_out_of_memory, out_of_memory
 from rayrec.train.worker.position import START, Position
@@ -147,6 +148,9 @@ class Loop:
         self.guards = Guards(trainer.guards)
         self.test: dict[str, Any] | None = None
         self.ended: str | None = None  # why training ends before the last epoch
+        self.limit: Limit | None = None  # that ends it
+        self._planned_steps = planned_steps(trainer, job.train.rows)
+        self._began = 0.0  # rank 0's clock at `elapsed_s` 0
         self._lines = Every(trainer.log_every)
         self._evaluations = Every(trainer.eval_every)
         self._exchanges = ExchangeClock()
@@ -167,10 +171,14 @@ class Loop:
         self.reporter.begin(self.saver.resumed, self.learner)
         self.saver.report_start()
         self.reporter.periods(self.saver.resumed)
-        if self.saver.unscored:  # a crash interrupted its evaluation, and it may be the best
-            position = self._evaluate(position)
+        position = self._evaluate_resumed(position)
+        self._began = self.session.control.gather(time.monotonic())[0] - position.elapsed_s
+        # The last launch may have ended between its last checkpoint and its result.
+        self._end_at_limit(position)
+        self._end_early(position)
         while True:
-            position = self._epoch(position)
+            if self.ended is None:
+                position = self._epoch(position)
             last = position.epoch >= self.last_epoch or self.ended is not None
             if last:
                 self._save_last(position)
@@ -203,10 +211,11 @@ class Loop:
                 self.learner.rates.set(position.step, self.learner.optimizer, *self._learning_rates(position))
                 loss, logits = self.learner.step(step.batch, step.share, position.step)
                 seconds, exchange_s = time.perf_counter() - start, self._exchanges.seconds - exchange_s
-                self.reporter.position = position = position.after(step, seconds)
+                self.reporter.position = position = position.after(step, seconds, step.clock - self._began)
                 self.window.add(step, loss, logits, seconds, exchange_s)
                 self.total_steps = position.step + self._steps_left(position, stream)
                 self.reporter.position = position = self._after_step(position, step)
+                self._end_at_limit(position)
                 if step.stop:
                     self._stop(position.merged(self.session.control))
                 if self.ended is not None:
@@ -235,8 +244,10 @@ class Loop:
 
     def _steps_left(self, position: Position, stream: Stream) -> int:
         """Expected steps to the end of the run; estimates the number of rows that filters drop."""
-        per_epoch = self.job.epoch_rows(position.cursor) * stream.share_given / self.config.trainer.batch_size
-        return stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
+        trainer = self.config.trainer
+        per_epoch = self.job.epoch_rows(position.cursor) * stream.share_given / trainer.batch_size
+        steps = stream.batches_left + (self.last_epoch - position.epoch) * math.ceil(per_epoch)
+        return steps if trainer.max_steps is None else min(steps, trainer.max_steps - position.step)
 
     def _prepare_next(self, position: Position) -> None:
         """Start to read the rows after this epoch: of the evaluation and of the next epoch."""
@@ -266,12 +277,24 @@ class Loop:
         self.reporter.progress(self.total_steps)
         return position
 
+    def _end_at_limit(self, position: Position) -> None:
+        """End the run if it has reached a limit."""
+        limit = reached(self.config.trainer, position.step, position.elapsed_s)
+        if limit is not None and self.ended is None:
+            self.limit = limit
+            self._end(position, reason(limit))
+
+    def _end(self, position: Position, why: str) -> None:
+        """End the run before its last epoch, at a position: with a checkpoint, an evaluation and a result."""
+        self.ended = why
+        self.reporter.record("event", position, event="ended", message=f"ends at step {position.step}: {why}")
+
     def _learning_rates(self, position: Position) -> tuple[float, float]:
         """Learning rates of the dense parameters and of the tables in the step after a position."""
         dense, sparse = self.config.optimizers.dense, self.config.optimizers.sparse
-        factor = 0.5**position.halvings
-        step = position.step
-        return factor * dense.lr * dense.schedule.factor(step), factor * sparse.lr * sparse.schedule.factor(step)
+        factor = 0.5**position.halvings * position.plateau.factor(self.config.optimizers.plateau)
+        at = position.step, self._planned_steps
+        return factor * dense.lr * dense.schedule.factor(*at), factor * sparse.lr * sparse.schedule.factor(*at)
 
     def _log(self, position: Position, *, guarded: bool = True, **values: Any) -> None:
         self.metrics = self.window.close(position.step)
@@ -294,20 +317,59 @@ class Loop:
         Args:
             within_epoch: the position is this rank's, not yet merged over all ranks.
         """
-        with self._saving_at_stop(position, within_epoch), self._stalls.measured():
+        interrupted = replace(position, interrupted=self._counts(max_rows))
+        with self._saving_at_stop(interrupted, within_epoch), self._stalls.measured():
             scores = self.evaluator.evaluate(position, max_rows)
         if max_rows is None:
             self.saver.note_scores(position, scores)
-        trainer = self.config.trainer
-        early = trainer.early_stopping
-        if early is not None and self.ended is None and trainer.counts_early(max_rows):
-            best = position.best.after(scores, position.step, early, trainer.own_metrics)
-            position = replace(position, best=best)
-            self.ended = position.best.end(early)
-            if self.ended is not None:
-                message = f"ends at step {position.step}: {self.ended}"
-                self.reporter.record("event", position, event="ended", message=message)
+        position = self._counted(position, scores, max_rows)
+        self._end_early(position)
         return position
+
+    def _counts(self, max_rows: int | None) -> bool:
+        """Whether early stopping or a plateau counts an evaluation of so many rows."""
+        trainer = self.config.trainer
+        watched = trainer.early_stopping is not None or self.config.optimizers.plateau is not None
+        return watched and trainer.counts_early(max_rows)
+
+    def _evaluate_resumed(self, position: Position) -> Position:
+        """Repeat the evaluation of the checkpoint to resume from, if it was interrupted or is not in the position."""
+        resumed, trainer = self.saver.resumed, self.config.trainer
+        if self.saver.unscored:
+            return self._evaluate(position)
+        if resumed is None or self.job.eval is None or position.counted >= position.step:
+            return position
+        if position.interrupted:
+            return self._evaluate(position, trainer.eval_rows if trainer.eval_every is not None else None)
+        if resumed.extra.get("to_score") and self._counts(None):
+            return self._evaluate(position)
+        return position
+
+    def _counted(self, position: Position, scores: Mapping[str, Any], max_rows: int | None) -> Position:
+        """The position with an evaluation in the state of early stopping and of the plateau. Counts a step once."""
+        trainer, plateau = self.config.trainer, self.config.optimizers.plateau
+        if self.ended is not None or not self._counts(max_rows) or position.counted >= position.step:
+            return position
+        step, own = position.step, trainer.own_metrics
+        position = replace(position, counted=step)
+        if trainer.early_stopping is not None:
+            position = replace(position, best=position.best.after(scores, step, trainer.early_stopping, own))
+        if plateau is not None:
+            after = position.plateau.after(scores, step, plateau, own)
+            if after.reductions > position.plateau.reductions:
+                text = (
+                    f"learning rates times {after.factor(plateau):g} after step {step}: {plateau.metric} has not "
+                    f"improved in {plateau.patience} evaluations (optimizers.plateau)"
+                )
+                self.reporter.record("event", position, event="plateau", message=text)
+            position = replace(position, plateau=after)
+        return position
+
+    def _end_early(self, position: Position) -> None:
+        """End the run if `trainer.early_stopping` says so."""
+        early = self.config.trainer.early_stopping
+        if early is not None and self.ended is None and (why := position.best.end(early)) is not None:
+            self._end(position, why)
 
     @contextmanager
     def _saving_at_stop(self, position: Position, within_epoch: bool = False) -> Iterator[None]:
@@ -385,6 +447,7 @@ class Loop:
             "world_size": self.session.world_size,
             "epochs": position.epoch + 1,
             "ended": self.ended,
+            "limit": self.limit,
             "steps": position.step,
             "samples_per_second": position.samples / max(position.seconds, 1e-9),
             "checkpoint": None if self.saved is None else self.saved.path,

@@ -11,6 +11,7 @@ from rayrec.data.order.periods import Periods
 from rayrec.data.source.partitions import Value
 from rayrec.train.worker.guards import Best
 from rayrec.train.worker.lockstep import Control, StepInput
+from rayrec.train.worker.plateau import Plateau
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,13 @@ class Position:
         samples: rows trained on, over all ranks and epochs.
         skipped: unusable rows of all ranks and epochs, without rows since the cursor's stream was opened.
         seconds: time spent on steps, by this rank's clock.
+        elapsed_s: time since training began, with evaluations and checkpoints, summed over attempts, by rank 0's clock.
         wait_s: the part of `seconds` in which some rank waited for rows.
         cursor: rows of the epoch that have been read: by this rank within an epoch, by all ranks in a checkpoint.
         best: the best evaluation so far.
+        plateau: reductions of the learning rates by `optimizers.plateau`.
+        counted: step of the last evaluation that `best` and `plateau` include.
+        interrupted: a stop interrupted an evaluation of this step that would have counted.
         halvings: number of times that the learning rates were halved after a non-finite loss.
         trained: periods before the cursor's, in progressive training.
     """
@@ -36,20 +41,31 @@ class Position:
     wait_s: float
     cursor: Cursor
     best: Best = field(default_factory=Best)
+    plateau: Plateau = field(default_factory=Plateau)
+    counted: int = -1
+    interrupted: bool = False
     halvings: int = 0
     trained: tuple[Value, ...] = ()
+    elapsed_s: float = 0.0
 
     @property
     def epoch(self) -> int:
         return self.cursor.epoch
 
-    def after(self, step: StepInput, seconds: float) -> Position:
-        """The position one step later."""
+    def after(self, step: StepInput, seconds: float, elapsed_s: float) -> Position:
+        """The position one step later.
+
+        Args:
+            seconds: time of the step.
+            elapsed_s: `elapsed_s` of the later position.
+        """
         return replace(
             self,
             step=self.step + 1,
             samples=self.samples + step.rows,
             seconds=self.seconds + seconds,
+            elapsed_s=elapsed_s,
+            interrupted=False,
             wait_s=self.wait_s + step.wait_s,
             cursor=step.cursor,
         )
@@ -89,13 +105,14 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values that `from_dict` reads."""
-        nested = {"cursor": self.cursor.to_dict(), "best": self.best.to_dict(), "trained": list(self.trained)}
-        return {f.name: getattr(self, f.name) for f in fields(self)} | nested
+        nested = {name: getattr(self, name).to_dict() for name in ("cursor", "best", "plateau")}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | nested | {"trained": list(self.trained)}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Position:
         values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
         values |= {"cursor": Cursor.from_dict(raw["cursor"]), "best": Best.from_dict(raw.get("best"))}
+        values["plateau"] = Plateau.from_dict(raw.get("plateau"))
         trained = (tuple(value) if isinstance(value, list) else value for value in raw.get("trained", ()))
         return cls(**values | {"trained": tuple(trained)})
 
