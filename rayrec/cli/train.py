@@ -36,6 +36,10 @@ def train(
         list[str] | None,
         typer.Option(help="Add a tracker to trainer.trackers: mlflow, wandb or comet; may be repeated."),
     ] = None,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="End at once if the cluster has no room; short for trainer.wait_for_room_s=0."),
+    ] = False,
 ) -> None:
     """Train a model, or resume the run of the same name."""
     from importlib import import_module
@@ -46,7 +50,11 @@ def train(
         from rayrec.train import load_config
         from rayrec.train.driver.cluster import connected_for
 
-    train_config = load_config(config, [*(overrides or []), *([f"name={name}"] if name is not None else [])])
+    short_forms = [
+        *([f"name={name}"] if name is not None else []),
+        *(["trainer.wait_for_room_s=0"] if no_wait else []),
+    ]
+    train_config = load_config(config, [*(overrides or []), *short_forms])
     with connected_for(train_config, lambda: import_module("rayrec.train.trainer")):
         from rayrec.train import Trainer
         from rayrec.train.driver.trackers import with_trackers
