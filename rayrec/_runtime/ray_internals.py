@@ -2,7 +2,8 @@
 `tests/train/test_ray_internals.py` fails with the name of the part that an upgrade has moved.
 
     LOCAL_SYSTEM        `ray.init(_system_config=…)`, until there is a public setting for when freed objects are deleted
-    free_cpus           `available_resources_per_node`, until ray-project/ray#60134 makes it public
+    free_resources      `available_resources_per_node`, until ray-project/ray#60134 makes it public
+    has_autoscaler      the status that an autoscaler writes for `ray status`, until Ray says whether nodes may come
     hide_data_progress  names of Ray Data's loggers, until a setting of `DataContext` hides all progress output
     draining_nodes      `GlobalState.get_draining_nodes`; `ray.train.get_preemption_info` waits for all workers
     torch_trainer       `TorchTrainer._initialize_and_run_controller`, until `RunConfig` takes a failure policy; and
@@ -13,6 +14,7 @@
     is_failed_start     `WorkerGroupStartupFailedError`, until it is a public exception
     request_name        `TorchTrainer.train_run_context`, and
     cancel_request      the actor `AutoscalingCoordinator`, until Ray drops the request of a dead driver at once
+    request_room        the same actor; the public `request_resources` replaces the requests of all other runs
 
 The file is here because `data`, `train` and `serve` all use it. Functions import Ray themselves, so that commands that
 do not need Ray start without it.
@@ -20,8 +22,10 @@ do not need Ray start without it.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 LOCAL_SYSTEM = {
@@ -30,13 +34,46 @@ LOCAL_SYSTEM = {
 }
 DATA_LOGGERS = ("ray.data._internal.progress", "ray.data._internal.execution.streaming_executor")
 COORDINATOR = "AutoscalingCoordinator"
+AUTOSCALER_STATUS = b"__autoscaling_status"
+_UNMANAGED_NODE = re.compile(r"node_[0-9a-f]{56}")  # node type of a node that no autoscaler started
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """The resources of each node that no task or actor has reserved, by node id."""
+    from ray._private import state
+
+    return state.available_resources_per_node()
 
 
 def free_cpus(node_id: str) -> float:
     """CPUs of a node that no task or actor has reserved."""
-    from ray._private.state import available_resources_per_node
+    return float(free_resources().get(node_id, {}).get("CPU", 0.0))
 
-    return float(available_resources_per_node().get(node_id, {}).get("CPU", 0.0))
+
+def has_autoscaler() -> bool:
+    """Whether an autoscaler may add nodes to the cluster. False also in the first seconds of a cluster."""
+    from ray.experimental import internal_kv
+
+    if (status := internal_kv._internal_kv_get(AUTOSCALER_STATUS)) is not None:
+        report = json.loads(status).get("autoscaler_report") or {}
+        node_types = list(report.get("active_nodes") or ())
+    else:
+        node_types = _node_types_of_v2()
+    return any(name and not _UNMANAGED_NODE.fullmatch(name) for name in node_types)
+
+
+def _node_types_of_v2() -> list[str]:
+    """Node types according to Ray's second autoscaler, which keeps its status elsewhere; empty if it does not run."""
+    import ray
+    from ray.autoscaler.v2 import sdk
+
+    try:
+        status = sdk.get_cluster_status(ray.get_runtime_context().gcs_address)
+    except Exception:  # no autoscaler has reported
+        return []
+    if status.stats.autoscaler_version != "2":
+        return []
+    return [node.ray_node_type_name for node in [*status.active_nodes, *status.idle_nodes]]
 
 
 def hide_data_progress() -> None:
@@ -149,3 +186,37 @@ def cancel_request(name: str) -> None:
 
     coordinator = ray.get_actor(COORDINATOR, namespace=COORDINATOR)
     ray.get(coordinator.cancel_request.remote(name), timeout=5)
+
+
+def request_room(
+    name: str,
+    bundles: Sequence[Mapping[str, float]],
+    labels: Sequence[Mapping[str, str]],
+    strategy: str,
+    expire_s: float,
+) -> None:
+    """Request resources from the cluster's autoscaler, beside the requests of other runs; withdraw with
+    `cancel_request`.
+
+    Args:
+        name: of the requester. A later request of the same name replaces this one and must have the same strategy.
+        bundles: resources that are needed at the same time.
+        labels: label selector of each bundle.
+        strategy: placement strategy of the bundles.
+        expire_s: seconds after which Ray drops the request.
+    """
+    import ray
+    from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+        ResourceRequestStrategy,
+        get_or_create_autoscaling_coordinator,
+    )
+
+    coordinator: Any = get_or_create_autoscaling_coordinator()
+    sent = coordinator.request_resources.remote(
+        requester_id=name,
+        resources=[dict(bundle) for bundle in bundles],
+        label_selectors=[dict(selector) for selector in labels],
+        strategy=ResourceRequestStrategy(strategy),
+        expire_after_s=expire_s,
+    )
+    ray.get(sent, timeout=5)

@@ -42,6 +42,10 @@ def train(
         list[str] | None,
         typer.Option(help="Add a tracker to trainer.trackers: mlflow, wandb or comet; may be repeated."),
     ] = None,
+    no_wait: Annotated[
+        bool,
+        typer.Option("--no-wait", help="End at once if the cluster has no room; short for trainer.wait_for_room_s=0."),
+    ] = False,
 ) -> None:
     """Train a model, or resume the run of the same name."""
     from rayrec._runtime.imports import quick_imports
@@ -49,7 +53,11 @@ def train(
     with quick_imports():
         from rayrec.train import load_config
 
-    train_config = load_config(config, [*(overrides or []), *([f"name={name}"] if name is not None else [])])
+    short_forms = [
+        *([f"name={name}"] if name is not None else []),
+        *(["trainer.wait_for_room_s=0"] if no_wait else []),
+    ]
+    train_config = load_config(config, [*(overrides or []), *short_forms])
     _fit(train_config, track, fresh=fresh, root=root, allow_code=allow_code)
 
 

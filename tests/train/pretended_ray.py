@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import ray
 import ray._private.state
-import ray.autoscaler.sdk
+import ray.autoscaler.v2.sdk
+import ray.experimental.internal_kv
 import ray.util.metrics
+from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordination
 
 
 class Actor:
@@ -40,7 +42,8 @@ class PretendedRay:
         gauges: name → (value, run).
         looks: how often the nodes were asked for, the draining ones too.
         draining: node → when it is taken away.
-        requested: bundles that the autoscaler was asked for.
+        requested: bundles that Ray's coordinator asked the autoscaler for, at each change.
+        autoscaler: what an autoscaler has written for `ray status`; None: there is none.
         hangups_blocked: whether SIGHUP was blocked at each `ray.init`, as it then is for what that starts.
     """
 
@@ -58,6 +61,7 @@ class PretendedRay:
     looks: int = 0
     draining: dict[str, int] = field(default_factory=dict)
     requested: list[Any] = field(default_factory=list)
+    autoscaler: bytes | None = None
     hangups_blocked: list[bool] = field(default_factory=list)
 
     def init(self, **given: Any) -> None:
@@ -82,11 +86,35 @@ class PretendedRay:
 
     def all_nodes(self) -> list[dict[str, Any]]:
         self.looks += 1
-        return self.nodes
+        whole = {"NodeID": "0" * 56, "Resources": self.resources, "Alive": True}
+        return self.nodes if self.nodes else [whole]
+
+    def free_by_node(self) -> dict[str, dict[str, float]]:
+        """If only the sum is named: as it is, on each node."""
+        nodes = {node["NodeID"]: node.get("Resources", {}) for node in self.nodes} or {"0" * 56: self.resources}
+        return {node: resources if self.free is None else self.free for node, resources in nodes.items()}
+
+    def coordinator(self) -> Actor:
+        """Ray's own coordinator, without its process."""
+        name = ("AutoscalingCoordinator", "AutoscalingCoordinator")
+        if name not in self.named:
+
+            def request(bundles: list[Any], label_selectors: list[Any] | None = None) -> None:
+                self.requested.append(bundles)
+
+            up, self.up = self.up, False  # or it starts a thread
+            self.named[name] = Actor(
+                coordination._AutoscalingCoordinatorActor(send_resources_request=request, get_cluster_nodes=list)
+            )
+            self.up = up
+        return self.named[name]
 
     def draining_nodes(self) -> dict[str, int]:
         self.looks += 1
         return self.draining
+
+    def refuse_status(self, address: str) -> Any:
+        raise RuntimeError("no autoscaler has reported")
 
     def get_actor(self, name: str, namespace: str) -> Actor:
         if (name, namespace) not in self.named:
@@ -109,7 +137,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
         def set(self, value: float) -> None:
             found.gauges[self.name] = (value, self.run)
 
-    here = SimpleNamespace(get_node_id=lambda: "0" * 56)
+    here = SimpleNamespace(get_node_id=lambda: "0" * 56, gcs_address="")
     for name, pretends in {
         "is_initialized": lambda: found.up,
         "init": found.init,
@@ -126,6 +154,9 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
         monkeypatch.setattr(ray, name, pretends)
     monkeypatch.setattr(ray.util.metrics, "Gauge", Gauge)
     monkeypatch.setattr(ray._private.state.state, "get_draining_nodes", found.draining_nodes)
-    monkeypatch.setattr(ray.autoscaler.sdk, "request_resources", lambda bundles: found.requested.append(bundles))
+    monkeypatch.setattr(ray._private.state, "available_resources_per_node", found.free_by_node)
+    monkeypatch.setattr(ray.experimental.internal_kv, "_internal_kv_get", lambda key: found.autoscaler)
+    monkeypatch.setattr(ray.autoscaler.v2.sdk, "get_cluster_status", found.refuse_status)
+    monkeypatch.setattr(coordination, "get_or_create_autoscaling_coordinator", found.coordinator)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return found

@@ -47,6 +47,10 @@ def problem(*overrides: str) -> str:
         ("trainer.log_every=null", ["trainer.log_every: got None (NoneType)", INTERVAL]),
         ("trainer.checkpoint_every=15 bananas", ["trainer.checkpoint_every: got '15 bananas' (str)", INTERVAL]),
         ("trainer.eval_every=0", ["trainer.eval_every: got 0 (int)", INTERVAL]),
+        (
+            "trainer.wait_for_resources_s=600",
+            ["trainer.wait_for_resources_s: this option was removed", "trainer.wait_for_room_s"],
+        ),
         ("trainer.log_every_s=5", ["trainer.log_every_s: this option was removed", "trainer.log_every: 10s"]),
         (
             "trainer.checkpoint_every_minutes=5",

@@ -25,8 +25,8 @@ from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.elastic import DrainNotices
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit, failure_reporter
 from rayrec.train.driver.recorder import Recorder
-from rayrec.train.driver.resources import Demand, Supply
-from rayrec.train.driver.room import RoomWait, missing_resources
+from rayrec.train.driver.resources import Demand, Node, missing_resources
+from rayrec.train.driver.room import RoomWait
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from rayrec.train.worker.lockstep import Control
@@ -130,12 +130,10 @@ class Month:
     def without(self, node: str, seconds: float) -> None:
         """Wait for another node in the place of one that is gone."""
         self.nodes = [name for name in self.nodes if name != node]
-        there = [{"CPU": 1.0}] * len(self.nodes)
+        there = [Node(id=name, resources={"CPU": 1.0}, free={"CPU": 1.0}) for name in self.nodes]
         for passed in range(0, int(seconds), 30):
             self.clock.now += 30
-            self.wait.update(
-                self.mailbox.idle_s(), lambda: missing_resources(NEED, there, Supply(cpus=7, gpus=0)), self.clock.now
-            )
+            self.wait.update(self.mailbox.idle_s(), lambda: missing_resources(NEED, there), self.clock.now)
             if self.wait.given_up is not None:
                 self.mailbox.put({"kind": "fatal", "rank": 0, "error": self.wait.given_up, "final": True})
             if passed % 120 == 90:

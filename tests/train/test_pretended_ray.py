@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import threading
@@ -25,8 +26,8 @@ from ray.train.torch import TorchTrainer
 from rich.console import Console
 
 from rayrec.train import Display, Interrupted, ResourceError, TrainError
-from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.driver import elastic
+from rayrec.train.config.trainer import ResourcesConfig, TrainerConfig
+from rayrec.train.driver import elastic, room
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.elastic import NEVER_S, REQUEST, release_request, resizing
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, RestartLimit, failure_reporter
@@ -214,33 +215,99 @@ def test_a_ray_of_this_machine_is_begun_and_ended_with_the_run(pretended: Preten
 NEED = Demand(num_workers=2, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.5)
 
 
-def test_a_run_waits_until_there_is_room(pretended: PretendedRay) -> None:
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(room, "REPORT_EVERY_S", 0.0)
+
+
+def becomes(pretended: PretendedRay, lines: Callable[[], list[str]], resources: dict[str, float]) -> threading.Thread:
+    """Gives the cluster these resources, all of them free, once the wait has been reported twice."""
+
+    def change() -> None:
+        until = time.monotonic() + 60
+        while len(lines()) < 2 and time.monotonic() < until:
+            time.sleep(0.005)
+        pretended.resources, pretended.free = resources, None
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    return thread
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    ("resources", "free", "lack"),
+    [
+        (
+            {"CPU": 3.0, "GPU": 2.0},
+            {"CPU": 1.0},
+            "2 workers need 1 GPU each, and reading 0.5 CPUs; 1 CPUs and 0 GPUs of the cluster are free, with room "
+            "for 0",
+        ),
+        ({"CPU": 1.0}, None, "2 workers need 1 GPU each; the cluster has 1 node with room for 0"),
+    ],
+)
+def test_a_run_says_what_it_waits_for(
+    pretended: PretendedRay, resources: dict[str, float], free: dict[str, float] | None, lack: str
+) -> None:
     display, lines = shown()
-    pretended.resources, pretended.free = {"CPU": 3.0, "GPU": 2.0}, {"CPU": 1.0}
-    threading.Timer(0.05, lambda: setattr(pretended, "free", None)).start()
-    await_resources(Cluster(local=False), NEED, 0.5, display)
-    assert lines() == ["Waiting up to 0.5 s for 2.5 CPUs and 2 GPUs of the cluster …"]
+    pretended.resources, pretended.free = resources, free
+    change = becomes(pretended, lines, {"CPU": 2.5, "GPU": 2.0})
+    await_resources(Cluster(local=False), NEED, None, display)
+    change.join()
+    assert lines()[0] == f"Waiting for room: {lack}. Ctrl-C ends the wait."
+    assert lines()[1] == f"Waiting for room, 0 min so far: {lack}."
+    before = lines()
     await_resources(Cluster(local=False), NEED, 0.0, display)
-    assert len(lines()) == 1, "what fits at once is not waited for"
-    assert pretended.requested == [], "others have it: no larger cluster is asked for"
+    assert lines() == before, "what fits at once is not waited for"
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_cluster_that_may_grow_is_asked_to_until_it_has(pretended: PretendedRay) -> None:
+    display, lines = shown()
     pretended.resources = {"CPU": 1.0}
+    pretended.coordinator().target.request_resources("another", [{"CPU": 7.0}], 180)
+    change = becomes(pretended, lines, {"CPU": 2.5, "GPU": 2.0})
+    await_resources(Cluster(local=False), NEED, None, display)
+    change.join()
+    mine = [NEED.per_worker, NEED.per_worker, {"CPU": 0.5}]
+    assert pretended.requested == [[{"CPU": 7.0}], [{"CPU": 7.0}, *mine], [{"CPU": 7.0}]]
 
-    def grow() -> None:
-        assert pretended.requested == [[NEED.per_worker, NEED.per_worker, {"CPU": 0.5}]]
-        pretended.resources = {"CPU": 2.5, "GPU": 2.0}
 
-    threading.Timer(0.05, grow).start()
-    await_resources(Cluster(local=False), NEED, 5.0, shown()[0])
-    assert pretended.requested[1:] == [[]], "withdrawn"
+@pytest.mark.usefixtures("soon")
+def test_runs_that_wait_do_not_withdraw_each_others_requests(pretended: PretendedRay) -> None:
+    """The autoscaler knows one value for the whole cluster; `request_resources` of its public interface sets it."""
     pretended.resources = {"CPU": 1.0}
-    with pytest.raises(ResourceError, match="2 GPUs"):
-        await_resources(Cluster(local=False), NEED, 0.02, shown()[0])
-    assert pretended.requested[3:] == [[]]
+    small = replace(NEED, num_workers=1, use_gpu=False, cpus_per_worker=2.0, reader_cpus=0.0)
+    display, lines = shown()
+    failed: list[BaseException] = []
+
+    def first() -> None:
+        try:
+            await_resources(Cluster(local=False), NEED, None, display, "first")
+        except BaseException as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=first)
+    waiting.start()
+    until = time.monotonic() + 60
+    while len(lines()) < 2 and time.monotonic() < until:
+        time.sleep(0.005)
+    mine = [NEED.per_worker, NEED.per_worker, {"CPU": 0.5}]
+    assert pretended.requested[-1] == mine
+    second, more = shown()
+    change = becomes(pretended, more, {"CPU": 2.0})
+    await_resources(Cluster(local=False), small, None, second, "second")
+    change.join()
+    assert pretended.requested[-2:] == [[*mine, {"CPU": 2.0}], mine]
+    pretended.resources = {"CPU": 2.5, "GPU": 2.0}
+    waiting.join()
+    assert pretended.requested[-1] == [] and not failed
 
 
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("limit_s", [0.0, 0.05])
 @pytest.mark.parametrize(
     ("resources", "free", "words"),
     [
@@ -251,24 +318,58 @@ def test_a_cluster_that_may_grow_is_asked_to_until_it_has(pretended: PretendedRa
         (
             {"CPU": 3.0, "GPU": 2.0},
             {"CPU": 2.0, "GPU": 2.0},
-            r"but after 0\.02 s of waiting \(trainer\.wait_for_resources_s\) Ray has free 2;",
+            r"No room for the workers .*trainer\.wait_for_room_s=0.*: ",
         ),
     ],
 )
 def test_a_run_without_room_is_refused_in_time(
-    pretended: PretendedRay, resources: dict[str, float], free: dict[str, float] | None, words: str
+    pretended: PretendedRay, limit_s: float, resources: dict[str, float], free: dict[str, float] | None, words: str
 ) -> None:
     pretended.resources, pretended.free = resources, free
+    display, lines = shown()
     with pytest.raises(ResourceError, match=words):
-        await_resources(Cluster(local=False), NEED, 0.02, shown()[0])
+        await_resources(Cluster(local=False), NEED, limit_s, display)
+    assert bool(lines()) == (limit_s > 0) and pretended.requested[-1:] in ([], [[]])
+
+
+def status_of(*node_types: str) -> bytes:
+    return json.dumps({"autoscaler_report": {"active_nodes": dict.fromkeys(node_types, 1)}}).encode()
+
+
+UNMANAGED = "node_" + "3e" * 28
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("status", [None, b"{}", status_of(), status_of(UNMANAGED)])
+def test_more_than_a_cluster_of_fixed_size_has_is_refused(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, status: bytes | None
+) -> None:
+    pretended.resources, pretended.autoscaler = {"CPU": 1.0, "GPU": 8.0}, status
+    monkeypatch.setattr(room, "JOINING_S", 0.05)
+    with pytest.raises(ResourceError, match=r"the run needs 2\.5 CPUs .*, but the Ray cluster has 1;"):
+        await_resources(Cluster(local=False), NEED, None, shown()[0])
+    pretended.resources = {"CPU": 3.0, "GPU": 2.0}
+    pinned = replace(NEED, selection=ResourcesConfig(label_selector={"region": "in(a, b)"}))
+    with pytest.raises(ResourceError, match=r"need 1 GPU, label region=in\(a, b\) each; .* for 0; change trainer\.res"):
+        await_resources(Cluster(local=False), pinned, None, shown()[0])
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_autoscaler_is_waited_for(pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretended.resources, pretended.autoscaler = {"CPU": 1.0}, status_of(UNMANAGED, "gpu-workers")
+    monkeypatch.setattr(room, "JOINING_S", 0.0)
+    display, lines = shown()
+    change = becomes(pretended, lines, {"CPU": 2.5, "GPU": 2.0})
+    await_resources(Cluster(local=False), NEED, None, display)
+    change.join()
 
 
 def test_this_machine_does_not_grow_by_waiting(pretended: PretendedRay) -> None:
     pretended.resources, pretended.free = {"CPU": 2.5, "GPU": 2.0}, {}
-    await_resources(Cluster(local=True), NEED, 60.0, shown()[0])
+    await_resources(Cluster(local=True), NEED, None, shown()[0])
     pretended.resources = {"CPU": 2.0, "GPU": 2.0}
     with pytest.raises(ResourceError, match="but this machine has 2;"):
-        await_resources(Cluster(local=True), NEED, 60.0, shown()[0])
+        await_resources(Cluster(local=True), NEED, None, shown()[0])
 
 
 def test_what_a_killed_driver_has_requested_is_withdrawn(pretended: PretendedRay, tmp_path: Path) -> None:
@@ -290,7 +391,7 @@ def grown(pretended: PretendedRay, workers: Any, running: int, comes: dict[str, 
     """How often growth was asked for in the looks after a node came."""
     need = Demand(num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
     asked: list[str] = []
-    with resizing(TrainerConfig(num_workers=workers), need, Attempt(running), asked.append, local=False):
+    with resizing(TrainerConfig(num_workers=workers), need, Attempt(running), asked.append, Cluster(local=False)):
         look_more(pretended)
         assert not asked, "all nodes were there when it began"
         pretended.nodes = [*pretended.nodes, comes]
@@ -332,7 +433,7 @@ def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay, mo
 
 
 def test_this_machine_is_not_watched(pretended: PretendedRay) -> None:
-    with resizing(TrainerConfig(num_workers=1), NEED, Attempt(1), lambda _: None, local=True):
+    with resizing(TrainerConfig(num_workers=1), NEED, Attempt(1), lambda _: None, Cluster(local=True)):
         assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-resizing"]
 
 
@@ -340,7 +441,9 @@ def test_this_machine_is_not_watched(pretended: PretendedRay) -> None:
 @pytest.mark.parametrize("workers", [2, [1, 2]])
 def test_a_node_that_ray_takes_away_is_left_at_once(pretended: PretendedRay, workers: Any) -> None:
     pretended.nodes, asked = [node("abcdefghij"), node("other")], []  # type: ignore[var-annotated]
-    with resizing(TrainerConfig(num_workers=workers), NEED, Attempt(2, {"abcdefghij"}), asked.append, local=False):
+    with resizing(
+        TrainerConfig(num_workers=workers), NEED, Attempt(2, {"abcdefghij"}), asked.append, Cluster(local=False)
+    ):
         pretended.draining = {"other": 0}
         look_more(pretended)
         assert asked == [], "the run is not on that node"
@@ -434,12 +537,37 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     assert handed.config == run.job.config and handed.train.rows == 64
     scaling, failures = made.scaling_config, made.run_config.failure_config
     assert (scaling.num_workers, scaling.use_gpu, scaling.resources_per_worker) == (2, False, {"CPU": 1.0})
+    assert (scaling.accelerator_type, scaling.label_selector, scaling.placement_strategy) == (None, None, "PACK")
     assert scaling.elastic_resize_monitor_interval_s == NEVER_S
     assert (made.backend_config.backend, made.backend_config.timeout_s) == ("gloo", 160)
     assert (failures.max_failures, failures.controller_failure_limit) == (-1, -1)
     assert (made.run_config.name, made.run_config.storage_path) == ("small", str(run.job.files.ray_state))
     assert (run.health_s, run.noted) == ("99.5", [])
     assert not run.job.files.ray_state.exists() and "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S" not in os.environ
+
+
+def test_the_nodes_that_the_config_selects_are_asked_for(
+    pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    pretended.resources = {"CPU": 8.0, "GPU": 4.0, "memory": 8e9, "accelerator_type:H100": 1.0}
+    labels = {"region": "!in(a, b)"}
+    run = Run(
+        folder,
+        tmp_path,
+        use_gpu="auto",
+        resources={
+            "accelerator_type": "H100", "memory": "3GB", "label_selector": labels, "placement_strategy": "STRICT_PACK",
+        },
+    )  # fmt: skip
+    run(monkeypatch, ends_well)
+    scaling = run.trainers[0].scaling_config
+    assert (scaling.accelerator_type, scaling.label_selector) == ("H100", labels)
+    assert (scaling.placement_strategy, scaling.use_gpu) == ("STRICT_PACK", True)
+    worker = {"CPU": 1.0, "GPU": 1.0, "memory": 3e9, "accelerator_type:H100": 0.001}
+    assert scaling._resources_per_worker_not_none == worker
+    assert run.lines() == [
+        "Starting 2 workers (1 GPU, 3 GB of memory, accelerator H100, label region=!in(a, b) each) on the Ray …"
+    ]
 
 
 def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(

@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ from ray.exceptions import RayActorError
 from rich.console import Console
 from torch import nn
 
+from rayrec._runtime.ray_internals import has_autoscaler
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import Display, ResourceError, Trainer, TrainError, evaluate_run, parse_config
+from rayrec.train.config.trainer import ResourcesConfig
+from rayrec.train.driver import room
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
 from rayrec.train.driver.recorder import Recorder
+from rayrec.train.driver.resources import Demand
 from rayrec.train.driver.trackers import GAUGES
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
@@ -329,13 +334,35 @@ def test_what_a_killed_driver_had_asked_for_is_freed(tmp_path: Path) -> None:
     ray.get(account.cancel_request.remote("train-again"))
 
 
-def test_more_cpus_than_ray_has_are_refused_at_once(tmp_path: Path) -> None:
+def test_more_cpus_than_ray_has_are_refused_though_runs_wait_without_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_all(tmp_path, rows=50)
-    began = time.monotonic()
-    seen = Seen(tmp_path, trainer__cpus_per_worker=64.0, trainer__wait_for_resources_s=0.5)
+    monkeypatch.setattr(room, "JOINING_S", 0.5)
+    seen = Seen(tmp_path, trainer__cpus_per_worker=64.0)
     with pytest.raises(ResourceError, match=r"the run needs 128\.25 CPUs .* but the Ray cluster has 4; "):
         seen.trainer.fit()
-    assert time.monotonic() - began < 30
+
+
+def test_runs_that_wait_keep_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the autoscaler reads is one value for the whole cluster."""
+    from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    def requested() -> Any:
+        return json.loads(_internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"[]")
+
+    waiting = Demand(num_workers=4, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.0)
+    ready = Demand(num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
+    labelled = ResourcesConfig(label_selector={"region": "!in(a, b)"}, placement_strategy="SPREAD")
+    with room._requested(waiting, "rayrec-a"):
+        mine = requested()
+        assert len(mine) == 4
+        with room._requested(replace(ready, selection=labelled), "rayrec-b"):
+            assert len(requested()) == 5
+        assert requested() == mine
+    assert requested() == []
+    assert not has_autoscaler(), "the monitor of a Ray of fixed size only reports"
 
 
 @pytest.mark.long

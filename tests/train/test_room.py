@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +19,8 @@ from rayrec._runtime.ray_internals import with_limit
 from rayrec.models import DLRM, Batch
 from rayrec.train import ConfigError, parse_config
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit
-from rayrec.train.driver.resources import Demand, Supply
-from rayrec.train.driver.room import RoomWait, missing_resources
+from rayrec.train.driver.resources import Demand, Node, missing_resources
+from rayrec.train.driver.room import RoomWait
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from tests.train.chaos import Supervised
@@ -32,17 +33,25 @@ NEED = Demand(num_workers=2, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0
 GPUS = Demand(num_workers=3, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.0)
 
 
+def nodes_of(number: int) -> list[Node]:
+    """Free nodes of one CPU."""
+    return [Node(id=f"node{i}", resources={"CPU": 1.0}, free={"CPU": 1.0}) for i in range(number)]
+
+
 def test_what_is_missing() -> None:
-    one, two = [{"CPU": 1.0}], [{"CPU": 1.0}, {"CPU": 1.0}]
-    wanted = "2 workers need 1 CPU each;"
-    assert missing_resources(NEED, one, Supply(cpus=1, gpus=0)) == f"{wanted} the cluster has 1 node with room for 1"
-    assert (
-        missing_resources(NEED, two, Supply(cpus=0.5, gpus=0))
-        == f"{wanted} 0.5 CPUs and 0 GPUs of the cluster are free"
+    wanted = "2 workers need 1 CPU each"
+    assert missing_resources(NEED, nodes_of(1)) == f"{wanted}; the cluster has 1 node with room for 1"
+    busy = [*nodes_of(1), replace(nodes_of(1)[0], free={"CPU": 0.5})]
+    assert missing_resources(NEED, busy) == f"{wanted}; 1.5 CPUs and 0 GPUs of the cluster are free, with room for 1"
+    assert missing_resources(NEED, nodes_of(2)) is None
+    reading = replace(NEED, reader_cpus=0.5)
+    assert missing_resources(reading, nodes_of(2)) is None
+    assert missing_resources(reading, nodes_of(2), readers=True) == (
+        f"{wanted}, and reading 0.5 CPUs; 2 CPUs and 0 GPUs of the cluster are free, with room for 2"
     )
-    assert missing_resources(NEED, two, Supply(cpus=2, gpus=0)) is None
-    nodes = [{"CPU": 8.0, "GPU": 2.0}]
-    assert (missing_resources(GPUS, nodes, Supply(cpus=8, gpus=2)) or "").startswith("3 workers need 1 GPU each")
+    resources = {"CPU": 8.0, "GPU": 2.0}
+    nodes = [Node(id="a", resources=resources, free=resources)]
+    assert (missing_resources(GPUS, nodes) or "").startswith("3 workers need 1 GPU each")
 
 
 def test_a_wait_is_told_once_a_minute_and_ends_at_its_limit() -> None:
@@ -60,6 +69,16 @@ def test_a_wait_is_told_once_a_minute_and_ends_at_its_limit() -> None:
         wait.update(5.0, lambda: "a node", 1500.0)
         text = "No room for the workers within trainer.wait_for_room_s=200 s: a node."
         assert wait.given_up == (None if limit_s is None else text)
+
+
+def test_a_run_that_does_not_wait_leaves_ray_time_to_free_resources() -> None:
+    wait = RoomWait(0.0, least_s=30.0)
+    assert wait.update(5.0, lambda: "a node", 1000.0) is None and wait.given_up is None
+    wait.update(5.0, lambda: "a node", 1029.0)
+    assert wait.given_up is None
+    wait.update(5.0, lambda: "a node", 1030.0)
+    assert wait.given_up == "No room for the workers and the run does not wait (trainer.wait_for_room_s=0): a node."
+    assert RoomWait(0.0).update(1.0, lambda: None, 1000.0) is None
 
 
 def test_the_mailbox_knows_whether_there_are_workers() -> None:
@@ -100,7 +119,7 @@ def test_waits_are_not_counted_and_failed_starts_are_in_a_row(pretended: Pretend
 def test_the_limit_is_a_time() -> None:
     assert parse_config(raw_config(Path("/nowhere"))).trainer.wait_for_room_s is None
     with pytest.raises(ConfigError, match=r"trainer\.wait_for_room_s"):
-        parse_config(raw_config(Path("/nowhere"), trainer__wait_for_room_s=0))
+        parse_config(raw_config(Path("/nowhere"), trainer__wait_for_room_s=-1))
 
 
 class Slow(DLRM):

@@ -247,6 +247,11 @@ def check_trainer(trainer: TrainerConfig) -> None:
         )
     if trainer.num_workers == 0 and trainer.use_gpu is True:
         raise refusal("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
+    if trainer.num_workers == 0 and trainer.resources != type(trainer.resources)():
+        raise refusal(
+            "trainer.resources",
+            "num_workers: 0 trains in this process, without Ray; use num_workers: 1 for a node of the cluster",
+        )
 
 
 def check_data(data: DataConfig, schema: Schema) -> None:

@@ -47,6 +47,9 @@ REMOVED = {
     "trainer.log_every_s": _as_duration("log_every", "s", 10.0),
     "trainer.checkpoint_every_minutes": _as_duration("checkpoint_every", "min", 15.0),
     "trainer.eval_every_minutes": _as_duration("eval_every", "min", None),
+    "trainer.wait_for_resources_s": Removed(
+        30.0, "use trainer.wait_for_room_s, which limits the wait at the start too, or rayrec train --no-wait"
+    ),
     "trainer.timeout_s": Removed(300, "use trainer.hang_s, the time without progress after which the workers restart"),
     "storage.wait_s": Removed(30.0, "use trainer.checkpoint_every if checkpoints are skipped"),
     "trainer.accumulate_steps": Removed(1, "use trainer.micro_batches, which saves memory at the same result"),

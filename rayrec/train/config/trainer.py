@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rayrec._runtime.strict import Section
 from rayrec.train.config.interval import Interval, IntervalField
+from rayrec.train.config.node_labels import is_label_condition, is_label_key, parse_size
 
 Metric = Literal[
     "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10",
@@ -91,6 +92,33 @@ class TrackerConfig(Section):
     name: str | None = Field(default=None, description="name in the tracker; `null`: the name of the run")
 
 
+class ResourcesConfig(Section):
+    """Which nodes of a Ray cluster run the workers. Passed to Ray Train's `ScalingConfig`, and counted when the run
+    waits for room."""
+
+    accelerator_type: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.\-]*$")
+    """GPU model of the nodes, as Ray names it, e.g. `H100` or `A100-80G`; `null`: any"""
+    label_selector: dict[str, str] = Field(default={})
+    """labels of the nodes, e.g. `{ray.io/node-group: gpu}`; a value is a label value, `!value`, `in(a, b)` or
+    `!in(a, b)`"""
+    memory: Annotated[int, Field(ge=2**20), BeforeValidator(parse_size)] | None = None
+    """memory that each worker reserves, as a size (`64GB`, `60GiB`) or in bytes; `null`: none. Ray only counts it, and
+    does not limit a worker to it"""
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """`PACK`: on as few nodes as possible; `SPREAD`: on as many; `STRICT_PACK`: all on one node; `STRICT_SPREAD`: each
+    on a node of its own"""
+
+    @field_validator("label_selector")
+    @classmethod
+    def _valid_selector(cls, selector: dict[str, str]) -> dict[str, str]:
+        for key, value in selector.items():
+            if not is_label_key(key):
+                raise ValueError(f"{key!r} is not the name of a label, such as region or ray.io/node-group")
+            if not is_label_condition(value):
+                raise ValueError(f"{key}: {value!r} must be a label value, !value, in(a, b) or !in(a, b)")
+        return selector
+
+
 class TrainerConfig(Section):
     """Workers, steps, evaluations and fault handling."""
 
@@ -146,11 +174,12 @@ class TrainerConfig(Section):
     """seconds to save a final checkpoint after SIGTERM, Ctrl-C or a closed terminal"""
     hang_s: float = Field(default=900.0, gt=0)
     """seconds without progress before a worker reports its stacks and all workers restart"""
-    wait_for_resources_s: float = Field(default=30.0, ge=0)
-    """seconds to wait for free CPUs and GPUs in the cluster before the run is refused"""
-    wait_for_room_s: Annotated[float, Field(gt=0)] | None = None
-    """seconds to wait for room for the workers after losing a node before the run fails; `null`: no limit. Checked at
-    least every two minutes; a line every minute reports what is missing"""
+    resources: ResourcesConfig = Field(default=ResourcesConfig(), description="which nodes run the workers")
+    wait_for_room_s: Annotated[float, Field(ge=0)] | None = None
+    """seconds that the run waits for CPUs and GPUs for its workers, at the start and after losing a node, before it
+    fails; `null`: no limit; 0, or `rayrec train --no-wait`: fail at once. A line every minute reports what is missing.
+    More than a cluster without an autoscaler has is refused after 30 s. After the start, Ray has at least 30 s to free
+    the resources of lost workers, and the limit is checked at least every two minutes"""
 
     @property
     def least_workers(self) -> int:

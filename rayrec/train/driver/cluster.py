@@ -13,10 +13,11 @@ import ray
 from rayrec._runtime.cgroup_limits import cpus
 from rayrec._runtime.imports import quick_imports
 from rayrec._runtime.local_ray import init_local, quiet_unless_debug
+from rayrec._runtime.ray_internals import free_resources, has_autoscaler
 from rayrec._runtime.threads import run_in_thread
 from rayrec.storage.errors import first_line
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.driver.resources import Supply
+from rayrec.train.driver.resources import Node, Supply
 from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
 
@@ -60,8 +61,23 @@ class Cluster:
     def total(self) -> Supply:
         return _supply(ray.cluster_resources())
 
-    def free(self) -> Supply:
-        return _supply(ray.available_resources())
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive."""
+        free = free_resources()
+        return [
+            Node(
+                id=node["NodeID"],
+                resources=node["Resources"],
+                free=free.get(node["NodeID"], {}),
+                labels=node.get("Labels") or {},
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    def may_grow(self) -> bool:
+        """Whether an autoscaler may add nodes."""
+        return not self.local and has_autoscaler()
 
 
 @contextlib.contextmanager

@@ -8,16 +8,16 @@ run saves a checkpoint first, and waits longer after an attempt that added no wo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from rayrec._runtime.ray_internals import cancel_request, draining_nodes
 from rayrec._runtime.threads import call_every
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.driver.resources import Demand
+from rayrec.train.driver.cluster import Cluster
+from rayrec.train.driver.resources import Demand, capacity, fits_labels, room_for
 from rayrec.train.run.log import RunState
 
 NEVER_S = 1e9
@@ -25,17 +25,6 @@ REQUEST = "request"
 CHECK_EVERY_S = 1.0
 SETTLED_S = 22.0  # Ray Train's account of the cluster includes a new node after 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 60.0, 600.0
-
-
-def room_for(per_worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]], limit: int) -> int:
-    """Number of workers that fit on a cluster, at most `limit`.
-
-    Args:
-        per_worker: resources that a worker reserves.
-        nodes: resources of each node.
-    """
-    counts = (min(int(node.get(name, 0.0) / n + 1e-6) for name, n in per_worker.items() if n) for node in nodes)
-    return min(limit, sum(counts))
 
 
 class Growth:
@@ -102,15 +91,17 @@ class DrainNotices:
 
 @contextmanager
 def resizing(
-    trainer: TrainerConfig, need: Demand, running: RunState, request_restart: Callable[[str], object], local: bool
+    trainer: TrainerConfig,
+    need: Demand,
+    running: RunState,
+    request_restart: Callable[[str], object],
+    cluster: Cluster,
 ) -> Iterator[None]:
     """While the body runs, watch the cluster from a thread and request a restart when Ray is about to remove a node of
     the run, or when an elastic run can grow."""
-    if local:
+    if cluster.local:
         yield
         return
-    import ray
-
     growth, notices = Growth(), DrainNotices()
 
     def check() -> None:
@@ -119,12 +110,12 @@ def resizing(
             request_restart(reason)
         if not trainer.elastic:
             return
-        alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        nodes: dict[str, Any] = {node: resources for node, resources in alive.items() if node not in draining}
+        nodes = [node for node in cluster.nodes() if node.id not in draining]
         # Other jobs may use some resources of the nodes.
-        free = room_for(need.per_worker, [ray.available_resources()], trainer.most_workers)
-        capacity = min(room_for(need.per_worker, list(nodes.values()), trainer.most_workers), running.world_size + free)
-        if growth.due(running, capacity, nodes, time.monotonic()):
+        suitable = [node.free for node in nodes if fits_labels(need.selection.label_selector, node.labels)]
+        free = room_for(need.per_worker, suitable, trainer.most_workers, need.selection.placement_strategy)
+        room = min(capacity(need, nodes, trainer.most_workers), running.world_size + free)
+        if growth.due(running, room, {node.id for node in nodes}, time.monotonic()):
             request_restart("there is room for more workers")
 
     with call_every(check, CHECK_EVERY_S, "rayrec-resizing"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.config.trainer import TrainerConfig
+from rayrec.train.config.trainer import ResourcesConfig, TrainerConfig
 from rayrec.train.errors import ResourceError
 
 MIN_WORKER_CPUS = 0.25
 MIN_READER_CPUS = 0.25
+ACCELERATOR = "accelerator_type:"  # prefix of the resource with which Ray marks nodes that have an accelerator
+MARK = 0.001  # of that resource, by which a worker selects such nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +28,57 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node of the cluster.
+
+    Args:
+        resources: its Ray resources.
+        free: the resources that no task or actor has reserved.
+        labels: its Ray labels.
+    """
+
+    id: str
+    resources: Mapping[str, float]
+    free: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Resources that a run reserves; for an elastic run, with its minimum number of workers."""
+    """Resources that a run reserves; for an elastic run, with its minimum number of workers.
+
+    Args:
+        selection: which nodes may run the workers, and how workers are placed on them.
+    """
 
     num_workers: int
     cpus_per_worker: float
     use_gpu: bool
     reader_cpus: float
+    selection: ResourcesConfig = field(default_factory=ResourcesConfig)
 
     @property
     def per_worker(self) -> dict[str, float]:
         """Ray resources of one worker."""
-        return {"CPU": self.cpus_per_worker, **({"GPU": 1.0} if self.use_gpu else {})}
+        memory, accelerator = self.selection.memory, self.selection.accelerator_type
+        return {
+            "CPU": self.cpus_per_worker,
+            **({"GPU": 1.0} if self.use_gpu else {}),
+            **({"memory": float(memory)} if memory is not None else {}),
+            **({f"{ACCELERATOR}{accelerator}": MARK} if accelerator is not None else {}),
+        }
+
+    @property
+    def worker(self) -> str:
+        """What one worker needs, as text."""
+        return ", ".join(
+            [
+                "1 GPU" if self.use_gpu else f"{self.cpus_per_worker:g} CPU",
+                *([f"{self.selection.memory / 1e9:g} GB of memory"] if self.selection.memory is not None else []),
+                *([f"accelerator {self.selection.accelerator_type}"] if self.selection.accelerator_type else []),
+                *(f"label {key}={value}" for key, value in self.selection.label_selector.items()),
+            ]
+        )
 
     @property
     def cpus(self) -> float:
@@ -53,6 +95,61 @@ class Demand:
         return max(1, int(min(counts, default=1.0) + 1e-6))
 
 
+def fits_labels(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels satisfies a label selector as Ray does: each key has the value, `in(…)` one of
+    the values, `!…` another one or none."""
+    return all(_fits_label(condition, labels.get(key)) for key, condition in selector.items())
+
+
+def _fits_label(condition: str, value: str | None) -> bool:
+    negated, condition = condition.startswith("!"), condition.removeprefix("!")
+    values = [item.strip() for item in condition[3:-1].split(",")] if condition.startswith("in(") else [condition]
+    return (value in values) != negated
+
+
+def room_for(
+    per_worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]], limit: int, strategy: str = "PACK"
+) -> int:
+    """Number of workers that fit on a cluster, at most `limit`.
+
+    Args:
+        per_worker: resources that a worker reserves.
+        nodes: resources of each node.
+        strategy: placement strategy: with `STRICT_PACK` all workers are on one node, with `STRICT_SPREAD` each has its
+            own node.
+    """
+    counts = [min(int(node.get(name, 0.0) / n + 1e-6) for name, n in per_worker.items() if n) for node in nodes]
+    if strategy == "STRICT_PACK":
+        return min(limit, max(counts, default=0))
+    return min(limit, sum(min(1, count) for count in counts) if strategy == "STRICT_SPREAD" else sum(counts))
+
+
+def capacity(need: Demand, nodes: Sequence[Node], limit: int | None = None) -> int:
+    """Number of workers that fit on suitable nodes if nothing else runs there, at most `limit` (default: all)."""
+    limit = need.num_workers if limit is None else limit
+    suitable = [node.resources for node in nodes if fits_labels(need.selection.label_selector, node.labels)]
+    return room_for(need.per_worker, suitable, limit, need.selection.placement_strategy)
+
+
+def missing_resources(need: Demand, nodes: Sequence[Node], *, readers: bool = False) -> str | None:
+    """The resources that a cluster lacks for the workers, as text; None if they fit.
+
+    Args:
+        readers: count the CPUs for reading too.
+    """
+    request = f"{need.num_workers} workers need {need.worker} each"
+    fits = capacity(need, nodes)
+    if fits < need.num_workers:
+        return f"{request}; the cluster has {len(nodes)} node{'' if len(nodes) == 1 else 's'} with room for {fits}"
+    suitable = [node.free for node in nodes if fits_labels(need.selection.label_selector, node.labels)]
+    free = room_for(need.per_worker, suitable, need.num_workers, need.selection.placement_strategy)
+    cpus, gpus = (sum(node.free.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU"))
+    if free < need.num_workers or (readers and cpus + 1e-6 < need.cpus):
+        reading = f", and reading {need.reader_cpus:g} CPUs" if readers and need.reader_cpus else ""
+        return f"{request}{reading}; {cpus:g} CPUs and {gpus:g} GPUs of the cluster are free, with room for {free}"
+    return None
+
+
 def demand_of(config: TrainConfig, total: Supply) -> Demand:
     """The resources that a run reserves on a cluster with `total` resources, including CPUs for Ray tasks that read."""
     trainer, read = config.trainer, config.data.read
@@ -62,6 +159,7 @@ def demand_of(config: TrainConfig, total: Supply) -> Demand:
         cpus_per_worker=_worker_cpus(trainer, total),
         use_gpu=trainer.use_gpu if isinstance(trainer.use_gpu, bool) else workers > 0 and total.gpus >= 1,
         reader_cpus=max(MIN_READER_CPUS, read.cpus_per_read) if reads_on_ray else 0.0,
+        selection=trainer.resources,
     )
 
 

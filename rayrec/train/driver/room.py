@@ -4,62 +4,103 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ray
-
+from rayrec._runtime.ray_internals import cancel_request, request_room
 from rayrec._runtime.threads import call_every
 from rayrec.train.driver.cluster import Cluster
 from rayrec.train.driver.console import Display
-from rayrec.train.driver.elastic import room_for
-from rayrec.train.driver.resources import Demand, Supply, refuse_if_short
+from rayrec.train.driver.resources import Demand, capacity, missing_resources, refuse_if_short
+from rayrec.train.errors import ResourceError
 from rayrec.train.run.log import call_actor
 
 CHECK_EVERY_S = 1.0
 REPORT_EVERY_S = 60.0
 PENDING_S = 5.0
+JOINING_S = 30.0  # nodes of a cluster that just started may still join it
+RELEASE_S = 30.0  # Ray needs some seconds to free the resources of lost workers
+REQUEST_EVERY_S, REQUEST_EXPIRES_S = 20.0, 60.0
+NO_WAIT = "and the run does not wait (trainer.wait_for_room_s=0)"
 
 
-def await_resources(cluster: Cluster, need: Demand, wait_s: float, display: Display) -> None:
+def await_resources(cluster: Cluster, need: Demand, limit_s: float | None, display: Display, name: str = "run") -> None:
     """Wait until the free resources cover a run that has no workers yet.
 
     During the wait, requests the resources from the cluster's autoscaler. Afterwards Ray Train requests them itself.
 
+    Args:
+        limit_s: seconds after which the run is refused; None: never.
+        name: of the run, for its request.
+
     Raises:
-        ResourceError: this machine has too few resources, or the cluster has too few free ones after `wait_s` seconds.
+        ResourceError: the cluster has too few free resources after `limit_s` seconds; or it has too few in total, and
+            no autoscaler adds any.
     """
     if cluster.local:
-        refuse_if_short(need, cluster.total(), cluster.subject)
+        _refuse_if_impossible(cluster, need)
         return
-    with contextlib.ExitStack() as stack:
-        if not cluster.total().covers(need):
-            stack.enter_context(_requested(need))
-        end = time.monotonic() + wait_s
-        reported = False
-        while not (cluster.total().covers(need) and cluster.free().covers(need)):
-            if time.monotonic() >= end:
+    lack = missing_resources(need, cluster.nodes(), readers=True)
+    if lack is None:
+        return
+    wait, start = RoomWait(limit_s), time.monotonic()
+    wait.update(CHECK_EVERY_S, lambda: lack, start)
+    if wait.given_up is None:
+        display.say(f"Waiting for room: {lack}. Ctrl-C ends the wait.", style="yellow")
+    with _requested(need, f"rayrec-{name}-{uuid.uuid4().hex[:8]}") as renew:
+        while lack is not None:
+            if wait.given_up is not None:
                 refuse_if_short(need, cluster.total(), cluster.subject)
-                option = f"after {wait_s:g} s of waiting (trainer.wait_for_resources_s) Ray has free"
-                refuse_if_short(need, cluster.free(), option)
-                return
-            if not reported:
-                display.say(f"Waiting up to {wait_s:g} s for {need.cpus:g} CPUs and {need.gpus} GPUs of the cluster …")
-                reported = True
-            time.sleep(min(1.0, wait_s / 20))
+                raise ResourceError(f"{wait.given_up} Free some, lower trainer.num_workers, or wait longer.")
+            if time.monotonic() - start >= JOINING_S and not cluster.may_grow():
+                _refuse_if_impossible(cluster, need)
+            renew()
+            time.sleep(CHECK_EVERY_S)
+            lack = missing_resources(need, cluster.nodes(), readers=True)
+            line = wait.update(CHECK_EVERY_S, lambda lack=lack: lack, time.monotonic())
+            if line is not None:
+                display.say(line, style="yellow")
+
+
+def _refuse_if_impossible(cluster: Cluster, need: Demand) -> None:
+    """Check that a run fits on the cluster if nothing else runs there.
+
+    Raises:
+        ResourceError: it does not; Ray itself would wait without a limit.
+    """
+    refuse_if_short(need, cluster.total(), cluster.subject)
+    nodes = cluster.nodes()
+    if capacity(need, nodes) < need.num_workers:
+        raise ResourceError(
+            f"{missing_resources(need, nodes)}; change trainer.resources, trainer.cpus_per_worker or "
+            "trainer.num_workers, or use larger nodes"
+        )
 
 
 @contextlib.contextmanager
-def _requested(need: Demand) -> Iterator[None]:
-    """Request a run's resources from the cluster's autoscaler while the body runs."""
-    from ray.autoscaler.sdk import request_resources
-
+def _requested(need: Demand, name: str) -> Iterator[Callable[[], None]]:
+    """Request a run's resources from the cluster's autoscaler; the body calls the yielded function to renew the
+    request. Other runs' requests stay as they are, and Ray drops this one if the driver is killed."""
     readers = [{"CPU": need.reader_cpus}] if need.reader_cpus else []
-    request_resources(bundles=[need.per_worker] * need.num_workers + readers)
+    bundles = [need.per_worker] * need.num_workers + readers
+    labels = [need.selection.label_selector] * need.num_workers + [{} for _ in readers]
+    sent_at = -REQUEST_EVERY_S
+
+    def renew() -> None:
+        nonlocal sent_at
+        if time.monotonic() - sent_at < REQUEST_EVERY_S:
+            return
+        with contextlib.suppress(Exception):  # a busy head node; the next call tries again
+            request_room(name, bundles, labels, need.selection.placement_strategy, REQUEST_EXPIRES_S)
+            sent_at = time.monotonic()
+
+    renew()
     try:
-        yield
+        yield renew
     finally:
-        request_resources(bundles=[])
+        with contextlib.suppress(Exception):  # it expires
+            cancel_request(name)
 
 
 class RoomWait:
@@ -67,10 +108,11 @@ class RoomWait:
 
     Args:
         limit_s: seconds after which the run gives up; None: never.
+        least_s: seconds that it waits in any case.
     """
 
-    def __init__(self, limit_s: float | None) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float | None, least_s: float = 0.0) -> None:
+        self._limit_s, self._least_s = limit_s, least_s
         self._since: float | None = None
         self._reported = 0.0
         self.given_up: str | None = None
@@ -90,30 +132,13 @@ class RoomWait:
         if self._since is None:
             self._since = self._reported = now
         waited_s = now - self._since
-        if self._limit_s is not None and waited_s >= self._limit_s:
-            self.given_up = f"No room for the workers within trainer.wait_for_room_s={self._limit_s:g} s: {lack}."
+        if self._limit_s is not None and waited_s >= max(self._limit_s, self._least_s):
+            limit = f"within trainer.wait_for_room_s={self._limit_s:g} s" if self._limit_s else NO_WAIT
+            self.given_up = f"No room for the workers {limit}: {lack}."
         elif now - self._reported >= REPORT_EVERY_S:
             self._reported = now
             return f"Waiting for room, {waited_s / 60:.0f} min so far: {lack}."
         return None
-
-
-def missing_resources(need: Demand, nodes: list[dict[str, float]], free: Supply) -> str | None:
-    """The resources that a cluster lacks for the workers, as text; None if they fit.
-
-    Args:
-        nodes: resources of each node.
-        free: resources without a reservation.
-    """
-    unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
-    capacity = room_for(need.per_worker, nodes, need.num_workers)
-    request = f"{need.num_workers} workers need {unit} each"
-    if capacity < need.num_workers:
-        return f"{request}; the cluster has {len(nodes)} node{'' if len(nodes) == 1 else 's'} with room for {capacity}"
-    workers = Supply(cpus=need.num_workers * need.cpus_per_worker, gpus=float(need.gpus))
-    if free.cpus + 1e-6 < workers.cpus or free.gpus + 1e-6 < workers.gpus:
-        return f"{request}; {free.cpus:g} CPUs and {free.gpus:g} GPUs of the cluster are free"
-    return None
 
 
 def has_pending_request(need: Demand) -> bool:
@@ -140,14 +165,14 @@ def waiting_for_room(
     if cluster.local:
         yield
         return
-    wait, pending_at = RoomWait(limit_s), 0.0
+    wait, pending_at = RoomWait(limit_s, RELEASE_S), -PENDING_S
 
     def missing() -> str | None:
         nonlocal pending_at
         now = time.monotonic()
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        lack = missing_resources(need, nodes, cluster.free())
-        if room_for(need.per_worker, nodes, need.num_workers) < need.num_workers:
+        nodes = cluster.nodes()
+        lack = missing_resources(need, nodes)
+        if capacity(need, nodes) < need.num_workers:
             return lack
         if has_pending_request(need):
             pending_at = now

@@ -144,12 +144,11 @@ def _run_on_ray(
         job = _with_one_worker_per_gpu(job, cluster, display)
         trainer = job.config.trainer
     need = demand_of(job.config, cluster.total())
-    await_resources(cluster, need, trainer.wait_for_resources_s, display)
+    await_resources(cluster, need, trainer.wait_for_room_s, display, job.config.name)
     if not cluster.local and os.path.isdir(job.files.converted):
         refuse_unseen(job.files.converted, need.use_gpu)
-    unit = "1 GPU" if need.use_gpu else f"{need.cpus_per_worker:g} CPU"
     count = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
-    display.say(f"Starting {count} workers ({unit} each) on {'a local' if cluster.local else 'the'} Ray …")
+    display.say(f"Starting {count} workers ({need.worker} each) on {'a local' if cluster.local else 'the'} Ray …")
     # If this actor dies, Ray starts it again, without the records that were not taken.
     mailbox = actor_here(Mailbox, previous_attempts)
     signals = _stop_signals(job, lambda: call_actor(mailbox.request_stop), display)
@@ -178,7 +177,7 @@ def _run_on_ray(
             _stop_requests(job, signals),
             handling_records(take, export_and_handle, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
-            resizing(trainer, need, state, request_restart, cluster.local),
+            resizing(trainer, need, state, request_restart, cluster),
             waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),
             # A frozen worker process cannot report a hang, but fails Ray's health check.
             default_env({"RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": f"{trainer.hang_s:g}"}),
@@ -251,6 +250,9 @@ def _torch_trainer(job: Job, mailbox: Any, need: Demand, local: bool) -> Any:
             num_workers=(trainer.least_workers, trainer.most_workers) if trainer.elastic else trainer.least_workers,
             use_gpu=need.use_gpu,
             resources_per_worker=need.per_worker,
+            accelerator_type=need.selection.accelerator_type,
+            label_selector=dict(need.selection.label_selector) or None,
+            placement_strategy=need.selection.placement_strategy,
             # Ray resizes in the middle of a step; `elastic.py` does it at a checkpoint.
             elastic_resize_monitor_interval_s=NEVER_S,
         ),
