@@ -21,7 +21,8 @@ class Result:
         recoveries: number of times a lost worker group was replaced in the launch that finished the run.
         ended: why the run ended before its last epoch; None if it did not.
         warnings: one line per warning.
-        test: metrics of the trained model on `data.test`.
+        test: metrics on `data.test`, and `step` and `checkpoint` of the evaluated checkpoint: the best one if
+            `storage.keep_best` is set, else the last one.
         best: `metric`, `value`, `step` and `checkpoint` selected by `storage.keep_best`; None without one.
     """
 

@@ -179,8 +179,7 @@ class Loop:
             if last or self.ended is not None:
                 self._save_last(position)
                 if self.config.data.test is not None:
-                    with self._saving_at_stop(position):
-                        self.test = self.evaluator.test(position)
+                    self.test = self._test(position)
                 return self._outcome(position)
             position = position.next_epoch(self.job.periods)
 
@@ -306,6 +305,17 @@ class Loop:
                 message = f"ends at step {position.step}: {self.ended}"
                 self.reporter.record("event", position, event="ended", message=message)
         return position
+
+    def _test(self, position: Position) -> dict[str, Any]:
+        """Evaluate the best checkpoint, or without `storage.keep_best` the last one, on `data.test`.
+
+        Call it at the end of the run: it replaces the weights.
+        """
+        assert self.saved is not None, "the final checkpoint is saved before"
+        learner, checkpoint, is_best = self.saver.load_best(self.learner, self.saved)
+        which = f"the best by {self.config.storage.keep_best}" if is_best else "the last one"
+        with self._saving_at_stop(position):
+            return self.evaluator.test(position, learner, checkpoint, which)
 
     @contextmanager
     def _saving_at_stop(self, position: Position, within_epoch: bool = False) -> Iterator[None]:
