@@ -28,7 +28,7 @@ from rayrec.checkpoint.ownership import Attempt, Launch, folder_name
 from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangles
-from rayrec.checkpoint.retention import Best, checkpoint_names, note_scores, remove_old, remove_unfinished
+from rayrec.checkpoint.retention import Best, best_of, checkpoint_names, note_scores, remove_old, remove_unfinished
 from rayrec.checkpoint.save_plan import SavePlan, items_of
 from rayrec.checkpoint.saving import BackgroundSave, Outcome, Save, fits_in_memory, is_rank_0
 from rayrec.distributed import DistributedModelParallel, ShardingPlan, comm
@@ -313,6 +313,24 @@ class CheckpointStore:
             NoWholeCheckpointError, OSError: like `candidates`.
         """
         return next(iter(self.candidates()[0]), None)
+
+    def best(self) -> Checkpoint | None:
+        """The best committed checkpoint by the store's metric; None without a metric, or if no checkpoint has it.
+
+        Raises:
+            DamagedCheckpointError: the manifest of the best checkpoint is damaged.
+            OSError, DamagedScoresError: the checkpoints or their metrics cannot be read.
+        """
+        if self._best is None:
+            return None
+        readable, damaged = self.listing()
+        by_name: dict[str, Checkpoint | DamagedCheckpointError] = {item.name: item for item in readable}
+        by_name |= {error.name: error for error in damaged}
+        name = best_of(self.root, by_name, self._best)
+        best = None if name is None else by_name[name]
+        if isinstance(best, DamagedCheckpointError):
+            raise best
+        return best
 
     def load(
         self,

@@ -94,7 +94,8 @@ class DataConfig(Section):
     eval_sets: dict[str, DataSet] = Field(default={})
     """Further evaluation sets by name, e.g. the rows of one country: a section with `path` and `filters`."""
     test: DataSet | None = None
-    """Rows for one evaluation of the trained model at the end; they do not influence training."""
+    """Rows for one evaluation at the end, of the checkpoint that `storage.keep_best` selects, else of the last one.
+    They do not influence training."""
     negative_rate: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the training rows with label 0 that is read, drawn again each epoch. Evaluations correct predictions
     for it."""

@@ -172,3 +172,60 @@ def test_a_figure_that_no_evaluation_has_is_refused(tmp_path: Path) -> None:
     for changes in ({"storage__keep_best": "f2"}, {"trainer__early_stopping": {"metric": "f2"}}):
         with pytest.raises(ConfigError, match=r"got 'f2'; allowed: auc, .*, f1"):
             parse_config(raw_config(tmp_path, trainer__metrics=[F1], **changes))
+
+
+class Falling(Spread):
+    """The first evaluation is the best. Damages the first checkpoint of `folder` once the last one is complete."""
+
+    computed = 0
+    folder: Path | None = None
+
+    def compute(self) -> torch.Tensor:  # type: ignore[override]
+        Falling.computed += 1
+        if Falling.folder is not None and any(Falling.folder.glob("step_00000012-*")):
+            flip_a_bit(next(Falling.folder.glob("step_00000004-*")))
+            Falling.folder = None
+        return torch.tensor(float(-Falling.computed))
+
+
+FALLING = {"name": "falling", "factory": "tests.train.test_own_metrics:Falling"}
+
+
+def flip_a_bit(checkpoint: Path) -> None:
+    data = next(checkpoint.glob("data-*.safetensors"))
+    raw = bytearray(data.read_bytes())
+    raw[-1] ^= 1
+    data.write_bytes(bytes(raw))
+
+
+@pytest.mark.parametrize("ema", [None, 0.9], ids=["", "averaged"])
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+def test_the_test_set_is_scored_with_the_checkpoint_that_export_takes(
+    tmp_path: Path, ema: float | None, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best one by `keep_best`, not the last weights; a damaged one does not fail a run that is finished."""
+    monkeypatch.setattr(Falling, "computed", 0)
+    monkeypatch.setattr(Falling, "folder", tmp_path / "runs" / "small" / "checkpoints" if damaged else None)
+    write_all(tmp_path, rows=256)
+    raw = raw_config(
+        tmp_path,
+        trainer__metrics=[FALLING],
+        trainer__epochs=3,
+        storage__keep_best="falling",
+        data__test=str(tmp_path / "eval"),
+    )
+    raw["optimizers"]["dense"]["ema"] = ema
+    out = io.StringIO()
+
+    trainer = Trainer(parse_config(raw), display=Display(Console(file=out, width=300)))
+    result = trainer.fit()
+    lines = [line for line in trainer.folder.read_metrics() if line["kind"] == "eval"]
+    assert [line["step"] for line in lines] == [4, 8, 12] and result.best is not None and result.test is not None
+    wanted = lines[-1] if damaged else lines[0]
+    assert lines[0]["auc"] != lines[-1]["auc"]
+    assert result.test["auc"] == wanted["auc"] and result.test["step"] == wanted["step"]
+    assert Path(result.test["checkpoint"]).name.startswith(f"step_{wanted['step']:08d}")
+    which = "step 12, the last one" if damaged else "step 4, the best by falling"
+    assert f"(checkpoint of {which})" in out.getvalue()
+    assert f"(checkpoint of {which})" in trainer.folder.report.read_text()
+    assert ("data.test is evaluated with the last checkpoint instead" in out.getvalue()) == damaged

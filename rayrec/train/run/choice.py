@@ -8,7 +8,7 @@ from typing import Any
 from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpointError, newer_damaged, no_whole
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.checkpoint.ownership import order_of
-from rayrec.checkpoint.retention import best_of, read_scores
+from rayrec.checkpoint.retention import read_scores
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.trainer import lower_is_better
 from rayrec.train.errors import StorageError, TrainError
@@ -55,7 +55,7 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
         if not readable and not damaged:
             raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
         if which == BEST:
-            return _best(folder, store, readable, damaged)
+            return _best(folder, readable)
         if which == WHOLE:
             return _undamaged(store, readable, damaged, tell)
         if which != NEWEST:
@@ -94,26 +94,20 @@ def _undamaged(
     raise no_whole(store.root.path, damaged)
 
 
-def _best(
-    folder: RunFolder, store: CheckpointStore, readable: Sequence[Checkpoint], damaged: Sequence[DamagedCheckpointError]
-) -> Checkpoint:
+def _best(folder: RunFolder, readable: Sequence[Checkpoint]) -> Checkpoint:
     best = best_metric(folder.read_config())
     if best is None:
         raise TrainError(
             f"--checkpoint best: {folder.path} was trained without storage.keep_best, so no checkpoint has a score; "
             f"give newest or a step ({_steps(readable)})"
         )
-    errors = {error.name: error for error in damaged}
-    by_name = {checkpoint.name: checkpoint for checkpoint in readable}
-    name = best_of(store.root, [*by_name, *errors], best)
-    if name is None:
+    checkpoint = CheckpointStore(folder.checkpoints, best=best).best()
+    if checkpoint is None:
         raise TrainError(
             f"--checkpoint best: no checkpoint of {folder.path} has a score of storage.keep_best={best.metric} yet; "
             f"give newest or a step ({_steps(readable)})"
         )
-    if name in errors:
-        raise errors[name]
-    return by_name[name]
+    return checkpoint
 
 
 def best_so_far(folder: RunFolder) -> dict[str, Any] | None:

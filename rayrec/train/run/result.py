@@ -22,7 +22,8 @@ class Result:
         ended: why the run ended before its last epoch; None if it did not.
         limit: the limit that ended it: `max_steps` or `max_minutes` with its value. A larger one continues the run.
         warnings: one line per warning.
-        test: metrics of the trained model on `data.test`.
+        test: metrics on `data.test`, and `step` and `checkpoint` of the evaluated checkpoint: the best one if
+            `storage.keep_best` is set, else the last one.
         best: `metric`, `value`, `step` and `checkpoint` selected by `storage.keep_best`; None without one.
     """
 

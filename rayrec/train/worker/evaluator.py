@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rayrec.checkpoint import Checkpoint
 from rayrec.data import Cursor, empty_batch
 from rayrec.models import Retriever
 from rayrec.train.worker.evaluation import evaluate, item_counts
@@ -66,18 +67,25 @@ class Evaluator:
         reported = position.step in self._evaluated and not counted
         return self.scored_step != position.step and (last or not reported)
 
-    def test(self, position: Position) -> dict[str, Any]:
-        """Evaluate on `data.test` and report the metrics.
+    def test(self, position: Position, learner: Learner, checkpoint: Checkpoint, which: str) -> dict[str, Any]:
+        """Evaluate a checkpoint on `data.test` and report the metrics.
+
+        Args:
+            learner: has the weights of the checkpoint.
+            which: why this checkpoint was chosen, for the message.
+
+        Returns:
+            The metrics, with `step` and `checkpoint`.
 
         Raises:
             StopRequested: the run stops.
         """
-        metrics = self._score(TEST, EVAL_ROWS)
+        metrics = self._score(TEST, EVAL_ROWS, learner=learner)
         values = ((name, metrics.get(name)) for name in ("auc", "ne", "logloss", "rmse", "r2"))
         text = ", ".join(f"{name} {value:.4f}" for name, value in values if value is not None)
-        message = f"test set: {text} on {metrics['samples']:,} rows"
+        message = f"test set: {text} on {metrics['samples']:,} rows (checkpoint of step {checkpoint.step}, {which})"
         self._reporter.record("event", position, event="test", message=message)
-        return metrics
+        return {**metrics, "step": checkpoint.step, "checkpoint": checkpoint.path}
 
     def score_all(self) -> dict[str, Any]:
         """Evaluate on all evaluation rows without reporting the metrics."""
@@ -90,10 +98,13 @@ class Evaluator:
         only = None if periods is None or period is None else periods.evaluated_after(period)
         return Cursor.start(position.epoch, only)
 
-    def _score(self, name: str, rows: Cursor, max_rows: int | None = None) -> dict[str, Any]:
+    def _score(
+        self, name: str, rows: Cursor, max_rows: int | None = None, learner: Learner | None = None
+    ) -> dict[str, Any]:
         stream = self._streams.take(name, rows)
+        config, learner = self._job.config, learner or self._learner
         with self._reporter.watching(stream, "evaluation"):
-            return evaluate(self._learner, stream, self._job.config, self._session, max_rows, self._item_counts())
+            return evaluate(learner, stream, config, self._session, max_rows, self._item_counts())
 
     def _item_counts(self) -> torch.Tensor | None:
         """Occurrences of each item of a retriever in the training rows; counted once."""

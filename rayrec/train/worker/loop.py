@@ -189,8 +189,7 @@ class Loop:
             if last or self.ended is not None:
                 self._save_last(position)
                 if self.config.data.test is not None:
-                    with self._saving_at_stop(position):
-                        self.test = self.evaluator.test(position)
+                    self.test = self._test(position)
                 return self._outcome(position)
             position = position.next_epoch(self.job.periods)
 
@@ -370,6 +369,17 @@ class Loop:
         early = self.config.trainer.early_stopping
         if early is not None and self.ended is None and (why := position.best.end(early)) is not None:
             self._end(position, why)
+
+    def _test(self, position: Position) -> dict[str, Any]:
+        """Evaluate the best checkpoint, or without `storage.keep_best` the last one, on `data.test`.
+
+        Call it at the end of the run: it replaces the weights.
+        """
+        assert self.saved is not None, "the final checkpoint is saved before"
+        learner, checkpoint, is_best = self.saver.load_best(self.learner, self.saved)
+        which = f"the best by {self.config.storage.keep_best}" if is_best else "the last one"
+        with self._saving_at_stop(position):
+            return self.evaluator.test(position, learner, checkpoint, which)
 
     @contextmanager
     def _saving_at_stop(self, position: Position, within_epoch: bool = False) -> Iterator[None]:

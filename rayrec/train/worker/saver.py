@@ -13,6 +13,7 @@ import torch
 
 from rayrec.checkpoint import (
     Checkpoint,
+    CheckpointError,
     CheckpointStore,
     DamagedCheckpointError,
     RemovedCheckpointError,
@@ -121,11 +122,8 @@ class Saver:
         tensors = None
         while tensors is None:
             checkpoint = self._candidates[0]
-            saved_mapping, schema = checkpoint.manifest.mapping, self._job.config.data_schema
-            mapping = as_before(self._job.mapping, saved_mapping, schema) if self._job.mapping else None
-            load = partial(self.store.load, checkpoint, learner.model, learner.optimizer, self._group, mapping)
             try:
-                tensors = self._retry(f"reading the checkpoint of step {checkpoint.step}", load)
+                tensors = self._read(checkpoint, learner)
             except RemovedCheckpointError:
                 if self._job.checkpoint is not None:
                     raise
@@ -143,7 +141,42 @@ class Saver:
             # Random states are valid for one world size only. A new seed avoids drawing the same numbers again.
             torch.manual_seed((torch.initial_seed() + 1_000_003 * checkpoint.step) % (1 << 63))
         self._saved_step = checkpoint.step
-        return replace(learner, logit_shift=checkpoint.extra.get("logit_shift", 0.0)), tensors
+        return _with_shift(learner, checkpoint), tensors
+
+    def _read(self, checkpoint: Checkpoint, learner: Learner) -> dict[str, torch.Tensor]:
+        saved_mapping, schema = checkpoint.manifest.mapping, self._job.config.data_schema
+        mapping = as_before(self._job.mapping, saved_mapping, schema) if self._job.mapping else None
+        load = partial(self.store.load, checkpoint, learner.model, learner.optimizer, self._group, mapping)
+        return self._retry(f"reading the checkpoint of step {checkpoint.step}", load)
+
+    def load_best(self, learner: Learner, last: Checkpoint) -> tuple[Learner, Checkpoint, bool]:
+        """The best checkpoint by `storage.keep_best`, or `last` without one; a damaged one is reported.
+
+        Args:
+            learner: has the weights of `last`; its state is replaced.
+            last: final checkpoint of the run.
+
+        Returns:
+            (learner with the weights of the checkpoint, checkpoint, whether it is the best one)
+        """
+        chosen, is_best, tensors = last, False, None
+        try:
+            best = self._retry("finding the best checkpoint", self._find_best)
+            if best is not None:
+                tensors = None if best.name == last.name else self._read(best, learner)
+                chosen, is_best = best, True
+        except (CheckpointError, DamagedScoresError) as error:
+            text = f"{error}; data.test is evaluated with the last checkpoint instead, of step {last.step}"
+            self._report_first(last.step, "damaged", text)
+            tensors = self._read(last, learner)  # the failed load may have replaced some weights
+        if tensors is None:
+            return learner, chosen, is_best
+        learner.dense.load_state(tensors)
+        return _with_shift(learner, chosen), chosen, is_best
+
+    def _find_best(self) -> Checkpoint | None:
+        best = on_every_rank(lambda: self.store.best() if self._session.rank == 0 else None, self._group)
+        return broadcast_object(best, self._group)
 
     def _warm_start(self, learner: Learner) -> None:
         init = self._job.warm_start
@@ -290,3 +323,7 @@ class Saver:
     def _report_first(self, step: int, event: str, message: str) -> None:
         if self._session.rank == 0:
             self._report(event, message, step)
+
+
+def _with_shift(learner: Learner, checkpoint: Checkpoint) -> Learner:
+    return replace(learner, logit_shift=checkpoint.extra.get("logit_shift", 0.0))
