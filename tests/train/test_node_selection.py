@@ -144,3 +144,11 @@ def test_nodes_that_do_not_see_the_run_folder_are_named_before_workers_start() -
     assert warning is not None and "node 10.0.0.3 of the Ray cluster cannot see /runs/a." in warning
     with pytest.raises(TrainError, match=r"2 nodes 10\.0\.0\.2, 10\.0\.0\.3 of .* no room for 3 workers\. Set storage"):
         unshared_folder("/runs/a", NEED, nodes, nodes[1:])
+
+
+@pytest.mark.parametrize("resources", [{"label_selector": {"a": "b"}}, {"placement_strategy": "STRICT_SPREAD"}])
+def test_an_elastic_run_selects_nodes_only_by_their_resources(resources: dict[str, Any]) -> None:
+    raw = raw_config(Path("/nowhere"), trainer__num_workers=[1, 2], trainer__resources=resources)
+    with pytest.raises(ConfigError, match=r"trainer\.resources: label_selector and .* need a fixed number of workers"):
+        parse_config(raw)
+    parse_config(raw_config(Path("/nowhere"), trainer__num_workers=[1, 2], trainer__resources={"memory": "1GB"}))
