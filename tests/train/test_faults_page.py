@@ -22,6 +22,8 @@ SHOWN = {
     ],
     "the cluster is too small at the start": [
         "train/test_pretended_ray.py::test_a_cluster_that_may_grow_is_asked_to_until_it_has",
+        "train/test_pretended_ray.py::test_runs_that_wait_do_not_withdraw_each_others_requests",
+        "train/test_pretended_ray.py::test_more_than_a_cluster_of_fixed_size_has_is_refused",
         "train/test_pretended_ray.py::test_a_run_without_room_is_refused_in_time",
     ],
     "the cluster no longer has room for all workers": [
@@ -32,6 +34,7 @@ SHOWN = {
     ],
     "nodes do not see the same `storage.path`": [
         "checkpoint/test_shared_folder.py::test_ranks_on_other_disks_are_named_on_every_rank",
+        "train/test_node_selection.py::test_nodes_that_do_not_see_the_run_folder_are_named_before_workers_start",
         "checkpoint/test_shared_folder.py::test_the_driver_sees_another_folder",
         "checkpoint/test_shared_folder.py::test_a_save_does_not_wait_forever_for_files_that_went_elsewhere",
     ],

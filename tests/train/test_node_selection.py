@@ -11,9 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ray._private.label_utils import validate_label_key, validate_label_selector_value
 
-from rayrec.train import ConfigError, parse_config
+from rayrec.train import ConfigError, TrainError, parse_config
 from rayrec.train.config.node_labels import is_label_condition, is_label_key, parse_size
 from rayrec.train.config.trainer import ResourcesConfig
+from rayrec.train.driver.cluster import unshared_folder
 from rayrec.train.driver.resources import Demand, Node, capacity, fits_labels, missing_resources, room_for
 from tests.train.small import raw_config
 
@@ -133,3 +134,21 @@ def test_only_suitable_nodes_are_room() -> None:
         lack = missing_resources(need, nodes)
         assert (lack is None) == (room == 3)
         assert lack is None or f"with room for {room}" in lack
+
+
+def test_nodes_that_do_not_see_the_run_folder_are_named_before_workers_start() -> None:
+    one = {"GPU": 2.0, "CPU": 8.0}
+    nodes = [Node(id=name, resources=one, free=one, address=f"10.0.0.{name}") for name in "123"]
+    assert unshared_folder("/runs/a", NEED, nodes, []) is None
+    warning = unshared_folder("/runs/a", NEED, nodes, nodes[2:])
+    assert warning is not None and "node 10.0.0.3 of the Ray cluster cannot see /runs/a." in warning
+    with pytest.raises(TrainError, match=r"2 nodes 10\.0\.0\.2, 10\.0\.0\.3 of .* no room for 3 workers\. Set storage"):
+        unshared_folder("/runs/a", NEED, nodes, nodes[1:])
+
+
+@pytest.mark.parametrize("resources", [{"label_selector": {"a": "b"}}, {"placement_strategy": "STRICT_SPREAD"}])
+def test_an_elastic_run_selects_nodes_only_by_their_resources(resources: dict[str, Any]) -> None:
+    raw = raw_config(Path("/nowhere"), trainer__num_workers=[1, 2], trainer__resources=resources)
+    with pytest.raises(ConfigError, match=r"trainer\.resources: label_selector and .* need a fixed number of workers"):
+        parse_config(raw)
+    parse_config(raw_config(Path("/nowhere"), trainer__num_workers=[1, 2], trainer__resources={"memory": "1GB"}))

@@ -31,6 +31,7 @@ from rayrec.models import DLRM, Batch
 from rayrec.train import Display, ResourceError, Trainer, TrainError, evaluate_run, parse_config
 from rayrec.train.config.trainer import ResourcesConfig
 from rayrec.train.driver import room
+from rayrec.train.driver.cluster import Cluster, nodes_without
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
 from rayrec.train.driver.recorder import Recorder
@@ -342,6 +343,13 @@ def test_more_cpus_than_ray_has_are_refused_though_runs_wait_without_limit(
     seen = Seen(tmp_path, trainer__cpus_per_worker=64.0)
     with pytest.raises(ResourceError, match=r"the run needs 128\.25 CPUs .* but the Ray cluster has 4; "):
         seen.trainer.fit()
+
+
+def test_nodes_that_do_not_see_a_folder(tmp_path: Path) -> None:
+    nodes = Cluster(local=False).nodes()
+    assert nodes_without(str(tmp_path), nodes, wait_s=0) == []
+    assert nodes_without(str(tmp_path / "elsewhere"), nodes, wait_s=0) == nodes
+    assert [node.resources["CPU"] for node in nodes] == [4.0] and nodes[0].address and nodes[0].labels
 
 
 def test_runs_that_wait_keep_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,14 @@ def check_trainer(trainer: TrainerConfig) -> None:
         )
     if trainer.num_workers == 0 and trainer.use_gpu is True:
         raise refusal("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
+    selection = trainer.resources
+    if trainer.elastic and (selection.label_selector or selection.placement_strategy.startswith("STRICT")):
+        # Ray counts every node when it chooses the size, and would then wait for workers that fit nowhere.
+        raise refusal(
+            "trainer.resources",
+            "label_selector and the STRICT placement strategies need a fixed number of workers; set "
+            "trainer.num_workers to one number",
+        )
     if trainer.num_workers == 0 and trainer.resources != type(trainer.resources)():
         raise refusal(
             "trainer.resources",

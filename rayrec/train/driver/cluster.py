@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -17,7 +18,7 @@ from rayrec._runtime.ray_internals import free_resources, has_autoscaler
 from rayrec._runtime.threads import run_in_thread
 from rayrec.storage.errors import first_line
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.driver.resources import Node, Supply
+from rayrec.train.driver.resources import Demand, Node, Supply, capacity
 from rayrec.train.driver.signals import handlers_kept
 from rayrec.train.errors import TrainError
 
@@ -70,6 +71,7 @@ class Cluster:
                 resources=node["Resources"],
                 free=free.get(node["NodeID"], {}),
                 labels=node.get("Labels") or {},
+                address=node.get("NodeManagerAddress", ""),
             )
             for node in ray.nodes()
             if node["Alive"]
@@ -162,29 +164,75 @@ def default_env(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def refuse_unseen(folder: str, use_gpu: bool) -> None:
-    """Check that every node that may run workers can read a folder.
+def nodes_without(folder: str, nodes: Sequence[Node], wait_s: float = 30.0) -> list[Node]:
+    """The nodes on which a folder does not exist.
+
+    Args:
+        folder: local path.
+        wait_s: seconds in which it may appear: network file systems show new folders late.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def exists() -> bool:
+        deadline = time.monotonic() + wait_s
+        while not os.path.isdir(folder):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.5)
+        return True
+
+    task = ray.remote(num_cpus=0)(exists)
+    strategies = [NodeAffinitySchedulingStrategy(node.id, soft=False) for node in nodes]
+    visible = ray.get([task.options(scheduling_strategy=strategy).remote() for strategy in strategies])
+    return [node for node, sees in zip(nodes, visible, strict=True) if not sees]
+
+
+def refuse_unseen(folder: str, need: Demand, nodes: Sequence[Node]) -> None:
+    """Check that every node that may run workers can read a folder of converted data.
 
     Args:
         folder: local path that the workers will read.
-        use_gpu: workers run only on nodes with a GPU.
 
     Raises:
         TrainError: a node cannot read the folder; names the node.
     """
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    is_folder = ray.remote(num_cpus=0)(lambda: os.path.isdir(folder))
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU" if use_gpu else "CPU")]
-    strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    visible = ray.get([is_folder.options(scheduling_strategy=strategy).remote() for strategy in strategies])
-    blind = [node["NodeManagerAddress"] for node, sees in zip(nodes, visible, strict=True) if not sees]
+    blind = nodes_without(folder, [node for node in nodes if capacity(need, [node], 1)])
     if blind:
         raise TrainError(
-            f"storage.path: {'node' if len(blind) == 1 else 'nodes'} {', '.join(blind)} of the Ray cluster cannot read "
-            f"{folder}, which holds data.train or data.eval converted to Parquet. Set storage.path to a folder that "
-            f"every node sees or to a URI, or convert the files first: rayrec data convert"
+            f"storage.path: {_names(blind)} cannot read {folder}, which holds data.train or data.eval converted to "
+            f"Parquet. Set storage.path to a folder that every node sees or to a URI, or convert the files first: "
+            f"rayrec data convert"
         )
+
+
+def unshared_folder(folder: str, need: Demand, nodes: Sequence[Node], blind: Sequence[Node]) -> str | None:
+    """A warning about nodes that may run workers and do not see the run folder; None if there are none.
+
+    Args:
+        folder: local path of the run.
+        nodes: of the cluster.
+        blind: the nodes among them that do not see the folder.
+
+    Raises:
+        TrainError: the other nodes have no room for all workers.
+    """
+    if not blind:
+        return None
+    fix = "Set storage.path to a folder that every node sees, or to a URI such as s3://bucket/runs"
+    if capacity(need, [node for node in nodes if node not in blind]) < need.num_workers:
+        raise TrainError(
+            f"storage.path: {_names(blind)} cannot see {folder}, so workers there could not save checkpoints, and the "
+            f"other nodes have no room for {need.num_workers} workers. {fix}"
+        )
+    return (
+        f"storage.path: {_names(blind)} cannot see {folder}. The run ends if a worker starts there. {fix}, or keep "
+        f"workers away from these nodes with trainer.resources.label_selector"
+    )
+
+
+def _names(nodes: Sequence[Node]) -> str:
+    addresses = ", ".join(node.address for node in nodes[:8]) + (", …" if len(nodes) > 8 else "")
+    return f"{'node' if len(nodes) == 1 else f'{len(nodes)} nodes'} {addresses} of the Ray cluster"
 
 
 def _supply(resources: Mapping[str, float]) -> Supply:

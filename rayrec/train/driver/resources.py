@@ -35,12 +35,14 @@ class Node:
         resources: its Ray resources.
         free: the resources that no task or actor has reserved.
         labels: its Ray labels.
+        address: its IP address.
     """
 
     id: str
     resources: Mapping[str, float]
     free: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

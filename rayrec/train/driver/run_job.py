@@ -15,7 +15,7 @@ from rayrec.checkpoint.ownership import stop_requested
 from rayrec.data.stream.shared_manifest import shared
 from rayrec.storage.folder import open_folder
 from rayrec.storage.parallel import actor_here
-from rayrec.train.driver.cluster import Cluster, connected, default_env, refuse_unseen
+from rayrec.train.driver.cluster import Cluster, connected, default_env, nodes_without, refuse_unseen, unshared_folder
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.elastic import (
     NEVER_S,
@@ -25,7 +25,7 @@ from rayrec.train.driver.elastic import (
     without_read_reservations,
 )
 from rayrec.train.driver.failures import RestartLimit, failure_reason, failure_reporter, line_of
-from rayrec.train.driver.resources import Demand, demand_of, one_worker_per_gpu
+from rayrec.train.driver.resources import Demand, capacity, demand_of, one_worker_per_gpu
 from rayrec.train.driver.room import await_resources, waiting_for_room
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
 from rayrec.train.driver.trackers import ExportedMetrics
@@ -145,8 +145,8 @@ def _run_on_ray(
         trainer = job.config.trainer
     need = demand_of(job.config, cluster.total())
     await_resources(cluster, need, trainer.wait_for_room_s, display, job.config.name)
-    if not cluster.local and os.path.isdir(job.files.converted):
-        refuse_unseen(job.files.converted, need.use_gpu)
+    if not cluster.local:
+        _check_storage(job, need, cluster, display)
     count = f"{need.num_workers} to {trainer.most_workers}" if trainer.elastic else f"{need.num_workers}"
     display.say(f"Starting {count} workers ({need.worker} each) on {'a local' if cluster.local else 'the'} Ray …")
     # If this actor dies, Ray starts it again, without the records that were not taken.
@@ -192,6 +192,26 @@ def _run_on_ray(
             ray.kill(mailbox)
         shutil.rmtree(job.files.ray_state, ignore_errors=True)
     return signals
+
+
+def _check_storage(job: Job, need: Demand, cluster: Cluster, display: Display) -> None:
+    """Check that the nodes that may run workers see the run folder; warn about those that the run can do without.
+
+    Raises:
+        TrainError: workers would have to run on nodes that do not see it.
+    """
+    import ray
+
+    nodes, here = cluster.nodes(), ray.get_runtime_context().get_node_id()
+    if os.path.isdir(job.files.converted):
+        refuse_unseen(job.files.converted, need, nodes)
+    if "://" in job.config.storage.path:
+        return
+    others = [node for node in nodes if node.id != here and capacity(need, [node], 1)]
+    blind = nodes_without(str(job.folder), others) if others else []
+    warning = unshared_folder(str(job.folder), need, nodes, blind)
+    if warning is not None:
+        display.say(f"warning: {warning}", style="yellow")
 
 
 def _with_one_worker_per_gpu(job: Job, cluster: Cluster, display: Display) -> Job:
