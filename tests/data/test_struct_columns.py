@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rayrec.cli import run
 from rayrec.data import DataError, FooterIndex, Manifest, Mapping, Schema, check, inspect
 from rayrec.data.source.footers import FooterReading, write_index
+from rayrec.data.source.lake import _physical_names
 from rayrec.data.stream.reading import read_window
 from rayrec.storage.parquet import open_parquet
 from rayrec.storage.struct_fields import columns_named, leaf_columns, leaf_table, with_types
@@ -305,3 +306,48 @@ def test_leaves_of_any_nesting(columns: dict[str, pa.DataType], seed: int) -> No
                 for row, value in zip(rows, read[name].to_pylist(), strict=True):
                     literal = name in row and not pa.types.is_struct(columns[name])
                     assert repr(value) in ({repr(row[name])} if literal else at(row, name))
+
+
+LAKE = pa.table({"user": [{"id": n, "home": {"city": f"city {n}"}} for n in range(6)], "label": [0, 1] * 3})
+
+
+def cities(data: dict[str, Any], column: str) -> list[Any]:
+    feature = {"name": "city", "column": column, "kind": "id", "mapping": {"kind": "hash"}}
+    schema = Schema.model_validate({"label": {"column": "label"}, "sparse": [feature]})
+    rows, problems = read_window(Manifest.of(_data_set(data), schema), 0)
+    assert not problems
+    return sorted(rows[column].to_pylist())
+
+
+def test_fields_of_a_delta_table(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    deltalake.write_deltalake(str(tmp_path), LAKE)
+    assert cities({"path": str(tmp_path), "table": "delta"}, "user.home.city") == [f"city {n}" for n in range(6)]
+
+
+def test_physical_names_of_fields_of_a_delta_table() -> None:
+    def column(name: str, kind: Any, in_file: str) -> dict[str, Any]:
+        return {"name": name, "type": kind, "metadata": {"delta.columnMapping.physicalName": in_file}}
+
+    home = {"type": "struct", "fields": [column("city", "string", "c-3")]}
+    user = {"type": "struct", "fields": [column("id", "long", "c-1"), column("home", home, "c-2")]}
+    names = dict(_physical_names([column("user", user, "c-0"), {"name": "item", "type": "long", "metadata": {}}]))
+    assert names["user.id"] == "c-0.c-1" and names["user.home.city"] == "c-0.c-2.c-3" and names["item"] == "item"
+
+
+def test_a_renamed_field_of_an_iceberg_table_is_found_by_its_id(tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("structs", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=str(tmp_path / "files"))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.clicks", LAKE.schema)
+    table.append(LAKE)
+    with table.update_schema() as update:
+        update.rename_column("user.home.city", "town")
+    table.append(
+        pa.table({"user": [{"id": 6, "home": {"town": "city 6"}}], "label": [1]}).cast(table.schema().as_arrow())
+    )
+    data = {"path": table.metadata_location, "table": "iceberg"}
+    assert cities(data, "user.home.town") == [f"city {n}" for n in range(7)]
+    catalog.close()
