@@ -27,6 +27,7 @@ from rayrec.storage.cache import Held
 from rayrec.storage.parallel import in_tasks, start_ray
 from rayrec.storage.parquet import open_parquet
 from rayrec.storage.retries import Patience
+from rayrec.storage.struct_fields import leaf_columns
 
 PLAN, DONE = "_predict.json", "_done.json"
 ROWS_PER_FILE = 1 << 18
@@ -111,13 +112,15 @@ def _columns(manifest: Manifest, names: Sequence[str] | None, labels: Sequence[s
     """The columns to copy with their types, partitions included, by the first file's footer."""
     file = manifest.files[0]
     with open_parquet(file.uri, file.version) as parquet:
-        types = dict(zip(parquet.schema_arrow.names, parquet.schema_arrow.types, strict=True))
+        arrow = parquet.schema_arrow
+    fields = {field.name: field.type for field in leaf_columns(arrow) if field.name not in arrow.names}
+    types = fields | dict(zip(arrow.names, arrow.types, strict=True))
     types |= {name: pa.string() if isinstance(value, str) else pa.int64() for name, value in file.partition}
     types |= dict(manifest.columns)
     for name in names or []:
         if name not in types:
             raise DataError(f"unknown column {name!r} to keep; the data has {', '.join(types)}", file=file.uri)
-    names = list(types) if names is None else list(names)
+    names = [name for name in types if name not in fields] if names is None else list(names)
     for name in prediction_columns(labels).values():
         if name in names:
             raise DataError(
@@ -226,5 +229,5 @@ def _type_of(slices: Sequence[FileSlice], name: str) -> pa.DataType:
     if name in partition:
         return pa.string() if isinstance(partition[name], str) else pa.int64()
     with open_parquet(slices[0].uri, slices[0].file.version) as parquet:
-        schema = parquet.schema_arrow
+        schema = leaf_columns(parquet.schema_arrow)
         return schema.field(name).type if name in schema.names else pa.null()  # a column of nulls fits any type

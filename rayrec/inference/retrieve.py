@@ -18,6 +18,7 @@ from rayrec.inference.artifact import ExportError
 from rayrec.inference.index import ItemIndex
 from rayrec.storage.locations import plain_path
 from rayrec.storage.parquet import open_parquet
+from rayrec.storage.struct_fields import columns_named, leaf_columns, leaf_table
 
 BATCH_ROWS = 4096
 
@@ -76,7 +77,7 @@ def retrieve(index: ItemIndex, data: str | Path, out: str | Path, options: Retri
             continue
         scratch = target.with_name(f".{target.name}.partial")
         source = open_parquet(path)
-        _check_columns(path, source.schema_arrow, options)
+        _check_columns(path, leaf_columns(source.schema_arrow), options)
         writer: pq.ParquetWriter | None = None
         for batch in source.iter_batches(BATCH_ROWS):
             table = _with_items(index, pa.Table.from_batches([batch]), options)
@@ -123,7 +124,7 @@ def _with_items(index: ItemIndex, table: pa.Table, options: RetrieveOptions) -> 
 def _lists(table: pa.Table, column: str | None) -> Sequence[list[object]]:
     if column is None:
         return [[]] * len(table)
-    return [values or [] for values in table.column(column).to_pylist()]
+    return [values or [] for values in columns_named(table, [column]).column(0).to_pylist()]
 
 
 def read_vectors(data: str, vector: str, id_column: str | None) -> tuple[torch.Tensor, pa.Table]:
@@ -134,7 +135,7 @@ def read_vectors(data: str, vector: str, id_column: str | None) -> tuple[torch.T
     """
     blocks, tables = [], []
     for path in (file.uri for file in find_parquet(data)):
-        table = open_parquet(path).read()
+        table = leaf_table(open_parquet(path).read())
         for column in (vector, id_column):
             if column is not None and column not in table.column_names:
                 raise ExportError(f"{path} has no column {column!r}; it has {table.column_names}")

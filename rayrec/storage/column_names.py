@@ -41,18 +41,10 @@ def column_missing(column: str, arrow: pa.Schema, file: str, fix: str) -> DataEr
     names = arrow.names
     shown_names = ", ".join(names[:20]) + (f", … ({len(names)} in total)" if len(names) > 20 else "")
     problem = f"column {column!r} is missing; the file has {shown_names}{suggestion(column, names)}"
-    struct = column.partition(".")[0]
-    if struct != column and names.count(struct) == 1 and pa.types.is_struct(kind := arrow.field(struct).type):
-        fix = fields_as_columns(struct, kind)
+    fields = [name for name in names if name.startswith(f"{column}.")]
+    if fields:
+        fix = f"{column!r} is a struct: name one of its fields, {', '.join(fields[:_NAMED])}"
     return DataError(problem, file=file, column=column, fix=fix)
-
-
-def fields_as_columns(column: str, kind: pa.StructType) -> str:
-    """What to do about a struct, whose fields are not read."""
-    fields = [f"{column}.{field.name}" for field in kind.fields[:_NAMED]]
-    return (
-        f"{column!r} is a struct: write its fields as columns; pyarrow.Table.flatten() names them {', '.join(fields)}"
-    )
 
 
 def _repeated(names: Sequence[str]) -> str | None:

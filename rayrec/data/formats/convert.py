@@ -28,6 +28,7 @@ from rayrec.storage.errors import DataError, suggestion
 from rayrec.storage.files import SUFFIXES, Found, find_files, format_of, is_unnamed_text
 from rayrec.storage.locations import cache_folder, local_path, locate, plain_path
 from rayrec.storage.parallel import in_threads, one_by_one
+from rayrec.storage.struct_fields import leaf_columns, with_types
 
 Format = Csv | JsonLines | Avro | Orc
 
@@ -223,15 +224,14 @@ def _common_schema(formats: Mapping[str, Format], reading: TextReading) -> pa.Sc
     check_names((uri, schema.names) for uri, schema in schemas.items())
     given = dict(reading.types)
     # One file may show ids that need it. As a common type of both, a decimal would be no id.
-    given |= {field.name: field.type for schema in schemas.values() for field in schema if field.type == pa.uint64()}
-    typed = (
-        (uri, pa.schema([field.with_type(given.get(field.name, field.type)) for field in schema]))
-        for uri, schema in schemas.items()
-    )
+    leaves = [field for schema in schemas.values() for field in leaf_columns(schema)]
+    given |= {field.name: field.type for field in leaves if field.type == pa.uint64()}
+    typed = ((uri, with_types(schema, given)) for uri, schema in schemas.items())
     columns = common_types(typed, fix="set its type, e.g. --type COLUMN=string")
+    names = leaf_columns(columns).names
     for name in (*reading.options.types, *reading.options.lists, *reading.options.times):
-        if name not in columns.names:
-            problem = f"no file has this column, whose type is given{suggestion(name, columns.names)}"
-            raise DataError(problem, column=name, fix=f"use one of the columns {', '.join(columns.names)}")
-    kinds = {field.name: reading.type_without_values(field.name) for field in columns if pa.types.is_null(field.type)}
-    return pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in columns])
+        if name not in names:
+            problem = f"no file has this column, whose type is given{suggestion(name, names)}"
+            raise DataError(problem, column=name, fix=f"use one of the columns {', '.join(names)}")
+    empty = [field.name for field in leaf_columns(columns) if pa.types.is_null(field.type)]
+    return with_types(columns, {name: reading.type_without_values(name) for name in empty})

@@ -15,11 +15,14 @@ _CHUNK_BYTES = 1 << 20
 _BETWEEN = re.compile(r"[\s,]*")
 
 
-def as_json_lines(stream: pa.NativeFile, texts: Collection[str] = ()) -> pa.NativeFile | io.RawIOBase:
+def as_json_lines(
+    stream: pa.NativeFile, texts: Collection[str] = (), fields: Collection[str] = ()
+) -> pa.NativeFile | io.RawIOBase:
     """The stream itself if it has JSON lines, or a stream that converts to JSON lines.
 
     Args:
         texts: columns to convert to text.
+        fields: fields of structs, as `user.id`, to make columns of.
 
     Raises:
         ValueError: a line that is neither; names its number.
@@ -30,10 +33,12 @@ def as_json_lines(stream: pa.NativeFile, texts: Collection[str] = ()) -> pa.Nati
     begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     source = _Chunks(_prepended(begin, stream))
     if begin.startswith(b"["):
-        return _Chunks(_lines(_items(source), texts))
+        return _Chunks(_lines(_items(source), texts, fields))
     if begin.startswith(b"{") and begin[1:].lstrip()[:1] in (b"'", b"u"):
-        return _Chunks(_lines(_each_line(source, ast.literal_eval), texts))
-    return _Chunks(_lines(_each_line(source, json.loads), texts)) if texts else source
+        return _Chunks(_lines(_each_line(source, ast.literal_eval), texts, fields))
+    if not texts and not fields:
+        return source
+    return _Chunks(_lines(_each_line(source, json.loads), texts, fields))
 
 
 class _Chunks(io.RawIOBase):
@@ -107,9 +112,37 @@ def _items(source: io.RawIOBase) -> Iterator[Any]:
         yield item
 
 
-def _lines(items: Iterator[Any], texts: Collection[str]) -> Iterator[bytes]:
+def value_at(row: Any, name: str) -> Any:
+    """The value of a column, or of a field of a struct, as `user.id`; None if there is none."""
+    if not isinstance(row, dict) or name in row:
+        return row.get(name) if isinstance(row, dict) else None
+    inside = ((struct, name[len(struct) + 1 :]) for struct in row if name.startswith(f"{struct}."))
+    return next((value for struct, field in inside if (value := value_at(row[struct], field)) is not None), None)
+
+
+def _make_column(row: dict[str, Any], name: str) -> None:
+    """Moves a field of a struct into a column."""
+    if name not in row and (value := value_at(row, name)) is not None:
+        _remove(row, name)
+        row[name] = value
+
+
+def _remove(row: dict[str, Any], name: str) -> None:
+    """Removes a field, and a struct that has no other fields."""
+    if name in row:
+        del row[name]
+        return
+    for struct in [struct for struct in row if name.startswith(f"{struct}.") and isinstance(row[struct], dict)]:
+        _remove(row[struct], name[len(struct) + 1 :])
+        if not row[struct]:
+            del row[struct]
+
+
+def _lines(items: Iterator[Any], texts: Collection[str], fields: Collection[str]) -> Iterator[bytes]:
     for item in items:
         if isinstance(item, dict):
+            for name in fields:
+                _make_column(item, name)
             for name in texts:
                 if not isinstance(value := item.get(name), str | None):
                     item[name] = json.dumps(value)

@@ -15,13 +15,14 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 import pyarrow.types as pat
 
-from rayrec.data.formats.json_lines import as_json_lines
+from rayrec.data.formats.json_lines import as_json_lines, value_at
 from rayrec.data.formats.text_cells import CellError, list_parser, list_type, number_type, numbers, times, whole_numbers
 from rayrec.data.formats.text_layout import Layout, find_layout
 from rayrec.data.formats.text_options import TextOptions, TextReading
 from rayrec.storage.column_names import equal_names
 from rayrec.storage.errors import DataError, first_line
 from rayrec.storage.locations import open_filesystem
+from rayrec.storage.struct_fields import leaf_columns, with_types
 
 _BLOCK_BYTES = 8 << 20
 _LOOK_BYTES = 1 << 18
@@ -237,14 +238,15 @@ class JsonLines:
             found = self._open(self._lines(uri), None).schema
         except (pa.ArrowInvalid, ValueError) as error:
             raise self._locate(uri, None, 0, error) from error
-        types = {column.name: column.type for column in found}
-        floats = [name for name, kind in types.items() if pat.is_float64(kind) and name not in self.reading.types]
-        if floats:
+        types: dict[str, pa.DataType] = {}
+        if floats := [
+            c.name for c in leaf_columns(found) if pat.is_float64(c.type) and c.name not in self.reading.types
+        ]:
             types |= self._large(uri, floats)
         for name, separator in self.reading.options.lists.items():
-            if name in types and pat.is_string(types[name]):
+            if name in found.names and pat.is_string(found.field(name).type):
                 types[name] = list_type(self._open(self._lines(uri), found).read_next_batch().column(name), separator)
-        return pa.schema(types | {name: kind for name, kind in self.reading.types.items() if name in types})
+        return with_types(found, types | self.reading.types)
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows; missing fields are null.
@@ -268,12 +270,10 @@ class JsonLines:
             raise self._locate(uri, raw, rows, error) from error
 
     def _lines(self, uri: str) -> pa.NativeFile:
-        return pa.PythonFile(as_json_lines(_stream(uri), self._texts), "r")
-
-    @property
-    def _texts(self) -> list[str]:
-        """Columns that are read as text, whatever their values are."""
-        return [name for name, kind in self.reading.types.items() if pat.is_string(kind)]
+        types, options = self.reading.types, self.reading.options
+        texts = [name for name, kind in types.items() if pat.is_string(kind)]
+        fields = [name for name in dict.fromkeys([*types, *options.lists, *options.times]) if "." in name]
+        return pa.PythonFile(as_json_lines(_stream(uri), texts, fields), "r")
 
     def _large(self, uri: str, names: list[str]) -> dict[str, pa.DataType]:
         """Types of the columns that hold whole numbers beyond int64, which pyarrow makes floats.
@@ -285,7 +285,7 @@ class JsonLines:
         for number, line in enumerate(islice(io.BufferedReader(self._lines(uri)), _LOOK_LINES), 1):
             row = json.loads(line) if line.strip() else {}
             for name in names:
-                value = row.get(name)
+                value = value_at(row, name)
                 if isinstance(value, int) and not -(2**63) <= value < 2**63:
                     if not 0 <= value < 2**64:
                         fix = f"read it as text: --type {name}=string"
@@ -321,8 +321,8 @@ class JsonLines:
     def _wrong(self, uri: str, line: int | None, text: str) -> DataError:
         if text.startswith("Empty JSON"):
             return DataError("the file is empty", file=uri, fix="remove it")
-        column = re.search(r"Column\(/?([^/)]*)\)", text)
-        name = column[1] if column else None
+        column = re.search(r"Column\(/?([^)\[]*)\)", text)
+        name = column[1].replace("/", ".") if column else None
         if name is None or "changed from" not in text:
             return _wrong(uri, line, text, name, "correct the line" if name is None else None)
         return _wrong(uri, line, text, name, f"read all its values as text: --type {name}=string")

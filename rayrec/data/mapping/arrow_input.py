@@ -14,6 +14,7 @@ from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type
 from rayrec.data.mapping.null_types import wants_text
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.storage.errors import DataError, first_line
+from rayrec.storage.struct_fields import columns_named, leaf_columns
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -59,7 +60,9 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
 
 def _columns(data: Any, names: Sequence[str], types: Mapping[str, pa.DataType | None]) -> dict[str, Any]:
     if isinstance(data, pa.Table | pa.RecordBatch):
-        return {name: data.column(name) for name in names if data.schema.names.count(name) == 1}
+        known = leaf_columns(data.schema).names
+        present = [name for name in names if known.count(name) == 1]
+        return dict(zip(present, columns_named(data, present).columns, strict=True))
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):
         if not all(isinstance(row, Mapping) for row in data):
             raise TypeError("a list of rows must contain dicts")

@@ -323,7 +323,10 @@ class Schema(Strict):
         """What columns hold, as far as the schema says: ids by `id_type`, numbers, and the types of a run's columns."""
         kinds: dict[str, Any] = {feature.column: "number" for feature in self.dense if feature.width == 1}
         kinds |= {name: kind for name, kind in self.column_types.items() if kind in ("text", "integer", "number")}
-        kinds |= {feature.column: feature.id_type for feature in self.sparse if feature.id_type}
+        # Lists in JSON are lists, whatever their ids are.
+        kinds |= {
+            feature.column: feature.id_type for feature in self.sparse if feature.id_type and feature.kind == "id"
+        }
         derived = {spec.name for spec in self.derived}
         return {name: kind for name, kind in kinds.items() if name not in derived}
 

@@ -15,7 +15,7 @@ from rayrec.data.mapping.column_types import check_types
 from rayrec.data.mapping.schema import Schema
 from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of
 from rayrec.data.source.filters import Condition
-from rayrec.data.source.footer_index import HIGH, LOW
+from rayrec.data.source.footer_index import HIGH, LOW, schemas_of
 from rayrec.data.source.partitions import Partitioned, PartitionedFile, Types, with_partitions
 from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError, suggestion
@@ -32,7 +32,7 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
         DataError: a column that is missing in all files, or in some while the schema does not accept nulls; a wrong
             type; types in different files without a common type; a file without its partition column.
     """
-    codes, schemas = _schemas(facts)
+    codes, schemas = schemas_of(facts)
     if any(len(set(arrow.names)) < len(arrow.names) for arrow in schemas):
         files = zip(codes.tolist(), partitioned.files, strict=True)
         check_names((file.file.uri, schemas[code].names) for code, file in files)
@@ -165,7 +165,7 @@ def file_table(
     folder_numbers, names, folders = folders_of(
         (file.file.uri for file in partitioned.files), (file.values for file in partitioned.files)
     )
-    codes, schemas = _schemas(facts)
+    codes, schemas = schemas_of(facts)
     renames = [_names_in(schema, columns, partitioned) for schema in schemas]
     texts = [json.dumps(rename) if rename else None for rename in renames]
     lists = _list(facts, "group_rows")
@@ -180,14 +180,6 @@ def file_table(
     return FileTable(tuple(folders), pa.record_batch(arrays, schema=COLUMNS), offsets, group_rows, left_out)
 
 
-def _schemas(facts: pa.Table) -> tuple[I64, list[pa.Schema]]:
-    """The index of each file's schema, and the distinct schemas."""
-    column = facts["schema"].unify_dictionaries().combine_chunks()
-    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-    schemas = [pa.ipc.read_schema(pa.BufferReader(raw)) for raw in column.dictionary.to_pylist()]
-    return column.indices.to_numpy().astype(np.int64), schemas
-
-
 def _flat(facts: pa.Table, name: str) -> pa.Array:
     column = facts[name].combine_chunks()
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
@@ -199,7 +191,7 @@ def _list(facts: pa.Table, name: str) -> pa.ListArray:
 
 def _row_bytes(facts: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.float64]:
     """Approximate decoded size of a row of these columns, per file."""
-    codes, schemas = _schemas(facts)
+    codes, schemas = schemas_of(facts)
     lists = _list(facts, "column_bytes")
     column_bytes, lengths = lists.flatten().to_numpy(), lists.value_lengths().to_numpy()
     offsets = np.cumsum(lengths) - lengths

@@ -21,6 +21,7 @@ from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found
 from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import open_filesystem
+from rayrec.storage.struct_fields import has_structs
 
 INDEX_NAME = "_rayrec_index.arrow"
 LOW, HIGH = "low ", "high "
@@ -166,7 +167,24 @@ def _load(path: str | None) -> pa.Table:
     except (pa.ArrowException, OSError, DataError):
         return expected.empty_table()
     kinds = {field.name: field.type for field in table.schema}
-    return table if all(kinds.get(field.name) == field.type for field in expected) else expected.empty_table()
+    if any(kinds.get(field.name) != field.type for field in expected):
+        return expected.empty_table()
+    return _without_structs(table)
+
+
+def _without_structs(table: pa.Table) -> pa.Table:
+    """Leaves out files whose facts are of structs, as older versions wrote them, and not of the structs' fields."""
+    codes, schemas = schemas_of(table)
+    old = np.array([has_structs(arrow) for arrow in schemas], np.bool_)
+    return table.filter(pa.array(~old[codes])) if old.any() else table
+
+
+def schemas_of(facts: pa.Table) -> tuple[I64, list[pa.Schema]]:
+    """The index of each file's schema, and the distinct schemas."""
+    column = facts["schema"].unify_dictionaries().combine_chunks()
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    schemas = [pa.ipc.read_schema(pa.BufferReader(raw)) for raw in column.dictionary.to_pylist()]
+    return column.indices.to_numpy().astype(np.int64), schemas
 
 
 def _write(table: pa.Table, path: str) -> bool:

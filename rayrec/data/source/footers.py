@@ -24,6 +24,7 @@ from rayrec.storage.files import Found, find_files, format_of
 from rayrec.storage.parallel import each, in_threads
 from rayrec.storage.parquet import Footer, read_footer, unreadable
 from rayrec.storage.retries import Patience, with_patience
+from rayrec.storage.struct_fields import leaf_columns
 
 Types = dict[str, pa.DataType]
 
@@ -105,7 +106,10 @@ class _Facts:
         )  # fmt: skip
         for name, value in zip(FACTS.names, values, strict=True):
             self._columns[name].append(value)
-        paths = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        leaves = [metadata.schema.column(index) for index in range(metadata.num_columns)]
+        # A column named `user.id` comes after the field of a struct, which it hides.
+        leaf_order = sorted(range(len(leaves)), key=lambda index: leaves[index].name == leaves[index].path)
+        paths = {leaves[index].path: index for index in leaf_order}
         for name, kind in self._types.items():
             position = arrow.get_field_index(name)
             fits = position >= 0 and compared_type(arrow.field(position).type) == kind
@@ -128,7 +132,7 @@ class _Facts:
         last = self._last
         if last is None or not metadata.schema.equals(last[0]) or metadata.metadata != last[1]:
             try:
-                arrow = metadata.schema.to_arrow_schema().remove_metadata()
+                arrow = leaf_columns(metadata.schema.to_arrow_schema()).remove_metadata()
                 last = (metadata.schema, metadata.metadata, arrow, arrow.serialize().to_pybytes())
             except (pa.ArrowException, OSError) as error:
                 raise unreadable(uri, error) from error
@@ -139,7 +143,7 @@ class _Facts:
 def _types_of(footer: Footer, uri: str, statistics: Collection[str] | None) -> Types:
     """The types in which the columns are compared, for columns that can have statistics."""
     try:
-        arrow = footer.metadata.schema.to_arrow_schema()
+        arrow = leaf_columns(footer.metadata.schema.to_arrow_schema())
     except (pa.ArrowException, OSError) as error:
         raise unreadable(uri, error) from error
     kinds = {field.name: compared_type(field.type) for field in arrow}

@@ -28,6 +28,7 @@ from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found
 from rayrec.storage.parquet import Version, open_parquet, unreadable
 from rayrec.storage.retries import Patience, with_patience
+from rayrec.storage.struct_fields import columns_named, leaf_columns
 
 _BATCH_BYTES = 32 << 20
 _BATCH_IDS = 65_536
@@ -162,7 +163,7 @@ class InitialVectors:
 
     def _check_columns(self, file: Found) -> None:
         with with_patience(lambda: open_parquet(file.uri), file.uri, self.patience) as parquet:
-            arrow = parquet.schema_arrow
+            arrow = leaf_columns(parquet.schema_arrow)
         for field, column in (("id", self.id), ("vector", self.vector)):
             if column not in arrow.names:
                 raise column_missing(column, arrow, file.uri, f"set tables.{self.table}.init.{field} to a column of it")
@@ -179,7 +180,7 @@ class InitialVectors:
         if pat.is_fixed_size_list(kind) and kind.list_size != self.dim:
             raise self._wrong_length(kind.list_size).at(file.uri, None, None)
 
-    def _batches(self, file: Found, columns: Sequence[str], at_once: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _batches(self, file: Found, columns: Sequence[str], at_once: int) -> Iterator[tuple[int, pa.Table]]:
         """Batches of a file, each with its first row. After a transient failure, reads the file again up to there."""
         reading: Iterator[pa.RecordBatch] | None = None
         done = first_row = 0
@@ -197,14 +198,14 @@ class InitialVectors:
                 raise unreadable(file.uri, error) from error
 
         while (batch := with_patience(read_next, file.uri, self.patience)) is not None:
-            yield first_row, batch
+            yield first_row, columns_named(batch, columns)
             done, first_row = done + 1, first_row + len(batch)
 
     def _num_rows_of(self, file: Found) -> int:
         with with_patience(lambda: open_parquet(file.uri), file.uri, self.patience) as parquet:
             return int(parquet.metadata.num_rows)
 
-    def _ids(self, batch: pa.RecordBatch, uri: str, first_row: int) -> pa.Array:
+    def _ids(self, batch: pa.Table, uri: str, first_row: int) -> pa.Array:
         ids = decoded(one_array(batch.column(self.id)))
         if ids.null_count:
             row = int(np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))[0])
@@ -221,7 +222,7 @@ class InitialVectors:
             has_row[outside] = False
         return rows.astype(np.int64, copy=False), has_row
 
-    def _vectors(self, batch: pa.RecordBatch, uri: str, first_row: int) -> F32:
+    def _vectors(self, batch: pa.Table, uri: str, first_row: int) -> F32:
         lists = unnest(one_array(batch.column(self.vector)))
         if lists.nulls is not None:
             row = first_row + int(np.flatnonzero(lists.nulls)[0])

@@ -8,7 +8,7 @@ cannot read are refused by name. Only these tables need deltalake or pyiceberg.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -104,8 +104,7 @@ class _Delta:
                 self._path, version, f"has a deletion vector for {next(iter(deleted))}, which is not one of its files"
             )
         fields = json.loads(table.schema().to_json())["fields"]
-        physical = {field["name"]: field["metadata"].get("delta.columnMapping.physicalName") for field in fields}
-        names = {name: name_in_file for name, name_in_file in physical.items() if name_in_file not in (None, name)}
+        names = {name: name_in_file for name, name_in_file in _physical_names(fields) if name_in_file != name}
         kinds = {field["name"]: _PARTITION_TYPES.get(str(field["type"])) for field in fields}
         types = {name: kind for name in metadata.partition_columns if (kind := kinds[name]) is not None}
         return replace(_not_empty(files, self._path, hive=True), physical=names, partition_types=types)
@@ -182,7 +181,7 @@ class _Iceberg:
     def _field_ids(self, version: int | None) -> dict[str, int]:
         """Ids of columns in the schema of a snapshot; None: in the table's current schema."""
         schema = self._table.schema() if version is None else self._table.scan(snapshot_id=version).projection()
-        return {column.name: column.field_id for column in schema.fields}
+        return dict(_ids_of_fields(schema.fields))
 
     def files(self, version: int | None) -> TableFiles:
         """The files of a snapshot, with the columns of its own schema: they may be renamed after a run has pinned it.
@@ -239,6 +238,26 @@ class _Iceberg:
         paths, rows = table["file_path"].dictionary_encode().combine_chunks(), table["pos"].to_numpy()
         codes = paths.indices.to_numpy()
         return {path: rows[codes == code] for code, path in enumerate(paths.dictionary.to_pylist())}
+
+
+def _physical_names(fields: Sequence[Any], name: str = "", in_file: str = "") -> Iterator[tuple[str, str]]:
+    """Names of the columns of a Delta schema in the table and in its files; of a struct, those of its fields too."""
+    for column in fields:
+        path, kind = name + column["name"], column["type"]
+        path_in_file = in_file + column["metadata"].get("delta.columnMapping.physicalName", column["name"])
+        yield path, path_in_file
+        if isinstance(kind, dict) and kind["type"] == "struct":
+            yield from _physical_names(kind["fields"], f"{path}.", f"{path_in_file}.")
+
+
+def _ids_of_fields(fields: Sequence[Any], name: str = "") -> Iterator[tuple[str, int]]:
+    """Names and ids of the columns of an Iceberg schema; of a struct, those of its fields too."""
+    from pyiceberg.types import StructType
+
+    for column in fields:
+        yield name + column.name, column.field_id
+        if isinstance(column.field_type, StructType):
+            yield from _ids_of_fields(column.field_type.fields, f"{name}{column.name}.")
 
 
 def uri_of(path: str, options: str) -> str:

@@ -17,6 +17,7 @@ from rayrec.storage.errors import DataError
 from rayrec.storage.files import Found
 from rayrec.storage.locations import plain_path
 from rayrec.storage.parquet import Version, open_parquet
+from rayrec.storage.struct_fields import columns_named, leaf_table
 
 READ_ROWS = 65_536
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -101,9 +102,9 @@ def value_of(column: Columns, values: Mapping[str, int | str | None]) -> Value |
     return several if len(several) == len(column) else None
 
 
-def with_partition(batch: pa.RecordBatch, file: PartitionedFile, types: Types) -> pa.Table:
-    """Adds the partition columns to a batch of rows."""
-    table = pa.Table.from_batches([batch]).drop_columns([n for n in batch.schema.names if n in file.values])
+def with_partition(rows: pa.Table, file: PartitionedFile, types: Types) -> pa.Table:
+    """Adds the partition columns to rows of a file."""
+    table = rows.drop_columns([name for name in rows.column_names if name in file.values])
     for name, value in file.values.items():
         table = table.append_column(name, pa.repeat(pa.scalar(value, types[name]), len(table)))
     return table
@@ -119,7 +120,7 @@ def tables_of(
     """Reads a file in chunks: the rows that satisfy the conditions, with partition columns. Raises as `open_parquet`.
 
     Args:
-        columns: columns to read; None: all.
+        columns: columns to read; None: all, with the fields of structs as columns.
         at_once: maximum rows of a chunk, before conditions.
     """
     with open_parquet(file.file.uri, Version(file.file.size_bytes)) as parquet:
@@ -127,7 +128,8 @@ def tables_of(
         if names == []:
             names = parquet.schema_arrow.names[:1]  # any column, for the number of rows
         for batch in parquet.iter_batches(min(at_once or READ_ROWS, READ_ROWS), columns=names, use_threads=False):
-            yield only_passing(with_partition(batch, file, types), conditions, file.file.uri)
+            rows = leaf_table(batch) if names is None else columns_named(batch, names)
+            yield only_passing(with_partition(rows, file, types), conditions, file.file.uri)
 
 
 def with_partitions(arrow: pa.Schema, types: Types) -> pa.Schema:

@@ -32,6 +32,7 @@ from rayrec.data.source.windows import Slices
 from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 from rayrec.storage.parquet import open_parquet, unreadable
 from rayrec.storage.retries import Patience, with_patience
+from rayrec.storage.struct_fields import columns_named
 
 Columns = tuple[tuple[str, pa.DataType], ...]
 
@@ -223,7 +224,8 @@ def _tables(slices: Sequence[FileSlice], columns: list[str], streams: RowGroupSt
             for item in group_slices:
                 check_size(parquet, item.uri, item.row_group, columns)
             # One thread per task: Ray runs as many tasks as there are CPUs.
-            yield parquet.read_row_groups([item.row_group for item in group_slices], columns=columns, use_threads=False)
+            groups = [item.row_group for item in group_slices]
+            yield columns_named(parquet.read_row_groups(groups, columns=columns, use_threads=False), columns)
 
 
 @dataclass(slots=True)
@@ -279,7 +281,7 @@ class RowGroupStreams:
             stream.parquet.close()
         while len(self._open) > self._limit:
             self._open.popitem(last=False)[1].parquet.close()
-        return pa.Table.from_batches(batches)
+        return columns_named(pa.Table.from_batches(batches), columns)
 
     def close(self) -> None:
         """Closes all row groups."""
@@ -320,7 +322,7 @@ def check_size(
     max_bytes = MAX_BYTES if max_bytes is None else max_bytes
     group = parquet.metadata.row_group(row_group)
     chunks = [group.column(index) for index in range(group.num_columns)]
-    read_chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    read_chunks = [chunk for chunk in chunks if _column_of(chunk.path_in_schema, columns) is not None]
     sizes = [max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in read_chunks]
     bytes_per_row = sum(sizes) / max(1, group.num_rows)
     rows = max(1, group.num_rows if chunk_rows is None else min(chunk_rows, group.num_rows))
@@ -336,8 +338,16 @@ def check_size(
     ]
     for path, longest in _longest(uri, row_group, suspects).items() if suspects else ():
         if occurrences[path] * longest > max_bytes:
-            raise _too_large(uri, row_group, max_bytes, int(occurrences[path] * longest), rows, path.partition(".")[0])
+            column = _column_of(path, columns)
+            raise _too_large(uri, row_group, max_bytes, int(occurrences[path] * longest), rows, column)
     return rows
+
+
+def _column_of(path: str, columns: Sequence[str]) -> str | None:
+    """The column, struct or field of a struct among `columns` that a path of the Parquet schema belongs to."""
+    while path and path not in columns:
+        path = path.rpartition(".")[0]
+    return path or None
 
 
 def _longest(uri: str, row_group: int, paths: list[str]) -> dict[str, int]:
@@ -346,7 +356,9 @@ def _longest(uri: str, row_group: int, paths: list[str]) -> dict[str, int]:
         batch = next(parquet.iter_batches(1, row_groups=[row_group], columns=paths, use_threads=False))
     longest = {}
     for path in paths:
-        leaf = batch.column(path.partition(".")[0])
+        leaf = batch.column(_column_of(path, batch.schema.names) or path)
+        while pa.types.is_struct(leaf.type):
+            leaf = leaf.field(0)
         leaf = unnest(leaf).leaf if is_list(leaf.type) else leaf
         longest[path] = (pc.max(pc.binary_length(leaf.dictionary)).as_py() or 0) if is_dictionary(leaf.type) else 0
     return longest

@@ -27,6 +27,7 @@ from rayrec.data.tools.times import TimeColumn, Times, combined_rank, read_times
 from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError
 from rayrec.storage.parquet import open_parquet
+from rayrec.storage.struct_fields import leaf_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,7 @@ def _read(paths: Sequence[str], log: Log) -> tuple[pa.Table, list[Times]]:
     tables, uris = [], [found.uri for found in find_parquet(list(paths))]
     for file in uris:
         with open_parquet(file) as parquet:
-            tables.append(parquet.read())
+            tables.append(leaf_table(parquet.read()))
         for column in (log.user, *(time.column for time in log.times), *log.columns):
             if column not in tables[-1].column_names:
                 raise column_missing(column, tables[-1].schema, file, "name a column of the log")

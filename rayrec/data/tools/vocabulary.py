@@ -33,6 +33,7 @@ from rayrec.storage.errors import DataError
 from rayrec.storage.locations import local_path
 from rayrec.storage.parallel import one_by_one, start_ray
 from rayrec.storage.parquet import open_parquet
+from rayrec.storage.struct_fields import leaf_columns
 
 _PARTS = 64
 _SPILL_IDS = 4 << 20
@@ -124,7 +125,7 @@ def _counts_in(
     """
     uri = file.file.uri
     with open_parquet(uri) as parquet:
-        arrow = with_partitions(parquet.schema_arrow, {name: types[name] for name in file.values})
+        arrow = with_partitions(leaf_columns(parquet.schema_arrow), {name: types[name] for name in file.values})
     for column in columns:
         if column not in arrow.names:
             raise column_missing(column, arrow, uri, "correct the column's name")

@@ -17,6 +17,7 @@ from rayrec.inference.index import IndexReport, Search, write_index
 from rayrec.inference.tower import Tower, TowerSpec, difference
 from rayrec.models import RETRIEVERS
 from rayrec.storage.parquet import open_parquet
+from rayrec.storage.struct_fields import leaf_table
 from rayrec.train.after.export import find_checkpoint
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
@@ -99,7 +100,7 @@ def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) ->
         rows = torch.arange(tower.model.num_items)
         return pa.table({column: rows.numpy()}), rows
     uris = [file.uri for file in find_parquet(items)]
-    table = concatenated([open_parquet(uri).read() for uri in uris], uris)
+    table = concatenated([leaf_table(open_parquet(uri).read()) for uri in uris], uris)
     if column not in table.column_names:
         raise TrainError(f"{items} has no column {column!r}; it has {table.column_names}: name the ids' with --id")
     scalar = feature.model_copy(update={"kind": "id", "column": column, "max_length": None})

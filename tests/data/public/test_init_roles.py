@@ -196,18 +196,3 @@ def test_text_that_is_not_as_stated_is_an_error(
     for text in texts:
         assert text in shown
     assert not (tmp_path / "a-data").exists() and not (tmp_path / "a.yaml").exists()
-
-
-def test_a_struct_is_refused_with_a_fix_that_works(tmp_path: Path) -> None:
-    users = [{"id": n % 40, "country": "ab"[n % 2]} for n in range(ROWS)]
-    write(tmp_path, {"user": users, "item": pa.array(RNG.integers(0, 9, ROWS))})
-    note = {c.name: c.note for c in inspect(str(tmp_path)).columns}["user"]
-    assert "write its fields as columns; pyarrow.Table.flatten() names them user.id, user.country" in note
-    feature = {"name": "user", "column": "user.id", "kind": "id", "mapping": {"kind": "hash"}}
-    schema = Schema.model_validate({"label": {"column": "click"}, "sparse": [feature]})
-    with pytest.raises(DataError, match=r"'user' is a struct: .* names them user.id, user.country"):
-        Manifest.read(str(tmp_path), schema)
-    pq.write_table(pq.read_table(tmp_path / "x.parquet").flatten(), tmp_path / "x.parquet")
-    assert not check(Manifest.read(str(tmp_path), schema), schema, {"user": 64}).bad_rows
-    roles = {c.name: c.role for c in inspect(str(tmp_path)).columns}
-    assert roles["user.id"] == roles["user.country"] == "id"

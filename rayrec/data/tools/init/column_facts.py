@@ -25,7 +25,6 @@ from rayrec.data.arrays.buffers import I64
 from rayrec.data.arrays.lists import unnest
 from rayrec.data.tools.init.stated_roles import StatedRole
 from rayrec.data.tools.quantiles import bucket_edges
-from rayrec.storage.column_names import fields_as_columns
 
 TIME_NAMES = ("timestamp", "time", "ts", "date", "datetime", "event_time", "created_at", "unix_time")
 WEIGHT_NAMES = ("weight", "sample_weight", "importance_weight")
@@ -321,8 +320,6 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         return "timestamp", ""
     if pat.is_null(plain):
         return "unused", "null in all inspected rows"
-    if pat.is_struct(plain):
-        return "unused", fields_as_columns(name, plain)
     return "unused", f"{plain} is neither a number nor an id"
 
 

@@ -34,6 +34,7 @@ from rayrec.data.tools.init.times import TimeColumn
 from rayrec.storage.errors import DataError
 from rayrec.storage.files import PARQUET, SUFFIXES, find_files
 from rayrec.storage.parquet import open_parquet
+from rayrec.storage.struct_fields import leaf_columns
 
 # Fraction of rows for evaluation.
 SHARE = 0.1
@@ -403,7 +404,9 @@ def _schemas(partitioned: Partitioned) -> dict[str, pa.Schema]:
 def _schema_of(file: PartitionedFile, partitioned: Partitioned) -> pa.Schema:
     """The columns of a file as `tables_of` reads them."""
     with open_parquet(file.file.uri) as parquet:
-        arrow = with_partitions(parquet.schema_arrow, {name: partitioned.types[name] for name in file.values})
+        arrow = with_partitions(
+            leaf_columns(parquet.schema_arrow), {name: partitioned.types[name] for name in file.values}
+        )
     return pa.schema([(field.name, without_views(field.type)) for field in arrow])
 
 
