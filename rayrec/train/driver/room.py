@@ -45,7 +45,11 @@ def await_resources(cluster: Cluster, need: Demand, limit_s: float | None, displ
     if lack is None:
         return
     wait, start = RoomWait(limit_s), time.monotonic()
-    wait.update(CHECK_EVERY_S, lambda: lack, start)
+
+    def latest() -> str | None:
+        return lack
+
+    wait.update(CHECK_EVERY_S, latest, start)
     if wait.given_up is None:
         display.say(f"Waiting for room: {lack}. Ctrl-C ends the wait.", style="yellow")
     with _requested(need, f"rayrec-{name}-{uuid.uuid4().hex[:8]}") as renew:
@@ -58,7 +62,7 @@ def await_resources(cluster: Cluster, need: Demand, limit_s: float | None, displ
             renew()
             time.sleep(CHECK_EVERY_S)
             lack = missing_resources(need, cluster.nodes(), readers=True)
-            line = wait.update(CHECK_EVERY_S, lambda lack=lack: lack, time.monotonic())
+            line = wait.update(CHECK_EVERY_S, latest, time.monotonic())
             if line is not None:
                 display.say(line, style="yellow")
 
