@@ -165,6 +165,8 @@ class Loop:
         self.reporter.begin(self.saver.resumed, self.learner)
         self.saver.report_start()
         self.reporter.periods(self.saver.resumed)
+        if self.job.eval is not None:
+            self.evaluator.check(position)
         if self.saver.unscored:  # a crash interrupted its evaluation, and it may be the best
             position = self._evaluate(position)
         while True:
