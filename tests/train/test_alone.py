@@ -113,14 +113,15 @@ def test_several_best_checkpoints_are_kept(data: Path, tmp_path: Path) -> None:
 
 
 class Dies(DLRM):
-    """Its process dies in the first evaluation of a test."""
+    """Its process dies in the first evaluation of a test, after the check of one batch before the first step."""
 
-    died = False
+    scored = 0
 
     def forward(self, batch: Batch) -> Any:
-        if not self.training and not Dies.died:
-            Dies.died = True
-            raise OSError("a lost worker")
+        if not self.training:
+            Dies.scored += 1
+            if Dies.scored == 2:
+                raise OSError("a lost worker")
         return super().forward(batch)
 
 
@@ -129,7 +130,7 @@ def test_an_evaluation_that_a_crash_cut_short_is_made_again(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     """Else the checkpoint that was made for it has no score, and is removed though it is the best."""
-    monkeypatch.setattr(Dies, "died", False)
+    monkeypatch.setattr(Dies, "scored", 0)
     storage = {"keep": 1, "keep_best": "logloss"}
     changes = {"trainer__eval_every": every, "trainer__checkpoint_every": None, "storage": storage}
     job = replace(job_of(data, tmp_path, **changes), factory=Dies)

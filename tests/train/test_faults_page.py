@@ -38,6 +38,10 @@ SHOWN = {
         "checkpoint/test_shared_folder.py::test_the_driver_sees_another_folder",
         "checkpoint/test_shared_folder.py::test_a_save_does_not_wait_forever_for_files_that_went_elsewhere",
     ],
+    "the rows of `data.eval`, `data.eval_sets` or `data.test` cannot be read or scored": [
+        "train/test_evaluation_check.py::test_a_broken_set_ends_the_run_on_every_rank_before_the_first_step",
+        "train/test_evaluation_check.py::test_an_empty_test_set_is_refused_but_not_an_empty_named_set",
+    ],
     "a tracker or another callback does not answer": [
         "train/test_callbacks.py::test_a_callback_that_does_not_return_holds_nothing_up",
     ],

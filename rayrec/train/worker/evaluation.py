@@ -167,25 +167,27 @@ def evaluate(
     session: Session,
     max_rows: int | None = None,
     counts_I: torch.Tensor | None = None,
-) -> dict[str, Any]:
-    """The metrics of `Scores` over the rows of all ranks, and `skipped`, the number of skipped rows. A collective.
+) -> tuple[dict[str, Any], int]:
+    """Evaluate on the rows of all ranks. A collective. Call `learner.synchronise` before.
 
     Args:
         max_rows: stop after the batch that reaches this number of rows over all ranks.
         counts_I: result of `item_counts`, for a retriever.
+
+    Returns:
+        (the metrics of `Scores`, and `skipped`, the number of skipped rows; rows read over all ranks)
 
     Raises:
         RankError: rows cannot be read on some rank.
         StopRequested: the run stops.
     """
     scores = Scores(config.data_schema, session, config.trainer.metrics, config.trainer.slices)
-    learner.synchronise()
     model = learner.model
-    training = model.training
+    training, rows = model.training, 0
     model.eval()
     try:
         with stream, learner.dense.averaged():
-            rows, empty, purpose = 0, empty_batch(config.data_schema), Purpose.EVALUATION_STEP
+            empty, purpose = empty_batch(config.data_schema), Purpose.EVALUATION_STEP
             module = model.module
             ranking = Ranking(module, session, counts_I) if isinstance(module, Retriever) else None
             for step in in_step(stream, empty, session.control, purpose=purpose):
@@ -203,7 +205,7 @@ def evaluate(
         model.train(training)
     (skipped,) = session.control.sums([stream.skipped.count])
     metrics = scores.compute() if ranking is None else {**scores.compute(), **ranking.compute()}
-    return {**metrics, "skipped": int(skipped)}
+    return {**metrics, "skipped": int(skipped)}, rows
 
 
 if TYPE_CHECKING:

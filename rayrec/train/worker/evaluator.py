@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +14,7 @@ from rayrec.data import Cursor, empty_batch
 from rayrec.models import Retriever
 from rayrec.train.worker.evaluation import evaluate, item_counts
 from rayrec.train.worker.learner import Learner
+from rayrec.train.worker.lockstep import RankError
 from rayrec.train.worker.position import Position
 from rayrec.train.worker.reporter import Reporter
 from rayrec.train.worker.session import TEST, Job, Session
@@ -35,6 +39,32 @@ class Evaluator:
         # Steps after the resumed checkpoint are trained again, and their checkpoints need new scores.
         self._evaluated = {step for step in job.evaluated_steps if step <= reporter.position.step}
         self._counts_I: torch.Tensor | None = None
+
+    def check(self, position: Position) -> None:
+        """Read and score one batch of each evaluation set, so that a broken set ends the run before its first step.
+
+        Changes nothing that training depends on: neither weights nor random states.
+
+        Raises:
+            RankError: on every rank: the rows of a set cannot be read or scored, or `data.eval` or
+                `data.test` has none.
+        """
+        config, control = self._job.config, self._session.control
+        # A stop request is answered at the first step, where a checkpoint of the position can be saved.
+        session = replace(self._session, control=replace(control, stop_requested=lambda: False))
+        for name in ("eval", *self._job.sets):
+            option = {"eval": "data.eval", TEST: "data.test"}.get(name, f"data.eval_sets.{name}")
+            stream = self._streams.take(name, self.rows(position) if name == "eval" else EVAL_ROWS)
+            try:
+                with _same_random_states(session.device):
+                    _, rows = evaluate(self._learner, stream, config, session, max_rows=1)
+            except RankError as error:
+                raise RankError(f"{option} cannot be evaluated: {error}", error.retry) from error
+            if not rows and name in ("eval", TEST):  # a named set may be empty, for example of a new country
+                raise RankError(
+                    f"{option} cannot be evaluated: it has no usable rows. Check its path and filters, or the rows "
+                    "with `rayrec data check`."
+                )
 
     def evaluate(self, position: Position, max_rows: int | None = None) -> dict[str, Any]:
         """Evaluate at a position and report the metrics; includes `data.eval_sets` if all rows are read.
@@ -90,7 +120,8 @@ class Evaluator:
     def score_all(self) -> dict[str, Any]:
         """Evaluate on all evaluation rows without reporting the metrics."""
         counts_I, stream = self._item_counts(), self._streams.take("eval", EVAL_ROWS)
-        return evaluate(self._learner, stream, self._job.config, self._session, counts_I=counts_I)
+        self._learner.synchronise()
+        return evaluate(self._learner, stream, self._job.config, self._session, counts_I=counts_I)[0]
 
     def rows(self, position: Position) -> Cursor:
         """The rows to evaluate on in the epoch of a position."""
@@ -104,7 +135,8 @@ class Evaluator:
         stream = self._streams.take(name, rows)
         config, learner = self._job.config, learner or self._learner
         with self._reporter.watching(stream, "evaluation"):
-            return evaluate(learner, stream, config, self._session, max_rows, self._item_counts())
+            learner.synchronise()
+            return evaluate(learner, stream, config, self._session, max_rows, self._item_counts())[0]
 
     def _item_counts(self) -> torch.Tensor | None:
         """Occurrences of each item of a retriever in the training rows; counted once."""
@@ -114,3 +146,10 @@ class Evaluator:
             empty = empty_batch(self._job.config.data_schema.for_training)
             self._counts_I = item_counts(retriever, stream, empty, self._session)
         return self._counts_I
+
+
+@contextmanager
+def _same_random_states(device: torch.device) -> Iterator[None]:
+    """Restore torch's random states of the CPU and of `device` after the body."""
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
+        yield

@@ -171,6 +171,8 @@ class Loop:
         self.reporter.begin(self.saver.resumed, self.learner)
         self.saver.report_start()
         self.reporter.periods(self.saver.resumed)
+        if self.job.eval is not None:
+            self.evaluator.check(position)
         position = self._evaluate_resumed(position)
         self._began = self.session.control.gather(time.monotonic())[0] - position.elapsed_s
         # The last launch may have ended between its last checkpoint and its result.

@@ -159,7 +159,8 @@ class Saver:
         Returns:
             (learner with the weights of the checkpoint, checkpoint, whether it is the best one)
         """
-        chosen, is_best, tensors = last, False, None
+        chosen, is_best = last, False
+        tensors: Mapping[str, torch.Tensor] | None = None
         try:
             best = self._retry("finding the best checkpoint", self._find_best)
             if best is not None:
