@@ -1,13 +1,9 @@
-"""Measures what grows with the number of ranks: planning a save, commit and restore on object storage, the mailbox, and
-the exchange before each step.
+"""Measures what grows with the number of ranks: planning a save, commit and restore on object storage, the mailbox.
 
-    python jobs/bench/many_ranks.py --ranks 64 1000 --only plan storage mailbox
-    python jobs/bench/many_ranks.py --ranks 64 --only exchange
+    python jobs/bench/many_ranks.py --ranks 64 1000
 
-Plan, storage and mailbox simulate the ranks in this process; the times of plans are CPU times. `exchange` starts a
-process for each rank, on one host, and makes them exchange over gloo's sockets as ranks of several hosts do. The
-storage is moto's S3 server in a process of its own, which waits 50 ms before it answers a request; it gets objects from
-files.
+The ranks are simulated in this process; the times of plans are CPU times. The storage is moto's S3 server in a process
+of its own, which waits 50 ms before it answers a request. It reads objects from files, because moto is slow.
 """
 
 from __future__ import annotations
@@ -23,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-from harness import arguments, in_turns, machine, medians, milliseconds, print_json
+from harness import arguments, machine, milliseconds, print_json
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.checkpoint.manifest import Manifest
@@ -37,8 +33,6 @@ from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.checkpoint.save_plan import SavePlan, Work, divide, items_of, regions_of
 from rayrec.checkpoint.saving import Save
 from rayrec.checkpoint.writer import Item, Throttle
-from rayrec.distributed import comm
-from rayrec.distributed.comm import collectives
 from rayrec.storage.folder import open_folder
 
 TABLES, ROWS, DIM, LAYERS = 26, 4000, 128, 60  # rows of a rank
@@ -181,67 +175,35 @@ def _answer(data: bytes, environ: Any, start: Any) -> list[bytes]:
 
 
 def mailbox(ranks: int) -> dict[str, float]:
-    """The mailbox's share of the time while all ranks wait for one: one report of each in 30 s, and two questions a
-    second."""
-    import ray
-
+    """The calls to the mailbox, and the bytes that it sends, while the watches of all ranks wait for one for 30 s."""
     from rayrec.train.run.log import Mailbox
-    from rayrec.train.worker.watch import POLL_S, TURN_S
+    from rayrec.train.worker.watch import POLL_S, TURN_S, CodeLocation, Watch
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    try:
-        actor = ray.remote(num_cpus=0)(Mailbox).remote()
-        waiting = (123456, "rayrec.train.worker.lockstep._exchange, line 136 of a model of the usual kind")
-        ray.get(actor.waiting_ranks.remote())
-        questions = int(TURN_S / POLL_S)
-        start = time.perf_counter()
-        ray.get([actor.report_waiting.remote(rank, waiting) for rank in range(ranks)])
-        for _ in range(questions):
-            ray.get(actor.waiting_ranks.remote())
-        seconds = time.perf_counter() - start
-    finally:
-        ray.shutdown()
-    return {"mailbox_calls_per_s": (ranks + questions) / TURN_S, "mailbox_busy": seconds / TURN_S}
+    box, calls, sent = Mailbox(), 0, 0
 
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            nonlocal calls, sent
+            result = method(*args)
+            calls, sent = calls + 1, sent + len(pickle.dumps(result))
+            return result
 
-def exchange(ranks: int) -> dict[str, float]:
-    """One exchange of 12 numbers: along a tree, and around gloo's ring as before."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "rayrec.distributed.comm"])
-    answers = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="rayrec-ranks-") as folder:
-        processes = [context.Process(target=_exchange_rank, args=(r, ranks, folder, answers)) for r in range(ranks)]
-        for process in processes:
-            process.start()
-        results: dict[str, float] = answers.get(timeout=550)
-        for process in processes:
-            process.join()
-    return results
+        return call
+
+    sink: Any = SimpleNamespace(
+        report_waiting=counted(box.report_waiting),
+        waiting_ranks=counted(box.waiting_ranks),
+        stop_requested=counted(box.stop_requested),
+    )
+    watches = [Watch(sink, rank, ranks, hang_s=1e9, suspicious_s=5.0) for rank in range(ranks)]
+    here = CodeLocation("rayrec.train.worker.lockstep._exchange, line 136", ((1, 2),), True)
+    for poll in range(1, int(TURN_S / POLL_S) + 1):
+        for watch in watches[:-1]:
+            watch._check(here, 5.0 + poll * POLL_S)
+    return {"mailbox_calls_per_s": calls / TURN_S, "mailbox_sends_kb_per_s": sent / TURN_S / 1e3}
 
 
-def _exchange_rank(rank: int, ranks: int, folder: str, answers: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
-    group, numbers = dist.group.WORLD, torch.zeros(12, dtype=torch.float64)
-    merge: Callable[[torch.Tensor], torch.Tensor] = lambda parts: parts.sum(0)  # noqa: E731
-    with mock.patch.object(collectives, "link_of", lambda group, tensor: None):  # as between hosts
-        times = medians(
-            in_turns(
-                {
-                    "tree_ms": lambda: milliseconds(lambda: comm.combine(numbers, group, merge)),
-                    "ring_ms": lambda: milliseconds(lambda: comm.all_gather(numbers, group)),
-                },
-                rounds=20,
-                warmup=3,
-            )
-        )
-    if rank == 0:
-        answers.put(times | {"tree_ratio_to_ring": times["tree_ms"] / times["ring_ms"]})
-    comm.barrier(group)
-    comm.leave()
-
-
-SECTIONS = {"plan": plan, "storage": storage, "mailbox": mailbox, "exchange": exchange}
+SECTIONS = {"plan": plan, "storage": storage, "mailbox": mailbox}
 
 
 def main() -> None:
