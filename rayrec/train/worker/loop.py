@@ -379,7 +379,8 @@ class Loop:
         """
         assert self.saved is not None, "the final checkpoint is saved before"
         learner, checkpoint, is_best = self.saver.load_best(self.learner, self.saved)
-        which = f"the best by {self.config.storage.keep_best}" if is_best else "the last one"
+        best = self.config.storage.keep_best
+        which = f"the best by {best.metric}" if best is not None and is_best else "the last one"
         with self._saving_at_stop(position):
             return self.evaluator.test(position, learner, checkpoint, which)
 
