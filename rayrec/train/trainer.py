@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rayrec._runtime.cgroup_limits import cpus
-from rayrec.checkpoint.ownership import Launch, Lease
+from rayrec.checkpoint.ownership import Launch, Lease, request_stop
 from rayrec.data import DataSet, FooterIndex, FooterReading, Manifest, Mix, Shuffle, manifest_of
 from rayrec.data.formats.find_parquet import converting_into
 from rayrec.data.formats.text_options import reading_text
@@ -20,6 +21,7 @@ from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.order.periods import Periods
 from rayrec.models import Retriever
+from rayrec.storage.folder import open_folder
 from rayrec.storage.retries import Patience
 from rayrec.storage.secrets import without_secrets
 from rayrec.train.config.train_config import TrainConfig
@@ -128,7 +130,9 @@ class Trainer:
         recorder = Recorder(self.folder, self.display, on_checkpoint=self._push, on_record=self.callbacks.handle)
         run_id, path = self.folder.run_id(), self.folder.path
         self._push()  # the id tells another launch whose records these are
-        self.callbacks.call("on_start", RunInfo(id=run_id, name=self.config.name, folder=path, config=self.config))
+        stop = partial(request_stop, open_folder(job.checkpoints))
+        info = RunInfo(id=run_id, name=self.config.name, folder=path, config=self.config, stop=stop)
+        self.callbacks.call("on_start", info)
         try:
             outcome = run_job(job, recorder.state, recorder, self.display, self.folder.last_attempt())
         except TrainError as error:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM
-from rayrec.train import Callback, ConfigError, Display, RunInfo, Trainer, TrainError, parse_config
+from rayrec.train import Callback, ConfigError, Display, Interrupted, RunInfo, Trainer, TrainError, parse_config
 from rayrec.train.config.difference import flat
 from rayrec.train.driver.callbacks import Callbacks
 from rayrec.train.driver.trackers import tracker, trackers_of, with_trackers
@@ -54,6 +55,29 @@ class Heard(Callback):
     def on_end(self, result: Any, error: Exception | None) -> None:
         written = None if result is None else json.loads((result.folder / "result.json").read_text())
         self.calls.append(("end", (written, error)))
+
+
+class Stops(Callback):
+    """Stops the run after its first steps."""
+
+    def on_start(self, run: RunInfo) -> None:
+        self.run = run
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        self.run.stop()
+
+    def on_end(self, result: Any, error: Exception | None) -> None:
+        self.error = error
+
+
+def test_a_callback_stops_the_run(folder: Path) -> None:
+    stops = Stops()
+    run, _ = trainer(folder, "stops", stops, trainer__epochs=100_000, data__eval=None)
+    with pytest.raises(Interrupted, match="with a complete checkpoint"):
+        run.fit()
+    assert isinstance(stops.error, Interrupted)
+    newest = CheckpointStore(str(run.folder.checkpoints)).latest()
+    assert newest is not None and newest.step > 0
 
 
 class Fails(Callback):

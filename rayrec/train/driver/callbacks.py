@@ -29,12 +29,15 @@ class RunInfo:
         name: name of the run.
         folder: run folder.
         config: config of the run.
+        stop: asks the run to save a last checkpoint and stop, as `rayrec stop` does, and returns at once. The run looks
+            for the request every few seconds; `Trainer.fit` then raises `Interrupted`, and the run can be resumed.
     """
 
     id: str
     name: str
     folder: Path
     config: TrainConfig
+    stop: Callable[[], object]
 
 
 class Callback:
