@@ -69,7 +69,27 @@ def histories(path: Path, rows: int = 1500) -> Path:
     return path
 
 
-DATA = {"census": (census, "c6=50000+."), "ratings": (ratings, "rating>=4"), "histories": (histories, "label")}
+def short_video(path: Path, rows: int = 3000) -> Path:
+    """A log of what users were shown: times in milliseconds, tags in a cell, and what they did after the click."""
+    rng = np.random.default_rng(0)
+    users, videos = rng.integers(0, 80, rows), rng.integers(10_000, 90_000, 60)[rng.integers(0, 60, rows)]
+    authors, tags = videos % 17, [",".join(map(str, sorted({video % 7, video % 11}))) for video in videos]
+    times = np.sort(1_649_606_400_000 + rng.integers(0, 9 * 86_400_000, rows))
+    clicks = rng.random(rows) < 1 / (1 + np.exp(-3 * np.sin(videos) - np.sin(users)))
+    likes, longer = clicks & (rng.random(rows) < 0.1), clicks & (rng.random(rows) < 0.6)
+    played, durations = clicks * rng.integers(1000, 60_000, rows), rng.integers(5000, 60_000, rows)
+    columns = [users, videos, authors, [f'"{tag}"' for tag in tags], times, durations, clicks, likes, longer, played]
+    head = "user_id,video_id,author_id,tag,time_ms,duration_ms,is_click,is_like,long_view,play_time_ms\n"
+    numbers = ([cell if isinstance(cell, str) else int(cell) for cell in line] for line in zip(*columns, strict=True))
+    path.write_bytes(gzip.compress((head + "".join(",".join(map(str, line)) + "\n" for line in numbers)).encode()))
+    return path
+
+
+DATA = {
+    "census": (census, "c6=50000+."),
+    "short_video": (short_video, "is_click"),
+    "histories": (histories, "label"),
+}
 
 
 def printed(capsys: pytest.CaptureFixture[str], args: list[str]) -> tuple[str, list[str]]:
@@ -91,6 +111,12 @@ def test_five_commands_that_are_printed_lead_to_a_model_that_scores(
     text, command = printed(capsys, ["init", file.name, "--label", label])
     assert ("no header line: columns are named c0 to c6" in text) is (kind == "census")
     assert command == ["train", f"{kind}.yaml"]
+    if kind == "short_video":
+        kinds = {
+            feature["name"]: feature["kind"]
+            for feature in yaml.safe_load(Path(command[1]).read_text())["schema"]["sparse"]
+        }
+        assert kinds["tag"] == "id_list" and not {"is_like", "long_view", "play_time_ms"} & set(kinds)
     text, command = printed(capsys, command)
     assert f"look: rayrec evaluate runs/{kind} --checkpoint best" in text
     evaluated, again = printed(capsys, ["evaluate", f"runs/{kind}", "--checkpoint", "best"])

@@ -373,3 +373,41 @@ def test_init_tells_of_numbers_among_which_are_words(
     Path("log.csv").write_text(content)
     assert run(["init", "log.csv", "--label", "click"]) == 0
     assert "'price': 594 of 600 are numbers; the others: '—'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "expected"),
+    [
+        ({"tags": '"{c},{d}"'}, [], {"lists": {"tags": ","}}),
+        ({"price": '"{a},{cents:02}"'}, [], {"decimal": ","}),
+        ({"tags": '"{c},{d}"', "price": '"{a},{cents:02}"'}, [], {"decimal": ","}),
+        (
+            {"tags": '"{c},{d}"', "price": '"{a},{cents:02}"'},
+            ["--lists", "tags"],
+            {"decimal": ",", "lists": {"tags": ","}},
+        ),
+        ({"rate": '"{c},{d}"'}, ["--decimal", ","], {"decimal": ","}),
+    ],
+    ids=str,
+)
+def test_pairs_in_a_file_with_commas_are_lists_unless_they_are_prices(
+    columns: dict[str, str],
+    options: list[str],
+    expected: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = (
+        ",".join(text.format(a=n % 90 + 1, c=n % 7, d=7 + n % 11, cents=37 * n % 100) for text in columns.values())
+        for n in range(300)
+    )
+    Path("log.csv").write_text(
+        f"user,{','.join(columns)},click\n" + "".join(f"{n % 30},{row},{n % 2}\n" for n, row in enumerate(rows))
+    )
+    assert run(["init", "log.csv", "--label", "click", *options]) == 0
+    text = yaml.safe_load(Path("log.yaml").read_text())["data"]["read"]["text"]
+    assert {key: text[key] for key in ("decimal", "thousands", "lists") if key in text} == expected
+    asked = "if the comma is a decimal point in tags, run the command again with --decimal ," in capsys.readouterr().out
+    assert asked is (list(columns) == ["tags"])

@@ -71,11 +71,19 @@ def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> 
     texts, floats = _first_texts(reader, uri)
     told = {*options.types, *options.lists, *options.times}
     texts = {name: cells for name, cells in texts.items() if name not in told}
-    as_numbers, notation, notes = _find_notation(texts, floats, options)
+    stated = _stated(roles or {}, layout.columns)
+    may_be_numbers = {name: cells for name, cells in texts.items() if stated.get(name) != "lists"}
+    pairs = [name for name in may_be_numbers if layout.separator == "," and _may_be_pairs(texts[name], options)]
+    as_numbers, notation, notes = _find_notation(
+        {name: cells for name, cells in may_be_numbers.items() if name not in pairs}, floats, options
+    )
+    if pairs and notation.get("decimal") == ",":  # other columns show that the comma is a decimal point
+        as_numbers, notation, notes = _find_notation(may_be_numbers, floats, options)
+    elif pairs:
+        notes.append(f"if the comma is a decimal point in {', '.join(pairs)}, run the command again with --decimal ,")
     updates |= notation
     lines += notes
     rest = {name: cells for name, cells in texts.items() if name not in as_numbers}
-    stated = _stated(roles or {}, layout.columns)
     numbers = [name for name in rest if stated.get(name) == "numbers"]
     if numbers:
         updates["types"] = dict.fromkeys(numbers, "double") | options.types
@@ -160,6 +168,16 @@ def _is_written(cells: pa.Array, decimal: str, thousands: str | None) -> bool:
     if thousands is not None:
         whole = rf"([1-9][0-9]{{0,2}}({re.escape(thousands)}[0-9]{{3}})+|[0-9]{{1,3}})"
     return not len(cells) or _share(cells, rf"^[-+]?{whole}({re.escape(decimal)}[0-9]+)?$") == 1
+
+
+def _may_be_pairs(cells: pa.Array, options: TextOptions) -> bool:
+    """Whether cells of a file that is separated by commas may be lists like `2,5` rather than numbers.
+
+    Numbers with two decimals or more have a zero after the comma now and then; ids do not begin with zeros.
+    """
+    if "decimal" in options.model_fields_set or not _has_notation(cells, ",", None):
+        return False
+    return _list_separator(cells) == "," and _share(cells, ",0[0-9]") == 0
 
 
 def _maybe_thousands(floats: dict[str, pa.Array]) -> list[str]:
