@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from rayrec._runtime.strict import refusal
 from rayrec.checkpoint.config import StorageConfig
-from rayrec.data import data_sets
 from rayrec.data.config import DataConfig
 from rayrec.data.mapping.rules import Hash
 from rayrec.data.mapping.schema import Schema
+from rayrec.data.source.dataset import data_sets
 from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.metrics.buckets import MAX_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
