@@ -79,8 +79,6 @@ def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> 
     )
     if pairs and notation.get("decimal") == ",":  # other columns show that the comma is a decimal point
         as_numbers, notation, notes = _find_notation(may_be_numbers, floats, options)
-    elif pairs:
-        notes.append(f"if the comma is a decimal point in {', '.join(pairs)}, run the command again with --decimal ,")
     updates |= notation
     lines += notes
     rest = {name: cells for name, cells in texts.items() if name not in as_numbers}
@@ -96,6 +94,9 @@ def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> 
         updates["lists"] = lists | options.lists
     for name, separator in lists.items():
         lines.append(f"{name!r} has lists: {'as JSON' if separator == JSON else f'items separated by {separator!r}'}")
+    if maybe_decimals := [name for name in pairs if name in lists]:
+        columns = ", ".join(maybe_decimals)
+        lines.append(f"if the comma is a decimal point in {columns}, run the command again with --decimal ,")
     for name, cells in rest.items():
         if name not in lists and (note := _mostly_numbers(cells)) is not None:
             lines.append(f"{name!r}: {note}")
