@@ -392,4 +392,4 @@ def prune(
     for name in removed:
         typer.echo(f"removed {name}")
     if not removed:
-        typer.echo(f"nothing to remove: {run_dir} has no older checkpoints")
+        typer.echo(f"nothing to remove: {run_dir} has only its newest and best checkpoints")
