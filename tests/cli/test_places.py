@@ -51,7 +51,6 @@ def test_every_path_of_every_command_refuses_uris() -> None:
         ["plan", "x.yaml", "--save", URI],
         ["export", "run", URI],
         ["checkpoint", "convert", "run", URI],
-        ["runs", "list", URI],
         ["runs", "compare", "a", "b", "--html", URI],
         ["data", "convert", "x.csv", URI],
         ["data", "vocabulary", "x", "--column", "c", "--out", URI],

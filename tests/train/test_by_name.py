@@ -28,7 +28,7 @@ NONE: dict[str, Any] = dict.fromkeys(("factory", "display", "data"))
             Trainer,
             {**dict.fromkeys(("factory", "root", "display")), "fresh": False, "allow_code": False, "callbacks": ()},
         ),
-        (Result, {"recoveries": 0, "ended": None, "warnings": (), "best": None, "test": None}),
+        (Result, {"recoveries": 0, "ended": None, "limit": None, "warnings": (), "best": None, "test": None}),
         (Interrupted, {"signal": 2}),
         (evaluate_run, {**NONE, "num_workers": 0, "allow_code": False, "checkpoint": "newest"}),
         (export_run, {"wanted": None, "data": None, "factory": None, "allow_code": False, "checkpoint": "newest"}),

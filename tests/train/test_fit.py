@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_has_it(tmp_p
 def test_a_stop_signal_takes_a_last_checkpoint_and_the_run_goes_on_from_it(tmp_path: Path, at: str) -> None:
     """SIGTERM in the 8th step, or in the first evaluation, whose training has ended at step 16."""
     write_all(tmp_path)
-    calls = {"step": 8, "evaluation": 18}
+    calls = {"step": 9, "evaluation": 19}  # one more, before the first step, checks the evaluation set
 
     class Signals(Stops):
         def forward(self, batch: Batch) -> Any:
@@ -297,13 +297,15 @@ def test_wrong_data_is_named_and_leaves_checkpoints_intact(
 def test_bad_rows_late_in_a_run_leave_its_checkpoints(tmp_path: Path) -> None:
     write_all(tmp_path)
     first = trainer(tmp_path, trainer__epochs=1).fit()
-    pq.write_table(with_column("label", 3, at=5), tmp_path / "eval" / "bad.parquet")
+    pq.write_table(
+        with_column("label", 3, at=5), tmp_path / "eval" / "z-bad.parquet"
+    )  # after the batch that the start checks
     with pytest.raises(TrainError, match=r"(?s)label.*bad\.parquet.*is intact"):
         trainer(tmp_path).fit()
     latest = CheckpointStore(first.folder / "checkpoints").latest()
     assert latest is not None
     assert latest.step == 32
-    (tmp_path / "eval" / "bad.parquet").unlink()
+    (tmp_path / "eval" / "z-bad.parquet").unlink()
     assert trainer(tmp_path).fit().steps == 32
 
 
