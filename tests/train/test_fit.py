@@ -294,18 +294,16 @@ def test_wrong_data_is_named_and_leaves_checkpoints_intact(
     assert kept.latest() is None or kept.latest().step % 6 == 0  # type: ignore[union-attr]
 
 
-def test_bad_rows_late_in_a_run_leave_its_checkpoints(tmp_path: Path) -> None:
+def test_bad_rows_of_the_evaluation_leave_the_checkpoints(tmp_path: Path) -> None:
     write_all(tmp_path)
     first = trainer(tmp_path, trainer__epochs=1).fit()
-    pq.write_table(
-        with_column("label", 3, at=5), tmp_path / "eval" / "z-bad.parquet"
-    )  # after the batch that the start checks
+    pq.write_table(with_column("label", 3, at=5), tmp_path / "eval" / "bad.parquet")
     with pytest.raises(TrainError, match=r"(?s)label.*bad\.parquet.*is intact"):
         trainer(tmp_path).fit()
     latest = CheckpointStore(first.folder / "checkpoints").latest()
     assert latest is not None
-    assert latest.step == 32
-    (tmp_path / "eval" / "z-bad.parquet").unlink()
+    assert latest.step == 16, "they are noticed before the first step"
+    (tmp_path / "eval" / "bad.parquet").unlink()
     assert trainer(tmp_path).fit().steps == 32
 
 
