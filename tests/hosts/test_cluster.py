@@ -94,7 +94,7 @@ def test_what_became_parquet_must_be_seen_by_all_hosts(cluster: RayHosts, tmp_pa
     done = cluster.on_head(*cluster.submission(*words, "--set", f"storage.path={own}"), timeout_s=600)
     told = " ".join((done.stdout + done.stderr).split())
     hosts = ", ".join(sorted(host.address for host in cluster.lab.hosts[1:]))
-    found = re.search(rf"storage.path: nodes ([\d., ]+) of the Ray cluster cannot read {own}/lines/converted", told)
+    found = re.search(rf"storage.path: \d+ nodes ([\d., ]+) of the Ray cluster cannot read {own}/lines/converted", told)
     assert done.returncode and found and ", ".join(sorted(found[1].split(", "))) == hosts, told
     assert "rayrec data convert" in told and "Starting 4 workers" not in told
     done = cluster.on_head(*cluster.submission(*words), timeout_s=600)
