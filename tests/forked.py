@@ -13,36 +13,33 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.ranks import SERVER
 
 
 def run_forked(
-    words: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120
+    script: Path, cwd: Path, env: Mapping[str, str], timeout_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` returns for `python WORDS`, with its output as text.
-
-    Args:
-        words: `-W FILTER` any number of times, then `-m MODULE`, `-c CODE` or a file, then arguments.
+    """What `subprocess.run` returns for `python SCRIPT`, with its output as text. Its deprecation warnings are errors.
 
     Raises:
         subprocess.TimeoutExpired: The program, which is ended.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
-        process = SERVER.Process(target=_run, args=(list(words), str(cwd), dict(env or os.environ), str(out), str(err)))
+        process = SERVER.Process(target=_run, args=(str(script), str(cwd), dict(env), str(out), str(err)))
         process.start()
         process.join(timeout_s)
         if process.exitcode is None:
             process.kill()
             process.join()
-            raise subprocess.TimeoutExpired(list(words), timeout_s, out.read_text(), err.read_text())
-        return subprocess.CompletedProcess(list(words), process.exitcode, out.read_text(), err.read_text())
+            raise subprocess.TimeoutExpired(str(script), timeout_s, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(str(script), process.exitcode, out.read_text(), err.read_text())
 
 
-def _run(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
+def _run(script: str, cwd: str, env: dict[str, str], out: str, err: str) -> None:
     for number, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)
@@ -50,21 +47,10 @@ def _run(words: list[str], cwd: str, env: dict[str, str], out: str, err: str) ->
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    while words[0] == "-W":
-        action, _, category, module = [*words[1].split(":"), "", "", ""][:4]
-        kind = getattr(sys.modules["builtins"], category or "Warning")
-        warnings.filterwarnings(action, category=kind, module=module)
-        words = words[2:]
+    warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
+    sys.argv, sys.path[0] = [script], os.path.dirname(script)
     try:
-        if words[0] == "-m":
-            sys.argv, sys.path[0] = words[1:], cwd
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        elif words[0] == "-c":
-            sys.argv, sys.path[0] = ["-c", *words[2:]], ""
-            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
-        else:
-            sys.argv, sys.path[0] = words, os.path.dirname(words[0])
-            runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
     except Exception:
         traceback.print_exc()
         sys.exit(1)

@@ -96,7 +96,7 @@ def names_used(package: str) -> set[str]:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = run_forked(["-W", "error::DeprecationWarning:__main__", str(example)], tmp_path, environment)
+    done = run_forked(example, tmp_path, environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".")], "an example leaves files"
 
