@@ -184,11 +184,6 @@ def test_no_page_has_three_screens_without_a_picture_or_a_table(path: Path) -> N
     assert max(len(stretch.split()) for stretch in stretches) < 750
 
 
-def test_screenshots_are_small() -> None:
-    pictures = list((ROOT / "docs").rglob("*.png"))
-    assert pictures and all(path.stat().st_size < 120_000 for path in pictures)
-
-
 FILES_AND_NAMES = "| step | file | function or class |"
 
 

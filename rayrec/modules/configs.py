@@ -66,9 +66,9 @@ class BaseEmbeddingConfig:
         feature_names: Features looked up in this table. A feature may read several tables.
         weight_init_max, weight_init_min: Bounds of the uniform initial weights. Default: ±sqrt(1 / num_embeddings).
         init_fn: Fills a block of rows `[n, embedding_dim]` in place, instead of uniform weights.
-        num_embeddings_post_pruning, need_pos, input_dim, total_num_buckets, use_virtual_table,
-            virtual_table_eviction_policy, enable_embedding_update, stash_weights: Accepted for TorchRec, not used. A
-            table in a key-value store (`use_virtual_table`) is refused.
+        num_embeddings_post_pruning, need_pos, input_dim, total_num_buckets: Accepted for TorchRec, not used.
+        enable_embedding_update, stash_weights: Accepted for TorchRec, not used.
+        use_virtual_table, virtual_table_eviction_policy: A table in a key-value store is refused.
 
     Raises:
         ValueError: A size that is not positive, or a virtual table.

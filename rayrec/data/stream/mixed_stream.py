@@ -26,11 +26,11 @@ class MixedStream(Iterator[Item]):
 
     Over all ranks, every row of the longest data set occurs once; the others repeat. A batch has rows of each data set
     in proportion to its weight, grouped by data set. The last batch of the epoch may have fewer rows of the longest.
+    Arguments that are not listed are those of `BatchStream`.
 
     Args:
         mix: the data sets, the same on every rank.
         batch_rows: rows of a global batch.
-        Others as for `BatchStream`.
 
     Raises:
         DataError: as `BatchStream`.
