@@ -20,8 +20,8 @@ from rayrec.distributed import (
     ShardingEnv,
     ShardingPlan,
     ShardingType,
+    comm,
 )
-from rayrec.distributed.comm import count_collectives
 from rayrec.modules import (
     DataType,
     EmbeddingBagCollection,
@@ -261,7 +261,7 @@ def train_scores(group: dist.ProcessGroup, norm_type: float) -> Any:
     for parts in batches(group.size()):
         optimizer.zero_grad()
         (dmp(parts[group.rank()]) / 4).backward()
-        with count_collectives() as counter:
+        with comm.count_collectives() as counter:
             optimizer.step()
         counts.append(dict(counter))
     shards = {name: [(i.shard, i.weight.clone()) for i in table.local] for name, table in dmp.tables().items()}
@@ -363,7 +363,7 @@ def replicas(group: dist.ProcessGroup) -> Any:
     generator = torch.Generator().manual_seed(group.rank())
     for _ in range(4):
         optimizer.zero_grad()
-        with count_collectives() as counter:
+        with comm.count_collectives() as counter:
             sharded(draw_kjt(generator, tables(), 300, 4)).wait().values().square().mean().backward()
         assert counter == exchanges(1) | {"all_gather": 1}  # touched rows, not gradients of whole tables
         optimizer.step()

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from jobs.experiments.step_time import slowdown, step_on
-from rayrec.distributed.planner import ParameterConstraints, Topology, plan_tables
+from rayrec.distributed import FP16, Codec, EmbeddingBagCollectionSharder, int8_rows
+from rayrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology, plan_tables
 from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.memory import shard_storage
 from rayrec.distributed.planner.cost.seconds import row_bandwidth, shard_cost, shared_seconds
 from rayrec.distributed.planner.cost.terms import Cost, ShardBytes
 from rayrec.distributed.planner.tables.table import Table
-from tests.planner.problems import SHARDER, table
+from tests.planner.problems import SHARDER, collection, table
 
 # two hosts of two ranks; 1,000 rows of 8 numbers, 400 ids in 200 bags of all ranks together
 TOPOLOGY = Topology(4, "cpu", local_world_size=2)
@@ -248,3 +249,17 @@ def test_row_blocks_add_buffers_for_their_parts_but_a_tiny_last_one_does_not_exp
     whole = shard_storage(facts, "table_wise", "fused", (1000, 64), topology).vectors
     assert whole == sent_and_gradients < vectors(250)
     assert vectors(1) <= sent_and_gradients + 2 * facts.bags * 64 * (2 * 4 + 1.5)
+
+
+def test_the_number_formats_of_a_sharder_are_counted() -> None:
+    def costs(codec: Codec | None) -> Cost:
+        topology, sharder = Topology(4, "cpu"), EmbeddingBagCollectionSharder(codec=codec)
+        planner = EmbeddingShardingPlanner(topology, batch_size=64)
+        (found,) = planner.result(collection([table("t", 10, 12)]), [sharder]).tables
+        return shard_cost(found, "table_wise", "fused", (10, 12), 2, topology)
+
+    whole, less = costs(None), costs(Codec(int8_rows(), FP16))
+    assert less.output_intra == pytest.approx(whole.output_intra * (32 + 8) / 32 / 4)
+    assert less.output_inter == pytest.approx(whole.output_inter * (32 + 8) / 32 / 4)
+    assert less.gradient_inter == pytest.approx(whole.gradient_inter / 2)
+    assert (less.lookup, less.backward, less.input_inter) == (whole.lookup, whole.backward, whole.input_inter)
