@@ -204,7 +204,7 @@ def without_memory(_: dist.ProcessGroup, limit: str) -> tuple[str, bool, int]:
     """The error at a limit of this process, whether it counts as a lost peer, and descriptors that were left open."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link, other = host_link.HostLink(0, {1: ours}, 5), host_link.HostLink(1, {0: theirs}, 5)
-    size = 1 << 28
+    size = 1 << 26
     message, output = torch.empty(size, dtype=torch.uint8), torch.empty(2 * size, dtype=torch.uint8)
     open_files = set(os.listdir("/proc/self/fd"))
     calls = [lambda: other.all_gather(output, message, [size, size])]
@@ -229,7 +229,7 @@ def without_memory(_: dist.ProcessGroup, limit: str) -> tuple[str, bool, int]:
 
 @pytest.mark.parametrize(
     ("limit", "says"),
-    [("to send", "cannot map 268435456"), ("to read", "cannot map 268435456"), ("files", "ulimit -n")],
+    [("to send", "cannot map 67108864"), ("to read", "cannot map 67108864"), ("files", "ulimit -n")],
 )
 def test_a_process_at_its_limits_is_not_taken_for_a_lost_peer(limit: str, says: str) -> None:
     ((error, lost, left),) = on_ranks(1, without_memory, limit)

@@ -117,7 +117,7 @@ def assert_one_training(found: list[Any], groups: list[list[int]]) -> None:
         assert all(torch.equal(given[0], other) for other in given[1:]), name
 
 
-@pytest.mark.parametrize("optimizer", RULES)
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam", "partial_rowwise_lamb"])
 def test_every_step_equals_one_group_on_the_same_global_batch(optimizer: str) -> None:
     fused = {"optimizer": RULES[optimizer].kind, "learning_rate": 0.05}
     by_element = optimizer in ("sgd", "adagrad", "adam")  # what rows decide changes where columns are cut otherwise
