@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import EmbeddingCollectionSharder, EmbOptimType, ModuleSharding, ShardingEnv
-from rayrec.distributed.comm import count_collectives
+from rayrec.distributed import EmbeddingCollectionSharder, EmbOptimType, ModuleSharding, ShardingEnv, comm
 from rayrec.modules import EmbeddingCollection
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.device import DEVICE
@@ -99,7 +98,7 @@ def train_sharded(
     outputs, counts = [], []
     for batches in steps:
         dense.zero_grad()
-        with count_collectives() as counter:
+        with comm.count_collectives() as counter:
             out = sharded(batches[group.rank()])
             total = sum(kjt.stride() for kjt in batches)
             (loss_sum(out) * group.size() / total).backward()

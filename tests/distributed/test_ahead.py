@@ -8,7 +8,6 @@ import torch
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, ShardingType
 from rayrec.distributed.ids.batch import NUMBER
-from rayrec.distributed.ids.input_dist import InputDist, PendingInput
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 from tests.distributed.oracle import cut
@@ -26,13 +25,13 @@ def collection(kind: ShardingType = ShardingType.TABLE_WISE) -> Any:
     return sharder.shard(EmbeddingBagCollection(TABLES), plan, ShardingEnv.from_local(1, 0), torch.device("cpu"))
 
 
-def number(pending: PendingInput) -> int:
+def number(pending: Any) -> int:
     """Batches are numbered in the order in which they are begun."""
     return pending.wait().received[0][NUMBER]
 
 
 def test_what_was_begun_is_taken_once_the_oldest_first() -> None:
-    ahead: InputDist = collection().ids_ahead
+    ahead = collection().ids_ahead
     one, other = kjt(), kjt()
     for features in (one, other, one):
         ahead.begin(features)
@@ -43,7 +42,7 @@ def test_what_was_begun_is_taken_once_the_oldest_first() -> None:
 def test_ids_begun_for_evaluation_are_not_trained_on_and_nothing_stays() -> None:
     for kind in (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL):
         sharded, features = collection(kind), kjt()
-        ahead: InputDist = sharded.ids_ahead
+        ahead = sharded.ids_ahead
         with torch.no_grad():
             ahead.begin(features)
         before = sharded(features).wait().values().sum().item()
@@ -63,7 +62,7 @@ def test_ids_begun_for_training_serve_an_evaluation() -> None:
 
 
 def test_what_is_dropped_was_not_taken_before() -> None:
-    ahead: InputDist = collection().ids_ahead
+    ahead = collection().ids_ahead
     first, second, third = (ahead.begin(kjt()) for _ in range(3))
     ahead.take(first.features)
     assert [ahead.drop(begun) for begun in (first, second, second)] == [False, True, False]

@@ -1,9 +1,8 @@
-"""Collectives, what they count, subgroups, and hosts."""
+"""Collectives, what they count, subgroups, and hosts; sums that are bitwise equal on all ranks."""
 
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -11,19 +10,14 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed import ShardingEnv, comm
-from rayrec.distributed.comm import call_on_rank as invoke_on_rank_and_broadcast_result
-from rayrec.distributed.comm import collectives, shared_memory
-from rayrec.distributed.comm.groups import world_rank
-from rayrec.distributed.comm.host_link import HostLink, UnlikeExchanges
-from rayrec.distributed.comm.hosts import Hosts, find_hosts
+from rayrec.distributed.comm import collectives
+from rayrec.distributed.comm.hosts import Hosts, find_hosts, ranks_per_host
 from rayrec.distributed.comm.rank_context import RankContext
-from rayrec.distributed.comm.shared_memory import LEAST_BYTES, ONCE, Slots
-from rayrec.torchrec.distributed import comm as launched
-from rayrec.torchrec.distributed.collective_utils import is_leader, run_on_leader
-from rayrec.torchrec.distributed.comm import RANKS, SIZES
-from tests.ranks import on_ranks
+from tests.ranks import RankError, Ranks, on_ranks
 
 CPU = torch.device("cpu")
 WORLD = 4
@@ -123,7 +117,7 @@ def test_vectors_of_all_ranks_are_combined_in_their_order(world_size: int, apart
     assert on_ranks(world_size, combined, apart) == [(expected, 3 if world_size > 1 else 0)] * world_size
 
 
-def groups_of(group: dist.ProcessGroup) -> Any:
+def groups_of(group: dist.ProcessGroup) -> list[list[int]]:
     rank = group.rank()
     ranks = [rank % 2, rank % 2 + 2]
     mine = comm.subgroup(group, ranks, CPU)
@@ -132,67 +126,20 @@ def groups_of(group: dist.ProcessGroup) -> Any:
     assert on_hosts is not group and comm.host_group(group, CPU) is on_hosts
     assert on_hosts is not None and on_hosts.size() == WORLD
     assert comm.host_group(None, CPU) is None
-    with mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
-        inside, across = launched.intra_and_cross_node_pg()
-        local = [launched.get_local_size(), launched.get_num_groups(), launched.get_group_rank()]
-    assert inside is not None and across is not None
-    assert launched.intra_and_cross_node_pg(torch.device("meta")) == (None, None)
-    names = [comm.all_gather_object(rank, one) for one in (mine, inside, across, on_hosts)]
-    with mock.patch.dict(os.environ):
-        for name in (*SIZES, *RANKS):
-            os.environ.pop(name, None)
-        here = [launched.get_local_rank(), launched.get_local_size()]
-    leaders = [is_leader(group), is_leader(group, 2), is_leader(None), is_leader(None, 1)]
-    return names, [world_rank(mine, 1), world_rank(None, 3)], local, here, leaders
+    return [comm.all_gather_object(rank, one) for one in (mine, on_hosts)]
 
 
 def test_groups_within_a_group() -> None:
-    for rank, (names, in_world, local, here, leaders) in enumerate(on_ranks(WORLD, groups_of)):
-        host, place = divmod(rank, 2)
-        assert names == [[place, place + 2], [2 * host, 2 * host + 1], [place, place + 2], [0, 1, 2, 3]]
-        assert (in_world, local, here) == ([place + 2, 3], [2, 2, host], [rank, 4])
-        assert leaders == [rank == 0, rank == 2, True, False]
+    for rank, names in enumerate(on_ranks(WORLD, groups_of)):
+        assert names == [[rank % 2, rank % 2 + 2], [0, 1, 2, 3]]
 
 
-def led(group: dist.ProcessGroup) -> Any:
-    @run_on_leader(group, 1)
-    def of(name: str) -> str:
-        if name == "bad":
-            raise KeyError(name)
-        return f"{name} {group.rank()}"
-
-    with pytest.raises(KeyError, match="bad"):
-        of("bad")
-    return of(name="rank"), invoke_on_rank_and_broadcast_result(group, 0, lambda: group.rank()), of.__name__
+def led(group: dist.ProcessGroup) -> list[int]:
+    return [comm.call_on_rank(group, leader, lambda: 10 + group.rank()) for leader in (0, 1)]
 
 
 def test_one_rank_calls_for_all() -> None:
-    assert on_ranks(2, led) == [("rank 1", 0, "of")] * 2
-
-
-@pytest.mark.parametrize(
-    ("environment", "sizes", "ranks"),
-    [
-        ({}, [4, 8, 8, 12], [1, 1, 1, 9]),
-        ({"LOCAL_WORLD_SIZE": "2"}, [2, 2, 2, 2], [1, 1, 1, 1]),
-        ({"MPI_LOCALNRANKS": "5", "MPI_LOCALRANKID": "7"}, [4, 8, 16, 12], [7] * 4),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, [4] * 4, [0] * 4),
-        ({"MV2_COMM_WORLD_LOCAL_SIZE": "4", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "3"}, [1] * 4, [3] * 4),
-    ],
-)
-def test_the_launcher_says_which_rank_of_its_host_a_process_is(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], sizes: list[int], ranks: list[int]
-) -> None:
-    for name in (*SIZES, *RANKS):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    worlds = (4, 8, 16, 12)
-    assert [launched.get_local_size(world) for world in worlds] == sizes
-    assert [launched.get_node_group_size(world) for world in worlds] == sizes
-    assert [launched.get_num_groups(world) for world in worlds] == [w // s for w, s in zip(worlds, sizes, strict=True)]
-    assert [launched.get_group_rank(world, 9) for world in worlds] == [9 // size for size in sizes]
-    assert [launched.get_local_rank(world, 9) for world in worlds] == ranks
+    assert on_ranks(2, led) == [[10, 11]] * 2
 
 
 def test_hosts_of_equally_many_ranks() -> None:
@@ -206,6 +153,13 @@ def test_hosts_of_equally_many_ranks() -> None:
         RankContext.of(ShardingEnv.from_local(2, 0), CPU)
 
 
+def test_hosts_are_known_by_their_size_or_by_their_names() -> None:
+    assert ranks_per_host([2, 2, 2, 2]) == 2
+    assert ranks_per_host(["a", "a", "b", "b"]) == 2
+    for unlike in ([2, 2, 1, 1], [3, 3, 3, 3], ["a", "a", "a", "b"], ["a", "b", "a", "b"], [2, 2, "b", "b"]):
+        assert ranks_per_host(unlike) is None
+
+
 def hosts_found(group: dist.ProcessGroup, local: Any) -> Hosts | None:
     return find_hosts(RankContext.of(ShardingEnv.from_process_group(group, local), CPU))
 
@@ -216,105 +170,6 @@ def test_hosts_are_found_where_they_differ() -> None:
         assert on_ranks(WORLD, hosts_found, local) == [None] * WORLD
 
 
-def links_of(world: int, timeout_s: float = 5) -> list[HostLink]:
-    """All ranks of a host in one process."""
-    ends: list[dict[int, socket.socket]] = [{} for _ in range(world)]
-    for rank in range(world):
-        for other in range(rank):
-            ends[rank][other], ends[other][rank] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return [HostLink(rank, of_rank, timeout_s) for rank, of_rank in enumerate(ends)]
-
-
-def test_ranks_in_one_process_exchange_through_shared_memory() -> None:
-    links, generator = links_of(3), torch.Generator().manual_seed(1)
-    for step in range(12):
-        waits, expected = [], []
-        for number in range(3 - step % 3):
-            table = torch.randint(0, 5, (3, 3), generator=generator) * (3000 if step == 5 else 1)
-            parts = [
-                [torch.full((int(n),), 50 * number + 10 * a + b, dtype=torch.uint8) for b, n in enumerate(row)]
-                for a, row in enumerate(table)
-            ]
-            for rank, link in enumerate(links):
-                output = torch.zeros(int(table[:, rank].sum()), dtype=torch.uint8)
-                message = torch.cat(parts[rank])
-                waits.append((link.all_to_all(output, message, table[:, rank].tolist(), table[rank].tolist()), output))
-                message.zero_()
-                expected.append(torch.cat([parts[source][rank] for source in range(3)]))
-        for number in reversed(range(len(waits))):
-            waits[number][0]()
-            assert torch.equal(waits[number][1], expected[number])
-        outputs = [torch.empty(5 + step, dtype=torch.uint8) for _ in links]
-        sizes = [2, 3, step]
-        ends = [
-            link.all_gather(output, torch.full((sizes[rank],), rank, dtype=torch.uint8), sizes)
-            for rank, (link, output) in enumerate(zip(links, outputs, strict=True))
-        ]
-        for end, output in zip(ends, outputs, strict=True):
-            end()
-            assert output.tolist() == [0, 0, 1, 1, 1] + [2] * step
-    assert all(len(link._slots) <= 5 for link in links), "memory is used again when all have read it"
-
-
-def test_a_message_takes_no_more_memory_than_the_others_parts() -> None:
-    links, half = links_of(2), LEAST_BYTES // 2
-    message = torch.zeros(2 * half, dtype=torch.uint8)
-    waits = [link.all_to_all(torch.empty_like(message), message, [half] * 2, [half] * 2) for link in links]
-    for wait in waits:
-        wait()
-    assert [link._slots.num_bytes for link in links] == [LEAST_BYTES] * 2
-
-
-def test_links_refuse_what_does_not_fit() -> None:
-    first, second = links_of(2, timeout_s=0.05)
-    two, three, wide = torch.zeros(2), torch.zeros(3), torch.zeros(2, 2).t()
-    for output, inputs, come, leave in [(three, two, [1, 1], [1, 1]), (two, three, [1, 1], [1, 1])]:
-        with pytest.raises(ValueError, match="do not add up"):
-            first.all_to_all(output, inputs, come, leave)
-    for output, inputs in [(wide, torch.zeros(2, 2)), (torch.zeros(2, 2), wide)]:
-        with pytest.raises(ValueError, match="must be contiguous"):
-            first.all_to_all(output, inputs, [1, 1], [1, 1])
-    for come in ([8, 8], [4, 8]):
-        with pytest.raises(ValueError, match="do not add up"):
-            first.all_gather(three, two, come)
-    late = first.all_gather(torch.zeros(4), two, [8, 8])
-    with pytest.raises(TimeoutError, match=r"rank 1 has not come to an exchange within 0.05 s"):
-        late()
-    other = second.all_gather(torch.zeros(5), three, [8, 12])
-    other()
-    with pytest.raises(UnlikeExchanges, match="rank 1 sends 12 bytes in its exchange 0, rank 0 expects 8 in its exch"):
-        late()
-    for peer in second._peers:
-        peer.socket.close()
-    with pytest.raises(ConnectionError, match="rank 1 has ended"):
-        first.all_gather(torch.zeros(4), two, [8, 8])()
-
-
-def test_a_message_takes_the_smallest_free_slot_where_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "KEPT_BYTES", 7 * LEAST_BYTES)
-    slots, number = Slots(), 0
-
-    def held(num_bytes: int, under_way: int = 0) -> tuple[int, int, bool]:
-        """The slot, its bytes, and whether its memory is new; `under_way` earlier messages have not been read."""
-        nonlocal number
-        place, memory, fd = slots.hold(number, num_bytes, number - under_way)
-        number += 1
-        assert memory.num_bytes >= num_bytes
-        if fd is not None:
-            os.close(fd)
-        return place, memory.num_bytes, fd is not None
-
-    assert [held(0), held(LEAST_BYTES)] == [(0, LEAST_BYTES, True), (0, LEAST_BYTES, False)]
-    assert held(LEAST_BYTES + 1) == (0, 2 * LEAST_BYTES, True), "a free slot is enlarged"
-    assert held(5, under_way=1) == (1, LEAST_BYTES, True)
-    assert [held(5), held(2 * LEAST_BYTES)] == [(1, LEAST_BYTES, False), (0, 2 * LEAST_BYTES, False)]
-    assert held(5 * LEAST_BYTES) == (ONCE, 5 * LEAST_BYTES, True), "slots would exceed the bound together"
-    assert held(3 * LEAST_BYTES) == (0, 4 * LEAST_BYTES, True)
-    assert held(4 * LEAST_BYTES, under_way=1) == (ONCE, 4 * LEAST_BYTES, True), "the only one that fits is not free"
-    assert [held(3 * LEAST_BYTES), held(LEAST_BYTES)] == [(0, 4 * LEAST_BYTES, False), (1, LEAST_BYTES, False)]
-    assert (len(slots), slots.num_bytes) == (2, 5 * LEAST_BYTES)
-
-
 def _places(group: dist.ProcessGroup) -> tuple[tuple[str, ...], dict[str, int]]:
     with comm.count_collectives() as times:
         place = RankContext.of(ShardingEnv.from_process_group(group), CPU)
@@ -323,3 +178,86 @@ def _places(group: dist.ProcessGroup) -> tuple[tuple[str, ...], dict[str, int]]:
 
 def test_ranks_on_cpus_need_not_tell_each_other_their_device() -> None:
     assert on_ranks(2, _places) == [(("cpu", "cpu"), {})] * 2
+
+
+# -- sums
+
+SIZES = (0, 1, 3, 8191, 8193, 70_001)
+
+
+def sums(group: dist.ProcessGroup) -> list[torch.Tensor]:
+    added = []
+    for size in SIZES:
+        for dtype in (torch.float32, torch.float64, torch.int64):
+            everyone = [drawn(rank, size).to(dtype) for rank in range(group.size())]
+            got = comm.all_reduce(everyone[group.rank()].clone(), group)
+            torch.testing.assert_close(got, torch.stack(everyone).sum(0))
+            added.append(got)
+    column = torch.full((4, 3), float(group.rank()))[:, 1]  # not contiguous
+    assert comm.all_reduce(column, group).tolist() == [sum(range(group.size()))] * 4
+    highest = comm.all_reduce(torch.tensor([group.rank()]), group, dist.ReduceOp.MAX)
+    assert highest.item() == group.size() - 1
+    return added
+
+
+def drawn(rank: int, size: int) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(rank)) * 1000
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_all_ranks_have_the_same_sum(world: int) -> None:
+    first, *others = on_ranks(world, sums)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(7, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 1))
+
+
+def rows(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(5, 7, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def train(group: dist.ProcessGroup, static: bool) -> list[torch.Tensor]:
+    """The parameters after three steps with gradients in several buckets."""
+    hook = collectives.mean_of_gradients(group, CPU)
+    assert hook is not None
+    wrapped = DistributedDataParallel(model(), bucket_cap_mb=0.1, static_graph=static, gradient_as_bucket_view=True)
+    wrapped.register_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        wrapped(rows(group.rank(), step)).square().mean().backward()
+        optimizer.step()
+    return [param.detach() for param in wrapped.parameters()]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("static", [False, True])
+def test_gradients_are_those_of_one_process(world: int, static: bool) -> None:
+    plain = model()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        plain(torch.cat([rows(rank, step) for rank in range(world)])).square().mean().backward()
+        optimizer.step()
+    first, *others = on_ranks(world, train, static)
+    for got, expected in zip(first, plain.parameters(), strict=True):
+        torch.testing.assert_close(got, expected.detach(), atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def loses_a_rank(group: dist.ProcessGroup) -> None:
+    wrapped = DistributedDataParallel(model(), bucket_cap_mb=0.1)
+    wrapped.register_comm_hook(None, collectives.mean_of_gradients(group, CPU))
+    loss = wrapped(rows(0, 0)).sum()
+    if group.rank() == 1:
+        os._exit(3)
+    loss.backward()
+
+
+def test_a_rank_that_ends_in_backward_is_named() -> None:
+    with pytest.raises(RankError, match="ConnectionError: rank 1 has ended"):
+        Ranks(2).run(loses_a_rank)

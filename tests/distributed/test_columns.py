@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from rayrec.distributed import CacheParams, ParameterSharding, Shard, ShardingType, Span
 from rayrec.distributed.ids.routes import PlannedTable, Routes, make_routes
-from rayrec.distributed.kernel import LocalTable
-from rayrec.distributed.plan.cuts import CUTS, blocks, even_widths
-from rayrec.distributed.plan.shards import DEFAULT_LOAD_FACTOR
+from rayrec.distributed.plan.cuts import CUTS, even_widths
 from rayrec.distributed.vectors.columns import ColumnMap, Run, across_hosts, columns_of, inside_host, union
 from rayrec.distributed.vectors.pooled_exchange import ColumnOrder
 from rayrec.modules import EmbeddingBagConfig
@@ -23,14 +21,6 @@ from rayrec.modules import EmbeddingBagConfig
 CPU = torch.device("cpu")
 QUICK = settings(max_examples=40, deadline=None)
 T = ShardingType
-
-
-@QUICK
-@given(st.integers(1, 60), st.integers(1, 9))
-def test_blocks_are_equal_but_for_the_last(size: int, parts: int) -> None:
-    spans, step = blocks(size, parts), math.ceil(size / parts)
-    assert [row for span in spans for row in range(span.start, span.stop)] == list(range(size))
-    assert [span.size for span in spans[:-1]] == [step] * (len(spans) - 1) and 0 < spans[-1].size <= step
 
 
 @QUICK
@@ -174,12 +164,9 @@ def shards(name: str, *rectangles: tuple[int, int, int, int, int]) -> tuple[Shar
 
 
 def routes_of(*given: tuple[EmbeddingBagConfig, tuple[Shard, ...]], world: int = 2, **settings_: Any) -> Routes:
-    def group_of(local: LocalTable) -> Any:
-        return local.config.data_type
-
     settings_ = {"sharding_type": "column_wise", "compute_kernel": "fused", **settings_}
     tables = [PlannedTable(config, ParameterSharding(shards=held, **settings_), None) for config, held in given]
-    return make_routes(tables, world, group_of)
+    return make_routes(tables, world, lambda local: local.config.data_type)
 
 
 def held_on(routes: Routes, rank: int) -> list[tuple[Span, Span]]:
@@ -273,9 +260,8 @@ def test_a_device_cache_has_the_share_that_the_plan_says() -> None:
         return [local.load_factor for local in routes.ranks[0].tables[0]]
 
     assert shares("fused_uvm_caching", CacheParams(load_factor=0.5)) == [0.5]
-    assert shares("fused_uvm_caching", CacheParams()) == shares("fused_uvm_caching", None) == [DEFAULT_LOAD_FACTOR]
+    assert shares("fused_uvm_caching", CacheParams()) == shares("fused_uvm_caching", None) == [0.2]
     assert shares("fused", CacheParams(load_factor=0.5)) == [None]
-    assert DEFAULT_LOAD_FACTOR == 0.2
     for wrong in (0.0, -0.1, 1.1):
         with pytest.raises(ValueError, match="must be above 0 and at most 1"):
             CacheParams(load_factor=wrong)

@@ -15,6 +15,7 @@ from rayrec.distributed import (
     BF16,
     FP16,
     FP32,
+    Awaitable,
     Codec,
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
@@ -28,7 +29,6 @@ from rayrec.distributed import (
     fp8_rows,
     int8_rows,
 )
-from rayrec.distributed.comm.awaitable import LazyAwaitable
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
 from tests.device import DEVICE
@@ -242,7 +242,7 @@ def read_in_every_way(group: dist.ProcessGroup, name: str) -> Any:
     kjt = draw_kjt(generator, tables(), 4, 3)
     expected = ec(kjt)
     out = sharded(kjt)
-    assert isinstance(out, LazyAwaitable)
+    assert isinstance(out, Awaitable)
     assert list(out) == list(expected) and len(out) == 3 and "shops" in out and "other" not in out
     for feature, jt in out.items():
         assert torch.equal(jt.weights(), expected[feature].weights())

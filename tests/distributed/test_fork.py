@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+from pathlib import Path
+
+from tests.forked import run_forked
 
 # In a process of its own: forking one with pytest's threads is another test.
 FORKS = """
@@ -50,6 +52,8 @@ print(len(set(in_children(2, []))), "processes")
 """
 
 
-def test_compiled_loops_work_in_forked_children_and_their_children() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=180)
+def test_compiled_loops_work_in_forked_children_and_their_children(tmp_path: Path) -> None:
+    script = tmp_path / "forks.py"
+    script.write_text(FORKS)
+    done = run_forked(script, tmp_path, os.environ, timeout_s=180)
     assert done.stdout == "3 processes\n", done.stdout + done.stderr

@@ -20,8 +20,7 @@ from rayrec.distributed import (
     ShardingEnv,
     Span,
 )
-from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, make_pooling_kernel
-from rayrec.distributed.kernel.row_kernel import RowKernel
+from rayrec.distributed.kernel import FusedKernel, LocalTable, Lookups, OptimizerSpec, RowKernel, make_pooling_kernel
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 
 ROWS = [3, 5, 4, 2, 6]
@@ -60,7 +59,7 @@ def by_loop(kernel: FusedKernel, batch: Lookups) -> torch.Tensor:
 @pytest.mark.parametrize("features", [[0, 1, 2, 3, 4], SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize("kind", BY_FBGEMM)
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "fbgemm"])
-@pytest.mark.parametrize("weighted, dims", [(False, ONE_WIDTH), (True, ONE_WIDTH), (True, TWO_WIDTHS), (True, PADDED)])
+@pytest.mark.parametrize("weighted, dims", [(False, ONE_WIDTH), (True, TWO_WIDTHS), (True, PADDED)])
 def test_tables_train_alike_in_fbgemms_kernels_and_in_torchs(
     kind: EmbOptimType, features: list[int], weighted: bool, dims: list[int], compiled: bool
 ) -> None:
@@ -135,7 +134,7 @@ def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 5000), st.sampled_from([4, 8, 20, 64])), min_size=1, max_size=4),
     batch=st.sampled_from([1, 7, 300]),
@@ -270,7 +269,7 @@ def test_the_loop_keeps_the_moments_of_adam(kind: EmbOptimType, features: list[i
 
 @pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
 @pytest.mark.parametrize("kind", [*BY_FBGEMM, *ADAMS])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 300), min_size=1, max_size=3),
     dim=st.sampled_from([4, 8, 12, 60, 64, 100]),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed import CacheParams, EmbeddingBagCollectionSharder, ParameterSharding, ShardingEnv, ShardingType
-from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed import CacheParams, EmbeddingBagCollectionSharder, ShardingEnv, ShardingType
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
-from tests.distributed.oracle import ADAGRAD, draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
+from tests.distributed.oracle import ADAGRAD, cut, draw_kjt, make_dense_optimizer, make_optimizer, targets, train_plain
 from tests.ranks import on_ranks
 from tests.torchrec import test_feature_processor as position_weights
 
@@ -45,10 +45,8 @@ def check(group: dist.ProcessGroup, kind: ShardingType, kernel: str, device: str
     place = torch.device(device)
     ranks: Any = [[0]] if kind is ShardingType.GRID_SHARD else [0]
     plan = {
-        t.name: ParameterSharding(
-            sharding_type=kind.value,
-            compute_kernel=kernel,
-            shards=CUTS[kind](t.name, t.num_embeddings, t.embedding_dim, ranks),
+        t.name: replace(
+            cut(t, kind, ranks, kernel),
             device=place.type,
             cache_params=CacheParams(load_factor=0.5) if kernel == "fused_uvm_caching" else None,
         )
@@ -107,7 +105,7 @@ def test_position_weights_train_without_nodes_of_the_host(nccl: dist.ProcessGrou
 @pytest.mark.gpu
 def test_ids_copied_into_a_tensor_on_a_gpu_are_those_looked_up(nccl: dist.ProcessGroup) -> None:
     table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
-    plan = {"t": ParameterSharding("table_wise", "fused", shards=CUTS[ShardingType.TABLE_WISE]("t", 10, 4, [0]))}
+    plan = {"t": cut(table, ShardingType.TABLE_WISE, [0])}
     ebc = EmbeddingBagCollection([table], seed=1)
     weight = ebc.embedding_bags["t"].weight.detach().clone()
     device = torch.device("cuda:0")

@@ -204,7 +204,7 @@ def without_memory(_: dist.ProcessGroup, limit: str) -> tuple[str, bool, int]:
     """The error at a limit of this process, whether it counts as a lost peer, and descriptors that were left open."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link, other = host_link.HostLink(0, {1: ours}, 5), host_link.HostLink(1, {0: theirs}, 5)
-    size = 1 << 28
+    size = 1 << 26
     message, output = torch.empty(size, dtype=torch.uint8), torch.empty(2 * size, dtype=torch.uint8)
     open_files = set(os.listdir("/proc/self/fd"))
     calls = [lambda: other.all_gather(output, message, [size, size])]
@@ -229,7 +229,7 @@ def without_memory(_: dist.ProcessGroup, limit: str) -> tuple[str, bool, int]:
 
 @pytest.mark.parametrize(
     ("limit", "says"),
-    [("to send", "cannot map 268435456"), ("to read", "cannot map 268435456"), ("files", "ulimit -n")],
+    [("to send", "cannot map 67108864"), ("to read", "cannot map 67108864"), ("files", "ulimit -n")],
 )
 def test_a_process_at_its_limits_is_not_taken_for_a_lost_peer(limit: str, says: str) -> None:
     ((error, lost, left),) = on_ranks(1, without_memory, limit)
@@ -361,3 +361,68 @@ def test_a_group_has_a_socket_for_each_peer_and_nothing_else() -> None:
     for joined, used, ended in on_ranks(2, open_files):
         assert used == joined
         assert ended < joined
+
+
+def links_of(world: int, timeout_s: float = 5) -> list[host_link.HostLink]:
+    """All ranks of a host in one process."""
+    ends: list[dict[int, socket.socket]] = [{} for _ in range(world)]
+    for rank in range(world):
+        for other in range(rank):
+            ends[rank][other], ends[other][rank] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return [host_link.HostLink(rank, of_rank, timeout_s) for rank, of_rank in enumerate(ends)]
+
+
+def test_ranks_in_one_process_exchange_through_shared_memory() -> None:
+    links, generator = links_of(3), torch.Generator().manual_seed(1)
+    for step in range(12):
+        waits, expected = [], []
+        for number in range(3 - step % 3):
+            table = torch.randint(0, 5, (3, 3), generator=generator) * (3000 if step == 5 else 1)
+            parts = [
+                [torch.full((int(n),), 50 * number + 10 * a + b, dtype=torch.uint8) for b, n in enumerate(row)]
+                for a, row in enumerate(table)
+            ]
+            for rank, link in enumerate(links):
+                output = torch.zeros(int(table[:, rank].sum()), dtype=torch.uint8)
+                message = torch.cat(parts[rank])
+                waits.append((link.all_to_all(output, message, table[:, rank].tolist(), table[rank].tolist()), output))
+                message.zero_()
+                expected.append(torch.cat([parts[source][rank] for source in range(3)]))
+        for number in reversed(range(len(waits))):
+            waits[number][0]()
+            assert torch.equal(waits[number][1], expected[number])
+        outputs = [torch.empty(5 + step, dtype=torch.uint8) for _ in links]
+        sizes = [2, 3, step]
+        ends = [
+            link.all_gather(output, torch.full((sizes[rank],), rank, dtype=torch.uint8), sizes)
+            for rank, (link, output) in enumerate(zip(links, outputs, strict=True))
+        ]
+        for end, output in zip(ends, outputs, strict=True):
+            end()
+            assert output.tolist() == [0, 0, 1, 1, 1] + [2] * step
+    assert all(len(link._slots) <= 5 for link in links), "memory is used again when all have read it"
+
+
+def test_links_refuse_what_does_not_fit() -> None:
+    first, second = links_of(2, timeout_s=0.05)
+    two, three, wide = torch.zeros(2), torch.zeros(3), torch.zeros(2, 2).t()
+    for output, inputs, come, leave in [(three, two, [1, 1], [1, 1]), (two, three, [1, 1], [1, 1])]:
+        with pytest.raises(ValueError, match="do not add up"):
+            first.all_to_all(output, inputs, come, leave)
+    for output, inputs in [(wide, torch.zeros(2, 2)), (torch.zeros(2, 2), wide)]:
+        with pytest.raises(ValueError, match="must be contiguous"):
+            first.all_to_all(output, inputs, [1, 1], [1, 1])
+    for come in ([8, 8], [4, 8]):
+        with pytest.raises(ValueError, match="do not add up"):
+            first.all_gather(three, two, come)
+    late = first.all_gather(torch.zeros(4), two, [8, 8])
+    with pytest.raises(TimeoutError, match=r"rank 1 has not come to an exchange within 0.05 s"):
+        late()
+    other = second.all_gather(torch.zeros(5), three, [8, 12])
+    other()
+    with pytest.raises(host_link.UnlikeExchanges, match="rank 1 sends 12 bytes in its exchange 0, rank 0 expects 8"):
+        late()
+    for peer in second._peers:
+        peer.socket.close()
+    with pytest.raises(ConnectionError, match="rank 1 has ended"):
+        first.all_gather(torch.zeros(4), two, [8, 8])()

@@ -17,7 +17,6 @@ from rayrec.distributed import (
     ShardingType,
     comm,
 )
-from rayrec.distributed.comm import count_collectives
 from rayrec.distributed.ids.upload import Upload
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
@@ -100,7 +99,7 @@ def step_through(
         spoil = bad and group.rank() == 1 and kjt.values().numel() > 0
         if spoil:
             kjt.values()[0] = -1
-        with count_collectives() as counter, torch.set_grad_enabled(train):
+        with comm.count_collectives() as counter, torch.set_grad_enabled(train):
             try:
                 out, expected = sharded(kjt).wait(), None if spoil else module(kjt)
             except ValueError:

@@ -12,16 +12,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.data.mapping.schema import SparseFeature
+from rayrec.data import SparseFeature
 from rayrec.data.source.initial_vectors import InitialVectors
 from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
+    ModuleSharding,
     ShardingEnv,
     ShardingPlan,
     ShardingType,
 )
-from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.storage.retries import Patience
 from rayrec.train.setup.init_vectors import TableVectors, load_vectors

@@ -7,27 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rayrec.distributed import EmbeddingComputeKernel, Span
 from rayrec.distributed.kernel import (
     RULES,
+    DecayMode,
     LocalTable,
     Lookups,
     OptimizerSpec,
+    RowKernel,
+    check_trainable,
     make_pooling_kernel,
     make_vector_kernel,
-    optimizer_formulas,
+    pooling_group,
     rule_of,
+    vector_group,
 )
-from rayrec.distributed.kernel.dense_kernel import DenseKernel
-from rayrec.distributed.kernel.optimizer_formulas import make_state
-from rayrec.distributed.kernel.optimizer_rules import DecayMode
-from rayrec.distributed.kernel.optimizer_spec import twin
-from rayrec.distributed.kernel.row_kernel import RowKernel
-from rayrec.distributed.kernel.rows import DistinctRows, TouchedRows
-from rayrec.modules import EmbeddingBagConfig
+from rayrec.distributed.kernel.rows import TouchedRows
+from rayrec.modules import DataType, EmbeddingBagConfig
 
 CPU = torch.device("cpu")
 ROW, ELEMENT = True, False
@@ -51,13 +48,10 @@ def test_what_is_known_of_an_optimizer(name: str, states: Any, on_cpu: bool, dec
     rule = spec.rule
     assert rule is RULES[name] is rule_of(rule.kind) is rule_of(rule.kind.value.upper())
     assert list(rule.rowwise.values()) == states and rule.fbgemm_on_cpu == on_cpu
-    assert rule.corrects_bias == ("adam" in name or "lamb" in name) and rule.kind in optimizer_formulas._FORMULAS
+    assert rule.corrects_bias == ("adam" in name or "lamb" in name)
     assert [mode.value for mode in rule.decay] == decays and spec.decay_mode == (decays[0] if decays else None)
     assert sorted((mode and mode.value for mode in rule.fbgemm_decay), key=str) == on_cuda
     assert rule.state_bytes == (4 * states.count(ROW), 4 * states.count(ELEMENT))
-    made = make_state(spec, 5, 3, CPU)
-    assert [list(state.shape) for state in made.values()] == [[5] if per_row else [5, 3] for per_row in states]
-    assert not any(state.any() for state in made.values())
 
 
 def test_what_a_spec_says_by_itself() -> None:
@@ -105,17 +99,8 @@ def test_weight_decay_by_any_name() -> None:
 
 
 def test_torchs_optimizers_are_known_by_their_class() -> None:
-    known = {
-        torch.optim.SGD: ("sgd", "l2"),
-        torch.optim.Adagrad: ("adagrad", "l2"),
-        torch.optim.Adam: ("adam", "l2"),
-        torch.optim.AdamW: ("adam", "decouple"),
-    }
-    assert {kind: (twin(kind)[0], twin(kind)[1]) for kind in known} == {
-        kind: (RULES[name], mode) for kind, (name, mode) in known.items()
-    }
     with pytest.raises(ValueError, match=r"Rprop has no fused update for embedding tables; there are \['SGD', "):
-        twin(torch.optim.Rprop)
+        OptimizerSpec.from_torch(torch.optim.Rprop, {})
     spec = OptimizerSpec.from_torch(torch.optim.AdamW, {"lr": 0.5, "betas": (0.1, 0.2), "eps": 0.3})
     assert (spec.learning_rate, spec.beta1, spec.beta2, spec.eps, spec.weight_decay) == (0.5, 0.1, 0.2, 0.3, 0.01)
     assert spec.weight_decay_mode is DecayMode.DECOUPLE
@@ -123,23 +108,6 @@ def test_torchs_optimizers_are_known_by_their_class() -> None:
     assert (plain.weight_decay_mode, plain.learning_rate) == (None, 0.5)
     with pytest.raises(ValueError, match=r"the settings \{'nesterov': True\} have no fused update"):
         OptimizerSpec.from_torch(torch.optim.SGD, {"lr": 0.5, "nesterov": True})
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(0, 5), max_size=9), st.booleans(), st.booleans())
-def test_equal_rows_are_added_up(rows: list[int], picked: bool, weighted: bool) -> None:
-    count = len(rows)
-    source = torch.tensor([(3 * n) % 4 for n in range(count)], dtype=torch.int64) if picked else None
-    factors = torch.arange(count) + 1.0 if weighted else None
-    grads = torch.arange(2.0 * max(4, count)).view(-1, 2) if picked else torch.arange(2.0 * count).view(-1, 2)
-    groups = DistinctRows.of(torch.tensor(rows, dtype=torch.int64))
-    assert groups.distinct.tolist() == sorted(set(rows))
-    assert groups.order.tolist() == sorted(range(count), key=lambda n: rows[n]), "equal ones as they came"
-    wanted = {row: torch.zeros(2) for row in sorted(set(rows))}
-    for n, row in enumerate(rows):
-        wanted[row] += grads[int(source[n]) if source is not None else n] * (n + 1 if weighted else 1)
-    found = groups.sum(grads, source, factors)
-    assert found.shape == (len(wanted), 2) and found.tolist() == [each.tolist() for each in wanted.values()]
 
 
 def tables(optimizer: OptimizerSpec | None) -> list[LocalTable]:
@@ -168,7 +136,7 @@ def test_every_id_has_its_own_vector(optimizer: OptimizerSpec | None, ids: list[
     found = kernel.lookup(Lookups(flat, offsets, None))
     wanted = [before[table][row] for table, rows in enumerate(ids) for row in rows]
     assert found.tolist() == [row.tolist() for row in wanted]
-    if isinstance(kernel, DenseKernel):
+    if optimizer is None:  # its rows are left to the dense optimizer
         return
     found.sum().backward()
     touched = [
@@ -205,3 +173,65 @@ def test_rows_that_were_looked_up_for_training_are_marked_once(make: Callable[..
     nothing = torch.tensor([], dtype=torch.int64)
     kernel.lookup(Lookups(nothing, torch.zeros(4, dtype=torch.int64), None))
     assert [rows.tolist() for rows in kernel.touched.take()] == [[], []]
+
+
+K, GPU = EmbeddingComputeKernel, torch.device("cuda")  # the GPU is only named: nothing is computed there
+
+
+def config(dim: int = 8, data_type: DataType = DataType.FP32, features: int = 1) -> EmbeddingBagConfig:
+    names = [f"f{n}" for n in range(features)]
+    return EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=dim, feature_names=names, data_type=data_type)
+
+
+def spec_of(name: str = "rowwise_adagrad", **settings: Any) -> OptimizerSpec:
+    return OptimizerSpec.from_fused_params({"optimizer": name, "learning_rate": 0.1, **settings})
+
+
+def local(table: EmbeddingBagConfig, optimizer: OptimizerSpec | None = None, kernel: K = K.FUSED) -> LocalTable:
+    rows, cols = Span(0, table.num_embeddings), Span(0, table.embedding_dim)
+    return LocalTable(config=table, rows=rows, cols=cols, kernel=kernel, optimizer=optimizer or spec_of())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "table", "trains"),
+    [
+        (spec_of(), config(), True),
+        (spec_of(), config(data_type=DataType.BF16), False),
+        (spec_of(), config(data_type=DataType.FP16), True),
+        (spec_of(stochastic_rounding=True), config(data_type=DataType.FP16), True),
+        (spec_of("adam", weight_decay=0.1), config(), True),
+        (spec_of(), config(dim=6), True),
+        *((spec_of(name), config(dim=6), len(set(RULES[name].rowwise.values())) < 2) for name in RULES),
+    ],
+)
+def test_tables_in_a_gpus_host_memory_need_an_update_that_fbgemm_has(optimizer: Any, table: Any, trains: bool) -> None:
+    for kernel in (K.FUSED_UVM, K.FUSED_UVM_CACHING):
+        if trains:
+            check_trainable(table, kernel, optimizer, GPU)
+        else:
+            with pytest.raises(ValueError, match=f"table 't': kernel '{kernel.value}' trains by fbgemm only"):
+                check_trainable(table, kernel, optimizer, GPU)
+        check_trainable(table, kernel, optimizer, CPU)
+    for kernel in (K.FUSED, K.DENSE):
+        check_trainable(table, kernel, optimizer, GPU)
+
+
+def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
+    def same(a: LocalTable, b: LocalTable, device: torch.device, group: Any = pooling_group) -> bool:
+        return bool(group(a, device) == group(b, device))
+
+    narrow, wide, odd = (local(config(dim)) for dim in (8, 16, 6))
+    adagrad = [local(config(dim), spec_of("adagrad")) for dim in (8, 6)]
+    for device in (CPU, GPU):
+        assert same(narrow, wide, device) and same(*adagrad, device)
+        assert not same(narrow, odd, device), "a padded width has its own scale where state has one number a row"
+    shared = local(config(8, features=2))
+    assert same(narrow, shared, CPU) and same(narrow, shared, GPU)
+    plain = [local(config(dim), spec_of(weight_decay=0.1)) for dim in (8, 16)]
+    assert not same(*plain, CPU), "one matrix has one width"
+    assert not same(narrow, wide, CPU, vector_group) and same(narrow, local(config(8)), CPU, vector_group)
+    half = local(config(8, DataType.FP16))
+    uvm = local(config(8), kernel=K.FUSED_UVM)
+    for device in (CPU, GPU):
+        assert not same(narrow, half, device) and same(narrow, uvm, device)
+        assert not same(narrow, uvm, device, vector_group)

@@ -16,11 +16,10 @@ from rayrec.distributed import (
     ShardingEnv,
     ShardingPlan,
     ShardingType,
+    comm,
 )
-from rayrec.distributed.comm import count_collectives
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
-from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel as TorchRecsParallel
 from tests.device import DEVICE, exchanges
 from tests.distributed.oracle import cut, draw_kjt, join
 from tests.ranks import on_ranks
@@ -112,7 +111,7 @@ def train_on_rank(group: dist.ProcessGroup, plan: ModuleSharding) -> Any:
     dense = make(dmp.dense_parameters().values())
     losses, counts = [], []
     for parts in batches(group.size()):
-        with count_collectives() as counter:
+        with comm.count_collectives() as counter:
             loss, _ = dmp(parts[group.rank()])
             dense.zero_grad()
             loss.backward()
@@ -207,21 +206,6 @@ def replicas(group: dist.ProcessGroup) -> Any:
         out = sharded(draw_kjt(generator, tables(), 500, 4)).wait().values()
         out.square().mean().backward()
     return [i.weight.clone() for t in sharded.tables().values() for i in t.local]
-
-
-def sparse_names(group: dist.ProcessGroup) -> list[list[str]]:
-    inner = torch.nn.ModuleDict({"a": torch.nn.Embedding(4, 2, sparse=True), "b": torch.nn.EmbeddingBag(4, 2)})
-    env = ShardingEnv.from_process_group(group)
-    none = ShardingPlan({})
-    several, one = (TorchRecsParallel(model, env=env, device=DEVICE, plan=none) for model in (inner, inner["a"]))
-    listed = ["before"]
-    assert several.sparse_grad_parameter_names(listed, "model.") is listed
-    return [several.sparse_grad_parameter_names(), listed, one.sparse_grad_parameter_names(prefix="model.")]
-
-
-def test_parameters_with_sparse_gradients_are_named_as_in_the_model() -> None:
-    (names,) = on_ranks(1, sparse_names)
-    assert names == [["a.weight"], ["before", "model.a.weight"], ["model.weight"]]
 
 
 def test_replicas_stay_bit_identical() -> None:

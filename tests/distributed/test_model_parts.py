@@ -1,16 +1,12 @@
-"""What a sharded model shows of itself: lazy results, wrappers, parameters and state by name, copies, checked ids."""
+"""What a sharded model shows of itself: lazy results, wrappers, parameters and state by name."""
 
 from __future__ import annotations
 
-import copy
-import inspect
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +15,6 @@ from rayrec.distributed import (
     FP16,
     Awaitable,
     Codec,
-    EmbeddingComputeKernel,
     EmbOptimType,
     ModuleSharding,
     ParameterSharding,
@@ -27,30 +22,15 @@ from rayrec.distributed import (
     ShardingPlan,
     ShardingType,
 )
-from rayrec.distributed.collections.sharder import CollectionSharder
-from rayrec.distributed.collections.variable_batch import Examples, same_size
-from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
-from rayrec.distributed.data_parallel import table_parameters
-from rayrec.distributed.ids.input_dist import IdCheck
-from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, PoolingType
+from rayrec.distributed.comm.awaitable import LazyAwaitable
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.optim import apply_optimizer_in_backward
-from rayrec.sparse import KeyedJaggedTensor
-from rayrec.torchrec.distributed import utils as helpers
-from rayrec.torchrec.distributed.embedding_types import GroupedEmbeddingConfig, KJTList, ShardedEmbeddingTable
+from rayrec.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from rayrec.torchrec.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from rayrec.torchrec.distributed.model_parallel import (
     DataParallelWrapper,
     DefaultDataParallelWrapper,
     DistributedModelParallel,
-    get_module,
-    get_unwrapped_module,
-)
-from rayrec.torchrec.distributed.module_sharder import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
-from rayrec.torchrec.distributed.types import (
-    DeviceToHostTensorAwaitable,
-    GetItemLazyAwaitable,
-    LazyGetItemMixin,
-    LazyNoWait,
-    NoWait,
 )
 from tests.device import DEVICE
 from tests.distributed.oracle import cut
@@ -58,7 +38,6 @@ from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
 T = ShardingType
-QUICK = settings(max_examples=30, deadline=None)
 ALONE = ShardingEnv.from_local(1, 0)
 
 
@@ -98,172 +77,48 @@ def test_callbacks_change_the_result_in_turn() -> None:
     first.callbacks.append(lambda value: value + 1)
     first.callbacks.append(lambda value: value * 10)
     assert (first.wait(), first.wait(), second.wait(), len(second.callbacks)) == (40, 40, 3, 0)
-    assert NoWait(4).wait() == LazyNoWait(4).wait() == Deferred(lambda: 4).wait() == 4
-
-
-def test_items_of_a_lazy_result_are_lazy() -> None:
-    class Keyed(LazyGetItemMixin[str, int], LazyAwaitable[dict[str, int]]):
-        times = 0
-
-        def _wait_impl(self) -> dict[str, int]:
-            self.times += 1
-            return {"a": 5}
-
-    keyed = Keyed()
-    item = keyed["a"]
-    assert isinstance(item, GetItemLazyAwaitable) and keyed.times == 0
-    assert (item + 1, item.wait(), keyed.times) == (6, 5, 1)
-    moved = DeviceToHostTensorAwaitable(torch.arange(3))
-    assert moved.wait().tolist() == [0, 1, 2] and moved.wait().device == CPU
-
-
-# -- types that describe
-
-
-def test_descriptions_of_grouped_tables_add_up() -> None:
-    plain = ShardedEmbeddingTable(num_embeddings=4, embedding_dim=8)
-    assert (plain.local_rows, plain.local_cols, plain.compute_kernel) == (0, 0, EmbeddingComputeKernel.DENSE)
-    assert [plain.local_metadata, plain.global_metadata, plain.dtensor_metadata, plain.fused_params] == [None] * 4
-    tables = [
-        ShardedEmbeddingTable(
-            10, 4, "t", feature_names=["a", "b"], embedding_names=["a@t", "b"], local_rows=5, local_cols=2
-        ),
-        ShardedEmbeddingTable(7, 8, "u", feature_names=["c"], embedding_names=["c"], local_cols=3),
-    ]
-    kernel = EmbeddingComputeKernel("batched_fused")
-    assert kernel is EmbeddingComputeKernel.FUSED
-    for unknown in ("batched_", "other", 3):
-        with pytest.raises(ValueError, match="is not a valid EmbeddingComputeKernel"):
-            EmbeddingComputeKernel(unknown)
-    group = GroupedEmbeddingConfig(DataType.FP32, PoolingType.SUM, False, False, kernel, tables)
-    assert (group.fused_params, group.enable_embedding_update) == (None, False)
-    assert (group.feature_hash_sizes(), group.num_features(), group.dim_sum()) == ([10, 10, 7], 3, 7)
-    assert (group.table_names(), group.feature_names()) == (["t", "u"], ["a", "b", "c"])
-    assert (group.embedding_dims(), group.embedding_names()) == ([2, 2, 3], ["a@t", "b", "c"])
-
-
-def test_lists_of_batches_are_recorded_one_by_one() -> None:
-    seen = []
-
-    class Item:
-        def record_stream(self, stream: Any) -> None:
-            seen.append((self, stream))
-
-    items: Any = [Item(), Item()]
-    held = KJTList(items)
-    other: Any = Item()
-    held[1] = other
-    held.record_stream("stream")  # type: ignore[arg-type]
-    assert seen == [(items[0], "stream"), (other, "stream")] and list(held) == [items[0], held[1]] and len(held) == 2
-
-
-# -- the check of ids
 
 
 def bag(name: str, rows: int, *features: str, dim: int = 4) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features))
 
 
-def problem(check: IdCheck, kjt: KeyedJaggedTensor) -> ValueError | None:
-    try:
-        check.check(kjt)
-    except ValueError as error:
-        return error
-    return None
+def results() -> list[tuple[type[LazyAwaitable[Any]], Any]]:
+    """The kind of result of each sharded collection, and a result."""
+    features = KeyedJaggedTensor(["f"], torch.tensor([1, 0, 1]), lengths=torch.tensor([1, 2]))
+    plan = {"t": cut(bag("t", 6, "f"), T.TABLE_WISE, [0])}
+    lists = EmbeddingCollection([EmbeddingConfig(name="t", num_embeddings=6, embedding_dim=4, feature_names=["f"])])
+    bags = EmbeddingBagCollection([bag("t", 6, "f")])
+    of_bags = EmbeddingBagCollectionSharder().shard(bags, plan, ALONE, CPU)(features)
+    of_lists = EmbeddingCollectionSharder().shard(lists, plan, ALONE, CPU)(features)
+    return [(type(of_bags), of_bags.wait()), (type(of_lists), of_lists.wait())]
 
 
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], list[str], list[list[int]]]:
-    """Tables that share features, keys in any order, one of them read by none, and ids around the edges."""
-    sizes = draw(st.sampled_from([(3, 3), (3, 4), (5, 4), (8, 3)]))
-    tables = [bag("t", sizes[0], "f", "g"), bag("u", sizes[1], "g", "h")]
-    keys = draw(st.permutations(["f", "g", "h", "free"]))
-    if draw(st.booleans()):
-        keys = [key for key in keys if key != "free"]
-    return tables, keys, [draw(st.lists(st.sampled_from([0, 1, 2, 2, 3, 4, -1]), max_size=2)) for _ in keys]
+def test_looking_at_a_result_does_not_wait() -> None:
+    def never() -> Any:
+        raise AssertionError("waited")
+
+    for kind, _ in results():
+        out: Any = kind(never)  # type: ignore[call-arg]
+        assert kind.__name__ in repr(out) and kind.__name__ in f"{out} {out!s}"
+        assert not hasattr(out, "shape") and not hasattr(out, "no_such_name") and not hasattr(out, "_private")
+        with pytest.raises(AttributeError, match=f"{kind.__name__!r} object has no attribute 'shape'"):
+            out.shape  # noqa: B018
+        with pytest.raises(AssertionError, match="waited"):
+            hasattr(out, "values")
 
 
-@settings(max_examples=80, deadline=None)
-@given(batches())
-def test_an_id_must_be_a_row_of_every_table_that_reads_it(
-    given_: tuple[list[EmbeddingBagConfig], list[str], list[list[int]]],
-) -> None:
-    tables, keys, ids = given_
-    limits: dict[str, int] = {}
-    names: dict[str, str] = {}
-    for table in tables:
-        for feature in table.feature_names:
-            if table.num_embeddings < limits.get(feature, table.num_embeddings + 1):
-                limits[feature], names[feature] = table.num_embeddings, table.name
-    bad = {
-        key: one
-        for key, of_key in zip(keys, ids, strict=True)
-        for one in reversed(of_key)
-        if key in limits and not 0 <= one < limits[key]
-    }
-    flat = torch.tensor([one for of_key in ids for one in of_key], dtype=torch.int64)
-    kjt = KeyedJaggedTensor(keys, flat, lengths=torch.tensor([len(of_key) for of_key in ids]))
-    check = IdCheck(tables, weighted=False)
-    for _ in range(2):
-        found = problem(check, kjt)
-        if not bad:
-            assert found is None
-            continue
-        feature = next(key for key in limits if key in bad)
-        rows = f"the rows [0, {limits[feature]}) of table {names[feature]!r}"
-        assert f"feature {feature!r}: id {bad[feature]} is outside {rows}" in str(found)
-
-
-def test_batches_of_another_kind_are_refused() -> None:
-    check, weighted = IdCheck([bag("t", 3, "f")], False), IdCheck([bag("t", 3, "f"), bag("u", 9, "g")], True)
-    ids, lengths = torch.tensor([1, 2]), torch.tensor([1, 1])
-    assert "no feature 'f'" in str(problem(check, KeyedJaggedTensor(["a"], ids, lengths=lengths)))
-    assert "int64 or int32" in str(problem(check, KeyedJaggedTensor(["f"], ids.short(), lengths=lengths)))
-    assert problem(check, KeyedJaggedTensor(["f"], ids.int(), lengths=lengths)) is None
-    assert problem(check, KeyedJaggedTensor(["f"], ids[:0], lengths=lengths * 0)) is None
-    both = KeyedJaggedTensor(["f", "g"], ids, lengths=lengths)
-    assert "no weights" in str(problem(weighted, both))
-    assert problem(weighted, KeyedJaggedTensor(["f", "g"], ids, torch.ones(2), lengths=lengths)) is None
-    torn = KeyedJaggedTensor(["f"], ids, lengths=torch.tensor([1, 2]))
-    assert "lengths add up to 3, but it has 2 ids" in str(problem(check, torn))
-    twice = KeyedJaggedTensor(["f", "f"], torch.tensor([7, 1]), lengths=lengths)
-    assert "feature 'f': id 7" in str(problem(check, twice)), "a key that comes twice, the first out of range"
-
-
-# -- batches whose size varies by key
-
-
-@QUICK
-@given(st.lists(st.lists(st.integers(0, 2), max_size=3), min_size=1, max_size=3))
-def test_distinct_lists_are_filled_up_to_one_batch(lengths: list[list[int]]) -> None:
-    flat = [one for of_key in lengths for one in of_key]
-    kjt = KeyedJaggedTensor(
-        [f"f{n}" for n in range(len(lengths))],
-        torch.arange(sum(flat)),
-        lengths=torch.tensor(flat, dtype=torch.int64),
-        stride_per_key_per_rank=[[len(of_key)] for of_key in lengths],
-    )
-    most, same = max(map(len, lengths)), same_size(kjt)
-    assert same.stride() == most and torch.equal(same.values(), kjt.values())
-    padded = [of_key + [0] * (most - len(of_key)) for of_key in lengths]
-    assert same.lengths().tolist() == [one for of_key in padded for one in of_key]
-
-
-def test_examples_are_made_of_the_lists_that_stand_for_them() -> None:
-    examples = Examples(["g", "f", "g"], [4, 6, 2], CPU)
-    inverse = (["f", "g"], torch.tensor([[0, 1, 1], [2, 0, 2]]))
-    kjt = KeyedJaggedTensor(
-        ["f", "g"],
-        torch.arange(5),
-        lengths=torch.ones(5, dtype=torch.int64),
-        stride_per_key_per_rank=[[2], [3]],
-        inverse_indices=inverse,
-    )
-    lists = examples.lists_of(kjt)
-    assert lists.tolist() == [[2, 0, 2], [0, 1, 0], [2, 1, 2]]
-    vectors = torch.arange(36.0).view(3, 12)
-    expected = [torch.cat([vectors[g, :4], vectors[f, 4:10], vectors[h, 10:]]) for g, f, h in lists.tolist()]
-    assert torch.equal(examples.expand(vectors, lists), torch.stack(expected))
+def test_every_public_attribute_of_a_result_is_reached() -> None:
+    (bags_kind, bags), (lists_kind, lists) = results()
+    assert isinstance(bags, KeyedTensor) and isinstance(lists["f"], JaggedTensor)
+    for kind, result in ((bags_kind, bags), (lists_kind, lists)):
+        for name in [name for name in dir(result) if not name.startswith("_")]:
+            assert hasattr(kind(lambda: result), name)  # type: ignore[call-arg]  # noqa: B023
+    out: Any = bags_kind(lambda: bags)  # type: ignore[call-arg]
+    assert out.values().shape == (2, 4)
+    changed: Any = bags_kind(lambda: bags)  # type: ignore[call-arg]
+    changed.callbacks.append(lambda found: found.values())  # which may change the type
+    assert changed.shape == (2, 4) and changed.dtype == torch.float32
 
 
 # -- a model
@@ -328,14 +183,6 @@ def test_a_model_names_its_parts_as_the_unsharded_one() -> None:
     assert list(frozen.other_parameters()) == list(frozen.dense_parameters()) == layers[:3]
     assert list(model.tables()) == ["bags.embedding_bags.t", "bags.embedding_bags.u"]
     assert list(model.sharded_modules()) == list(model.plan.plan) == ["bags"]
-    assert get_unwrapped_module(model) is model.module is get_module(model)
-    assert helpers.get_unsharded_module_names(model.module) == ["first", "over"]
-    deeper = nn.ModuleDict({"a": nn.ModuleDict({"b": model.module, "c": nn.ReLU()}), "d": nn.ReLU()})
-    assert helpers.get_unsharded_module_names(deeper) == ["a.b.first", "a.b.over", "a.c", "d"]
-    assert helpers.get_unsharded_module_names(nn.Linear(1, 1)) == [""]
-    tables = [f"bags.embedding_bags.{name}.weight" for name in "tu"]
-    assert table_parameters(model.module) == tables
-    assert table_parameters(model.tables()["bags.embedding_bags.t"]) == ["weight"]
     root = parallel(EmbeddingBagCollection([bag("t", 6, "f")], device="meta"))
     assert list(root.other_parameters()) == [] and list(root.tables()) == ["embedding_bags.t"]
 
@@ -388,66 +235,6 @@ def test_the_learning_rate_is_handed_on_by_step_and_by_zero_grad() -> None:
         assert kernel.learning_rate == rate
 
 
-def test_copies_lie_where_they_are_asked_for() -> None:
-    layer = nn.Linear(2, 2)
-    layer.bias.requires_grad_(False)
-    before = {kind: kind.__dict__.get("__deepcopy__") for kind in (torch.Tensor, nn.Parameter)}
-    with helpers.sharded_model_copy("cpu"):
-        other = copy.deepcopy(layer)
-    with helpers.sharded_model_copy(None):
-        same = copy.deepcopy(layer)
-    assert before == {kind: kind.__dict__.get("__deepcopy__") for kind in before}
-    assert torch.equal(other.weight, layer.weight) and other.weight.data_ptr() != layer.weight.data_ptr()
-    assert same.weight.data_ptr() == layer.weight.data_ptr() and same.weight is not layer.weight
-    for one in (other, same):
-        assert one.weight.requires_grad and not one.bias.requires_grad
-    table = parallel().tables()["bags.embedding_bags.t"]
-    with helpers.sharded_model_copy("cpu"), pytest.raises(ValueError, match="sharded tables cannot be copied"):
-        copy.deepcopy(table)
-    assert not hasattr(type(table), "__deepcopy__")
-    mixed = nn.ModuleDict({"a": nn.Linear(1, 1), "b": nn.Linear(1, 1, device="meta")})
-    twin = helpers.copy_to_device(mixed, CPU, torch.device("meta"))
-    assert twin.a.weight.is_meta and not mixed.a.weight.is_meta
-    assert helpers.optimizer_type_to_emb_opt_type(torch.optim.Adam) is EmbOptimType.ADAM
-    helpers.init_parameters(mixed, CPU)
-    assert not mixed.b.weight.is_meta
-
-
-# -- defaults that users rely on
-
-DEFAULTS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
-    (
-        DefaultDataParallelWrapper,
-        (),
-        {
-            "bucket_cap_mb": 25,
-            "static_graph": True,
-            "find_unused_parameters": False,
-            "allreduce_comm_precision": None,
-            "params_to_ignore": None,
-            "ddp_kwargs": None,
-        },
-    ),
-    (
-        CollectionSharder.__init__,
-        (EmbeddingBagCollectionSharder(),),
-        {
-            "fused_params": None,
-            "codec": None,
-            "dedup": False,
-            "by_table": None,
-        },
-    ),
-]
-
-
-@pytest.mark.parametrize(("make", "given_", "defaults"), DEFAULTS, ids=lambda one: getattr(one, "__qualname__", ""))
-def test_defaults(make: Any, given_: tuple[Any, ...], defaults: dict[str, Any]) -> None:
-    make(*given_)
-    found = inspect.signature(make).parameters.values()
-    assert {one.name: one.default for one in found if one.default is not one.empty} == defaults
-
-
 @pytest.mark.parametrize("make", [EmbeddingBagCollectionSharder, EmbeddingCollectionSharder])
 def test_formats_are_given_as_a_codec_or_as_a_registry(make: Any) -> None:
     codec = Codec(FP16)
@@ -498,7 +285,7 @@ def wrapped(group: dist.ProcessGroup) -> Any:
     around, inside = plain.data_parallel, plain.module
     assert isinstance(around, DistributedDataParallel) and around.module is inside
     plain.init_data_parallel()
-    assert plain.data_parallel is around and get_module(plain) is around and get_unwrapped_module(plain) is inside
+    assert plain.data_parallel is around and plain.module is inside
     facts = [around.bucket_bytes_cap, around.static_graph, around.find_unused_parameters]
     facts += [around.gradient_as_bucket_view, sorted(around.parameters_to_ignore)]
     still = nn.Linear(1, 1).requires_grad_(False)

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rayrec.distributed import comm
-from rayrec.distributed.comm import objects
 from tests.ranks import on_ranks
 
 WORLD = 3
@@ -149,17 +146,3 @@ def errors_inside(group: dist.ProcessGroup) -> list[list[str]]:
 def test_an_error_inside_an_object_keeps_its_text() -> None:
     expected = ["None", *(f"tests.distributed.test_objects.WithLock: rank {rank}" for rank in (1, 2))]
     assert on_ranks(WORLD, errors_inside) == [expected] * WORLD
-
-
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda items: st.lists(items) | st.dictionaries(st.text(), items) | st.tuples(items, items),
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(plain)
-def test_values_of_built_in_types_need_no_second_exchange(value: object) -> None:
-    packed = objects._pack(value)
-    assert packed.plain and packed.problem is None
-    assert not objects._pack([value, OnlyOn(0)]).plain

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType, ShardingEnv, ShardingType
-from rayrec.distributed.vectors import pooled_exchange as vector_exchange
-from rayrec.distributed.vectors import transport as vector_transport
+from rayrec.distributed.vectors import pooled_exchange, transport
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
 from tests.device import DEVICE, PRETENDED
 from tests.distributed.oracle import by_message, cut, draw_kjt
@@ -28,7 +27,7 @@ class UnderWay:
 
     def __init__(self) -> None:
         self.now, self.most, self.times = 0, 0, 0
-        self._real = vector_transport.comm.all_to_all
+        self._real = transport.comm.all_to_all
 
     def all_to_all(self, output: torch.Tensor, *args: Any) -> Any:
         wait = self._real(output, *args)
@@ -47,7 +46,7 @@ class Gathers:
 
     def __init__(self) -> None:
         self.times = 0
-        self._real = vector_transport.comm.all_gather
+        self._real = transport.comm.all_gather
 
     def all_gather(self, *args: Any) -> torch.Tensor:
         self.times += 1
@@ -68,16 +67,14 @@ def train(group: dist.ProcessGroup, batches: list[int], least: int) -> Any:
     module = EmbeddingBagCollection(TABLES, seed=1)
     sharded = EmbeddingBagCollectionSharder(params).shard(module, plan, env, DEVICE)
     generator, outputs = torch.Generator().manual_seed(group.rank()), []
-    with mock.patch.object(vector_exchange, "MIN_PIECE_BYTES", least), by_message():
+    with mock.patch.object(pooled_exchange, "MIN_PIECE_BYTES", least), by_message():
         for _ in range(3):
             kjt = draw_kjt(generator, TABLES, batches[group.rank()], 3)
             ids = sharded.input_dist(kjt).wait()
             forward, backward, gathers = UnderWay(), UnderWay(), Gathers()
-            with mock.patch.object(vector_transport.comm, "all_to_all", forward.all_to_all):
+            with mock.patch.object(transport.comm, "all_to_all", forward.all_to_all):
                 out = sharded.output_dist(sharded.lookup(ids)).wait().values()
-            with mock.patch.multiple(
-                vector_transport.comm, all_to_all=backward.all_to_all, all_gather=gathers.all_gather
-            ):
+            with mock.patch.multiple(transport.comm, all_to_all=backward.all_to_all, all_gather=gathers.all_gather):
                 out.square().sum().backward()
             outputs.append(out.detach())
     weights = [item.weight.clone() for table in sharded.tables().values() for item in table.local]

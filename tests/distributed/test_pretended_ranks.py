@@ -9,30 +9,26 @@ import sys
 
 import pytest
 
-WHOLE = {  # those whose code asks for the device; in one process each: it starts for long
-    "sharding": [
-        "tests/distributed/test_equality.py",
-        "tests/distributed/test_dedup.py",
-        "tests/distributed/test_hierarchical.py",
-        "tests/distributed/test_variable_batch.py",
-        "tests/distributed/test_model_parallel.py",
-    ],
-    "state": [
-        "tests/distributed/test_optimizer_state.py",
-        "tests/checkpoint/test_reshard.py",
-        "tests/checkpoint/test_saving.py",
-        "tests/checkpoint/test_state_device.py",
-    ],
-}
+WHOLE = [  # those whose code asks for the device
+    "tests/distributed/test_equality.py",
+    "tests/distributed/test_dedup.py",
+    "tests/distributed/test_hierarchical.py",
+    "tests/distributed/test_variable_batch.py",
+    "tests/distributed/test_model_parallel.py",
+    "tests/distributed/test_optimizer_state.py",
+    "tests/checkpoint/test_reshard.py",
+    "tests/checkpoint/test_saving.py",
+    "tests/checkpoint/test_state_device.py",
+]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("files", WHOLE)
-def test_they_pass(files: str) -> None:
+def test_they_pass() -> None:
+    """All in one process, which takes long to start."""
     if shutil.which("g++") is None:
         pytest.skip("pretended GPUs need g++")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", *WHOLE[files]]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", *WHOLE]
     env = os.environ | {"RAYREC_PRETEND_GPUS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.distributed import ProcessGroup
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, comm
+from rayrec.distributed import EmbeddingBagCollectionSharder, ShardingEnv, ShardingType, comm
 from rayrec.distributed.comm.trace import EXCHANGE, IDS, LOOKUP, ROUTE, VECTORS, listen, span
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from tests.distributed.oracle import cut
 from tests.ranks import on_ranks
 
 Heard = list[tuple[str, float, float]]
@@ -61,7 +61,7 @@ def _step(group: ProcessGroup) -> list[str]:
     table = EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["f"])
     bags = EmbeddingBagCollection(tables=[table])
     sharder = EmbeddingBagCollectionSharder({"learning_rate": 0.1})
-    plan = construct_module_sharding_plan(bags, {"t": row_wise()}, sharder, 2, 2, "cpu")
+    plan = {"t": cut(table, ShardingType.ROW_WISE, [0, 1])}
     sharded = sharder.shard(bags, plan, ShardingEnv.from_process_group(group), torch.device("cpu"))
     kjt = KeyedJaggedTensor(["f"], torch.tensor([1, 7]), lengths=torch.tensor([1, 1]))
     comm.barrier(group)

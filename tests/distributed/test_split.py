@@ -1,4 +1,7 @@
-"""Ids in the order of the ranks that hold their rows: compiled loops and torch's operators make the same of a batch."""
+"""Ids in the order of the ranks that hold their rows: compiled loops and torch's operators make the same of a batch.
+
+Ids are checked before: each must be a row of every table that reads it.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed import ParameterSharding, Shard, ShardingType, Span
-from rayrec.distributed.ids.batch import OutgoingIds
+from rayrec.distributed.ids.batch import GROUPS, NUMBER, VALUES, Ids, OutgoingIds
 from rayrec.distributed.ids.device_split import DeviceSplit
 from rayrec.distributed.ids.input_dist import IdCheck
 from rayrec.distributed.ids.routes import PlannedTable, Routes, make_routes
 from rayrec.distributed.ids.sender import IdSender
-from rayrec.distributed.kernel import OptimizerSpec
-from rayrec.distributed.plan.cuts import CUTS
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
-from tests.distributed.plain_split import plain_split
-
-SPEC = OptimizerSpec.from_fused_params(None)
-KINDS = {
-    "row_wise": ShardingType.ROW_WISE,
-    "table_wise": ShardingType.TABLE_WISE,
-    "column_wise": ShardingType.COLUMN_WISE,
-}
+from tests.distributed.oracle import cut
 
 
 def tables_of(rows: list[int]) -> list[EmbeddingBagConfig]:
@@ -52,9 +46,8 @@ def routes_of(tables: list[EmbeddingBagConfig], kinds: list[str], world: int) ->
             shards = uneven(table.name, table.num_embeddings, world)
             plan[table.name] = ParameterSharding("row_wise", "fused", shards=shards)
         else:
-            shards = CUTS[ShardingType(kind)](table.name, table.num_embeddings, 64, ranks)
-            plan[table.name] = ParameterSharding(kind, "fused", shards=shards)
-    planned = [PlannedTable(table, plan[table.name], SPEC) for table in tables]
+            plan[table.name] = cut(table, ShardingType(kind), ranks)
+    planned = [PlannedTable(table, plan[table.name], None) for table in tables]
     return make_routes(planned, world, lambda table: table.config.data_type)
 
 
@@ -68,6 +61,53 @@ def batch_of(
     values = torch.cat([torch.randint(0, rows[key], (int(n),)) for key, n in zip(keys, lengths.sum(1), strict=True)])
     weights = torch.rand(len(values)) if weighted else None
     return KeyedJaggedTensor(keys, values.to(dtype), weights, lengths=lengths.view(-1).to(dtype), stride=batch)
+
+
+def plain_split(routes: Routes, kjt: KeyedJaggedTensor, weighted: bool, traced: bool) -> OutgoingIds:
+    """The oracle of the compiled loops: the first batch of a sender, by selecting the ids of each stream in turn.
+
+    Args:
+        routes: routes of the collection.
+        kjt: every feature of the routes, and maybe others; on the host.
+        weighted: whether ids carry weights.
+        traced: whether to record the origin of each id.
+    """
+    index, batch, ends = kjt.index_per_key(), kjt.stride(), kjt.offset_per_key()
+    values, bags = kjt.values().to(torch.int64), torch.arange(batch)
+    lengths_KB = kjt.lengths().view(len(kjt.keys()), batch).to(torch.int64)
+    empty = torch.zeros(0, dtype=torch.int64)
+    lengths, ids, numbers = [lengths_KB[:0]], [empty], [empty]
+    header = torch.zeros(len(routes.ranks), GROUPS + routes.num_groups, dtype=torch.int64)
+    header[:, 1], header[:, NUMBER] = batch, 1
+    for rank, route in enumerate(routes.ranks):
+        sizes = []
+        for stream in route.streams:
+            variant = routes.variants[stream.variant]
+            key = index[variant.feature]
+            number, low, lengths_B = torch.arange(ends[key], ends[key + 1]), 0, lengths_KB[key]
+            if variant.edges is not None:
+                low, high = variant.edges[stream.bucket : stream.bucket + 2]
+                inside = (values[number] >= low) & (values[number] < high)
+                bag_N = bags.repeat_interleave(lengths_B, output_size=number.numel())
+                number, lengths_B = number[inside], bag_N[inside].bincount(minlength=batch)
+            lengths.append(lengths_B[None])
+            ids.append(values[number] - low)
+            numbers.append(number)
+            sizes.append(number.numel())
+        header[rank, VALUES] = sum(sizes)
+        for lookup in route.lookups:
+            header[rank, GROUPS + lookup.group] += sizes[lookup.stream]
+    lengths_SB, origins = torch.cat(lengths), torch.cat(numbers)
+    weights = kjt.weights()[origins] if weighted else None
+    split = Ids(lengths_SB, torch.cat(ids), weights)
+    if not traced:
+        return OutgoingIds(split, header)
+    key_F = [index[feature] for feature in routes.features]
+    sizes_F = lengths_KB[key_F].sum(1)
+    shift_K = torch.zeros(len(kjt.keys()), dtype=torch.int64)
+    shift_K[key_F] = sizes_F.cumsum(0) - sizes_F - torch.tensor(ends)[key_F]
+    origins = origins + shift_K.repeat_interleave(lengths_KB.sum(1))[origins]
+    return OutgoingIds(split, header, lengths_FB=lengths_KB[key_F], origins=origins)
 
 
 def compiled_split(routes: Routes, kjt: KeyedJaggedTensor, weighted: bool, traced: bool) -> OutgoingIds:
@@ -109,7 +149,7 @@ def assert_equal_on_a_device(routes: Routes, kjt: KeyedJaggedTensor, expected: O
         assert torch.equal(ids.weights, expected.ids.weights)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     world=st.sampled_from([2, 3, 4, 8, 9, 16, 20, 300]),
     kinds=st.lists(st.sampled_from(["row_wise", "uneven", "table_wise", "column_wise"]), min_size=1, max_size=5),
@@ -189,7 +229,7 @@ def test_rows_that_no_rank_reads_in_one_of_two_cuts_are_left_out() -> None:
         for first, stop, col, rank in rectangles
     ]
     plan = {"t0": ParameterSharding(ShardingType.GRID_SHARD.value, "fused", shards=shards)}
-    routes = make_routes([PlannedTable(table, plan["t0"], SPEC)], 2, lambda local: local.cols)
+    routes = make_routes([PlannedTable(table, plan["t0"], None)], 2, lambda local: local.cols)
     assert len(routes.variants) == 2
     kjt = KeyedJaggedTensor(["f0"], torch.arange(12).repeat(3), lengths=torch.tensor([20, 0, 16]))
     for extra in (False, True):
@@ -230,3 +270,76 @@ def test_a_negative_length_is_refused_before_ids_are_counted_by_it() -> None:
     kjt = KeyedJaggedTensor(["f0"], torch.tensor([1, 2, 3]), lengths=torch.tensor([-2, 5]))
     with pytest.raises(ValueError, match="a length of -2; lengths are 0 or more"):
         IdCheck(tables_of([1000]), False, frozenset({"f0"})).check(kjt)
+
+
+# -- the check of ids
+
+
+def bag(name: str, rows: int, *features: str) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=4, feature_names=list(features))
+
+
+def problem(check: IdCheck, kjt: KeyedJaggedTensor) -> ValueError | None:
+    try:
+        check.check(kjt)
+    except ValueError as error:
+        return error
+    return None
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[EmbeddingBagConfig], list[str], list[list[int]]]:
+    """Tables that share features, keys in any order, one of them read by none, and ids around the edges."""
+    sizes = draw(st.sampled_from([(3, 3), (3, 4), (5, 4), (8, 3)]))
+    tables = [bag("t", sizes[0], "f", "g"), bag("u", sizes[1], "g", "h")]
+    keys = draw(st.permutations(["f", "g", "h", "free"]))
+    if draw(st.booleans()):
+        keys = [key for key in keys if key != "free"]
+    return tables, keys, [draw(st.lists(st.sampled_from([0, 1, 2, 2, 3, 4, -1]), max_size=2)) for _ in keys]
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches())
+def test_an_id_must_be_a_row_of_every_table_that_reads_it(
+    given_: tuple[list[EmbeddingBagConfig], list[str], list[list[int]]],
+) -> None:
+    tables, keys, ids = given_
+    limits: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for table in tables:
+        for feature in table.feature_names:
+            if table.num_embeddings < limits.get(feature, table.num_embeddings + 1):
+                limits[feature], names[feature] = table.num_embeddings, table.name
+    bad = {
+        key: one
+        for key, of_key in zip(keys, ids, strict=True)
+        for one in reversed(of_key)
+        if key in limits and not 0 <= one < limits[key]
+    }
+    flat = torch.tensor([one for of_key in ids for one in of_key], dtype=torch.int64)
+    kjt = KeyedJaggedTensor(keys, flat, lengths=torch.tensor([len(of_key) for of_key in ids]))
+    check = IdCheck(tables, weighted=False)
+    for _ in range(2):
+        found = problem(check, kjt)
+        if not bad:
+            assert found is None
+            continue
+        feature = next(key for key in limits if key in bad)
+        rows = f"the rows [0, {limits[feature]}) of table {names[feature]!r}"
+        assert f"feature {feature!r}: id {bad[feature]} is outside {rows}" in str(found)
+
+
+def test_batches_of_another_kind_are_refused() -> None:
+    check, weighted = IdCheck([bag("t", 3, "f")], False), IdCheck([bag("t", 3, "f"), bag("u", 9, "g")], True)
+    ids, lengths = torch.tensor([1, 2]), torch.tensor([1, 1])
+    assert "no feature 'f'" in str(problem(check, KeyedJaggedTensor(["a"], ids, lengths=lengths)))
+    assert "int64 or int32" in str(problem(check, KeyedJaggedTensor(["f"], ids.short(), lengths=lengths)))
+    assert problem(check, KeyedJaggedTensor(["f"], ids.int(), lengths=lengths)) is None
+    assert problem(check, KeyedJaggedTensor(["f"], ids[:0], lengths=lengths * 0)) is None
+    both = KeyedJaggedTensor(["f", "g"], ids, lengths=lengths)
+    assert "no weights" in str(problem(weighted, both))
+    assert problem(weighted, KeyedJaggedTensor(["f", "g"], ids, torch.ones(2), lengths=lengths)) is None
+    torn = KeyedJaggedTensor(["f"], ids, lengths=torch.tensor([1, 2]))
+    assert "lengths add up to 3, but it has 2 ids" in str(problem(check, torn))
+    twice = KeyedJaggedTensor(["f", "f"], torch.tensor([7, 1]), lengths=lengths)
+    assert "feature 'f': id 7" in str(problem(check, twice)), "a key that comes twice, the first out of range"

@@ -19,13 +19,12 @@ from rayrec.distributed import (
     ShardingPlan,
     ShardingType,
     TrainPipeline,
+    comm,
 )
-from rayrec.distributed.comm import count_collectives
 from rayrec.distributed.pipeline import _Started
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.torchrec.distributed import train_pipeline
 from tests.distributed.oracle import cut, draw_kjt
 from tests.distributed.test_model_parallel import FUSED, plans, tables
 from tests.ranks import on_ranks
@@ -108,7 +107,7 @@ def train(group: dist.ProcessGroup, make: Any, ahead: bool) -> Any:
     dense = torch.optim.Adam(others, lr=0.01) if others else None
     batches: Any = drawn(group.rank())
     logits, counts = [], []
-    with count_collectives() as counted:
+    with comm.count_collectives() as counted:
         for batch in TrainPipeline(model).ahead(batches) if ahead else batches:
             logits.append(step(model, dense, batch))
             counts.append(sum(counted.values()))
@@ -242,7 +241,7 @@ def evaluate_or_skip(group: dist.ProcessGroup, second: str, ahead: bool) -> tupl
     model, out = shard(group, dlrm()), []
     ids_ahead = model.sharded_modules()["embedding_bags"].ids_ahead
     batches, waiting = drawn(group.rank()), []
-    with count_collectives() as counted:
+    with comm.count_collectives() as counted:
         for number, batch in enumerate(TrainPipeline(model).ahead(batches) if ahead else batches):
             if number == 1 and second == "skip":
                 continue
@@ -272,7 +271,7 @@ def evaluate_and_train(group: dist.ProcessGroup, mode: str, ahead: bool) -> tupl
     dense = torch.optim.Adam(list(model.dense_parameters().values()), lr=0.01)
     batches = drawn(group.rank())
     step(model, dense, batches[0])
-    with count_collectives() as counted:
+    with comm.count_collectives() as counted:
         out = [score(model, batch, mode) for batch in (TrainPipeline(model).ahead(batches) if ahead else batches)]
     assert not model.sharded_modules()["embedding_bags"].ids_ahead._ahead
     return [*out, *(step(model, dense, batch) for batch in batches)], sum(counted.values())
@@ -367,31 +366,3 @@ def test_one_process_needs_no_others() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_copies_to_a_gpu_run_ahead() -> None:
     check_alone(torch.device("cuda:0"))
-
-
-def progressed(group: dist.ProcessGroup, with_pipeline: bool) -> Any:
-    """Outputs of every step whose batch has rows on each rank, and all weights afterwards."""
-    model = shard(group, dlrm())
-    dense = torch.optim.Adam(list(model.dense_parameters().values()), lr=0.01)
-    batches = [b for b, sizes in zip(drawn(group.rank()), SIZES, strict=True) if all(sizes)]
-    outputs = []
-    if with_pipeline:
-        pipeline, source = train_pipeline.TrainPipeline[Batch, Any](model, dense, torch.device("cpu")), iter(batches)
-        with pytest.raises(StopIteration):
-            while True:
-                outputs.append(pipeline.progress(source).detach())
-        again = iter(batches[:1])
-        model.eval()
-        outputs.append(pipeline.progress(again).detach())  # no training
-    else:
-        outputs = [step(model, dense, batch) for batch in batches]
-        outputs.append(model(batches[0])[1].detach())
-    weights = [item.weight.clone() for table in model.tables().values() for item in table.local]
-    return outputs, [*weights, *(p.detach() for p in model.dense_parameters().values())]
-
-
-def test_progress_trains_as_the_plain_loop_does() -> None:
-    for got, wanted in zip(on_ranks(WORLD, progressed, True), on_ranks(WORLD, progressed, False), strict=True):
-        assert len(got[0]) == len(wanted[0]) == 4
-        for one, other in zip([*got[0], *got[1]], [*wanted[0], *wanted[1]], strict=True):
-            assert torch.equal(one, other)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rayrec.distributed import (
     BF16,
@@ -25,11 +25,9 @@ from rayrec.distributed import (
     int8_rows,
 )
 from rayrec.distributed.kernel.number_formats import decode, encode, message_dtype
-from rayrec.distributed.planner import Topology
-from rayrec.distributed.planner.cost.seconds import shard_cost
-from rayrec.distributed.planner.tables.from_model import find_tables, planner_tables
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from tests.device import DEVICE
 from tests.distributed.oracle import cut
 from tests.ranks import on_ranks
@@ -62,12 +60,6 @@ def test_large_numbers_are_cut_where_nothing_scales_them() -> None:
     assert scaled[:2].tolist() == [1e6, -1e6]
 
 
-def test_a_row_that_shares_a_scale_is_a_multiple_of_four() -> None:
-    for row in (0, 2, 6):
-        with pytest.raises(ValueError, match="multiple of 4"):
-            int8_rows(row)
-
-
 def sent(group: dist.ProcessGroup, codec: Codec) -> int:
     """Bytes that a rank sends in a step whose table lies on rank 1."""
     sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD}, codec=codec)
@@ -90,17 +82,44 @@ def test_fewer_bytes_travel(forward: NumberFormat, backward: NumberFormat) -> No
     assert [a - b for a, b in zip(whole, less, strict=True)] == [4 * numbers - size for size in own_bytes]
 
 
-def costs(codec: Codec | None) -> Any:
-    topology = Topology(4, "cpu")
-    sharder: Any = EmbeddingBagCollectionSharder(codec=codec)
-    found = find_tables(EmbeddingBagCollection([TABLE]), [sharder], "cpu")
-    (table,) = planner_tables(found, topology, None, 64)
-    return shard_cost(table, "table_wise", "fused", (table.rows, table.dim), 2, topology)
+@settings(deadline=None)
+@given(st.integers(0, 300), st.sampled_from([4, 8, 32]))
+def test_rows_on_the_wire_are_whole_and_carry_their_scale(count: int, row: int) -> None:
+    rows = sum(1 for start in range(0, count, row))
+    assert fp8_rows(row).size(count) == rows * (row + 4) and int8_rows(row).size(count) == rows * (row + 8)
+    assert fp8_rows(row).sizes([count, 0]) == [rows * (row + 4), 0]
+    plain = NumberFormat("x", 2)
+    assert plain.size(count) == count and plain.sizes([count, 3]) == [count, 3]
+    assert (fp8_rows(row).mean_bytes, int8_rows(row).mean_bytes) == (1 + 4 / row, 1 + 8 / row)
 
 
-def test_the_planner_counts_what_travels() -> None:
-    whole, less = costs(None), costs(Codec(int8_rows(), FP16))
-    assert less.output_intra == pytest.approx(whole.output_intra * (32 + 8) / 32 / 4)
-    assert less.output_inter == pytest.approx(whole.output_inter * (32 + 8) / 32 / 4)
-    assert less.gradient_inter == pytest.approx(whole.gradient_inter / 2)
-    assert (less.lookup, less.backward, less.input_inter) == (whole.lookup, whole.backward, whole.input_inter)
+@pytest.mark.parametrize("row", [-4, 0, 2, 3, 5, 30])
+def test_rows_that_no_operator_has_are_refused(row: int) -> None:
+    for make in (fp8_rows, int8_rows):
+        with pytest.raises(ValueError, match=f"row={row}: the elements that share a scale must be a multiple of 4"):
+            make(row)
+
+
+def test_codecs_scale_what_is_half_as_wide() -> None:
+    assert get_qcomm_codecs_registry(QCommsConfig()) is None
+    for kind, scaled in [(CommType.FP16, True), (CommType.BF16, True), (CommType.FP8, False), (CommType.INT8, False)]:
+        given = QCommsConfig(kind, kind, forward_loss_scale=2.0, backward_loss_scale=8.0)
+        registry = get_qcomm_codecs_registry(given, ["a", "b"])
+        assert registry is not None and list(registry) == ["a", "b"]
+        codec = registry["a"]
+        assert (codec.forward_scale, codec.backward_scale) == ((2.0, 8.0) if scaled else (1.0, 1.0))
+    one_way = get_qcomm_codecs_registry(QCommsConfig(backward_precision=CommType.FP8, fp8_quantize_dim=8))
+    assert one_way is not None and len(one_way) == 3
+    codec = one_way["POOLED_EMBEDDINGS_ALL_TO_ALL"]
+    assert (codec.forward.name, codec.backward.name, codec.backward.row) == ("fp32", "fp8_wide_rows", 8)
+    for flat, name in [(False, "fp8_wide"), (True, "fp8")]:
+        registry = get_qcomm_codecs_registry(QCommsConfig(backward_precision=CommType.FP8, fp8_bwd_uses_143=flat))
+        assert registry is not None and {one.backward.name for one in registry.values()} == {name}
+    own = QCommsConfig(CommType.FP8, CommType.FP8, fp8_quantize_dim=8, fp8_quantize_dim_bwd=16)
+    assert own.fp8_quantize_dim_bwd == 16
+    for wrong, message in (
+        (QCommsConfig(CommType.MX4), "MX4 is not supported"),
+        (QCommsConfig(output_dtype=CommType.FP16), "output_dtype"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            get_qcomm_codecs_registry(wrong)

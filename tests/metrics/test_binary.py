@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.classification import BinaryAveragePrecision
 
-from rayrec.distributed.comm import count_collectives
+from rayrec.distributed import comm
 from rayrec.metrics import LabelMetrics, LogitBins
 from rayrec.metrics.histogram import binned_auc
 from tests.ranks import on_ranks
@@ -258,7 +258,7 @@ def figures_of_rank(group: dist.ProcessGroup, sizes: list[int]) -> tuple[dict[st
     logits, labels = clicks(sum(sizes), seed=11)
     metrics = LabelMetrics()
     metrics.update(logits.split(sizes)[group.rank()], labels.split(sizes)[group.rank()])
-    with count_collectives() as counter:
+    with comm.count_collectives() as counter:
         figures = metrics.compute(group)
     here = metrics.compute()["samples"]
     assert isinstance(here, int)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.metrics import ranking
 from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
 from tests.ranks import on_ranks
 
@@ -30,9 +29,10 @@ def drawn(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list
     return queries, items, targets, seen
 
 
-def check_ranks(filtered: bool) -> None:
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_targets_rank_is_exact_and_ties_count_against_it(filtered: bool) -> None:
     queries, items, targets, seen = drawn()
-    found = ranking.target_ranks(queries, items, targets, jagged(seen) if filtered else None)
+    found = target_ranks(queries, items, targets, jagged(seen) if filtered else None)
     for row in range(ROWS):
         target = int(targets[row])
         left = [i for i in range(ITEMS) if i != target and not (filtered and i in seen[row])]
@@ -40,11 +40,15 @@ def check_ranks(filtered: bool) -> None:
         assert int(found[row]) == sum(float(queries[row] @ items[i]) >= own for i in left)
 
 
-@pytest.mark.parametrize("filtered", [False, True])
-def test_a_targets_rank_is_exact_and_ties_count_against_it(filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_ranks(filtered)
-    monkeypatch.setattr(ranking, "BLOCK_BYTES", 4 * ITEMS * 7)  # several blocks, the last not full
-    check_ranks(filtered)
+def test_scores_of_several_blocks_are_ranked_as_those_of_one() -> None:
+    """A block has 64 MiB of scores: seven rows of so many items, and the last block fewer."""
+    queries, _, _, seen = drawn()
+    items = torch.randint(-2, 3, ((64 << 20) // 4 // 7, DIM), generator=torch.Generator().manual_seed(1)).float()
+    targets = torch.arange(ROWS) * 1000
+    found = target_ranks(queries, items, targets, jagged(seen))
+    for row in (0, 6, 7, ROWS - 1):
+        alone = target_ranks(queries[[row]], items, targets[[row]], jagged([seen[row]]))
+        assert found[row] == alone[0]
 
 
 def test_figures_are_their_definitions_and_say_whether_seen_items_were_left_out() -> None:

@@ -15,8 +15,7 @@ from torch import nn
 from rayrec.inference import Model
 from rayrec.inference.predict import predict
 from rayrec.models import Batch, mean_loss
-from rayrec.modules import EmbeddingBagConfig, EmbeddingCollection
-from rayrec.modules.lookup import as_collection_table
+from rayrec.modules import EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.pooling import pool_sum
 from rayrec.serve import App, ModelSpec, Service
 from rayrec.train import ConfigError, Trainer, export_run, parse_config
@@ -106,9 +105,9 @@ def weights(run: Path) -> list[torch.Tensor]:
     return [logits for _, logits in trainer_scores(run)]
 
 
-@pytest.mark.parametrize("name", list(ARGS))
+@pytest.mark.parametrize("name", ["bst", "mmoe", "esmm"])
 def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, tmp_path: Path) -> None:
-    raw = config(data, name, trainer__epochs=4, storage__path=str(tmp_path / "runs"))
+    raw = config(data, name, trainer__epochs=3, storage__path=str(tmp_path / "runs"))
     done = Trainer(parse_config(raw)).fit()
     scored = trainer_scores(done.folder)
     assert done.eval is not None and done.eval["auc"] > 0.75, done.eval
@@ -137,8 +136,11 @@ class OfSequences(nn.Module):
 
     def __init__(self, tables: list[EmbeddingBagConfig], num_dense: int, device: Any = None, **_: Any) -> None:
         super().__init__()
-        made = [as_collection_table(table, table.feature_names) for table in tables]
-        self.rows = nn.ModuleList(EmbeddingCollection([table]) for table in made)  # of different widths
+        self.rows = nn.ModuleList()  # a collection each: widths differ
+        for table in tables:
+            shape = {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim}
+            made = EmbeddingConfig(name=table.name, feature_names=table.feature_names, **shape)
+            self.rows.append(EmbeddingCollection([made]))
         self.score = nn.Linear(12, 2, device=device)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,8 +161,8 @@ def test_a_model_of_ones_own_reads_its_sequences_in_an_export_too(data: Path, tm
         torch.testing.assert_close(model.score(batch), logits, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["din", "ple"])
-def test_a_run_that_is_resumed_ends_as_one_that_was_not(name: str, data: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(data: Path, tmp_path: Path) -> None:
+    name = "ple"  # with dropout
     whole = config(data, name, trainer__epochs=2, storage__path=str(tmp_path / "whole"))
     Trainer(parse_config(whole)).fit()
     half = config(data, name, trainer__epochs=1, storage__path=str(tmp_path / "half"))

@@ -139,13 +139,14 @@ def test_first_weights_come_from_seed_and_name_alone() -> None:
     assert one.seed == again.seed != two.seed
 
 
-def test_any_rectangle_starts_as_its_part_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init, "BLOCK_ELEMENTS", 3 * 8)  # blocks of three rows
+def test_any_rectangle_starts_as_its_part_of_the_whole() -> None:
+    """Rows are filled in blocks of a million numbers: three here, and the last one shorter."""
+    dim = (1 << 20) // 3
     for fill in (None, lambda block: nn.init.normal_(block, std=2.0)):
-        config = EmbeddingBagConfig(name="x", num_embeddings=10, embedding_dim=8, feature_names=["f"], init_fn=fill)
-        whole = torch.empty(10, 8)
+        config = EmbeddingBagConfig(name="x", num_embeddings=10, embedding_dim=dim, feature_names=["f"], init_fn=fill)
+        whole = torch.empty(10, dim)
         init.fill(whole, config, seed=3)
-        for rows, cols in (((0, 10), (4, 8)), ((2, 7), (0, 4)), ((9, 10), (0, 8)), ((5, 5), (0, 8))):
+        for rows, cols in (((0, 10), (4, 8)), ((2, 7), (0, 4)), ((9, 10), (0, dim)), ((5, 5), (0, 8))):
             part = torch.empty(rows[1] - rows[0], cols[1] - cols[0])
             init.fill(part, config, 3, rows, cols)
             assert torch.equal(part, whole[slice(*rows), slice(*cols)])

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.distributed import EmbOptimType
-from rayrec.distributed.kernel import OptimizerSpec
-from rayrec.distributed.kernel import optimizer_formulas as formulas
+from rayrec.distributed.kernel import OptimizerSpec, optimizer_formulas
 from rayrec.torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam, PartialRowWiseLAMB, RowWiseAdagrad
 
 ROWS, DIM = 7, 4
@@ -48,11 +47,11 @@ def gradients(generator: torch.Generator, touched: list[int]) -> torch.Tensor:
 
 def fused(kind: EmbOptimType, params: dict[str, Any], start: torch.Tensor, grads: list[torch.Tensor]) -> torch.Tensor:
     spec = OptimizerSpec.from_fused_params({"optimizer": kind, **params})
-    weight, state = start.clone(), formulas.make_state(spec, ROWS, DIM, torch.device("cpu"))
+    weight, state = start.clone(), optimizer_formulas.make_state(spec, ROWS, DIM, torch.device("cpu"))
     for count, grad in enumerate(grads, start=1):
         rows = (grad != 0).any(1).nonzero().squeeze(1)
-        step = formulas.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
-        formulas.apply(weight, step, formulas.formula_of(step.spec))
+        step = optimizer_formulas.Step(rows, weight[rows], grad[rows], state, spec, spec.learning_rate, count)
+        optimizer_formulas.apply(weight, step, optimizer_formulas.formula_of(step.spec))
     return weight
 
 

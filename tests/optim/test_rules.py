@@ -10,7 +10,6 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed import EmbeddingComputeKernel, Span
 from rayrec.distributed.kernel import RULES, LocalTable, OptimizerSpec, check_trainable, make_pooling_kernel, rule_of
-from rayrec.distributed.planner.tables.from_model import state_bytes
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.optim.config import SparseOptimizerConfig
 
@@ -35,7 +34,7 @@ def test_a_kernel_keeps_the_state_that_the_rule_tells(name: str) -> None:
     (state,) = make_pooling_kernel([local], [0], torch.device("cpu")).states()
     shapes = {key: tuple(value.shape) for key, value in state.items()}
     assert shapes == {key: (5,) if per_row else (5, 8) for key, per_row in rule.rowwise.items()}
-    row_bytes, element_bytes = state_bytes(rule.kind)
+    row_bytes, element_bytes = rule.state_bytes
     assert sum(value.nbytes for value in state.values()) == 5 * (row_bytes + 8 * element_bytes)
 
 

@@ -1,13 +1,21 @@
-"""Planning problems for the tests: tables from hypothesis, plain ones, and the sharder they are planned with."""
+"""Planning problems for the tests: tables from hypothesis, plain ones, their sharder, and plans made by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from rayrec.distributed import EmbeddingBagCollectionSharder, EmbOptimType
+from rayrec.distributed import (
+    EmbeddingBagCollectionSharder,
+    EmbOptimType,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.planner import ParameterConstraints, Topology
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 
@@ -19,6 +27,20 @@ def table(name: str, rows: int = 1000, dim: int = 64, features: Sequence[str] | 
     return EmbeddingBagConfig(
         name=name, num_embeddings=rows, embedding_dim=dim, feature_names=list(features or [f"{name}_id"])
     )
+
+
+def cut(
+    kind: str, ranks: Sequence[int], rows: int = 1000, dim: int = 16, name: str = "t", **more: Any
+) -> ParameterSharding:
+    """The sharding of a table of one type over the given ranks."""
+    shards = CUTS[ShardingType(kind)](name, rows, dim, ranks)
+    return ParameterSharding(sharding_type=kind, shards=shards, **{"compute_kernel": "fused", **more})
+
+
+def plan_of(kind: str, ranks: Sequence[int], **table: Any) -> ShardingPlan:
+    """A plan of one table, of one type."""
+    sharding = cut(kind, ranks, **table)
+    return ShardingPlan({"": {sharding.shards[0].table: sharding}})
 
 
 def collection(tables: Sequence[EmbeddingBagConfig]) -> EmbeddingBagCollection:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from rayrec.distributed import CacheParams, ShardingPlan, ShardingType
-from rayrec.distributed.ids.routes import PlannedTable, make_routes
-from rayrec.distributed.kernel import pooling_group, vector_group
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
-    NoPlanError,
     ParameterConstraints,
+    PlanResult,
     Topology,
+    check_plan,
     plan_tables,
 )
-from rayrec.distributed.planner.cost.seconds import shard_cost
-from rayrec.distributed.planner.cost.terms import ShardBytes
-from rayrec.distributed.planner.search.solve import fits
-from tests.planner.problems import KINDS, SHARDER, collection, drawn, table
-from tests.ranks import Ranks
+from rayrec.modules import EmbeddingBagCollection
+from tests.planner.problems import KINDS, SHARDER, collection, table
+from tests.ranks import on_ranks
 
 LARGE_AND_SMALL = [
     table(f"{size}_table_{n}", rows) for size, rows in (("large", 4096), ("small", 1024)) for n in (0, 1)
@@ -110,12 +110,19 @@ def test_model_without_collections_is_refused():
         ({"tt": ParameterConstraints()}, "table 'tt', which the model does not have; did you mean 't'"),
         ({"t": ParameterConstraints(sharding_types=["row_wis"])}, "'row_wis' does not exist on cpu; allowed: data_par"),
         ({"t": ParameterConstraints(compute_kernels=["fused_uvm"])}, "'fused_uvm' cannot run on cpu; allowed: fused"),
-        ({"t": ParameterConstraints(min_partition=10)}, "min_partition=10 must be a multiple of 4"),
+        ({"t": ParameterConstraints(min_partition=0)}, "min_partition=0 must be a multiple of 4"),
+        ({"t": ParameterConstraints(min_partition=6)}, "min_partition=6 must be a multiple of 4"),
         ({"t": ParameterConstraints(pooling_factors=[1, 2])}, "pooling_factors has 2 numbers for 1 features"),
-        ({"t": ParameterConstraints(pooling_factors=[-1])}, "must be finite and not negative"),
+        (
+            {"t": ParameterConstraints(pooling_factors=[-0.1])},
+            r"pooling_factors=\[-0.1\] must be finite and not negative",
+        ),
+        ({"t": ParameterConstraints(pooling_factors=[float("nan")])}, r"pooling_factors=\[nan\] must be finite"),
+        ({"t": ParameterConstraints(num_poolings=[1.0, 1.0])}, "num_poolings has 2 numbers for 1 features"),
         ({"t": ParameterConstraints(device_group=[])}, r"device_group \[\] must name ranks of 0 .. 3"),
         ({"t": ParameterConstraints(min_partition=68)}, "min_partition=68 must be .* embedding_dim=64"),
-        ({"t": ParameterConstraints(device_group=[0, 9])}, "must name ranks of 0 .. 3"),
+        ({"t": ParameterConstraints(device_group=[4])}, r"device_group \[4\] must name ranks of 0 .. 3"),
+        ({"t": ParameterConstraints(device_group=[-1])}, r"device_group \[-1\] must name ranks of 0 .. 3"),
         ({"t": ParameterConstraints(device_group="cuda")}, "the topology has 'cpu' devices only"),
         (
             {"t": ParameterConstraints(device_group=[0, 1], sharding_types=["data_parallel"])},
@@ -158,20 +165,7 @@ def test_dense_kernels_are_taken_only_where_asked_for():
             assert (plan["a"].compute_kernel, plan["b"].compute_kernel) == ("dense", "fused"), kind
 
 
-def test_a_dense_kernel_costs_its_gradient_two_moments_and_a_pass_over_all_rows():
-    tables, told = [table("a", 1_000_000)], {"a": ParameterConstraints(compute_kernels=["dense"])}
-    dense = plan_tables(tables, Topology(1, "cpu"), told, sharder=SHARDER).estimate
-    fused = plan_tables(tables, Topology(1, "cpu"), sharder=SHARDER).estimate
-    terms = dict(zip(ShardBytes._fields, dense.storage_RT[0] - fused.storage_RT[0], strict=True))
-    weights, row_state = 1_000_000 * 64 * 4, 1_000_000 * 4
-    assert terms == {
-        "weights": 0, "optimizer": 2 * weights - row_state, "gradients": weights, "ids": 0, "vectors": 0, "cache": 0,
-        "host": 0,
-    }  # fmt: skip
-    assert dense.worst_s > 10 * fused.worst_s
-
-
-def test_the_share_of_a_cache_goes_from_the_constraint_to_the_kernels_tables():
+def test_the_share_of_a_cache_goes_from_the_constraint_to_the_plan():
     topology = Topology(2, "cuda", hbm_cap=1 << 30, ddr_cap=1 << 34)
     names, caches = ("a", "b", "c"), (CacheParams(load_factor=0.3), CacheParams(load_factor=0.03), None)
     told = {
@@ -185,12 +179,6 @@ def test_the_share_of_a_cache_goes_from_the_constraint_to_the_kernels_tables():
     plan = ShardingPlan.from_json(result.plan.to_json())
     assert plan == result.plan
     assert [plan.plan[""][name].load_factor for name in names] == [0.3, 0.03, 1.0]  # the last is grown
-    planned = [PlannedTable(t, plan.plan[""][t.name], SHARDER.optimizer) for t in tables]
-    routes = make_routes(planned, 2, lambda t: t.load_factor)
-    assert [[t.load_factor for t in held] for held in routes.ranks[1].tables.values()] == [[0.3], [0.03], [1.0]]
-    local = [held[0] for held in routes.ranks[1].tables.values()]
-    for group in (pooling_group, vector_group):
-        assert len({group(each, torch.device("cuda")) for each in local}) == 3  # a TBE has one share for all
     with pytest.raises(ValueError, match=r"table 'a': cache_params: load_factor=2.0 must be above 0 and at most 1"):
         ShardingPlan.from_json(result.plan.to_json().replace('"load_factor": 0.3', '"load_factor": 2.0'))
 
@@ -205,48 +193,6 @@ def test_tables_that_do_not_fit_go_to_host_memory_behind_a_cache():
     assert (result.estimate.device_bytes_R <= 1 << 30).all()
 
 
-@pytest.mark.parametrize(
-    ("tables", "topology", "told", "message"),
-    [
-        (
-            [table("big", 40_000_000, 128), table("small")],
-            Topology(2, "cpu", ddr_cap=16 << 30),
-            {"big": ParameterConstraints(sharding_types=["table_wise"])},
-            r"table 'big' \(40000000 x 128, 19.2 GiB with optimizer state\) needs at least 19.2 GiB on one rank.*"
-            r"a rank has 14.4 GiB.*What would fit: allow 'big' every sharding type.*FP16 for 'big'",
-        ),
-        (
-            [table(f"t{n}", 20_000_000, 128) for n in range(10)],
-            Topology(2, "cpu", ddr_cap=16 << 30),
-            {},
-            r"all 10 tables need 96.* GiB .*2 ranks have 28.8 GiB.*largest: 't0' 9.6 GiB.*What would fit: .*ranks",
-        ),
-        (
-            [table("big", 200_000_000, 128)],
-            Topology(2, "cuda", hbm_cap=8 << 30, ddr_cap=8 << 30),
-            {},
-            r"16.0 GiB of it host memory.*largest: 'big' 96.1 GiB.*What would fit: 14 ranks",
-        ),
-    ],
-)
-def test_no_plan_names_bytes_and_what_would_fit(tables, topology, told, message: str):
-    with pytest.raises(NoPlanError, match=message):
-        plan_tables(tables, topology, told, sharder=SHARDER)
-
-
-@pytest.mark.parametrize("seed", [0, 2, 5, 8, 14, 20, 25, 35])
-def test_whether_anything_fits_is_known_without_the_search(seed: int):
-    """Also where it fits only beside the devices."""
-    listed, topology, told = drawn(seed)
-    try:
-        result = plan_tables(listed, topology, told, sharder=SHARDER)
-    except NoPlanError:
-        result = None
-    roomy = Topology(topology.world_size, "cpu", hosts=[h.num_ranks for h in topology.hosts], ddr_cap=1 << 45)
-    facts = plan_tables(listed, roomy, told, sharder=SHARDER).tables if result is None else result.tables
-    assert fits(facts, topology, 0) == (result is not None)
-
-
 def _collective(group, tables, told):
     planner = EmbeddingShardingPlanner(topology=Topology(group.size(), "cpu"), constraints=told)
     try:
@@ -256,12 +202,8 @@ def _collective(group, tables, told):
 
 
 def test_collective_plan_is_one_plan_or_one_error_on_all_ranks():
-    ranks = Ranks(2)
-    try:
-        good = ranks.run(_collective, LARGE_AND_SMALL, {})
-        bad = ranks.run(_collective, LARGE_AND_SMALL, {"nope": ParameterConstraints()})
-    finally:
-        ranks.close()
+    good = on_ranks(2, _collective, LARGE_AND_SMALL, {})
+    bad = on_ranks(2, _collective, LARGE_AND_SMALL, {"nope": ParameterConstraints()})
     assert good[0] == good[1] == planned(LARGE_AND_SMALL, Topology(2, "cpu")).to_json()
     assert bad[0] == bad[1]
     assert "'nope'" in bad[0]
@@ -272,12 +214,99 @@ def test_sharding_types_may_be_enums():
     assert planned([table("t")], Topology(2, "cpu"), told).plan[""]["t"].sharding_type == "row_wise"
 
 
-def test_row_blocks_of_one_host_meet_before_they_leave_it():
-    alike, unlike = Topology.from_world("2x4", "h100"), Topology(8, hosts=[5, 3], gpu="h100")
-    (planned,) = plan_tables([table("a", 1000, 64)], alike, sharder=SHARDER).tables
-    whole = shard_cost(planned, "table_wise", "fused", (1000, 64), 4, alike)
-    block = shard_cost(planned, "table_row_wise", "fused", (250, 64), 4, alike)
-    assert (block.output_inter, block.gradient_inter) == pytest.approx((whole.output_inter / 4,) * 2)
-    assert block.output_intra > whole.output_intra  # all of it meets, also what is for other hosts
-    flat = shard_cost(planned, "table_row_wise", "fused", (200, 64), 5, unlike)
-    assert flat.output_inter == shard_cost(planned, "table_wise", "fused", (1000, 64), 5, unlike).output_inter
+@pytest.mark.parametrize("batch_size", [0, -1, 1.5])
+def test_batch_size_is_at_least_1(batch_size: Any) -> None:
+    with pytest.raises(ValueError, match=f"batch_size={batch_size} must be at least 1"):
+        EmbeddingShardingPlanner(batch_size=batch_size)
+    model = nn.ModuleDict({"ebc": collection([table("t", 10, 64)])})
+    assert EmbeddingShardingPlanner(Topology(2, "cpu"), 1).plan(model, [SHARDER]).plan.keys() == {"ebc"}
+
+
+def test_what_is_not_sharded_is_held_five_times() -> None:
+    layer = nn.Linear(3, 2)
+    model = nn.ModuleDict({"ebc": collection([table("t")]), "a": layer, "b": layer, "c": nn.Linear(1, 1).half()})
+    assert EmbeddingShardingPlanner(Topology(1, "cpu")).result(model, [SHARDER]).dense_bytes == 5 * (8 * 4 + 2 * 2)
+
+
+class Outer(EmbeddingBagCollection):
+    """A collection with one inside it."""
+
+    def __init__(self) -> None:
+        super().__init__([table("t")], device=torch.device("meta"))
+        self.inner = collection([table("u")])
+
+
+def test_what_is_inside_a_sharded_module_is_no_module_of_its_own() -> None:
+    def paths(model: nn.Module) -> list[str]:
+        return list(planned([], Topology(1, "cpu"), module=model).plan)
+
+    assert paths(Outer()) == [""]
+    assert paths(nn.ModuleDict({"a": Outer(), "ab": collection([table("u")]), "c": nn.Linear(1, 1)})) == ["a", "ab"]
+
+
+def facts_of(**told: Any) -> Any:
+    """A table of two features, ten examples a rank, four ranks, as the planner knows it."""
+    constraints = {"t": ParameterConstraints(**told)}
+    listed = [table("t", 100, 64, ["f0", "f1"])]
+    return plan_tables(listed, Topology(4, "cpu"), constraints, batch_size=10, sharder=SHARDER).tables[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "bags", "ids"),
+    [
+        ({}, 80, 80),
+        ({"pooling_factors": [3.0]}, 80, 240),
+        ({"num_poolings": [2.0, 1.0], "pooling_factors": [3.0, 0.5]}, 120, 260),
+        ({"batch_sizes": [5, 1], "pooling_factors": [2.0, 3.0]}, 24, 52),
+    ],
+)
+def test_traffic_of_all_ranks(told: dict[str, Any], bags: float, ids: float) -> None:
+    found = facts_of(**told)
+    assert (found.bags, found.ids, found.num_features) == (bags, ids, 2)
+
+
+def test_constraints_that_can_just_be_met() -> None:
+    assert facts_of().min_partition == 16 and not facts_of().weighted
+    assert [facts_of(min_partition=n).min_partition for n in (4, 64)] == [4, 64]
+    assert facts_of(is_weighted=True).weighted
+    assert facts_of(device_group=[3, 0, 3]).ranks == (0, 3)
+    for everyone in ("cpu", range(4), None):
+        found = facts_of(device_group=everyone)
+        assert found.ranks == (0, 1, 2, 3) and "data_parallel" in found.kernels
+    assert set(found.kernels) == set(KINDS)
+
+
+def test_tables_off_the_device_are_looked_at_where_memory_costs_much() -> None:
+    """The bound that is told holds for them too."""
+    listed = [table(f"t{n}", 400_000, 64) for n in range(4)]
+
+    def solved(memory: int) -> tuple[set[str], PlanResult]:
+        topology = Topology(2, "cuda", hbm_cap=memory, ddr_cap=8 << 30)
+        result = plan_tables(listed, topology, batch_size=512, sharder=SHARDER)
+        return {of.compute_kernel for module in result.plan.plan.values() for of in module.values()}, result
+
+    (kernels, ample), (kernels_short, short) = solved(32 << 30), solved(1 << 27)
+    assert kernels == {"fused"} and 0 < ample.bound_s <= ample.estimate.worst_s
+    assert kernels_short != {"fused"} and ample.bound_s <= short.bound_s <= short.estimate.worst_s
+
+
+@pytest.mark.parametrize(
+    ("kind", "defaults"),
+    [
+        (Topology, {"compute_device": "cuda"}),
+        (EmbeddingShardingPlanner, {}),
+        (plan_tables, {"batch_size": 512, "dense_bytes": 0, "weighted": False, "path": ""}),
+        (check_plan, {"dense_bytes": 0}),
+        (ParameterConstraints, {}),
+    ],
+)
+def test_defaults_of(kind: Any, defaults: dict[str, Any]) -> None:
+    """Those that are not None."""
+    given = inspect.signature(kind).parameters.values()
+    told = {p.name: p.default for p in given if p.default not in (None, p.empty) and p.name != "additional_params"}
+    assert told == defaults
+
+
+def test_a_gpu_is_an_a100_if_nothing_is_said() -> None:
+    assert Topology(2).device == Topology(2, gpu="a100_40").device and Topology(2).local_world_size == 2
+    assert [(h.memory_bytes, h.host_bytes) for h in Topology(2).hosts] == [(40 << 30, 192 << 30)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from bisect import bisect_left
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from rayrec.distributed import EmbeddingCollectionSharder, ParameterSharding, ShardingPlan, ShardingType, Span
-from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed import EmbeddingCollectionSharder, ParameterSharding, Shard, ShardingPlan, Span
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
     NoPlanError,
@@ -22,7 +26,7 @@ from rayrec.distributed.planner import (
     write_html,
 )
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
-from tests.planner.problems import SHARDER, collection, table
+from tests.planner.problems import SHARDER, collection, cut, plan_of, table
 
 TABLES = [table("big", 2_000_000), table("wide", 5_000, 128), table("tiny", 100, 16)]
 TOPOLOGY = Topology(4, "cpu", local_world_size=2)
@@ -37,9 +41,8 @@ def edited(plan: ShardingPlan, **changes: ParameterSharding | None) -> ShardingP
     return ShardingPlan({"": {name: p for name, p in tables.items() if p is not None}})
 
 
-def sharding(kind: str, ranks: list[int], rows=2_000_000, dim=64, kernel="fused", name="big") -> ParameterSharding:
-    shards = CUTS[ShardingType(kind)](name, rows, dim, ranks)
-    return ParameterSharding(sharding_type=kind, compute_kernel=kernel, shards=shards)
+def sharding(kind: str, ranks: list[int], rows: int = 2_000_000, dim: int = 64, **more: Any) -> ParameterSharding:
+    return cut(kind, ranks, rows, dim, **{"name": "big", **more})
 
 
 GOOD = sharding("row_wise", [0, 1, 2, 3])
@@ -54,7 +57,7 @@ GOOD = sharding("row_wise", [0, 1, 2, 3])
         (sharding("table_wise", [0], rows=3_000_000), "is outside its 2000000 x 64"),
         (sharding("data_parallel", [0, 1]), "needs one whole copy on each of the 4 ranks"),
         (
-            sharding("table_wise", [0], kernel="fused_uvm"),
+            sharding("table_wise", [0], compute_kernel="fused_uvm"),
             "compute kernel 'fused_uvm' cannot run with table_wise on cpu",
         ),
         (dataclasses.replace(GOOD, shards=GOOD.shards + GOOD.shards[:1]), "two shards overlap"),
@@ -133,3 +136,55 @@ def test_sequences_are_planned_as_well():
     result = planner.result(module, [EmbeddingCollectionSharder(), SHARDER])
     assert {t.label: t.pooled for t in result.tables}["seq.clicks"] is False
     check_plan(result.plan, result.tables, TOPOLOGY)
+
+
+ranges = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(ranges, ranges), min_size=1, max_size=5))
+def test_shards_overlap_where_they_share_a_number(rectangles: list[tuple[list[int], list[int]]]) -> None:
+    drawn = [Shard(table="t", rows=Span(*rows), cols=Span(*cols), rank=0) for rows, cols in rectangles]
+    numbers = [
+        (r, c) for s in drawn for r in range(s.rows.start, s.rows.stop) for c in range(s.cols.start, s.cols.stop)
+    ]
+    result = plan_tables([table("t", 100, 8)], TOPOLOGY, sharder=SHARDER)
+    plan = edited(result.plan, t=ParameterSharding(sharding_type="column_wise", compute_kernel="fused", shards=drawn))
+    with pytest.raises(ValueError, match="two shards overlap" if len(set(numbers)) < len(numbers) else "leave"):
+        check_plan(plan, result.tables, TOPOLOGY)
+
+
+def test_a_plan_fits_into_exactly_its_bytes() -> None:
+    result = plan_tables([table("t", 1000, 16)], TOPOLOGY, sharder=SHARDER)
+    plan = plan_of("table_wise", [1])
+
+    def topology(memory: int) -> Topology:
+        return Topology(4, "cpu", local_world_size=2, ddr_cap=memory)
+
+    def fits(memory: int) -> bool:
+        try:
+            check_plan(plan, result.tables, topology(memory))
+        except NoPlanError:
+            return False
+        return True
+
+    least = bisect_left(range(1 << 30), True, key=fits)
+    need_R = check_plan(plan, result.tables, topology(least)).device_bytes_R
+    assert least - 1 < need_R[1] <= least and need_R[1] > need_R[0]
+    with pytest.raises(NoPlanError, match=r"rank 1 needs .* under this plan and has .*; move \d B of its shards"):
+        check_plan(plan, result.tables, topology(least - 1))
+
+
+def test_many_ranks_are_told_by_the_first_and_the_last() -> None:
+    eight, nine = (plan_of("row_wise", range(2, 2 + count), rows=90, dim=8) for count in (8, 9))
+    text = diff(eight, nine)
+    assert "[2, 3, 4, 5, 6, 7, 8, 9]" in text and "[2 .. 10] (9)" in text
+    # rows [0, 12), [12, 24) … became [0, 10), [10, 20) …: rank 2 + k keeps what both have
+    kept = sum(
+        max(0, min(a[1], b[1]) - max(a[0], b[0]))
+        for a, b in zip(itertools.pairwise([*range(0, 90, 12), 90]), itertools.pairwise(range(0, 91, 10)), strict=False)
+    )
+    assert f"1 of 1 tables differ; {(90 - kept) / 90:.1%} of all weights" in text
+    assert diff(nine, nine) == "no difference: both plans shard 1 tables in the same way"
+    gone = diff(nine, ShardingPlan({"": {}}))
+    assert "1 of 0 tables differ; 0.0% of all" in gone

@@ -6,14 +6,14 @@ import copy
 import itertools
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayrec.distributed import ParameterSharding, ShardingPlan, ShardingType
-from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed import ShardingPlan
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
     NoPlanError,
@@ -23,10 +23,9 @@ from rayrec.distributed.planner import (
     check_plan,
     plan_tables,
 )
-from rayrec.distributed.planner.cost.estimate import evaluate
-from tests.planner.problems import SHARDER, collection, constraints, table, tables, topologies
+from tests.planner.problems import SHARDER, collection, constraints, cut, table, tables, topologies
 
-CAREFUL = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+CAREFUL = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @st.composite
@@ -77,18 +76,13 @@ def every_plan(listed) -> Iterator[ShardingPlan]:
     ways = [("table_wise", (0,)), ("table_wise", (1,)), *both, ("row_wise", (0, 1)), ("data_parallel", (0, 1))]
     for picked in itertools.product(ways, repeat=len(listed)):
         shardings = {
-            t.name: ParameterSharding(
-                sharding_type=kind,
-                compute_kernel="fused",
-                shards=CUTS[ShardingType(kind)](t.name, t.num_embeddings, t.embedding_dim, list(ranks)),
-                device="cpu",
-            )
+            t.name: cut(kind, ranks, t.num_embeddings, t.embedding_dim, t.name, device="cpu")
             for t, (kind, ranks) in zip(listed, picked, strict=True)
         }
         yield ShardingPlan({"": shardings})
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_plan_is_below_the_bound_and_few_are_better_than_the_one_found(seed: int):
     """All 512 plans of three tables on two ranks; for two problems of three, memory decides as well."""
     rng = np.random.default_rng(seed)
@@ -105,9 +99,10 @@ def test_no_plan_is_below_the_bound_and_few_are_better_than_the_one_found(seed: 
     memory = int((weights / 2 * (1.05, 1.3, 4)[seed % 3] + 12e6) / 0.9)
     topology = Topology(2, "cpu", ddr_cap=memory)
     result = plan_tables(listed, topology, told, batch_size=256, sharder=SHARDER)
-    reserve_R = result.estimate.reserve_R
-    estimates = [evaluate(plan, result.tables, topology, reserve_R) for plan in every_plan(listed)]
-    best = min(each.worst_s for each in estimates if each.device_bytes_R.max() <= memory)
+    best = float("inf")
+    for plan in every_plan(listed):
+        with suppress(NoPlanError):
+            best = min(best, check_plan(plan, result.tables, topology).worst_s)
     assert result.bound_s <= best <= result.estimate.worst_s * (1 + 1e-12)
     assert result.estimate.worst_s <= 1.07 * best
 
@@ -151,7 +146,7 @@ def test_planning_mutates_nothing(problem):
     assert before == (listed, topology, told, [str(p.shape) for p in module.parameters()])
 
 
-@pytest.mark.parametrize(("count", "world"), [(60, "2x4"), (100, "2x8")])
+@pytest.mark.parametrize(("count", "world"), [(60, "2x4")])
 def test_drawn_problems_are_near_the_bound(count: int, world: str):
     rng = np.random.default_rng(0)
     listed = [table(f"t{n}", int(10 ** rng.uniform(2, 7.5)), int(4 * rng.integers(4, 33))) for n in range(count)]

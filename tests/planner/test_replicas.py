@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from rayrec.distributed.planner import NoPlanError, ParameterConstraints, PlanResult, Topology
-from rayrec.distributed.planner.planner import plan_tables
+from rayrec.distributed.planner import NoPlanError, ParameterConstraints, PlanResult, Topology, plan_tables
 from rayrec.distributed.planner.sharding_groups import choose_groups, group_topology, grouped
 from rayrec.distributed.replicas import GroupLayout
 from rayrec.modules import EmbeddingBagConfig
+from tests.planner.problems import SHARDER, plan_of, table
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=1_000_000, embedding_dim=16, feature_names=["f"])
 ROW_WISE = {"t": ParameterConstraints(sharding_types=["row_wise"])}
@@ -84,3 +85,34 @@ def test_as_many_groups_are_chosen_as_make_the_shortest_step() -> None:
     assert chosen(fits_four_only, 1000) == 1
     with pytest.raises(NoPlanError):
         chosen(joined(1e6, ddr_cap=5 << 20), 1000)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("hosts", [[4], [2, 2]])
+def test_seconds_of_synchronisation_by_hand(every: int, hosts: list[int]) -> None:
+    """Two groups of two ranks; figures of the device that tell each term by its size."""
+    topology = Topology(4, "cpu", hosts=hosts)
+    speeds = {"inter_host_bw": 10.0, "intra_host_bw": 100.0, "sort_s": 7.0, "replica_bw": 3.0, "memory_bw": 5.0}
+    topology = topology.with_device(replace(topology.device, collective_s=1000.0, begin_s=500.0, **speeds))
+    layout = GroupLayout(4, 2)
+    own = group_topology(topology, layout)
+    result = plan_tables([table("t", 1000, 16)], own, batch_size=16, sharder=SHARDER)
+    result = replace(result, plan=plan_of("row_wise", [0, 1]))
+    one = result.tables[0]
+    found = grouped(result, layout, topology, every)
+
+    def touched(ids: float) -> float:
+        return 500 * (1 - math.exp(-ids / 500))
+
+    n, link = touched(every * one.ids / 2), 100.0 if len(hosts) == 1 else 10.0
+    if every == 1:
+        moved, work = n * (8 + 64), 2 * n * (7.0 + 64 / 3.0)
+    else:
+        numbers = touched(2 * every * one.ids / 2) * (64 + one.state_row_bytes + 16 * one.state_element_bytes)
+        moved, work = n * 8 + numbers, 2 * n * 7.0 + 2 * numbers / 5.0
+    assert found.sync_bytes == pytest.approx(moved / every)
+    assert found.sync_s == pytest.approx((moved / link + work) / every + 3000 / every)
+    assert found.step_s == result.estimate.worst_s + found.sync_s
+    replicated = grouped(replace(result, plan=plan_of("data_parallel", [0, 1])), layout, topology, every)
+    rows = 1000 * (1 - math.exp(-one.ids / 1000))
+    assert replicated.sync_bytes == pytest.approx(rows * (8 + 64))

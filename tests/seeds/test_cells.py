@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_forked
 from tests.seeds import cells
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,15 @@ def tutorial(number: str) -> Path:
 
 
 def run(script: Path) -> str:
-    """What the script prints."""
+    """What the script prints in a process that is forked, as `python SCRIPT` would."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{script.parent}", "OMP_NUM_THREADS": "1"}
+    done = run_forked(script, script.parent, env)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+def run_alone(script: Path) -> str:
+    """What the script, which starts processes, prints in an interpreter of its own."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{script.parent}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(script)], cwd=script.parent, env=env, capture_output=True, text=True, timeout=200
@@ -93,10 +102,11 @@ def test_the_notebook_on_sharding(tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text("\n".join(cell for cell in code if cell not in calls))
     script = tmp_path / "main.py"
     script.write_text(
-        "import notebook\n\nif __name__ == '__main__':\n"
-        + "".join(f"    exec({call!r}, vars(notebook))\n" for call in calls)
+        "import multiprocessing\n\nimport notebook\n\n"
+        "multiprocessing.set_forkserver_preload(['notebook'])  # imported once for all ranks\n"
+        "if __name__ == '__main__':\n" + "".join(f"    exec({call!r}, vars(notebook))\n" for call in calls)
     )
-    printed = run(script)
+    printed = run_alone(script)
     assert printed.count("sharding plan:") == 4  # two ranks, two ways to shard
     rows = [re.split(r"\s*\|\s*", line.strip()) for line in printed.splitlines()]
     for large_or_small in ("large_table_", "small_table_"):

@@ -6,15 +6,24 @@ import copy
 import importlib
 import inspect
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import rayrec.torchrec
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
-from rayrec.torchrec.distributed.types import ShardingType
+from rayrec.torchrec.distributed import (
+    DistributedModelParallel,
+    EmbeddingBagCollectionSharder,
+    EmbeddingComputeKernel,
+    ModuleSharder,
+    ShardingEnv,
+    ShardingType,
+)
+from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from rayrec.torchrec.distributed.types import LazyAwaitable
+from rayrec.torchrec.optim import in_backward_optimizer_filter
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -102,11 +111,6 @@ def introduction(pg: dist.ProcessGroup) -> dict[str, Any]:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 
-    from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from rayrec.torchrec.distributed.types import ShardingEnv
-    from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
-
     shows: dict[str, Any] = {}
     ebc, kjt = shop(), visits()
     sharder = EmbeddingBagCollectionSharder()
@@ -168,8 +172,6 @@ def test_the_introduction_shows_what_it_should() -> None:
 
 
 def test_a_lazy_awaitable_of_ones_own_waits() -> None:
-    from rayrec.torchrec.distributed.types import LazyAwaitable
-
     class Ones(LazyAwaitable[torch.Tensor]):
         def __init__(self, size: list[int]) -> None:
             super().__init__()
@@ -212,13 +214,6 @@ def sized_tables() -> list[rayrec.torchrec.EmbeddingBagConfig]:
 
 def one_rank(pg: dist.ProcessGroup, constraints: dict[str, ParameterConstraints]) -> tuple[str, str]:
     """What each process of the notebook does."""
-    from typing import cast
-
-    from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from rayrec.torchrec.distributed.model_parallel import DistributedModelParallel
-    from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from rayrec.torchrec.distributed.types import ModuleSharder, ShardingEnv
-
     module = rayrec.torchrec.EmbeddingBagCollection(device="cpu", tables=sized_tables())
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=pg.size(), compute_device="cpu"), constraints=constraints
@@ -233,8 +228,6 @@ def one_rank(pg: dist.ProcessGroup, constraints: dict[str, ParameterConstraints]
 
 @pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
 def test_the_notebook_shards_four_tables_over_two_ranks(kind: ShardingType) -> None:
-    from rayrec.torchrec.distributed.embedding_types import EmbeddingComputeKernel
-
     constraints = {
         table.name: ParameterConstraints(
             sharding_types=[kind.value], compute_kernels=[EmbeddingComputeKernel.BATCHED_FUSED.value]
@@ -256,8 +249,7 @@ def test_the_notebook_shards_four_tables_over_two_ranks(kind: ShardingType) -> N
 
 
 def test_older_names_of_kernels_mean_the_same() -> None:
-    from rayrec.torchrec.distributed.embedding_types import EmbeddingComputeKernel as Kernel
-
+    Kernel = EmbeddingComputeKernel
     assert Kernel.BATCHED_FUSED is Kernel.FUSED and Kernel("batched_fused") is Kernel.FUSED
     assert Kernel("batched_fused_uvm_caching") is Kernel.FUSED_UVM_CACHING
 
@@ -277,7 +269,9 @@ def test_older_names_of_kernels_mean_the_same() -> None:
         ("optim.clipping", ["GradientClipping", "GradientClippingOptimizer"]),
         ("distributed.types", ["ShardingEnv", "ShardingPlan", "ShardingType", "ParameterSharding", "ModuleSharder"]),
         ("distributed.embedding_types", ["EmbeddingComputeKernel"]),
+        ("distributed.embeddingbag", ["EmbeddingBagCollectionSharder"]),
         ("distributed.planner", ["EmbeddingShardingPlanner", "Topology"]),
+        ("distributed.planner.types", ["ParameterConstraints"]),
         ("distributed.model_parallel", ["DistributedModelParallel"]),
     ],
 )

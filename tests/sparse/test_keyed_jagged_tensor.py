@@ -16,7 +16,7 @@ from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor  # with Torch
 from rayrec.torchrec.sparse.jagged_tensor_validator import validate
 from tests.sparse.drawn import Drawn, batches, flat, holds, tensors
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=30, deadline=None)
 either = st.booleans().flatmap(lambda varying: batches(varying=varying))
 
 
