@@ -3,9 +3,9 @@
     python jobs/bench/mapping.py [--rows N] [--json]
 
 Prints derived columns by kind, in million values per second of processor time (values of the result, or rows read if
-these are more), the mapping of text ids of 8 to 24 characters, in million ids per second, and the mapping of schemas
-like those of MovieLens and Criteo, in nanoseconds per row. Values are medians of `--repeats`; the two versions of the
-hash of texts are measured in turns, and the ratio is the median of the pairs.
+these are more), the mapping of text ids of 8 to 24 characters, in million ids per second, what it saves to read texts
+as dictionaries, and the mapping of schemas like those of MovieLens and Criteo, in nanoseconds per row. Values are
+medians of `--repeats`; what is compared is measured in turns, and a ratio is the median of the pairs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from harness import arguments, machine, print_json
 
-from rayrec.data import Schema, SparseFeature
+from rayrec.data import Manifest, Schema, SparseFeature
 from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.map_rows import map_rows
 from rayrec.data.mapping.problems import InMemory, Problems
 from rayrec.data.mapping.sparse import map_leaf
+from rayrec.data.source.slices import read_slices, slices_of
+from rayrec.storage.retries import Patience
 
 GOAL = 2.0  # million values per second and core
 WORDS = ["red", "blue", "shoes", "mens", "winter", "running", "leather", "sale", "new", "classic", "kids", "sport"]
@@ -179,6 +182,28 @@ def text_speeds(rows: int, repeats: int) -> tuple[dict[str, float], dict[str, fl
     return speeds, ratios
 
 
+def reading_ratios(rows: int, repeats: int) -> dict[str, float]:
+    """Time to read and hash texts of a Parquet file as they are, over the time with dictionaries where texts repeat."""
+    schema = Schema.model_validate({"sparse": [{"name": "id", "mapping": {"kind": "hash", "text_law": 2}}]})
+    ratios = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for distinct in (50, 1_000, 20_000, 1_000_000):
+            path = Path(folder) / f"{distinct}.parquet"
+            ids = text_ids(distinct, 4 * rows)
+            pq.write_table(pa.table({"id": ids, "label": np.zeros(len(ids))}), path, row_group_size=rows)
+            manifest = Manifest.read(str(path), schema)
+            windows = [slices_of(manifest, number) for number in range(len(manifest.windows))]
+
+            def read(encoded: set[str], manifest: Manifest = manifest, windows: Any = windows) -> None:
+                for window in windows:
+                    table, _ = read_slices(window, manifest.columns, Patience(), encoded=encoded)
+                    map_rows(table, schema, {"id": 1 << 22}, Problems(InMemory()))
+
+            pairs = [(seconds(lambda: read(set()), 1), seconds(lambda: read({"id"}), 1)) for _ in range(repeats)]
+            ratios[f"{distinct:,} texts"] = statistics.median(plain / encoded for plain, encoded in pairs)
+    return ratios
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rows", type=int, default=65_536)
@@ -190,6 +215,7 @@ def main() -> None:
     results = {
         "M ids/s": texts,
         "× version 1": ratios,
+        "× texts as they are": reading_ratios(args.rows, args.repeats),
         "ns per row": schema_times(args.rows, args.repeats),
         "M values/s": derived_speeds(args.rows, args.repeats),
     }

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -76,13 +76,15 @@ def read_footer(uri: str) -> Footer:
 
 
 def open_parquet(
-    uri: str, version: Version | None = None, read_dictionary: Sequence[str] | None = None
+    uri: str,
+    version: Version | None = None,
+    read_dictionary: Callable[[pq.FileMetaData], Sequence[str]] = lambda _: (),
 ) -> pq.ParquetFile:
     """Opens a file and reads its footer.
 
     Args:
         version: expected version.
-        read_dictionary: text columns to keep dictionary-encoded.
+        read_dictionary: From the footer, returns the paths of text columns to keep dictionary-encoded.
 
     Raises:
         FileChanged: the file has another version.
@@ -91,7 +93,8 @@ def open_parquet(
     source, footer = _open(uri, version)
     try:
         remote = footer.version.changed_ns is None
-        parquet = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=remote, read_dictionary=read_dictionary)
+        encoded = list(read_dictionary(footer.metadata))
+        parquet = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=remote, read_dictionary=encoded)
     except (pa.ArrowInvalid, OSError) as error:
         raise unreadable(uri, error) from error
     check_names([(uri, parquet.schema_arrow.names)])

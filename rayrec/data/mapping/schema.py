@@ -319,6 +319,18 @@ class Schema(Strict):
         return [f.column for f in self.sparse if f.id_type == "text" and f.column not in derived]
 
     @property
+    def plain_id_columns(self) -> set[str]:
+        """Columns of single ids that are hashed or looked up, and that nothing else reads."""
+        plain = [f for f in self.sparse if f.kind == "id" and f.mapping.kind != "identity"]
+        others = [
+            name for feature in (*self.dense, *self.sparse) if feature not in plain for name in _columns_of(feature)
+        ]
+        others += [reader.column for reader in (*self.tasks, *self._row_columns) if reader]
+        others += [value.column_name for sequence in self.sequences for value in sequence.values]
+        others += [name for spec in self.derived for name in (spec.name, *spec.inputs)]
+        return {feature.column for feature in plain} - {*others}
+
+    @property
     def column_kinds(self) -> dict[str, Literal["text", "integer", "number"]]:
         """What columns hold, as far as the schema says: ids by `id_type`, numbers, and the types of a run's columns."""
         kinds: dict[str, Any] = {feature.column: "number" for feature in self.dense if feature.width == 1}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import resource
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -42,6 +42,9 @@ _STREAMS = 64
 # Limit of decoded bytes per read.
 MAX_BYTES = 1 << 30
 _CHUNK_BYTES = 128 << 20
+# Bytes per value of an encoded text column below which its texts repeat. Arrow would look up every text of a column of
+# distinct ones.
+_REPEATED_BYTES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,11 @@ def within(slices: Sequence[FileSlice], start: int, stop: int) -> Iterator[FileS
 
 
 def read_slices(
-    slices: Sequence[FileSlice], columns: Columns, patience: Patience, streams: RowGroupStreams | None = None
+    slices: Sequence[FileSlice],
+    columns: Columns,
+    patience: Patience,
+    streams: RowGroupStreams | None = None,
+    encoded: Collection[str] = (),
 ) -> tuple[pa.Table, list[Unreadable]]:
     """Reads the rows of all slices; adjacent slices of a file in one call.
 
@@ -110,6 +117,7 @@ def read_slices(
         columns: names and types, as in the manifest.
         patience: retries of failed reads.
         streams: row groups that are already decoded in part; without them, decoding starts at the row group's start.
+        encoded: text columns that may be returned dictionary-encoded.
 
     Returns:
         the table, and the ranges of rows that could not be read.
@@ -126,16 +134,28 @@ def read_slices(
         same_file = list(group)
         rows = sum(item.rows for item in same_file)
         try:
-            tables += with_patience(partial(_read_file, same_file, columns, streams), uri, patience)
+            tables += with_patience(partial(_read_file, same_file, columns, streams, encoded), uri, patience)
         except (DataUnavailable, FileChanged):
             raise  # the rows may be good
         except DataError as error:
             tables.append(pa.table({name: pa.nulls(rows, kind) for name, kind in columns}))
             unreadable.append(Unreadable(first_row, first_row + rows, error))
         first_row += rows
-    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(_alike(tables))
     plain = pa.schema([field.with_type(without_views(field.type)) for field in table.schema])
     return table if plain == table.schema else table.cast(plain), unreadable
+
+
+def _alike(tables: list[pa.Table]) -> list[pa.Table]:
+    """The tables with the columns decoded that are not dictionary-encoded in all of them."""
+    schema = tables[0].schema
+    if all(table.schema.equals(schema) for table in tables):
+        return tables
+    fields = []
+    for number, field in enumerate(schema):
+        differs = len({table.schema.types[number] for table in tables}) > 1 and is_dictionary(field.type)
+        fields.append(field.with_type(field.type.value_type) if differs else field)
+    return [table.cast(pa.schema(fields)) for table in tables]
 
 
 def slices_of(manifest: Manifest, number: int) -> tuple[FileSlice, ...]:
@@ -168,13 +188,16 @@ def passing(
     return mask
 
 
-def _read_file(slices: Sequence[FileSlice], columns: Columns, streams: RowGroupStreams) -> list[pa.Table]:
+def _read_file(
+    slices: Sequence[FileSlice], columns: Columns, streams: RowGroupStreams, encoded: Collection[str]
+) -> list[pa.Table]:
     """Reads slices of one file, with partition columns."""
     file = slices[0].file
     partition, names_in_file = dict(file.partition), json.loads(file.names or "{}")
     names = [names_in_file.get(name, name) for name, _ in columns if name not in partition]
     try:
-        tables = _tables(slices, [name for name in names if name is not None], streams)
+        in_file = {names_in_file.get(name, name) for name in encoded}
+        tables = _tables(slices, [name for name in names if name is not None], streams, in_file)
         return [_in_order(table, columns, partition, names_in_file) for table in tables]
     except (pa.ArrowException, OSError, KeyError) as error:
         streams.close()
@@ -195,7 +218,8 @@ def _in_order(
             arrays.append(pa.repeat(pa.scalar(partition[name], kind), table.num_rows))
         elif names_in_file.get(name, name) in table.column_names:
             array = table.column(names_in_file.get(name, name))
-            arrays.append(widened(array, kind))
+            is_encoded = is_dictionary(array.type) and array.type.value_type == kind
+            arrays.append(array if is_encoded else widened(array, kind))
         else:  # the manifest has checked that the column may be missing
             arrays.append(pa.nulls(table.num_rows, kind))
     return pa.table(arrays, names=[name for name, _ in columns])
@@ -213,19 +237,39 @@ def _check_groups(parquet: pq.ParquetFile, slices: Sequence[FileSlice]) -> None:
             )
 
 
-def _tables(slices: Sequence[FileSlice], columns: list[str], streams: RowGroupStreams) -> Iterator[pa.Table]:
+def _tables(
+    slices: Sequence[FileSlice], columns: list[str], streams: RowGroupStreams, encoded: Collection[str | None]
+) -> Iterator[pa.Table]:
     for complete, group in groupby(slices, key=lambda item: item.rows == item.group_rows):
         group_slices = list(group)
         if not complete:
-            yield from (streams.read(item, columns) for item in group_slices)
+            yield from (streams.read(item, columns, encoded) for item in group_slices)
             continue
-        with open_parquet(group_slices[0].uri, group_slices[0].file.version) as parquet:
+        first = group_slices[0]
+        repeated = partial(_repeated_texts, encoded, first.row_group)
+        with open_parquet(first.uri, first.file.version, repeated) as parquet:
             _check_groups(parquet, group_slices)
             for item in group_slices:
                 check_size(parquet, item.uri, item.row_group, columns)
             # One thread per task: Ray runs as many tasks as there are CPUs.
             groups = [item.row_group for item in group_slices]
             yield columns_named(parquet.read_row_groups(groups, columns=columns, use_threads=False), columns)
+
+
+def _repeated_texts(columns: Collection[str | None], row_group: int, metadata: pq.FileMetaData) -> list[str]:
+    """Those of the columns whose texts repeat in a row group, so that their dictionary is much shorter."""
+    if not columns or row_group >= metadata.num_row_groups:
+        return []
+    group = metadata.row_group(row_group)
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    return [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.path_in_schema in columns
+        and chunk.physical_type == "BYTE_ARRAY"
+        and chunk.has_dictionary_page
+        and chunk.total_uncompressed_size < _REPEATED_BYTES * chunk.num_values
+    ]
 
 
 @dataclass(slots=True)
@@ -255,8 +299,11 @@ class RowGroupStreams:
         self._chunk_rows = chunk_rows
         self._open: OrderedDict[tuple[str, int], _Stream] = OrderedDict()
 
-    def read(self, item: FileSlice, columns: list[str]) -> pa.Table:
+    def read(self, item: FileSlice, columns: list[str], encoded: Collection[str | None] = ()) -> pa.Table:
         """Reads a slice. Slices of a row group in ascending order decode it once.
+
+        Args:
+            encoded: text columns that may be returned dictionary-encoded.
 
         Raises:
             DataError, pyarrow.ArrowException, OSError: as `open_parquet` and pyarrow.
@@ -264,7 +311,7 @@ class RowGroupStreams:
         key = (item.uri, item.row_group)
         stream = self._open.pop(key, None)
         if stream is None or stream.position > item.start:
-            stream = _begin(item, columns, self._chunk_rows)
+            stream = _begin(item, columns, self._chunk_rows, encoded)
         batches = []
         while stream.position < item.stop:
             batch = next(stream.batches) if stream.rest is None else stream.rest
@@ -289,8 +336,8 @@ class RowGroupStreams:
             self._open.popitem()[1].parquet.close()
 
 
-def _begin(item: FileSlice, columns: list[str], chunk_rows: int) -> _Stream:
-    parquet = open_parquet(item.uri, item.file.version)
+def _begin(item: FileSlice, columns: list[str], chunk_rows: int, encoded: Collection[str | None]) -> _Stream:
+    parquet = open_parquet(item.uri, item.file.version, partial(_repeated_texts, encoded, item.row_group))
     _check_groups(parquet, [item])
     is_slice_sized = chunk_rows // 2 < item.rows <= 2 * chunk_rows  # one of several slices of equal size
     rows = check_size(parquet, item.uri, item.row_group, columns, item.rows if is_slice_sized else chunk_rows)
@@ -352,7 +399,7 @@ def _column_of(path: str, columns: Sequence[str]) -> str | None:
 
 def _longest(uri: str, row_group: int, paths: list[str]) -> dict[str, int]:
     """Bytes of the longest text in each column's dictionary. Reads the dictionary, not the rows."""
-    with open_parquet(uri, read_dictionary=paths) as parquet:
+    with open_parquet(uri, read_dictionary=lambda _: paths) as parquet:
         batch = next(parquet.iter_batches(1, row_groups=[row_group], columns=paths, use_threads=False))
     longest = {}
     for path in paths:

@@ -153,6 +153,11 @@ class Recipe:
     deletes: bool = False
 
     @property
+    def encoded(self) -> frozenset[str]:
+        """Columns of text ids that may stay dictionary-encoded."""
+        return frozenset(self.schema.plain_id_columns - {condition.column for condition in self.filters})
+
+    @property
     def leaves_out(self) -> bool:
         """True if good rows may be skipped."""
         return bool(self.filters) or self.negative_rate < 1 or self.deletes
@@ -251,7 +256,7 @@ def _mapped(
     else:
         first_row = share.ranges[0][0]
         slices, order = tuple(within(slices, first_row, share.ranges[-1][1])), order - first_row
-    table, unreadable = read_slices(slices, recipe.columns, recipe.patience, streams)
+    table, unreadable = read_slices(slices, recipe.columns, recipe.patience, streams, recipe.encoded)
     ends = share.ends if recipe.leaves_out or recipe.interleaves else None
     if recipe.leaves_out:
         mask = passing(slices, table, unreadable, recipe.filters)
