@@ -355,7 +355,7 @@ def test_a_process_that_reads_rows_loads_no_torch() -> None:
 
 def test_what_ray_trains_controller_imports_of_ours_is_light() -> None:
     """It is a process of its own, whose imports every start and restart waits for."""
-    modules = "rayrec.train.driver.failures, rayrec.train.worker.start, rayrec.train.run.log"
+    modules = "rayrec.train.driver.failures, rayrec.train.driver.placement, rayrec.train.worker.start"
     code = f"import sys, {modules}; sys.exit(bool({{'torch', 'pyarrow', 'pydantic'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr or f"one of {modules} imports torch, pyarrow or pydantic"

@@ -8,6 +8,7 @@
     draining_nodes      `GlobalState.get_draining_nodes`; `ray.train.get_preemption_info` waits for all workers
     torch_trainer       `TorchTrainer._initialize_and_run_controller`, until `RunConfig` takes a failure policy; and
                         `ElasticScalingPolicy._count_possible_workers`, until Ray does not count draining nodes; and
+                        `ControllerCallback`, until workers can be kept away from nodes between restarts; and
                         `DatasetsCallback`, `PlacementGroupCleanerCallback`, until Ray Train starts their actors only
                         for runs that use them
     with_limit          `FailurePolicy`, as above
@@ -90,7 +91,12 @@ def draining_nodes() -> frozenset[str]:
 
 
 def torch_trainer(
-    gives_up: Callable[[Exception | None], bool], *, local: bool, skip_draining: bool = False, **arguments: Any
+    gives_up: Callable[[Exception | None], bool],
+    *,
+    local: bool,
+    selector: Callable[[int], dict[str, str] | None],
+    skipped: Callable[[Mapping[str, Mapping[str, float]]], frozenset[str]] | None = None,
+    **arguments: Any,
 ) -> Any:
     """A `ray.train.torch.TorchTrainer` with a limit of rayrec's own on restarts, and without actors that it does not
     need: each imports Ray Train before the first step, 3 to 4 s of a core.
@@ -98,8 +104,9 @@ def torch_trainer(
     Args:
         gives_up: see `with_limit`.
         local: Ray ends with this process. Otherwise an actor frees the workers' resources if the controller is killed.
-        skip_draining: an elastic run does not count the resources of draining nodes when it chooses its size. Ray
-            counts them, and waits for workers there until the nodes are gone.
+        selector: returns the label selector of a number of workers that are about to start; None: the run's own.
+        skipped: from the resources that Ray reserves for an elastic run, by node, returns the nodes that do not count
+            when it chooses its size. Ray also counts draining nodes, and waits for workers there until they are gone.
         arguments: of `TorchTrainer`.
     """
     from ray.train.torch import TorchTrainer
@@ -109,9 +116,9 @@ def torch_trainer(
     class Trainer(base):
         def _initialize_and_run_controller(self, **controller: Any) -> Any:
             controller["failure_policy"] = with_limit(controller["failure_policy"], gives_up)
-            controller["callbacks"] = _needed(controller["callbacks"], local)
-            if skip_draining:
-                _skip_draining(controller["scaling_policy"])
+            controller["callbacks"] = [*_needed(controller["callbacks"], local), _selecting(selector)]
+            if skipped is not None:
+                _skip_nodes(controller["scaling_policy"], skipped)
             return super()._initialize_and_run_controller(**controller)
 
     return Trainer(**arguments)
@@ -131,6 +138,16 @@ def _needed(callbacks: list[Any], local: bool) -> list[Any]:
 
 def _no_shards(workers: list[Any]) -> dict[str, list[Any]]:
     return {}
+
+
+def _selecting(selector: Callable[[int], dict[str, str] | None]) -> Any:
+    from ray.train.v2._internal.execution.callback import ControllerCallback
+
+    class Selecting(ControllerCallback):
+        def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str] | None:
+            return selector(num_workers)
+
+    return Selecting()
 
 
 def with_limit(policy: Any, gives_up: Callable[[Exception | None], bool]) -> Any:
@@ -161,14 +178,14 @@ def is_failed_start(error: Exception | None) -> bool:
     return isinstance(error, WorkerGroupStartupFailedError)
 
 
-def _skip_draining(policy: Any) -> None:
+def _skip_nodes(policy: Any, skipped: Callable[[Mapping[str, Mapping[str, float]]], frozenset[str]]) -> None:
     count = policy._count_possible_workers
 
-    def count_without_draining(reserved: dict[str, Any]) -> Any:
-        draining = draining_nodes()
-        return count({node: resources for node, resources in reserved.items() if node not in draining})
+    def count_others(reserved: dict[str, Any]) -> Any:
+        left_out = skipped(reserved)
+        return count({node: resources for node, resources in reserved.items() if node not in left_out})
 
-    policy._count_possible_workers = count_without_draining
+    policy._count_possible_workers = count_others
 
 
 def request_name(trainer: Any) -> str:

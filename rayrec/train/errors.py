@@ -50,7 +50,14 @@ _CONNECTION = re.compile(
 _DEVICE = re.compile(
     r"CUDA error: .*(ECC error|unspecified launch failure|launch failed|hardware stack error|illegal instruction"
     r"|CUBLAS_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_INTERNAL_ERROR|device unavailable|system not yet initialized)"
-    r"|\bXid\b|fallen off the bus",
+    r"|\bXid\b|fallen off the bus|No CUDA GPUs are available|CUDA driver initialization failed",
+    re.IGNORECASE,
+)
+# Device faults that a new process on the same node meets again.
+_BROKEN = re.compile(
+    r"ECC error|NVLink error|hardware stack error|device unavailable|busy or unavailable|no CUDA-capable device"
+    r"|system not yet initialized|\bXid\b|fallen off the bus|No CUDA GPUs are available"
+    r"|CUDA driver initialization failed",
     re.IGNORECASE,
 )
 
@@ -77,6 +84,12 @@ def is_device_fault(error: BaseException) -> bool:
     if accelerator is not None and isinstance(error, accelerator):
         return True
     return type(error) is RuntimeError and bool(_DEVICE.search(str(error)))
+
+
+def is_broken_device(error: BaseException) -> bool:
+    """Whether a GPU failed so that its node should be left out (ECC, Xid, no device). Not errors that a kernel may have
+    caused, such as an illegal memory access."""
+    return is_device_fault(error) and bool(_BROKEN.search(str(error)))
 
 
 def _raised_in(error: BaseException) -> str:

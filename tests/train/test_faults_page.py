@@ -81,6 +81,7 @@ SHOWN = {
     "a GPU or its driver fails": [
         "train/test_lockstep.py::test_only_what_may_end_otherwise_is_tried_again",
         "train/test_ray.py::test_failures_beyond_the_limit_end_the_run_with_how_often_and_why",
+        "train/test_failed_nodes.py::test_workers_restart_without_the_node",
     ],
     "a model makes an exchange on one rank only": [
         "train/test_watch.py::test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places",

@@ -51,6 +51,7 @@ class Attempt:
 
     def __init__(self, world_size: int, nodes: Collection[str] = ()) -> None:
         self.attempt, self.world_size, self.nodes = 1, world_size, frozenset(nodes)
+        self.failed_nodes: frozenset[str] = frozenset()
 
 
 class Account:

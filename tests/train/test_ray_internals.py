@@ -39,6 +39,10 @@ def parameters(function: Any) -> set[str]:
         (f"{TRAIN}.execution.failure_handling:FailureDecision.RAISE", None),
         (f"{TRAIN}.exceptions:WorkerGroupStartupFailedError", None),
         (f"{TRAIN}.execution.scaling_policy:ElasticScalingPolicy._count_possible_workers", {"reserved_resources"}),
+        (
+            f"{TRAIN}.execution.callback:ControllerCallback.on_controller_start_worker_group",
+            {"scaling_config", "num_workers"},
+        ),
         ("ray.train.v2._internal.execution.context:TrainRunContext.get_run_config", None),
         (
             "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator:DefaultAutoscalingCoordinator",

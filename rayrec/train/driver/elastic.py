@@ -17,7 +17,8 @@ from rayrec._runtime.threads import call_every
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.cluster import Cluster
-from rayrec.train.driver.resources import Demand, capacity, fits_labels, room_for
+from rayrec.train.driver.placement import fits_labels, room_for
+from rayrec.train.driver.resources import Demand, capacity
 from rayrec.train.run.log import RunState
 
 NEVER_S = 1e9
@@ -110,7 +111,7 @@ def resizing(
             request_restart(reason)
         if not trainer.elastic:
             return
-        nodes = [node for node in cluster.nodes() if node.id not in draining]
+        nodes = [node for node in cluster.nodes() if node.id not in draining | running.failed_nodes]
         # Other jobs may use some resources of the nodes.
         suitable = [node.free for node in nodes if fits_labels(need.selection.label_selector, node.labels)]
         free = room_for(need.per_worker, suitable, trainer.most_workers, need.selection.placement_strategy)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import ResourcesConfig, TrainerConfig
+from rayrec.train.driver.placement import fits_labels, room_for
 from rayrec.train.errors import ResourceError
 
 MIN_WORKER_CPUS = 0.25
@@ -95,35 +96,6 @@ class Demand:
         counts = [supply.cpus / self.cpus] if self.cpus else []
         counts += [supply.gpus / self.gpus] if self.gpus else []
         return max(1, int(min(counts, default=1.0) + 1e-6))
-
-
-def fits_labels(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels satisfies a label selector as Ray does: each key has the value, `in(…)` one of
-    the values, `!…` another one or none."""
-    return all(_fits_label(condition, labels.get(key)) for key, condition in selector.items())
-
-
-def _fits_label(condition: str, value: str | None) -> bool:
-    negated, condition = condition.startswith("!"), condition.removeprefix("!")
-    values = [item.strip() for item in condition[3:-1].split(",")] if condition.startswith("in(") else [condition]
-    return (value in values) != negated
-
-
-def room_for(
-    per_worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]], limit: int, strategy: str = "PACK"
-) -> int:
-    """Number of workers that fit on a cluster, at most `limit`.
-
-    Args:
-        per_worker: resources that a worker reserves.
-        nodes: resources of each node.
-        strategy: placement strategy: with `STRICT_PACK` all workers are on one node, with `STRICT_SPREAD` each has its
-            own node.
-    """
-    counts = [min(int(node.get(name, 0.0) / n + 1e-6) for name, n in per_worker.items() if n) for node in nodes]
-    if strategy == "STRICT_PACK":
-        return min(limit, max(counts, default=0))
-    return min(limit, sum(min(1, count) for count in counts) if strategy == "STRICT_SPREAD" else sum(counts))
 
 
 def capacity(need: Demand, nodes: Sequence[Node], limit: int | None = None) -> int:

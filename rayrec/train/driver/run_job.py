@@ -25,6 +25,7 @@ from rayrec.train.driver.elastic import (
     without_read_reservations,
 )
 from rayrec.train.driver.failures import RestartLimit, failure_reason, failure_reporter, line_of
+from rayrec.train.driver.placement import FailedNodes
 from rayrec.train.driver.resources import Demand, capacity, demand_of, one_worker_per_gpu
 from rayrec.train.driver.room import await_resources, waiting_for_room
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
@@ -258,10 +259,14 @@ def _torch_trainer(job: Job, mailbox: Any, need: Demand, local: bool) -> Any:
     if trainer.elastic:
         release_request(job.files.ray_state)
     shutil.rmtree(job.files.ray_state, ignore_errors=True)
+    placement = FailedNodes(
+        mailbox, need.per_worker, need.selection.label_selector, need.selection.placement_strategy, need.num_workers
+    )
     ray_trainer = torch_trainer(
         RestartLimit(mailbox),
         local=local,
-        skip_draining=trainer.elastic,
+        selector=placement.selector,
+        skipped=placement.skipped if trainer.elastic else None,
         train_loop_per_worker=start_worker,
         # As bytes, so that the controller does not import the modules of the job's contents.
         train_loop_config={"job": cloudpickle.dumps(job), "log": mailbox},

@@ -44,6 +44,7 @@ class Mailbox:
         self._stop = self._discards_errors = False
         self._restart: str | None = None
         self._saved_step = self._failures = 0
+        self._failed_nodes: set[str] = set()
         self._idle_since: float | None = time.monotonic()
 
     def begin(self, leader: bool) -> bool:
@@ -73,6 +74,8 @@ class Mailbox:
             self._saved_step, self._failures = record["step"], 0
         if record.get("event") in ("hang", "unlike"):
             self._exit_reason = record["message"]
+        if record.get("event") == "failed_node":
+            self._failed_nodes.add(record["node"])
         self._records.append({"time": time.time(), "attempt": self._attempt, **record})
 
     def flush(self, record: Record) -> None:
@@ -86,6 +89,10 @@ class Mailbox:
     def num_failed_ranks(self) -> int:
         """Number of ranks that sent a fatal record in this attempt."""
         return len(self._failed_ranks)
+
+    def failed_nodes(self) -> list[str]:
+        """Ids of the nodes on which a GPU failed, of all attempts."""
+        return sorted(self._failed_nodes)
 
     def idle_s(self) -> float:
         """Seconds without a worker group; 0 while one runs."""
@@ -188,6 +195,7 @@ class RunState:
         attempt, step: the latest ones.
         world_size, nodes: number of workers in the current attempt, and the Ray ids of their nodes; 0 and empty before
             the first attempt.
+        failed_nodes: Ray ids of the nodes on which a GPU failed.
         fatal: the error that ended the job.
         done: the last record, with the outcome.
         stopped: the message of a job that stopped on request.
@@ -197,6 +205,7 @@ class RunState:
     step: int = 0
     world_size: int = 0
     nodes: frozenset[str] = frozenset()
+    failed_nodes: frozenset[str] = frozenset()
     fatal: str | None = None
     done: Record | None = None
     stopped: str | None = None
@@ -208,6 +217,8 @@ class RunState:
                 self.step, self.world_size = record["resumed_step"] or 0, int(record["world_size"])
                 self.nodes = frozenset(record.get("nodes", ()))
                 return
+            case "event" if record["event"] == "failed_node":
+                self.failed_nodes |= {record["node"]}
             case "fatal":
                 self.fatal = self.fatal or record["error"]
             case "errors_discarded":

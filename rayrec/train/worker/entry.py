@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from rayrec.train.errors import describe, is_retryable
+from rayrec.train.errors import describe, is_broken_device, is_retryable
 from rayrec.train.run.log import Mailbox, sink_to
 from rayrec.train.worker.lockstep import RankError, StopRequested
 from rayrec.train.worker.loop import fit, score_checkpoint
@@ -28,7 +29,28 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
     rank, world_size = context.get_world_rank(), context.get_world_size()
     with Watch(sink, rank, world_size, hang_s=trainer.hang_s) as watch:
         timeout_s = trainer.collective_timeout_s
-        attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, timeout_s, watch.stop_requested))
+        with _reporting_broken_device(sink, rank):
+            attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, timeout_s, watch.stop_requested))
+
+
+@contextmanager
+def _reporting_broken_device(sink: Mailbox, rank: int) -> Iterator[None]:
+    """Report this node if its GPU fails, so that the workers restart on other nodes."""
+    try:
+        yield
+    except Exception as error:
+        if is_broken_device(error):
+            import ray
+            import ray.util
+
+            reason = describe(error).strip().splitlines()[0]
+            message = (
+                f"a GPU of node {ray.util.get_node_ip_address()} failed (worker {rank}: {reason}); "
+                "workers restart without this node while the other nodes have room"
+            )
+            node = ray.get_runtime_context().get_node_id()
+            sink.flush({"kind": "event", "event": "failed_node", "node": node, "rank": rank, "message": message})
+        raise
 
 
 def work_alone(job: Job, sink: Mailbox) -> None:
