@@ -15,8 +15,7 @@ from rayrec.checkpoint import Best, CheckpointStore
 from rayrec.cli import run
 from rayrec.train import TrainError, parse_config
 from rayrec.train.run.choice import best_metric, choose
-from rayrec.train.run.folder import RunFolder
-from tests.train.small import raw_config, write_all
+from tests.train.small import raw_config, run_folder, write_all
 
 STEPS = [4, 8, 10, 12, 16, 20]
 
@@ -76,9 +75,9 @@ READING: dict[str, Callable[[Path, Path], list[str]]] = {  # the command's words
 }
 
 
-def data_of(run_folder: Path) -> Path:
+def data_of(run: Path) -> Path:
     """The folder of a run's data and config."""
-    return Path(RunFolder(run_folder).read_config()["data"]["eval"]["path"]).parent
+    return Path(run_folder(run).read_config()["data"]["eval"]["path"]).parent
 
 
 @pytest.mark.parametrize("harm", [flip_a_bit, cut])
@@ -144,7 +143,7 @@ def test_the_best_is_the_one_with_the_best_score(copy: Path, capsys: pytest.Capt
 
 
 def test_what_cannot_be_chosen_is_refused(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, there = RunFolder(copy), r"4, 8, 10, 12, 16, 20"
+    folder, there = run_folder(copy), r"4, 8, 10, 12, 16, 20"
     for which, text in (
         ("7", rf"^--checkpoint 7: .*small has no checkpoint of that step; it has {there}$"),
         ("last", "^--checkpoint last: give newest, whole, best, or the number of a step$"),

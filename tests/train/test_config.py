@@ -416,3 +416,24 @@ def test_an_error_of_yaml_shows_the_line_and_the_place() -> None:
         parse_yaml("a: 'x\n")
     with pytest.raises(ConfigError, match=r"in line 1:\n  …x{56} : \[}\n {63}\^$"):
         parse_yaml("x" * 90 + " : [}")
+
+
+def test_yaml_of_a_config_reads_numbers_as_numbers() -> None:
+    given = "[1e-8, 1.e3, +2E+3, -1e2, 0x10, 1_0, 1e, e5, 1.5, '1e-8', =]"
+    assert parse_yaml(given) == [1e-8, 1000.0, 2000.0, -100.0, 16, 10, "1e", "e5", 1.5, "1e-8", "="]
+    with pytest.raises(ConfigError, match="line 2: key 'a' is given twice; keep one"):
+        parse_yaml("a: 1\na: 2")
+    for key in ("[1]", "{a: 1}"):
+        with pytest.raises(ConfigError, match="not YAML: while constructing a mapping"):
+            parse_yaml(f"b: 1\n? {key}\n: 2")
+
+
+def test_overrides_reach_items_by_number_and_fields_that_are_not_there() -> None:
+    raw = apply_override(apply_override(RAW, "tables.2.dim=4"), "tables.0.rows=7")
+    assert [table["dim"] for table in raw["tables"]] == [8, 8, 4] and raw["tables"][0]["rows"] == 7
+    for wrong in ("3", "-1", "x"):
+        with pytest.raises(ConfigError, match=rf"the list has no item '{wrong}' \(items 0 to 2: user, item, tag\)"):
+            apply_override(RAW, f"tables.{wrong}.dim=4")
+    assert apply_override({"a": None}, "a.b.c=[1, x=2]") == {"a": {"b": {"c": [1, "x=2"]}}}
+    assert apply_override({"a": [1, 2]}, "a.1=3") == {"a": [1, 3]}
+    assert apply_override({"t": [{"name": "1", "x": 0}, {"name": "b", "x": 0}]}, "t.1.x=9")["t"][0]["x"] == 9

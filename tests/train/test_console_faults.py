@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rayrec.checkpoint.tools import verify
-from rayrec.train.run.folder import RunFolder
 from tests.train.chaos import ROOT
-from tests.train.small import raw_config, write_all
+from tests.train.small import raw_config, run_folder, whole_checkpoints, write_all
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -95,7 +93,7 @@ class Slow(DLRM):
 """
 
 
-def command(folder: Path, **changes: Any) -> tuple[list[str], dict[str, str], RunFolder]:
+def command(folder: Path, **changes: Any) -> tuple[list[str], dict[str, str], Any]:
     """`rayrec train` for a small run."""
     write_all(folder, rows=600)
     (folder / "slow_model.py").write_text(MODEL)
@@ -104,7 +102,7 @@ def command(folder: Path, **changes: Any) -> tuple[list[str], dict[str, str], Ru
     path.write_text(yaml.safe_dump(raw_config(folder, model=model, **changes)))
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    return [sys.executable, "-m", "rayrec.cli", "train", str(path)], env, RunFolder(folder / "runs" / "small")
+    return [sys.executable, "-m", "rayrec.cli", "train", str(path)], env, run_folder(folder / "runs" / "small")
 
 
 @pytest.mark.parametrize("sink", ["head", "full disk"])
@@ -164,5 +162,4 @@ def test_ctrl_c_with_tee_beside_takes_a_last_checkpoint(workers: int, tmp_path: 
     assert status == 130, log.read_text()
     (end,) = [record for record in run.read_metrics() if record.get("event") == "interrupted"]
     assert "with a complete checkpoint" in end["message"]
-    places = dict(verify(str(run.path)))
-    assert len(places) == 1 and not any(places.values())
+    assert len(whole_checkpoints(run.path)) == 1

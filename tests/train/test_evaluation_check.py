@@ -18,10 +18,8 @@ from rayrec.models import DLRM, Batch
 from rayrec.train import Trainer, TrainError, parse_config
 from rayrec.train.worker.evaluator import Evaluator
 from rayrec.train.worker.lockstep import RankError, StopRequested
-from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks
-from tests.train.small import fit_on_rank, make_job, raw_config, write_all
+from tests.train.small import fit_job, fit_on_rank, make_job, raw_config, write_all
 from tests.train.test_alone import Told, job_of, run
 
 SPREAD = {"name": "spread", "factory": "tests.train.test_own_metrics:Spread", "args": {"fails": True}}
@@ -87,7 +85,7 @@ def trained(data: Path, folder: Path, check: bool, monkeypatch: pytest.MonkeyPat
             patch.setattr(Evaluator, "check", lambda self, position: None)
         job = make_job(raw_config(data, storage__path=str(folder), **changes))
         told = Told()
-        fit(replace(job, factory=Draws), session_alone(told))
+        fit_job(replace(job, factory=Draws), None, told)
     fields = ("kind", "step", "samples", "loss", "auc", "logloss", "event", "skipped")
     return [{name: line.get(name) for name in fields} for line in told.records if line["kind"] in ("train", "eval")]
 

@@ -19,10 +19,9 @@ import torch.distributed as dist
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import Manifest
 from rayrec.train.errors import is_lost_peer
-from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
-from tests.train.small import make_job, rank_session, table, write
+from tests.train.small import fit_job, make_job, table, write
 
 
 def committed(folder: Path) -> int:
@@ -69,7 +68,7 @@ def launch(group: dist.ProcessGroup, raw: dict[str, Any], window_rows: int, log:
     job = make_job(raw)
     manifest = Manifest.read(raw["data"]["train"], job.config.data_schema, window_rows=window_rows)
     try:
-        fit(replace(job, train=manifest, factory=partial(Noted, log, dies)), rank_session(group))
+        fit_job(replace(job, train=manifest, factory=partial(Noted, log, dies)), group)
     except Exception as error:
         if dies and is_lost_peer(error):
             return "lost a rank"

@@ -22,8 +22,7 @@ from torch import nn
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import Display, Interrupted, Result, StorageError, Trainer, TrainError, evaluate_run, parse_config
-from rayrec.train.run.folder import RunFolder
-from tests.train.small import raw_config, table, write, write_all
+from tests.train.small import raw_config, run_folder, table, write, write_all
 
 SHOWN: dict[Path, io.StringIO] = {}
 
@@ -38,7 +37,7 @@ def shown(folder: Path) -> str:
 
 
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [record for record in RunFolder(run).read_metrics() if record["kind"] == kind]
+    return [record for record in run_folder(run).read_metrics() if record["kind"] == kind]
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,14 @@ from torch import nn
 
 from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
-from rayrec.train.config.trainer import EarlyStoppingConfig, GuardsConfig
 from rayrec.train.worker.guards import Best, Guards
 from rayrec.train.worker.lockstep import RankError
-from tests.train.small import write_all
+from tests.train.small import config_of, write_all
 from tests.train.test_fit import records, shown, trainer
 
 
 def ends(values: list[float | None], **given: Any) -> tuple[Best, list[bool]]:
-    config, best, ended = EarlyStoppingConfig(**given), Best(), []
+    config, best, ended = config_of(trainer__early_stopping=given).trainer.early_stopping, Best(), []
     for number, value in enumerate(values):
         best = Best.from_dict(best.after({given.get("metric", "auc"): value}, number + 1, config).to_dict())
         ended.append(best.end(config) is not None)
@@ -37,7 +36,7 @@ def test_patience_counts_evaluations_without_improvement() -> None:
 
 
 def test_an_evaluation_of_a_step_counts_once() -> None:
-    config = EarlyStoppingConfig(patience=2)
+    config = config_of(trainer__early_stopping={"patience": 2}).trainer.early_stopping
     best = Best().after({"auc": 0.7}, 5, config)
     assert best.after({"auc": 0.8}, 5, config) == best
 
@@ -54,7 +53,7 @@ def test_as_good_as_before_is_no_improvement() -> None:
 
 
 def test_the_end_says_what_was_best() -> None:
-    config = EarlyStoppingConfig(metric="ne", patience=2)
+    config = config_of(trainer__early_stopping={"metric": "ne", "patience": 2}).trainer.early_stopping
     assert Best(value=0.5, step=3, stale=1).end(config) is None
     assert Best(value=0.5, step=3, stale=2).end(config) == (
         "ne is best at step 3 (0.5000) and has not improved in 2 evaluations (trainer.early_stopping)"
@@ -66,9 +65,9 @@ def test_the_end_says_what_was_best() -> None:
 
 
 def test_a_figure_at_its_bound_is_good_and_what_is_not_guarded_too() -> None:
-    guards = Guards(GuardsConfig(patience=1, max_ne=1.0, min_auc=0.5))
+    guards = Guards(config_of(trainer__guards={"patience": 1, "max_ne": 1.0, "min_auc": 0.5}).trainer.guards)
     guards.check(1, {"ne": 1.0, "auc": 0.5})
-    Guards(GuardsConfig(patience=1)).check(1, {"ne": 9.0, "auc": 0.1})
+    Guards(config_of(trainer__guards={"patience": 1}).trainer.guards).check(1, {"ne": 9.0, "auc": 0.1})
     with pytest.raises(RankError) as caught:
         guards.check(2, {"ne": 1.25, "auc": 0.5})
     assert str(caught.value) == (
@@ -85,7 +84,7 @@ def test_a_figure_at_its_bound_is_good_and_what_is_not_guarded_too() -> None:
     ],
 )
 def test_so_many_bad_lines_in_a_row_end_the_run(limits: dict[str, Any], bad: dict[str, Any], text: str) -> None:
-    guards = Guards(GuardsConfig(patience=2, after_steps=10, **limits))
+    guards = Guards(config_of(trainer__guards=dict(patience=2, after_steps=10, **limits)).trainer.guards)
     good = {"ne": 0.8, "auc": 0.7}
     for step, line in ((5, bad), (10, bad), (11, bad), (12, good), (13, bad)):
         guards.check(step, line)
@@ -94,7 +93,7 @@ def test_so_many_bad_lines_in_a_row_end_the_run(limits: dict[str, Any], bad: dic
 
 
 def test_none_of_it_is_looked_at_where_it_is_not_defined() -> None:
-    guards = Guards(GuardsConfig(patience=1, max_ne=1.0, min_auc=0.505))
+    guards = Guards(config_of(trainer__guards={"patience": 1, "max_ne": 1.0, "min_auc": 0.505}).trainer.guards)
     guards.check(1, {"ne": None, "auc": None})
 
 

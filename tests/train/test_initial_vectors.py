@@ -13,15 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rayrec.data import DataError
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
-from rayrec.storage.errors import DataError
-from rayrec.train import TrainError
-from rayrec.train.config.file import parse_config
+from rayrec.train import TrainError, parse_config
 from rayrec.train.setup import build
 from rayrec.train.setup.init_vectors import initial_vectors
-from rayrec.train.worker.loop import fit
 from tests.ranks import on_ranks
-from tests.train.small import make_job, rank_session, raw_config
+from tests.train.small import fit_job, make_job, raw_config
 from tests.train.test_checkpoints import fresh_vocabularies, tensors_of
 from tests.train.test_fit import records, shown, trainer, write_all
 
@@ -107,7 +105,7 @@ def fit_on_ranks(group: dist.ProcessGroup, raw: dict[str, Any]) -> None:
     """A run on the ranks of the test pool, as the driver would hand it to them."""
     config = parse_config(raw)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
-    fit(replace(make_job(raw), vectors=initial_vectors(config, mapping)), rank_session(group))
+    fit_job(replace(make_job(raw), vectors=initial_vectors(config, mapping)), group)
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "column_wise", "table_wise", "data_parallel"])

@@ -19,12 +19,9 @@ from rayrec.models import DLRM, Batch, mean_loss
 from rayrec.models.loss import Loss, pairwise_loss
 from rayrec.train import ConfigError, TrainError, parse_config
 from rayrec.train.setup import build
-from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import in_step
-from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import session_alone
 from tests.ranks import PerRank, on_ranks
-from tests.train.small import Silent, fit_on_rank, make_job, rank_session, raw_config, write_all
+from tests.train.small import fit_job, fit_on_rank, learner_of, make_job, rank_session, raw_config, write_all
 from tests.train.test_loop import PLANS, Steps, batches, joined, with_likes
 
 
@@ -48,8 +45,8 @@ def raw_of(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def trained(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor:
     """Logits of the averaged model after the steps."""
-    session = session_alone(Silent()) if group is None else rank_session(group)
-    learner = make_learner(make_job(raw), session)
+    session = rank_session(group)
+    learner = learner_of(make_job(raw), session)
     for number, given in enumerate(
         in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control)
     ):
@@ -63,7 +60,7 @@ def trained(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Ba
 def plain(raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor:
     """The same by torch alone: one process, an unsharded model, torch's optimizers."""
     job = make_job(raw)
-    learner = make_learner(job, session_alone(Silent()))
+    learner = learner_of(job)
     arguments = {"tables": build.tables(job.config), "num_dense": 1, **job.config.model.args}
     model = DLRM(**arguments, tables_device="cpu")
     build._set_loss(job.config, model)
@@ -113,9 +110,9 @@ def test_one_process_is_plain_torch_and_ranks_are_one_process(folder: Path) -> N
 
 def test_a_run_that_goes_on_is_the_run_in_one_piece(folder: Path) -> None:
     """An epoch has 5 steps: the resume falls between two steps of the dense optimizer."""
-    whole = fit(make_job(raw_of(folder, name="whole", trainer__epochs=2)), session_alone(Silent()))
+    whole = fit_job(make_job(raw_of(folder, name="whole", trainer__epochs=2)))
     for epochs in (1, 2):
-        parts = fit(make_job(raw_of(folder, name="parts", trainer__epochs=epochs)), session_alone(Silent()))
+        parts = fit_job(make_job(raw_of(folder, name="parts", trainer__epochs=epochs)))
     assert parts["eval"] == whole["eval"] and parts["steps"] == whole["steps"] == 10
     for epochs, name in [(2, "whole on 2"), (1, "parts on 2"), (2, "parts on 2")]:
         raw = raw_of(folder, name=name.replace(" ", "-"), trainer__epochs=epochs)
@@ -205,7 +202,7 @@ def test_what_a_model_does_not_have_is_named(folder: Path) -> None:
     dense = {"constraints": PLANS["dense"]}
     with pytest.raises(TrainError, match="dense kernel"):
         raw = raw_config(folder, sharding=dense, optimizers__tables={"user": {"lr": 0.1}})
-        make_learner(make_job(raw), session_alone(Silent()))
+        learner_of(make_job(raw))
     freeze = [{"names": "tag", "until": 3}, {"names": "user"}]
     with pytest.raises(TrainError, match="share a kernel"):
-        make_learner(make_job(raw_config(folder, optimizers__freeze=freeze)), session_alone(Silent()))
+        learner_of(make_job(raw_config(folder, optimizers__freeze=freeze)))

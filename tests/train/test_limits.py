@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from rayrec.train import Result, Trainer, parse_config
-from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.worker.limits import is_raised, reached, reason
 from tests.ranks import on_ranks
-from tests.train.small import fit_on_rank, raw_config, write_all
+from tests.train.small import config_of, fit_on_rank, raw_config, write_all
 from tests.train.test_alone import job_of, run, saved
 
 ROWS, STEPS = 300, 5  # of an epoch
@@ -33,14 +32,14 @@ def fitted(data: Path, folder: Path, **limits: Any) -> Result:
 
 
 def test_which_limit_is_reached() -> None:
-    both = TrainerConfig(max_steps=10, max_minutes=0.5)
-    assert reached(TrainerConfig(), 10**9, 1e9) is None
+    both = config_of(trainer__max_steps=10, trainer__max_minutes=0.5).trainer
+    assert reached(config_of().trainer, 10**9, 1e9) is None
     assert [reached(both, *at) for at in ((9, 29.9), (10, 0.0), (9, 30.0))] == [
         None, {"max_steps": 10}, {"max_minutes": 0.5}
     ]  # fmt: skip
     assert reason({"max_minutes": 0.5}) == "reached trainer.max_minutes: 0.5"
     assert [
-        is_raised(limit, TrainerConfig(max_steps=now)) for limit, now in (
+        is_raised(limit, config_of(trainer__max_steps=now).trainer) for limit, now in (
             (None, 10), ({}, 10), ({"max_steps": 10}, 10), ({"max_steps": 10}, 9), ({"max_steps": 10}, 11),
             ({"max_steps": 10}, None), ({"max_minutes": 1.0}, 10),
         )

@@ -23,8 +23,6 @@ from rayrec.distributed.plan.cuts import whole
 from rayrec.train import write_report
 from rayrec.train.report.run import BRIEF_BYTES, MOST_EVENTS, MOST_LINES, Thinned, read_run
 from rayrec.train.report.runs import find_runs, list_table
-from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.mirror import Mirror
 
 
 def metrics(steps: int, log_every: int, checkpoint_every: int, tables: int) -> Iterator[str]:
@@ -101,45 +99,6 @@ def test_a_brief_look_at_a_run_finds_how_it_stands(tmp_path: Path) -> None:
     assert brief.train[-1] == whole_run.train[-1] and len(brief.train) < 100 and not brief.problems
     few = write_run(tmp_path / "b", 20, 10, 10, 1)
     assert read_run(few, brief=True).train == read_run(few).train
-
-
-def test_a_mirror_sends_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    here = RunFolder.at(f"file://{tmp_path}/there", "run")
-    here.path.mkdir(parents=True, exist_ok=True)
-    mirror, there = Mirror(here), tmp_path / "there" / "run"
-    line = "x" * 999 + "\n"
-    sent = []
-    write = type(mirror._remote).write  # type: ignore[union-attr]
-
-    def counted(folder: object, name: str, data: bytes) -> None:
-        sent.append(len(data))
-        write(folder, name, data)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(mirror._remote), "write", counted)
-    for _ in range(500):
-        with open(here.metrics, "a") as file:
-            file.write(line)
-        mirror.push(pytest.fail)
-    assert sum(sent) < 5 * 500 * len(line), "the whole file each time would be 250 times as much"
-    assert len(list(there.glob("metrics*"))) < 50
-    other = Mirror(RunFolder.at(f"file://{tmp_path}/there", "run"))
-    wanted = here.metrics.read_bytes()
-    here.metrics.unlink()
-    other.pull()
-    assert here.metrics.read_bytes() == wanted
-    sent.clear()
-    other.push(pytest.fail)
-    assert sent == [], "there is nothing new"
-    with open(here.metrics, "a") as file:
-        file.write("new\n")
-    other.push(pytest.fail)
-    assert sum(sent) < 50 * len(line)
-    here.metrics.write_text("begun again\n")
-    other.push(pytest.fail)
-    here.metrics.unlink()
-    Mirror(here).pull()
-    assert here.metrics.read_text() == "begun again\n"
 
 
 MAKE = """

@@ -22,17 +22,16 @@ from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import TrainError
-from rayrec.train.worker.learner import Learner, make_learner
+from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import RankError, in_step
 from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import session_alone
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import (
     ITEMS,
     TAGS,
     USERS,
-    Silent,
     fit_on_rank,
+    learner_of,
     make_job,
     rank_session,
     raw_config,
@@ -126,7 +125,7 @@ def trained(
     group: dist.ProcessGroup, raw: dict[str, Any], steps: list[Batch], probe: Batch
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Counter[str]]:
     session = rank_session(group)
-    learner = make_learner(make_job(raw), session)
+    learner = learner_of(make_job(raw), session)
     for given in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
         with count_collectives() as counted:
             learner.step(given.batch, given.share)
@@ -161,8 +160,8 @@ def test_unequal_ranks_train_as_one_process_on_all_rows(folder: Path, plan: str,
         steps = [[with_likes(part, rank) for rank, part in enumerate(step)] for step in steps]
     (probe,) = batches([30], 99)
     probe = with_likes(probe, 99) if several else probe
-    session = session_alone(Silent())
-    alone = make_learner(make_job(raw), session)
+    session = rank_session()
+    alone = learner_of(make_job(raw), session)
     for parts in steps:
         alone.step(joined(parts), share=1.0)
     per_rank = PerRank([[step[rank] for step in steps] for rank in range(2)])
@@ -336,7 +335,7 @@ class Hashed(torch.nn.Module):
 
 def test_a_model_that_cannot_be_worked_through_in_parts_is_told_so(folder: Path) -> None:
     raw = raw_config(folder, trainer__micro_batches=2)
-    learner = make_learner(replace(make_job(raw), factory=Hashed), session_alone(Silent()))
+    learner = learner_of(replace(make_job(raw), factory=Hashed))
     with pytest.raises(TrainError, match=r"micro_batches: the model must pass batch\.sparse unchanged"):
         learner.step(batches([8], 1)[0], 1.0)
 
@@ -367,8 +366,8 @@ class Sequences(torch.nn.Module):
 
 
 def trained_sequences(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> Any:
-    session = session_alone(Silent()) if group is None else rank_session(group)
-    learner = make_learner(replace(make_job(raw), factory=Sequences), session)
+    session = rank_session(group)
+    learner = learner_of(replace(make_job(raw), factory=Sequences), session)
     for given in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
         learner.step(given.batch, given.share)
     return scores(learner, probe), set(learner.decision.plan.plan)

@@ -16,12 +16,10 @@ from rayrec.train import TrainError, parse_config
 from rayrec.train.run.paths import resolved
 from rayrec.train.setup import build
 from rayrec.train.terminal import host_lines
-from rayrec.train.worker.learner import make_learner
-from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.machine import Machine, planned_for, ranks_by_host, topology_of
 from rayrec.train.worker.session import session_of
 from tests.ranks import on_ranks
-from tests.train.small import Silent, make_job, raw_config, write_all
+from tests.train.small import Silent, control_of, learner_of, make_job, raw_config, write_all
 
 GIB = 1 << 30
 
@@ -55,9 +53,9 @@ def plan_among(group: dist.ProcessGroup, folder: Path, nodes: list[str]) -> tupl
     raw["sharding"] = {"constraints": {"user": {"sharding_types": ["row_wise"]}}}
     job = make_job(raw)
     here = machine(nodes[group.rank()], 4)
-    control = Control(group.rank(), group.size(), group)
+    control = control_of(group)
     session = session_of(torch.device("cpu"), group, control, Silent(), here)
-    plan = make_learner(job, session).decision.plan
+    plan = learner_of(job, session).decision.plan
     return session.env.local_world_size, planned_for(plan, session.machines, job.calibration)
 
 

@@ -12,17 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
 
-from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
 from tests.train.row_log import Noted, noted, with_row_ids
-from tests.train.small import make_job, rank_session, table, write
+from tests.train.small import fit_job, make_job, table, write
 from tests.train.test_exactly_once import committed
 
 LONG, SHORT = 240, 50
 
 
 def launch(group: dist.ProcessGroup, raw: dict[str, Any], log: str, dies: dict[int, int]) -> dict[str, Any]:
-    return fit(replace(make_job(raw), factory=partial(Noted, log, dies)), rank_session(group))
+    return fit_job(replace(make_job(raw), factory=partial(Noted, log, dies)), group)
 
 
 def test_a_killed_run_over_a_mix_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:

@@ -15,23 +15,20 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, Wor
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, create_failure_policy
 from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import ControllerError
-from rich.console import Console
 
 from rayrec._runtime.ray_internals import with_limit
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.storage.retries import Patience
-from rayrec.train import Display, TrainError
+from rayrec.train import TrainError
 from rayrec.train.config.trainer import TrainerConfig
 from rayrec.train.driver.elastic import DrainNotices
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit, failure_reporter
-from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Node, missing_resources
 from rayrec.train.driver.room import RoomWait
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
-from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.storage_retry import StorageRetry
 from tests.train.pretended_ray import Actor, PretendedRay, pretended
+from tests.train.small import control_of, recorder_of
 
 __all__ = ["pretended"]
 
@@ -73,7 +70,7 @@ class Month:
     def __init__(self, folder: Path, clock: Clock, limit_s: float | None = None) -> None:
         self.clock, self.step, self.nodes, self.came = clock, 0, [f"node{i}" for i in range(NODES)], NODES
         self.limit_s, self.attempts, self.failures = limit_s, 0, 0
-        self.recorder = Recorder(RunFolder(folder), Display(Console(quiet=True)))
+        self.recorder = recorder_of(folder)
         self.launch()
 
     def launch(self) -> None:
@@ -182,7 +179,7 @@ def storage_away(run: Month, draw: random.Random) -> None:
         if run.clock.now < back:
             raise OSError("the storage is away")
 
-    retry = StorageRetry(Control(0, 1, None), Patience(outage_s=STORAGE.patience_s), lambda _: None)
+    retry = StorageRetry(control_of(), Patience(outage_s=STORAGE.patience_s), lambda _: None)
     while True:
         try:
             return retry("loading", load)

@@ -20,9 +20,8 @@ from rayrec.storage.retries import Patience
 from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.errors import is_retryable
 from rayrec.train.worker import storage_retry
-from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.storage_retry import StorageRetry, call_within
-from tests.train.small import write_all
+from tests.train.small import control_of, write_all
 from tests.train.test_alone import ROWS, job_of, run, saved
 from tests.train.test_fit import records, trainer
 
@@ -132,7 +131,7 @@ def test_training_that_waits_for_checkpoints_says_so_once(
 
 def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
     reports: list[str] = []
-    retry = StorageRetry(Control(0, 1, None), Patience(outage_s=60), reports.append)
+    retry = StorageRetry(control_of(), Patience(outage_s=60), reports.append)
     for error in (ValueError("a label"), NotADirectoryError("runs"), IsADirectoryError("manifest.json")):
         tries = []
 

@@ -17,11 +17,10 @@ from torchmetrics.classification import BinaryF1Score
 from rayrec.train import ConfigError, Display, Trainer, TrainError, parse_config
 from rayrec.train.config.trainer import MetricConfig
 from rayrec.train.run.config import config_of_run
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.worker.lockstep import RankError
 from rayrec.train.worker.own_metrics import OwnMetrics, metric_of
 from tests.ranks import PerRank, on_ranks
-from tests.train.small import make_job, rank_session, raw_config, write_all
+from tests.train.small import make_job, rank_session, raw_config, run_folder, write_all
 
 F1 = {"name": "f1", "factory": "torchmetrics.classification:BinaryF1Score", "args": {"threshold": 0.4}}
 CURVE = {"name": "exact_auc", "factory": "torchmetrics.classification:BinaryAUROC"}  # keeps all rows
@@ -133,7 +132,7 @@ def test_a_run_scores_its_sets_and_its_test_set(tmp_path: Path) -> None:
 def test_sets_need_the_main_one_and_code_of_a_run_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="eval_sets needs eval"):
         parse_config(raw_config(tmp_path, data__eval=None, data__eval_sets={"x": "y"}))
-    folder = RunFolder(tmp_path)
+    folder = run_folder(tmp_path)
     for metrics, refused in (([F1], False), ([F1, SPREAD], True)):
         folder.config.write_text(str({"trainer": {"metrics": metrics}}))
         if refused:

@@ -19,11 +19,9 @@ from rayrec.optim.config import PlateauConfig
 from rayrec.train import ConfigError, parse_config
 from rayrec.train.worker.dense_update import Rates
 from rayrec.train.worker.lockstep import StopRequested
-from rayrec.train.worker.loop import fit
 from rayrec.train.worker.plateau import Plateau
-from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks
-from tests.train.small import fit_on_rank, raw_config, write_all
+from tests.train.small import fit_job, fit_on_rank, raw_config, write_all
 from tests.train.test_alone import Told, job_of, run, saved
 
 NEVER_BETTER = {"metric": "logloss", "patience": 2, "min_delta": 10.0, "factor": 0.5}
@@ -110,7 +108,7 @@ def test_a_stopped_run_has_the_same_rates(data: Path, tmp_path: Path, stop_at: i
     job = job_of(data, tmp_path, optimizers__plateau=NEVER_BETTER, **changes)
     exchanges = itertools.count(1)
     with pytest.raises(StopRequested):
-        fit(job, session_alone(Told(), lambda: next(exchanges) >= stop_at))
+        fit_job(job, None, Told(), lambda: next(exchanges) >= stop_at)
     told = run(job)[1]
     reductions = {1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 2, 7: 2, 8: 3, 9: 3, 10: 4}
     begin = saved(job)[0] + 1

@@ -26,12 +26,10 @@ from ray.train.torch import TorchTrainer
 from rich.console import Console
 
 from rayrec.train import Display, Interrupted, ResourceError, TrainError
-from rayrec.train.config.trainer import ResourcesConfig, TrainerConfig
 from rayrec.train.driver import elastic, room
 from rayrec.train.driver.cluster import Cluster, connected
 from rayrec.train.driver.elastic import NEVER_S, REQUEST, release_request, resizing
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, RestartLimit, failure_reporter
-from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
 from rayrec.train.driver.room import await_resources
 from rayrec.train.driver.run_job import run_job
@@ -41,7 +39,7 @@ from rayrec.train.worker.session import Job
 from rayrec.train.worker.start import start_worker
 from tests.ranks import on_ranks
 from tests.train.pretended_ray import Actor, PretendedRay, pretended
-from tests.train.small import make_job, raw_config, write_all
+from tests.train.small import config_of, make_job, raw_config, recorder_of, write_all
 
 __all__ = ["pretended"]
 
@@ -349,7 +347,12 @@ def test_more_than_a_cluster_of_fixed_size_has_is_refused(
     with pytest.raises(ResourceError, match=r"the run needs 2\.5 CPUs .*, but the Ray cluster has 1;"):
         await_resources(Cluster(local=False), NEED, None, shown()[0])
     pretended.resources = {"CPU": 3.0, "GPU": 2.0}
-    pinned = replace(NEED, selection=ResourcesConfig(label_selector={"region": "in(a, b)"}))
+    pinned = replace(
+        NEED,
+        selection=config_of(
+            trainer__num_workers=1, trainer__resources={"label_selector": {"region": "in(a, b)"}}
+        ).trainer.resources,
+    )
     with pytest.raises(ResourceError, match=r"need 1 GPU, label region=in\(a, b\) each; .* for 0; change trainer\.res"):
         await_resources(Cluster(local=False), pinned, None, shown()[0])
 
@@ -391,7 +394,9 @@ def grown(pretended: PretendedRay, workers: Any, running: int, comes: dict[str, 
     """How often growth was asked for in the looks after a node came."""
     need = Demand(num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
     asked: list[str] = []
-    with resizing(TrainerConfig(num_workers=workers), need, Attempt(running), asked.append, Cluster(local=False)):
+    with resizing(
+        config_of(trainer__num_workers=workers).trainer, need, Attempt(running), asked.append, Cluster(local=False)
+    ):
         look_more(pretended)
         assert not asked, "all nodes were there when it began"
         pretended.nodes = [*pretended.nodes, comes]
@@ -433,7 +438,7 @@ def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay, mo
 
 
 def test_this_machine_is_not_watched(pretended: PretendedRay) -> None:
-    with resizing(TrainerConfig(num_workers=1), NEED, Attempt(1), lambda _: None, Cluster(local=True)):
+    with resizing(config_of(trainer__num_workers=1).trainer, NEED, Attempt(1), lambda _: None, Cluster(local=True)):
         assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-resizing"]
 
 
@@ -442,7 +447,11 @@ def test_this_machine_is_not_watched(pretended: PretendedRay) -> None:
 def test_a_node_that_ray_takes_away_is_left_at_once(pretended: PretendedRay, workers: Any) -> None:
     pretended.nodes, asked = [node("abcdefghij"), node("other")], []  # type: ignore[var-annotated]
     with resizing(
-        TrainerConfig(num_workers=workers), NEED, Attempt(2, {"abcdefghij"}), asked.append, Cluster(local=False)
+        config_of(trainer__num_workers=workers).trainer,
+        NEED,
+        Attempt(2, {"abcdefghij"}),
+        asked.append,
+        Cluster(local=False),
     ):
         pretended.draining = {"other": 0}
         look_more(pretended)
@@ -497,7 +506,7 @@ class Run:
         self.job: Job = make_job(raw)
         self.job.files.create()
         self.display, self.lines = shown()
-        self.recorder = Recorder(self.job.files, self.display)
+        self.recorder = recorder_of(self.job.folder, self.display)
         self.trainers: list[Any] = []
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[Mailbox], object]) -> dict[str, Any]:

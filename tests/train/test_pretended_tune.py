@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 import cloudpickle
 import pandas as pd
 import pytest
+import yaml
 from ray import tune as ray_tune
 from rich.console import Console
 
 from rayrec.train import Display, ResourceError, TrainError, parse_config
-from rayrec.train.config.file import read_yaml
+from rayrec.train.driver.trackers import tracker
 from rayrec.train.tune.search import NEVER, Search, _draws, _Reports, tune
 from rayrec.train.tune.space import check_space, space_of
 from tests.train.pretended_ray import PretendedRay, pretended
@@ -96,11 +97,11 @@ def test_a_search_tries_its_values_and_goes_on_where_it_was(pretended: Pretended
     assert [trial.score for trial in trials] == sorted(trial.score for trial in trials)
     assert {trial.evaluations for trial in trials} == {2}
     for name, trial in by_name.items():
-        own = read_yaml(folder / name / "config.yaml")
+        own = yaml.safe_load((folder / name / "config.yaml").read_text())
         assert (own["name"], own["optimizers"]["sparse"]["lr"]) == (name, trial.values["optimizers.sparse.lr"])
         figures = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
         assert trial.score == min(line["ne"] for line in figures if line["kind"] == "eval")
-    best = read_yaml(folder / "best.yaml")
+    best = yaml.safe_load((folder / "best.yaml").read_text())
     assert (best["name"], best["optimizers"]["sparse"]["lr"]) == ("small", trials[0].values["optimizers.sparse.lr"])
     assert [(line["evaluations"], line["step"]) for line in Tuner.reports] == [(1, 2), (2, 4)]
 
@@ -230,3 +231,13 @@ def test_a_search_is_kept_in_remote_storage_and_says_how_it_goes(pretended: Pret
     assert out.getvalue().splitlines()[-1] == (
         "trial-0: auc 0.7000, the best of 1 evaluation (1 of 2 trials, best 0.7000)"
     )
+
+
+def test_a_search_needs_its_figure_in_the_evaluations() -> None:
+    reports = _Reports("gauc")
+    reports.evaluation({"auc": 0.5, "step": 3, "start": "2026", "gauc": None})
+    assert str(reports.problem) == "evaluations have no metric 'gauc'; available: auc, step" and reports.count == 0
+    modes = {metric: Search(params=[], metric=metric).mode for metric in ("auc", "ne", "logloss", "rmse", "r2", "mae")}
+    assert [metric for metric, mode in modes.items() if mode == "min"] == ["ne", "logloss", "rmse", "mae"]
+    with pytest.raises(TrainError, match="track='MLflow' must be one of mlflow, wandb"):
+        tracker("MLflow", "x")

@@ -10,8 +10,7 @@ import pytest
 
 from rayrec.train import ConfigError, Trainer, parse_config
 from rayrec.train.run.choice import choose
-from rayrec.train.run.folder import RunFolder
-from tests.train.small import raw_config, write_all
+from tests.train.small import raw_config, run_folder, write_all
 
 
 def test_a_trace_of_the_steps_and_the_best_checkpoint_are_kept_and_linked(tmp_path: Path) -> None:
@@ -27,7 +26,7 @@ def test_a_trace_of_the_steps_and_the_best_checkpoint_are_kept_and_linked(tmp_pa
         record = json.loads(line)
         if record["kind"] == "eval":
             scores[record["step"]] = record["ne"]
-    best = choose(RunFolder(result.folder), "best")
+    best = choose(run_folder(result.folder), "best")
     step = min(scores, key=lambda step: scores[step])
     assert result.best == {"metric": "ne", "value": scores[step], "step": step, "checkpoint": best.path}
     assert json.loads((result.folder / "result.json").read_text())["best"] == result.best

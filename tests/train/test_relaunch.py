@@ -29,16 +29,27 @@ from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
+from rayrec.data import DataSet
 from rayrec.inference.predict import predict
 from rayrec.models import BUILT_IN, RETRIEVERS
-from rayrec.train import Interrupted, Result, Trainer, evaluate_run, export_run, index_run, load_config, parse_config
+from rayrec.train import (
+    Interrupted,
+    Result,
+    TrainConfig,
+    Trainer,
+    evaluate_run,
+    export_run,
+    index_run,
+    load_config,
+    parse_config,
+)
 from rayrec.train.config.difference import differing
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.resolved import ResolvedValues
 from tests.cli.test_init import FILES, REAL
 from tests.s3 import s3_bucket
 from tests.train import configs
 from tests.train.chaos import MARK, marked
+from tests.train.small import config_of, run_folder
 
 STOP_AT = 2  # steps
 
@@ -59,7 +70,7 @@ def stopping(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return make
 
 
-def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:
+def tensors(folder: Any) -> dict[str, torch.Tensor]:
     """All of the newest checkpoint."""
     store = CheckpointStore(folder.checkpoints)
     latest = store.latest()
@@ -68,7 +79,7 @@ def tensors(folder: RunFolder) -> dict[str, torch.Tensor]:
         return {key: reader.tensor(key) for key in reader.index.tensors}
 
 
-def check_resolved(folder: RunFolder) -> None:
+def check_resolved(folder: Any) -> None:
     """Only `ResolvedValues` sets the stored config apart from the given one, so a relaunch takes all of it over."""
     given, resolved = folder.read_given(), folder.read_config()
     assert given is not None and resolved is not None
@@ -86,12 +97,12 @@ def check_relaunch(raw: dict[str, Any], folder: Path, factory: Callable[..., nn.
     with pytest.raises(Interrupted):
         Trainer(parse_config(runs["stopped"]), factory=stopping(factory or BUILT_IN[raw["model"]["name"]])).fit()
     resumed = Trainer(parse_config(runs["stopped"]), factory=factory).fit()
-    stopped = RunFolder(resumed.folder)
+    stopped = run_folder(resumed.folder)
     check_resolved(stopped)
     assert (resumed.steps, resumed.eval) == (whole.steps, whole.eval)
-    configs_of_runs = [RunFolder(result.folder).read_config() for result in (whole, resumed)]
+    configs_of_runs = [run_folder(result.folder).read_config() for result in (whole, resumed)]
     assert set(differing(configs_of_runs)) == {"storage.path"}, "what `runs compare` tells"
-    states = tensors(RunFolder(whole.folder)), tensors(stopped)
+    states = tensors(run_folder(whole.folder)), tensors(stopped)
     assert states[0].keys() == states[1].keys()
     for key, tensor in states[0].items():
         assert torch.equal(tensor, states[1][key]), key
@@ -244,7 +255,7 @@ def test_a_config_of_init_goes_on_after_sigkill_with_two_workers(
         env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         env |= {"PYTHONPATH": str(configs.ROOT), MARK: mark}
         if kills:
-            folder = RunFolder(tmp_path / "runs" / name)
+            folder = run_folder(tmp_path / "runs" / name)
             with open(tmp_path / "log", "w", encoding="utf-8") as log:
                 process = subprocess.Popen(words, env=env, stdout=log, stderr=log, start_new_session=True)
                 while not any(record.get("event") == "checkpoint" for record in folder.read_metrics()):
@@ -263,3 +274,26 @@ def test_a_config_of_init_goes_on_after_sigkill_with_two_workers(
     evaluate_run(tmp_path / "runs" / "killed")
     exported = export_run(tmp_path / "runs" / "killed", tmp_path / "export")
     assert predict(str(exported.folder), str(tmp_path / "census-data" / "eval"), str(tmp_path / "scores")).rows > 0
+
+
+def test_a_run_keeps_to_the_table_version_that_it_began_with() -> None:
+    def table(path: str, version: int | None = None) -> dict[str, Any]:
+        return {"path": path, "table": "delta", "version": version}
+
+    def versions(config: TrainConfig) -> Any:
+        train = config.data.train
+        of_train = train.version if isinstance(train, DataSet) else [one.version for one in train]
+        return of_train, None if config.data.eval is None else config.data.eval.version
+
+    def filled(config: TrainConfig, earlier: dict[str, Any] | None) -> Any:
+        return versions(ResolvedValues.of(earlier).fill(config))
+
+    config = config_of("data={train: {path: a, table: delta}, eval: {path: b, table: delta, version: 7}}")
+    earlier = {"data": {"train": table("a", 3), "eval": table("b", 5)}}
+    assert filled(config, earlier) == (3, 7), "what the config names counts"
+    assert filled(config, {"data": {"train": table("a", 0)}}) == (0, 7)
+    assert filled(config, {"data": {"train": table("c", 3)}}) == (None, 7), "another table"
+    mixed = config_of("data={train: [{path: a, table: delta}, {path: c}, {path: d, table: delta}], eval: null}")
+    before = {"data": {"train": [table("d", 4), {"path": "c"}, table("a", 2), table("a", 5)], "eval": None}}
+    assert filled(mixed, before) == ([2, None, 4], None)
+    assert filled(config_of(), None) == (None, None)

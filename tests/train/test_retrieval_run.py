@@ -19,9 +19,8 @@ import torch.distributed as dist
 from rayrec.models import RETRIEVERS
 from rayrec.train import ConfigError, Trainer, evaluate_run, load_config, parse_config
 from rayrec.train.driver.console import evaluation_lines
-from rayrec.train.worker.loop import fit
 from tests.ranks import on_ranks
-from tests.train.small import RAW, fit_on_rank, make_job, rank_session
+from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEMS = 60
@@ -108,7 +107,7 @@ def hits_of_popular_items(data: Path, name: str) -> float:
 
 
 def fit_beside_popularity(group: dist.ProcessGroup, raw: dict[str, Any]) -> dict[str, Any]:
-    return fit(replace(make_job(raw), popular=True), rank_session(group))
+    return fit_job(replace(make_job(raw), popular=True), group)
 
 
 @pytest.mark.parametrize("name", ["sasrec", "two_tower"])

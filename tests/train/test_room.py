@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,39 +18,16 @@ from rayrec._runtime.ray_internals import with_limit
 from rayrec.models import DLRM, Batch
 from rayrec.train import ConfigError, parse_config
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit
-from rayrec.train.driver.resources import Demand, Node, missing_resources
+from rayrec.train.driver.resources import Demand
 from rayrec.train.driver.room import RoomWait
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from tests.train.chaos import Supervised
 from tests.train.pretended_ray import Actor, PretendedRay, pretended
-from tests.train.small import raw_config, write_all
+from tests.train.small import raw_config, run_folder, write_all
 
 __all__ = ["pretended"]
 
 NEED = Demand(num_workers=2, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
-GPUS = Demand(num_workers=3, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.0)
-
-
-def nodes_of(number: int) -> list[Node]:
-    """Free nodes of one CPU."""
-    return [Node(id=f"node{i}", resources={"CPU": 1.0}, free={"CPU": 1.0}) for i in range(number)]
-
-
-def test_what_is_missing() -> None:
-    wanted = "2 workers need 1 CPU each"
-    assert missing_resources(NEED, nodes_of(1)) == f"{wanted}; the cluster has 1 node with room for 1"
-    busy = [*nodes_of(1), replace(nodes_of(1)[0], free={"CPU": 0.5})]
-    assert missing_resources(NEED, busy) == f"{wanted}; 1.5 CPUs and 0 GPUs of the cluster are free, with room for 1"
-    assert missing_resources(NEED, nodes_of(2)) is None
-    reading = replace(NEED, reader_cpus=0.5)
-    assert missing_resources(reading, nodes_of(2)) is None
-    assert missing_resources(reading, nodes_of(2), readers=True) == (
-        f"{wanted}, and reading 0.5 CPUs; 2 CPUs and 0 GPUs of the cluster are free, with room for 2"
-    )
-    resources = {"CPU": 8.0, "GPU": 2.0}
-    nodes = [Node(id="a", resources=resources, free=resources)]
-    assert (missing_resources(GPUS, nodes) or "").startswith("3 workers need 1 GPU each")
 
 
 def test_a_wait_is_told_once_a_minute_and_ends_at_its_limit() -> None:
@@ -146,7 +122,7 @@ def supervised(folder: Path, **changes: object) -> Impatient:
         **{f"trainer__{name}": value for name, value in {**trainer, **changes}.items()},
     )
     (folder / "c.yaml").write_text(yaml.safe_dump(raw))
-    return Impatient(folder / "c.yaml", RunFolder(folder / "runs" / "small"), folder / "log", None, patience_s=200)
+    return Impatient(folder / "c.yaml", run_folder(folder / "runs" / "small"), folder / "log", None, patience_s=200)
 
 
 @pytest.mark.long

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from rayrec.optim.config import ScheduleConfig
 from rayrec.train import ConfigError, parse_config
-from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.limits import planned_steps
-from rayrec.train.worker.session import session_alone
-from tests.train.small import Silent, make_job, raw_config, write_all
+from tests.train.small import config_of, learner_of, make_job, raw_config, write_all
 from tests.train.test_loop import batches
 
 
@@ -52,9 +49,9 @@ def test_shares_of_a_run_are_steps_of_it(kind: str, warm: int, begin: int, decay
 
 
 def test_shares_are_of_the_steps_that_the_run_will_have() -> None:
-    assert planned_steps(TrainerConfig(batch_size=64, epochs=2), 300) == 10
-    assert planned_steps(TrainerConfig(batch_size=64, epochs=2, max_steps=7), 300) == 7
-    assert planned_steps(TrainerConfig(batch_size=64, epochs=2, max_steps=70), 300) == 10
+    assert planned_steps(config_of().trainer, 300) == 10
+    assert planned_steps(config_of(trainer__max_steps=7).trainer, 300) == 7
+    assert planned_steps(config_of(trainer__max_steps=70).trainer, 300) == 10
     short = ScheduleConfig(kind="cosine", warmup_steps="0.5%", decay_steps="0.5%")
     assert [short.factor(step, 10) for step in (0, 1)] == [1, 0], "a decay has a step at least"
 
@@ -99,7 +96,7 @@ def test_dense_and_sparse_follow_their_own_schedules(tmp_path: Path) -> None:
             "dense": {"kind": "sgd", "lr": 0.1, "max_gradient_norm": 1.0},
             "sparse": {"kind": "adam", "lr": 0.1},
         }
-        learner = make_learner(make_job(raw), session_alone(Silent()))
+        learner = learner_of(make_job(raw))
         tables = [item.weight for table in learner.model.tables().values() for item in table.local]
         dense = list(learner.model.other_parameters().values())
         before = {"sparse": [w.detach().clone() for w in tables], "dense": [p.detach().clone() for p in dense]}
@@ -121,7 +118,7 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
     for bound in (None, 1e-3):
         raw = raw_config(tmp_path)
         raw["optimizers"]["dense"] = {"kind": "sgd", "lr": 1.0, "max_gradient_norm": bound}
-        learner = make_learner(make_job(raw), session_alone(Silent()))
+        learner = learner_of(make_job(raw))
         dense = list(learner.model.other_parameters().values())
         before = [p.detach().clone() for p in dense]
         learner.step(batches([32], 1)[0], 1.0)

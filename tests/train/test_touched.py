@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import session_alone
 from rayrec.train.worker.window import touched
-from tests.train.small import USERS, Heard, make_job, raw_config, write_all
+from tests.train.small import USERS, Heard, fit_job, make_job, raw_config, write_all
 
 
 def test_rows_and_skew_by_table() -> None:
@@ -29,7 +27,7 @@ def test_a_table_without_an_id_has_no_skew() -> None:
 def test_a_run_tells_it_once_a_minute(tmp_path: Path) -> None:
     write_all(tmp_path)
     told: list[dict[str, Any]] = []
-    fit(make_job(raw_config(tmp_path, trainer__log_every=1)), session_alone(Heard(told.append)))
+    fit_job(make_job(raw_config(tmp_path, trainer__log_every=1)), None, Heard(told.append))
     first, *later = [record for record in told if record["kind"] == "train"]
     assert later and not any("tables" in record for record in later)
     user = first["tables"]["user"]

@@ -21,7 +21,6 @@ from rich.console import Console
 
 from rayrec.storage.folder import open_folder
 from rayrec.train import ConfigError, TrainError, parse_config
-from rayrec.train.config.file import read_yaml
 from rayrec.train.driver.console import Display
 from rayrec.train.errors import RunInUseError
 from rayrec.train.tune.search import (
@@ -227,7 +226,7 @@ def test_the_best_values_are_written_as_a_config(tmp_path: Path) -> None:
     best = Trial(name="a", values=values, score=0.7, evaluations=1)
     other = Trial(name="b", values={"optimizers.sparse.lr": 0.3}, score=0.6, evaluations=1)
     _write(tmp_path, RAW, search := Search(params=[], metric="auc"), [best, other])
-    config = parse_config(read_yaml(tmp_path / "best.yaml"))
+    config = parse_config(yaml.safe_load((tmp_path / "best.yaml").read_text()))
     assert (config.name, config.optimizers.sparse.lr) == ("small", 0.2)
     told = json.loads((tmp_path / "trials.json").read_text())
     assert (told["metric"], told["mode"]) == ("auc", "max")
@@ -335,3 +334,28 @@ def test_a_search_in_object_storage_that_is_killed_goes_on(tmp_path: Path, monke
         assert {name: after[name] for name in before} == before, "what was finished was trained again"
         best = parse_config(yaml.safe_load(there.read("best.yaml")))
         assert best.optimizers.sparse.lr == told["trials"][0]["values"]["optimizers.sparse.lr"]
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        ("uniform(1,1)", "low must be below high"),
+        ("log(-1,1)", "low must be below high, and above 0"),
+        ("int(2,2)", "low must be below high"),
+        ("uniform(0,true)", r"uniform\(…\) takes two numbers"),
+        ("int(0,1,2)", r"int\(…\) takes two whole numbers"),
+        ("3", "got '3'; expected"),
+    ],
+)
+def test_bounds_that_hold_no_value_are_refused(space: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--param trainer.seed={space[:3]}.*{text}"):
+        space_of([f"trainer.seed={space}"])
+    with pytest.raises(ConfigError, match="write it as FIELD=SPACE"):
+        space_of(["=[1]"])
+
+
+def test_bounds_are_drawn_too() -> None:
+    space = space_of([" trainer.seed = int(0, 1)", "optimizers.dense.weight_decay=uniform(-0.5, 0)"])
+    assert {space["trainer.seed"].sample() for _ in range(64)} == {0, 1}
+    decay = space["optimizers.dense.weight_decay"]
+    assert (decay.lower, decay.upper) == (-0.5, 0) and all(-0.5 <= decay.sample() <= 0 for _ in range(8))

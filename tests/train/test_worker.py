@@ -17,20 +17,26 @@ from rayrec._runtime.cgroup_limits import cpus as usable_cpus
 from rayrec.checkpoint import FencedError
 from rayrec.data import Cursor
 from rayrec.train import Display, TrainError
-from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.run_job import run_job
 from rayrec.train.run.log import Record
 from rayrec.train.worker.entry import attempt, work_alone
-from rayrec.train.worker.learner import make_learner
 from rayrec.train.worker.lockstep import RankError, StopRequested
-from rayrec.train.worker.loop import fit
 from rayrec.train.worker.reporter import PROGRESS_EVERY_S
 from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session, session_alone, set_threads
 from rayrec.train.worker.streams import Streams
 from tests.ranks import on_ranks
-from tests.train.small import Heard, Silent, make_job, rank_session, raw_config, write_all
+from tests.train.small import (
+    Heard,
+    Silent,
+    fit_job,
+    learner_of,
+    make_job,
+    rank_session,
+    raw_config,
+    recorder_of,
+    write_all,
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +125,18 @@ def test_checkpoints_are_due_by_steps_or_by_the_clock(folder: Path) -> None:
     def due(clocks: list[float], **trainer: Any) -> list[bool]:
         raw = raw_config(folder)
         raw["trainer"] |= trainer
-        saver = Saver(make_job(raw), session_alone(Silent()), lambda *_: None)
+        saver = Saver(make_job(raw), rank_session(), lambda *_: None)
         return [saver.every.is_due(step, clock) for step, clock in enumerate(clocks, start=1)]
 
     assert due([0.0] * 6, checkpoint_every=3) == [False, False, True, False, False, True]
     by_time = [False, False, True, False, False, True]
     assert due([100, 159, 160, 161, 219, 220], checkpoint_every="1min") == by_time
     assert due([0.0, 1e6], checkpoint_every=None) == [False, False]
-    assert due([0.0, 899.0, 900.0], checkpoint_every=TrainerConfig().checkpoint_every) == [False, False, True]
+    assert due([0.0, 899.0, 900.0], checkpoint_every=type(job.config.trainer)().checkpoint_every) == [
+        False,
+        False,
+        True,
+    ]
 
 
 def rows_by_step(group: dist.ProcessGroup, raw: dict[str, Any], use: Any) -> list[list[int]]:
@@ -148,8 +158,8 @@ def test_rows_in_their_order_are_dealt_step_by_step(folder: Path, shuffle: Any) 
 
 def test_a_run_that_is_over_has_nothing_left_to_do(tmp_path: Path) -> None:
     job = make_job(raw_config(write_all(tmp_path, rows=100), trainer__epochs=1))
-    first = fit(job, session_alone(Silent()))
-    again = fit(job, session_alone(Silent()))
+    first = fit_job(job)
+    again = fit_job(job)
     assert (first["steps"], again["steps"], again["checkpoint"]) == (2, 2, first["checkpoint"])
     assert first["train"]["samples"] == again["train"]["samples"] == 100
 
@@ -169,13 +179,13 @@ def test_what_another_attempt_might_mend_is_told_where_there_is_none(folder: Pat
     job.files.create()
     display = Display(Console(quiet=True))
     with pytest.raises(TrainError, match=r"^OSError: disk is away$"):
-        recorder = Recorder(job.files, display)
+        recorder = recorder_of(job.folder, display)
         run_job(job, recorder.state, recorder, display, previous_attempts=0)
 
 
 def test_a_run_of_one_step_is_evaluated(tmp_path: Path) -> None:
     job = make_job(raw_config(write_all(tmp_path, rows=60), trainer__epochs=1))
-    outcome = fit(job, session_alone(Silent()))
+    outcome = fit_job(job)
     assert outcome["steps"] == 1 and outcome["eval"]["samples"] == 301
 
 
@@ -186,7 +196,7 @@ def test_steps_that_are_left_are_counted_without_the_rows_that_filters_leave_out
     train = {"path": str(write_all(tmp_path, rows=600) / "train"), "filters": [["row", "<", 150]]}
     sink = Silent()
     job = make_job(raw_config(tmp_path, data__train=train, trainer__epochs=3, trainer__batch_size=30))
-    outcome = fit(job, session_alone(sink))
+    outcome = fit_job(job, None, sink)
     told = {record["step"]: record["total_steps"] for record in sink.records if record["kind"] == "progress"}
     assert outcome["steps"] == 15 == told[5] == told[10] == told[15]
 
@@ -196,7 +206,7 @@ def seeds(group: dist.ProcessGroup, raw: dict[str, Any]) -> list[int]:
     found = []
     for seed in (0, 1):
         raw["trainer"]["seed"] = seed
-        make_learner(make_job(raw), rank_session(group))
+        learner_of(make_job(raw), rank_session(group))
         found.append(torch.initial_seed())
     return found
 
@@ -226,6 +236,6 @@ def test_a_run_in_this_process_says_that_it_leaves_a_gpu(
     done: Record = {"kind": "done", "outcome": {}}
     monkeypatch.setattr("rayrec.train.worker.entry.work_alone", lambda job, sink: sink.put(done))
     display = Display(Console(file=out, width=200))
-    recorder = Recorder(job.files, display)
+    recorder = recorder_of(job.folder, display)
     assert run_job(job, recorder.state, recorder, display, 0) == {}
     assert ("Set trainer.num_workers=1 to use this machine's GPU" in out.getvalue()) == says
