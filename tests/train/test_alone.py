@@ -14,7 +14,6 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
 from rayrec.train.worker.lockstep import RankError, StopRequested
-from rayrec.train.worker.session import Job
 from tests.train.small import Silent, fit_job, make_job, raw_config, score_job, write_all
 
 ROWS, STEPS = 300, 5  # of an epoch, in steps of 64 rows
@@ -35,19 +34,26 @@ class Told(Silent):
         return [record for record in self.records if record["kind"] == kind]
 
 
-def job_of(data: Path, folder: Path, **changes: Any) -> Job:
+def job_of(data: Path, folder: Path, **changes: Any) -> Any:
     raw = raw_config(data, storage__background=False, **changes)
     raw["storage"] = {**raw["storage"], "path": str(folder), **changes.get("storage", {})}
     return make_job(raw)
 
 
-def run(job: Job, stop_at: int | None = None) -> tuple[dict[str, Any], Told]:
+def run(job: Any, stop_at: int | None = None) -> tuple[dict[str, Any], Told]:
     """The outcome; a stop is asked for at the exchange before step `stop_at`."""
     told, asked = Told(), iter(range(1, 10_000))
     return fit_job(job, None, told, lambda: stop_at is not None and next(asked) == stop_at), told
 
 
-def saved(job: Job) -> list[int]:
+def stopped(job: Any, at: int, message: str = "^stopped at step") -> None:
+    """Ask for a stop at the exchange before step `at`, and from then on."""
+    asked = iter(range(1, 10_000))
+    with pytest.raises(StopRequested, match=message):
+        fit_job(job, None, Told(), lambda: next(asked) >= at)
+
+
+def saved(job: Any) -> list[int]:
     return [checkpoint.step for checkpoint in CheckpointStore(job.checkpoints).all()]
 
 
@@ -125,11 +131,9 @@ class Dies(DLRM):
 
 
 @pytest.mark.parametrize("every", [3, 5], ids=["within an epoch", "at its end"])
-def test_an_evaluation_that_a_crash_cut_short_is_made_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
+def test_an_evaluation_that_a_crash_cut_short_is_made_again(data: Path, tmp_path: Path, every: int) -> None:
     """Else the checkpoint that was made for it has no score, and is removed though it is the best."""
-    monkeypatch.setattr(Dies, "scored", 0)
+    Dies.scored = 0
     storage = {"keep": 1, "keep_best": "logloss"}
     changes = {"trainer__eval_every": every, "trainer__checkpoint_every": None, "storage": storage}
     job = replace(job_of(data, tmp_path, **changes), factory=Dies)

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from rayrec.train import Display, StorageError
 from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, evaluation_lines
-from rayrec.train.run.log import Record
 from rayrec.train.terminal import _sizes, format_metric, host_lines, memory_lines, plan_table, ranks_text
 from tests.train.test_driver import TRAIN
 
@@ -124,7 +123,6 @@ def test_a_long_line_stays_one_line() -> None:
 
 def test_a_file_is_as_wide_as_its_lines_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr("sys.stdout", io.StringIO())
     assert Display().console.width == WIDTH_OF_FILES == 120
     assert Display(Console(file=io.StringIO(), width=50)).console.width == 50
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to rich
@@ -132,7 +130,7 @@ def test_a_file_is_as_wide_as_its_lines_need(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_checkpoints_are_shown_to_who_asks_and_stacks_to_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def shown(record: Record) -> str:
+    def shown(record: dict[str, Any]) -> str:
         out = io.StringIO()
         Display(Console(file=out, width=200)).event(record)
         return out.getvalue()

@@ -42,22 +42,13 @@ def test_two_ranks_train_in_bf16_as_well_as_in_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_layers_without_tables_are_compiled_where_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
-) -> None:
-    compiled: list[torch.nn.Module] = []
-
-    def keep(layer: torch.nn.Module, *, dynamic: bool) -> None:
-        assert dynamic, "for any number of rows"
-        compiled.append(layer)
-
-    monkeypatch.setattr(torch.nn.Module, "compile", keep)
+def test_layers_without_tables_are_compiled_where_it_is_asked_for(tmp_path: Path, wanted: bool) -> None:
+    """They compile when they are first called."""
     raw = raw_config(write_all(tmp_path, rows=10), trainer__compile_dense=wanted)
     module = learner_of(make_job(raw)).model.module
     layers = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
-    found = {name for name, child in module.named_children() if any(child is one for one in compiled)}
+    found = {name for name, child in module.named_children() if child._compiled_call_impl}
     assert found == (layers - {"embedding_bags"} if wanted else set()) and "embedding_bags" in layers
-    assert len(compiled) == len(found)
 
 
 @pytest.mark.long

@@ -21,7 +21,6 @@ from rayrec.train import (
 )
 from rayrec.train.driver.failures import failure_reason, line_of, too_often
 from rayrec.train.driver.recorder import Lines, Recorder
-from rayrec.train.errors import describe
 from rayrec.train.run.log import Mailbox, Record, RunState, handling_records
 from tests.train.small import Heard, recorder_of, run_folder
 
@@ -329,11 +328,6 @@ def test_failures_are_told_in_a_line() -> None:
     assert failure_reason({0: code}) == "worker 0 was lost: its process was killed (SIGKILL, or out of memory)"
     assert failure_reason({0: RayActorError(None, "odd")}) == "worker 0 was lost: odd"
     assert failure_reason({2: OSError("b"), 1: KeyError("a")}) == "worker 1: KeyError: 'a', worker 2: OSError: b"
-    assert (describe(ValueError("x")), describe(ValueError()), describe(OSError("x"))) == (
-        "x",
-        "ValueError",
-        "OSError: x",
-    )
 
 
 def test_a_mailbox_that_replaces_a_lost_one_goes_on_with_its_attempt() -> None:

@@ -128,3 +128,21 @@ def test_the_same_seed_gives_every_rank_the_same_rows_in_the_same_order(tmp_path
         both = zip(*orders[-1], strict=True)
         assert_every_row_once([mine + other for mine, other in both], 150, epochs=2)
     assert orders[0] == orders[1] != orders[2]
+
+
+def note_rows(group: dist.ProcessGroup, raw: dict[str, Any], log: str) -> None:
+    fit_job(replace(make_job(raw), factory=partial(Noted, log, {})), group)
+
+
+@pytest.mark.parametrize("shuffle", ["none", {}])
+def test_rows_in_their_order_are_dealt_step_by_step(tmp_path: Path, shuffle: Any) -> None:
+    """Then step k of all ranks together has the k-th rows of the data; shuffled, it has not, but all are read once."""
+    write(tmp_path / "train", 601, files=3)
+    write(tmp_path / "eval", 20, files=1, seed=1)
+    raw = with_row_ids(tmp_path, 601, trainer__epochs=1, data__shuffle=shuffle)
+    on_ranks(2, note_rows, raw, str(tmp_path / "log"))
+    steps = zip(*(noted(tmp_path / "log", rank) for rank in range(2)), strict=True)
+    together = [sorted(first + second) for first, second in steps]
+    in_order = [list(range(start, min(start + 64, 601))) for start in range(0, 601, 64)]
+    assert (together == in_order) == (shuffle == "none")
+    assert sorted(row for step in together for row in step) == list(range(601))

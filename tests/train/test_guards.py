@@ -13,7 +13,6 @@ from torch import nn
 from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
 from rayrec.train.worker.guards import Best, Guards
-from rayrec.train.worker.lockstep import RankError
 from tests.train.small import config_of, write_all
 from tests.train.test_fit import records, shown, trainer
 
@@ -68,7 +67,7 @@ def test_a_figure_at_its_bound_is_good_and_what_is_not_guarded_too() -> None:
     guards = Guards(config_of(trainer__guards={"patience": 1, "max_ne": 1.0, "min_auc": 0.5}).trainer.guards)
     guards.check(1, {"ne": 1.0, "auc": 0.5})
     Guards(config_of(trainer__guards={"patience": 1}).trainer.guards).check(1, {"ne": 9.0, "auc": 0.1})
-    with pytest.raises(RankError) as caught:
+    with pytest.raises(TrainError) as caught:
         guards.check(2, {"ne": 1.25, "auc": 0.5})
     assert str(caught.value) == (
         "ended early at step 2 after 1 logging lines in a row: NE 1.25 is above 1.0: no better than a constant; lower "
@@ -88,7 +87,7 @@ def test_so_many_bad_lines_in_a_row_end_the_run(limits: dict[str, Any], bad: dic
     good = {"ne": 0.8, "auc": 0.7}
     for step, line in ((5, bad), (10, bad), (11, bad), (12, good), (13, bad)):
         guards.check(step, line)
-    with pytest.raises(RankError, match=text):
+    with pytest.raises(TrainError, match=text):
         guards.check(14, bad)
 
 
@@ -174,12 +173,9 @@ HALVED: dict[str, Any] = {
 }
 
 
-def test_training_goes_back_with_half_the_learning_rate_where_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_back_with_half_the_learning_rate_where_it_may(tmp_path: Path) -> None:
     write_all(tmp_path, rows=300)
-    monkeypatch.setattr(BreaksAt, "calls", 0)
-    monkeypatch.setattr(BreaksAt, "steps", (4, 8))  # steps 4 and 6 of the run: back to steps 2 and 4
+    BreaksAt.calls, BreaksAt.steps = 0, (4, 8)  # steps 4 and 6 of the run: back to steps 2 and 4
     changes = {**HALVED, "trainer__guards": {"halvings": 2}}
     made: list[weakref.ref[nn.Module]] = []
 
@@ -200,10 +196,9 @@ def test_training_goes_back_with_half_the_learning_rate_where_it_may(
     assert {line["lr"]["dense"] for line in records(longer.folder, "train") if line["step"] > 10} == {0.005}
 
 
-def test_halving_ends_where_it_does_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halving_ends_where_it_does_not_help(tmp_path: Path) -> None:
     write_all(tmp_path, rows=300)
-    monkeypatch.setattr(BreaksAt, "calls", 0)
-    monkeypatch.setattr(BreaksAt, "steps", tuple(range(3, 100)))
+    BreaksAt.calls, BreaksAt.steps = 0, tuple(range(3, 100))
     with pytest.raises(TrainError, match="the loss is not finite"):
         trainer(tmp_path, factory=BreaksAt, **HALVED, trainer__guards={"halvings": 2}).fit()
     assert len([event for event in records(tmp_path / "runs" / "small", "event") if event["event"] == "halved"]) == 2

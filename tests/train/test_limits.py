@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rayrec.train import Result, Trainer, parse_config
-from rayrec.train.worker.limits import is_raised, reached, reason
+from rayrec.train.worker.limits import is_raised, planned_steps, reached, reason
 from tests.ranks import on_ranks
 from tests.train.small import config_of, fit_on_rank, raw_config, write_all
 from tests.train.test_alone import job_of, run, saved
@@ -44,6 +44,11 @@ def test_which_limit_is_reached() -> None:
             ({"max_steps": 10}, None), ({"max_minutes": 1.0}, 10),
         )
     ] == [False, False, False, False, True, True, True]  # fmt: skip
+
+
+def test_shares_of_a_run_are_of_the_steps_that_it_will_have() -> None:
+    steps = [planned_steps(config_of(trainer__max_steps=most).trainer, 300) for most in (None, 7, 70)]
+    assert steps == [10, 7, 10]
 
 
 def test_a_run_with_a_larger_limit_goes_on_as_if_there_had_been_none(data: Path, tmp_path: Path) -> None:

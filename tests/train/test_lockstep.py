@@ -14,19 +14,18 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import WorkerCrashedError
 
+from rayrec.checkpoint import FencedError, TakenOverError
 from rayrec.data import DataError
-from rayrec.data.order.epoch import dealt
 from rayrec.distributed.comm import all_to_all, count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import StorageError, TrainError
-from rayrec.train.config.interval import Interval
 from rayrec.train.driver.elastic import NEVER_S
 from rayrec.train.errors import _raised_in, is_lost_peer, is_retryable
 from rayrec.train.worker.lockstep import Every, RankError, StepInput, in_step
-from rayrec.train.worker.window import Window
+from rayrec.train.worker.window import Window, touched
 from tests.ranks import on_ranks
-from tests.train.small import control_of
+from tests.train.small import USERS, Heard, config_of, control_of, fit_job, make_job, raw_config, write_all
 
 
 def batch(rows: int) -> Batch:
@@ -132,13 +131,6 @@ def test_alone_there_is_nothing_to_exchange() -> None:
     assert not counted
 
 
-@pytest.mark.parametrize(("batch_size", "world_size"), [(1024, 2), (1024, 3), (5, 4), (4, 4), (7, 1)])
-def test_a_batch_is_dealt_out_whole(batch_size: int, world_size: int) -> None:
-    shares = [dealt(batch_size, rank, world_size) for rank in range(world_size)]
-    assert sum(shares) == batch_size
-    assert max(shares) - min(shares) <= 1
-
-
 @pytest.mark.parametrize(
     ("error", "retry"),
     [
@@ -149,6 +141,8 @@ def test_a_batch_is_dealt_out_whole(batch_size: int, world_size: int) -> None:
         (FileNotFoundError("x"), False),
         (PermissionError("x"), False),
         (OSError("I/O error"), True),
+        (TakenOverError("here", "elsewhere"), False),
+        (FencedError("another attempt"), True),
         (dist.DistBackendError("NCCL error"), True),
         (RuntimeError("Connection reset by peer"), False),  # words decide nothing
         (WorkerCrashedError(), True),
@@ -290,26 +284,29 @@ def test_a_window_tells_the_speed_and_loss_of_all_ranks() -> None:
         assert figures["data_wait_fraction"] == pytest.approx(2 * 2 * 0.5 / 8)
 
 
+def every(interval: int | str | None) -> Every:
+    return Every(config_of(trainer__eval_every=interval).trainer.eval_every)
+
+
 def test_what_is_due_by_steps_and_by_time() -> None:
-    by_steps = Every(Interval(steps=3))
+    by_steps = every(3)
     assert [by_steps.is_due(step, 0.0) for step in range(1, 7)] == [False, False, True, False, False, True]
-    by_time = Every(Interval(seconds=2.0))
+    by_time = every("2s")
     assert [by_time.is_due(1, clock) for clock in (7.0, 8.0, 9.0, 10.0, 11.5)] == [False, False, True, False, True]
     by_time.restart()
     assert [by_time.is_due(1, clock) for clock in (99.0, 100.0, 101.0)] == [False, False, True]
-    never = Every(None)
+    never = every(None)
     assert not never.is_due(1, 0.0) and not never.is_due(2, 1e9) and not never.is_early(1)
 
 
 def test_the_first_steps_are_early_until_the_first_duration_has_passed() -> None:
-    def early(every: Every, clocks: list[float]) -> list[int]:
+    def early(turns: Every, clocks: list[float]) -> list[int]:
         steps = enumerate(clocks, start=1)
-        return [step for step, clock in steps if not every.is_due(step, clock) and every.is_early(step)]
+        return [step for step, clock in steps if not turns.is_due(step, clock) and turns.is_early(step)]
 
-    ten_s = Interval(seconds=10.0)
-    assert early(Every(ten_s), [0.1] * 63) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
-    assert early(Every(ten_s), [0.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0, 10.0]) == [1, 2, 3]
-    assert early(Every(Interval(steps=5)), [0.0] * 63) == []
+    assert early(every("10s"), [0.1] * 63) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+    assert early(every("10s"), [0.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0, 10.0]) == [1, 2, 3]
+    assert early(every(5), [0.0] * 63) == []
 
 
 def window_of(steps: int, loss: float = 2.0) -> Window:
@@ -344,3 +341,27 @@ def test_what_a_new_attempt_cannot_mend() -> None:
     assert not any(is_retryable(error) for error in [*lasting, ValueError("x"), KeyError("x"), StorageError("x")])
     assert all(is_retryable(error) for error in (OSError("x"), EOFError(), BrokenPipeError(), TimeoutError()))
     assert NEVER_S > 10 * 365 * 86_400
+
+
+def test_rows_and_skew_by_table() -> None:
+    lengths = torch.tensor([1, 1, 2, 0, 0, 3])  # of a, b and c, two examples each
+    sparse = KeyedJaggedTensor(["a", "b", "c"], torch.tensor([4, 4, 4, 9, 0, 1, 2]), lengths=lengths)
+    found = touched(sparse, [("both", ["a", "b"]), ("own", ["c"])])
+    assert found == {"both": {"ids": 4, "rows": 2, "top": 0.75}, "own": {"ids": 3, "rows": 3, "top": 1 / 3}}
+
+
+def test_a_table_without_an_id_has_no_skew() -> None:
+    nothing = KeyedJaggedTensor(["a"], torch.empty(0, dtype=torch.int64), lengths=torch.zeros(2, dtype=torch.int64))
+    assert touched(nothing, [("t", ["a"])]) == {"t": {"ids": 0, "rows": 0, "top": None}}
+
+
+def test_a_run_tells_how_tables_are_looked_up_once_a_minute(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    told: list[dict[str, Any]] = []
+    fit_job(make_job(raw_config(tmp_path, trainer__log_every=1)), None, Heard(told.append))
+    first, *later = [record for record in told if record["kind"] == "train"]
+    assert later and not any("tables" in record for record in later)
+    user = first["tables"]["user"]
+    assert set(first["tables"]) == {"user", "item", "tag"}
+    assert user["ids"] == first["samples"]
+    assert 1 < user["rows"] <= USERS and 1 / USERS <= user["top"] < 1

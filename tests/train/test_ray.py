@@ -25,7 +25,6 @@ from ray.exceptions import RayActorError
 from rich.console import Console
 from torch import nn
 
-from rayrec._runtime.ray_internals import has_autoscaler
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import Display, ResourceError, Trainer, TrainError, evaluate_run, parse_config
@@ -37,6 +36,7 @@ from rayrec.train.driver.resources import Demand
 from rayrec.train.driver.trackers import GAUGES
 from rayrec.train.run.log import Mailbox
 from tests.ranks import on_ranks
+from tests.train.pretended_ray import set_seconds
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
 from tests.train.small import config_of, fit_on_rank, raw_config, recorder_of, run_folder, write_all
 
@@ -336,7 +336,7 @@ def test_more_cpus_than_ray_has_are_refused_though_runs_wait_without_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_all(tmp_path, rows=50)
-    monkeypatch.setattr(room, "JOINING_S", 0.5)
+    set_seconds(monkeypatch, room, JOINING_S=0.5)
     seen = Seen(tmp_path, trainer__cpus_per_worker=64.0)
     with pytest.raises(ResourceError, match=r"the run needs 128\.25 CPUs .* but the Ray cluster has 4; "):
         seen.trainer.fit()
@@ -370,7 +370,6 @@ def test_runs_that_wait_keep_their_requests(monkeypatch: pytest.MonkeyPatch) -> 
             assert len(requested()) == 5
         assert requested() == mine
     assert requested() == []
-    assert not has_autoscaler(), "the monitor of a Ray of fixed size only reports"
 
 
 @pytest.mark.long

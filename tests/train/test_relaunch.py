@@ -30,7 +30,6 @@ from torch import nn
 from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
 from rayrec.data import DataSet
-from rayrec.inference.predict import predict
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.train import (
     Interrupted,
@@ -113,8 +112,8 @@ def check_relaunch(raw: dict[str, Any], folder: Path, factory: Callable[..., nn.
         index_run(stopped.path, folder / "index")
         return resumed
     exported = export_run(stopped.path, folder / "export", data=rows, factory=factory)
-    predicted = predict(str(exported.folder), rows, str(folder / "scores"))
-    assert predicted.rows == sum(pq.read_metadata(file).num_rows for file in (folder / "scores").glob("*.parquet"))
+    assert run(["predict", str(exported.folder), rows, str(folder / "scores")]) == 0
+    assert sum(pq.read_metadata(file).num_rows for file in (folder / "scores").glob("*.parquet")) > 0
     return resumed
 
 
@@ -273,7 +272,7 @@ def test_a_config_of_init_goes_on_after_sigkill_with_two_workers(
     assert killed["eval"]["auc"] == pytest.approx(whole["eval"]["auc"], abs=1e-6)
     evaluate_run(tmp_path / "runs" / "killed")
     exported = export_run(tmp_path / "runs" / "killed", tmp_path / "export")
-    assert predict(str(exported.folder), str(tmp_path / "census-data" / "eval"), str(tmp_path / "scores")).rows > 0
+    assert run(["predict", str(exported.folder), str(tmp_path / "census-data" / "eval"), str(tmp_path / "scores")]) == 0
 
 
 def test_a_run_keeps_to_the_table_version_that_it_began_with() -> None:

@@ -14,10 +14,8 @@ from torch import nn
 
 from rayrec.models import DLRM, Batch
 from rayrec.train import ConfigError, evaluate_run, parse_config
-from rayrec.train.setup.groups import layout_of
-from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
-from tests.train.small import fit_on_rank, make_job, rank_session, raw_config, write_all
+from tests.train.small import Silent, fit_job, fit_on_rank, make_job, raw_config, write_all
 from tests.train.test_checkpoints import tensors_of
 from tests.train.test_loop import PLANS
 
@@ -72,10 +70,10 @@ def breaking(**args: Any) -> nn.Module:
 
 
 def first_plan(group: dist.ProcessGroup, raw: dict[str, Any]) -> Any:
-    session = rank_session(group)
-    outcome = fit(make_job(raw), session)
-    told = [record for record in session.sink.records if record["kind"] == "plan"]  # type: ignore[attr-defined]
-    return outcome, told[0]["plan"] if told else None
+    told = Silent()
+    outcome = fit_job(make_job(raw), group, told)
+    plans = [record["plan"] for record in told.records if record["kind"] == "plan"]
+    return outcome, plans[0] if plans else None
 
 
 @pytest.mark.long
@@ -115,8 +113,6 @@ def test_groups_that_do_not_fit_are_named(tmp_path: Path) -> None:
     write_all(tmp_path, rows=100)
     with pytest.raises(ConfigError, match=r"sharding.replicas: 3 workers .* cannot .* 2 groups .* allowed: 1, 3"):
         parse_config(raw_config(tmp_path, sharding={"replicas": 2}, trainer__num_workers=3))
-    elastic = parse_config(raw_config(tmp_path, sharding={"replicas": 4}, trainer__num_workers=[1, 6]))
-    assert [layout_of(elastic, world).replicas for world in (1, 2, 3, 4, 6)] == [1, 2, 3, 4, 3]
     plan = tmp_path / "plan.json"
     raw = raw_config(tmp_path, name="planned", trainer__epochs=1, sharding={"constraints": PLANS["row_wise"]})
     _, told = on_ranks(2, first_plan, raw)[0]

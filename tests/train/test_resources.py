@@ -381,3 +381,9 @@ def test_what_is_missing() -> None:
     resources = {"CPU": 8.0, "GPU": 2.0}
     nodes = [Node(id="a", resources=resources, free=resources)]
     assert (missing_resources(NEED, nodes) or "").startswith("3 workers need 1 GPU each")
+
+
+def test_the_limit_is_a_time() -> None:
+    assert parse_config(raw_config(Path("/nowhere"))).trainer.wait_for_room_s is None
+    with pytest.raises(ConfigError, match=r"trainer\.wait_for_room_s"):
+        parse_config(raw_config(Path("/nowhere"), trainer__wait_for_room_s=-1))

@@ -13,7 +13,6 @@ from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.distributed import EmbOptimType, ParameterSharding, Shard, ShardingPlan, Span
 from rayrec.train import StorageError, TrainError, parse_config
 from rayrec.train.setup import build
-from rayrec.train.setup.build import rows_of
 from rayrec.train.setup.groups import layout_of
 from rayrec.train.setup.init_from import ALL, _same_rows, warm_start
 from tests.train.small import config_of, raw_config
@@ -29,6 +28,8 @@ def test_groups_are_those_of_the_config_or_of_the_plan(wanted: Any, elastic: boo
     if wanted == "auto":
         for ranks, size in [(1, 1), (2, 2), (4, 6), (3, 3)]:
             assert layout_of(config, 6, on_ranks(ranks)).group_size == size
+    if elastic and wanted == 4:
+        assert [layout_of(config, world).replicas for world in (1, 2, 3, 4, 6)] == [1, 2, 3, 4, 3]
 
 
 def on_ranks(count: int, dense: bool = False) -> ShardingPlan:
@@ -174,4 +175,4 @@ def test_weights_to_begin_with_that_cannot_be_read_are_told(tmp_path: Path) -> N
 def test_ids_of_a_feature_map_to_the_rows_of_the_smallest_table_that_reads_it() -> None:
     raw = raw_config(Path("/nowhere"))
     raw["tables"].append({"name": "user2", "rows": 30, "dim": 8, "features": ["user", "item"]})
-    assert rows_of(parse_config(raw)) == {"user": 30, "item": 30, "tags": 7}
+    assert build.rows_of(parse_config(raw)) == {"user": 30, "item": 30, "tags": 7}

@@ -15,9 +15,7 @@ import yaml
 from rich.console import Console
 
 from rayrec.cli import run
-from rayrec.distributed.planner import Topology
 from rayrec.train import parse_config
-from rayrec.train.planning.plan_only import make_groups
 from rayrec.train.planning.shapes import Shape, compare, shapes_table
 from tests.train.small import raw_config
 
@@ -34,15 +32,14 @@ def big(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def test_each_cluster_is_what_the_planner_says_of_it(tmp_path: Path) -> None:
+def test_a_cluster_fits_or_says_what_would(tmp_path: Path) -> None:
     config = parse_config(big(tmp_path))
     small, large = compare(config, ["1x1", "2x8"], "h100")
     assert small.step_s is None and small.problem is not None and "2 ranks" in small.problem
-    result = make_groups(config, Topology.from_world("2x8", gpu="h100")).result
-    assert large.step_s == result.estimate.worst_s
-    assert large.memory_bytes == max(result.estimate.device_bytes_R)
+    assert large.step_s is not None and large.memory_bytes is not None
+    assert 400_000_000 * 128 * 4 / 16 < large.memory_bytes < 80 * 2**30
     assert large.parts_s is not None and sum(large.parts_s.values()) == pytest.approx(large.step_s)
-    assert large.samples_per_s == 8192 / result.estimate.worst_s
+    assert large.samples_per_s == 8192 / large.step_s
 
 
 def test_weak_scaling_keeps_the_rows_of_a_worker(tmp_path: Path) -> None:
@@ -96,7 +93,9 @@ def test_a_plan_is_for_the_rank_with_the_most_rows(tmp_path: Path) -> None:
     def seconds(batch_size: int) -> float:
         raw = big(tmp_path)
         raw["trainer"] |= {"batch_size": batch_size, "num_workers": 2}
-        return make_groups(parse_config(raw), Topology.from_world("2x1", gpu="h200")).result.estimate.worst_s
+        (shape,) = compare(parse_config(raw), ["2x1"], "h200")
+        assert shape.step_s is not None
+        return shape.step_s
 
     assert seconds(4096) < seconds(4097) == seconds(4098)
 

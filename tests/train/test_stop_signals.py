@@ -12,9 +12,7 @@ import time
 import pytest
 
 from rayrec.train import Interrupted
-from rayrec.train.driver import signals as signals_module
 from rayrec.train.driver.signals import StopSignals, handling, run_in_background
-from rayrec.train.run.log import handling_records
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -32,16 +30,13 @@ def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
     assert caught.value.signal == number
 
 
-def test_a_closed_terminal_asks_once_however_often_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_asks_once_however_often_it_is_heard() -> None:
     """The kernel and the shell each send a SIGHUP."""
-    monkeypatch.setattr(signals_module, "STOP_SIGNALS", (signal.SIGHUP,))
     asked = threading.Event()
     signals = StopSignals(asked.set, grace_s=60)
-    with handling(signals):
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGHUP)
-        run_in_background(lambda: asked.wait(20), signals)
-    assert signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGHUP
+    for _ in range(3):
+        signals(signal.SIGHUP)
+    assert asked.wait(20) and signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGHUP
     signals(signal.SIGINT)
     assert signals.reason_to_exit is not None
 
@@ -95,10 +90,9 @@ def test_handlers_are_put_back_and_what_was_raised_is_raised_here() -> None:
     threads: list[threading.Thread] = []
     run_in_background(lambda: threads.append(threading.current_thread()), heard)
     StopSignals(lambda: threads.append(threading.current_thread()), grace_s=1000)(signal.SIGINT)
-    with handling_records(lambda: [{}], lambda _: threads.append(threading.current_thread()), every_s=0.001):
-        while len(threads) < 3:
-            time.sleep(0.001)
-    assert all(thread.daemon for thread in threads[:3]), "none of them keeps a process whose run has ended"
+    while len(threads) < 2:
+        time.sleep(0.001)
+    assert all(thread.daemon for thread in threads), "none of them keeps a process whose run has ended"
     beside = threading.Thread(target=lambda: handling(heard).__enter__())
     beside.start()
     beside.join()
