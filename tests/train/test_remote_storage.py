@@ -153,7 +153,7 @@ def test_storage_that_cannot_be_reached_is_told(bucket: str, tmp_path: Path, mon
 def test_a_run_outlasts_storage_that_is_away_for_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage is shut in the second epoch, which then ends, and opened again 8 s later."""
+    """The storage is shut in the second epoch, which then ends, and opened again 3 s later."""
     write_all(tmp_path, rows=300)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with s3_bucket("models") as options:
@@ -166,7 +166,7 @@ def test_a_run_outlasts_storage_that_is_away_for_its_last_checkpoint(
                 steps.append(1)
                 if len(steps) == 8:
                     door.shut()
-                    threading.Timer(8.0, door.reopen).start()
+                    threading.Timer(3.0, door.reopen).start()
                 return super().forward(batch)
 
         path = f"s3://models/away{options.replace(server, door.address)}"
