@@ -47,7 +47,7 @@ QUIET = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",
     "PYTHONWARNINGS": "ignore",
 }
 
@@ -191,7 +191,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     ids = with_row_ids(tmp_path, 1000)
     features = {"schema": ids["schema"], "tables": ids["tables"]}
     log = tmp_path / "rows"
-    seen = Seen(tmp_path, factory=lambda **given: Slow(Noted(str(log), {}, **given), 0.2), **features)
+    seen = Seen(tmp_path, factory=lambda **given: Slow(Noted(str(log), {}, **given), 0.05), **features)
     killed: list[int] = []
     killer = threading.Thread(target=signal_a_worker_at, args=(seen, 8, killed))
     killer.start()

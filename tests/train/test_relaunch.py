@@ -218,17 +218,15 @@ def test_a_run_in_object_storage_goes_on_on_another_machine(tmp_path: Path, monk
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
         place = f"s3://runs/all/{raw['name']}{options}"
         assert run(["evaluate", place]) == 0
-        assert run(["export", place, str(tmp_path / "export")]) == 0
-        assert run(["predict", place, raw["data"]["eval"], str(tmp_path / "scores")]) == 0
         page = tmp_path / "page.html"
         assert run(["runs", "compare", place, str(whole.folder), "--html", str(page)]) == 0
         assert "schema." not in page.read_text(encoding="utf-8"), "they differ in nothing that was found in the data"
 
 
-def drawn_config(data: st.DataObject) -> None:
+def drawn_config(data: st.DataObject, exports: bool) -> None:
     with tempfile.TemporaryDirectory() as place:
         raw = data.draw(configs.drawn(configs.vocabulary(Path(place))))
-        check_relaunch(configs.with_data(raw, Path(place) / "data"), Path(place))
+        check_relaunch(configs.with_data(raw, Path(place) / "data"), Path(place), exports=exports)
 
 
 QUICK = settings(max_examples=3, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
@@ -238,14 +236,14 @@ QUICK = settings(max_examples=3, deadline=None, database=None, derandomize=True,
 @QUICK
 @given(data=st.data())
 def test_a_drawn_config(data: st.DataObject) -> None:
-    drawn_config(data)
+    drawn_config(data, exports=False)
 
 
 @pytest.mark.long
 @settings(QUICK, max_examples=8, derandomize=False)
 @given(data=st.data())
 def test_many_drawn_configs(data: st.DataObject) -> None:
-    drawn_config(data)
+    drawn_config(data, exports=True)
 
 
 @pytest.mark.long
