@@ -1,4 +1,7 @@
-"""One run that meets every fault there is, in random order: it ends as if nothing had happened, and leaves nothing."""
+"""One run that meets every fault there is, in random order: it ends as if nothing had happened, and leaves nothing.
+
+Then runs with a fixed number of workers that lose a node: they wait for room, or give up.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +205,6 @@ def supervised(folder: Path, **changes: object) -> Impatient:
     return Impatient(folder / "c.yaml", folder / "runs" / "small", folder / "log", None, patience_s=200)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> None:
     """Through more waits of Ray Train's than it ends a run after by itself."""
@@ -210,7 +212,7 @@ def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> Non
     with run.on_cluster():
         run.event(("checkpoint",), 0.0)
         run.tell_cluster("remove")
-        time.sleep(20)
+        time.sleep(12)
         run.must_go_on("room")
         run.tell_cluster("add")
         run.event(("recovered",), 0.0)
@@ -218,7 +220,6 @@ def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> Non
     assert json.loads(run.run.result.read_text())["recoveries"] == 1
 
 
-@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_wait_for_room_has_a_limit_where_one_is_set(tmp_path: Path) -> None:
     run = supervised(tmp_path, wait_for_room_s=4)

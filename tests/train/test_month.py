@@ -1,5 +1,7 @@
-"""A month of faults against the run's own decision code, with a clock of its own: it ends for nothing that passes;
-and waits for room by themselves."""
+"""A month of faults against the run's own decision code, with a clock of its own: only what lasts ends a run.
+
+Then waits for room and failed starts, one by one.
+"""
 
 from __future__ import annotations
 

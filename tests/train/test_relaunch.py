@@ -240,7 +240,7 @@ def test_a_drawn_config(data: st.DataObject) -> None:
 
 
 @pytest.mark.long
-@settings(QUICK, max_examples=8, derandomize=False)
+@settings(QUICK, max_examples=5, derandomize=False)
 @given(data=st.data())
 def test_many_drawn_configs(data: st.DataObject) -> None:
     drawn_config(data, exports=True)

@@ -74,7 +74,7 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
         {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]},
     ]
     raw["model"] = {"name": name, "args": ARGS[name]}
-    raw["trainer"]["epochs"] = 6
+    raw["trainer"]["epochs"] = 3
     raw["trainer"]["early_stopping"] = {"metric": "ndcg@10", "patience": 6}
     return raw
 
