@@ -62,6 +62,7 @@ def stopping(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         def interrupt(module: nn.Module, _: Any) -> None:
             if module.training and next(steps) == STOP_AT:
                 os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)  # the few steps that are left must not end before the signal is heard
 
         model.register_forward_pre_hook(interrupt)
         return model
