@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.train.run.folder import RunFolder
 from tests.s3 import Door
+from tests.train.small import run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "RAYREC_CHAOS"
@@ -71,8 +71,8 @@ class Supervised:
 
     more_env: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, config: Path, run: RunFolder, log: Path, door: Door | None, patience_s: float) -> None:
-        self.config, self.run, self.log, self.door = config, run, log, door
+    def __init__(self, config: Path, run: Path, log: Path, door: Door | None, patience_s: float) -> None:
+        self.config, self.run, self.log, self.door = config, run_folder(run), log, door
         self.until = time.monotonic() + patience_s
         self.mark = secrets.token_hex(8)
         self.statuses: list[int] = []

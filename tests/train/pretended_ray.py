@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,25 +138,32 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> PretendedRay:
             found.gauges[self.name] = (value, self.run)
 
     here = SimpleNamespace(get_node_id=lambda: "0" * 56, gcs_address="")
-    for name, pretends in {
-        "is_initialized": lambda: found.up,
-        "init": found.init,
-        "shutdown": found.shutdown,
-        "get": lambda answer, timeout: answer,
-        "kill": found.killed.append,
-        "remote": found.remote,
-        "nodes": found.all_nodes,
-        "get_actor": found.get_actor,
-        "get_runtime_context": lambda: here,
-        "cluster_resources": lambda: found.resources,
-        "available_resources": lambda: found.resources if found.free is None else found.free,
-    }.items():
-        monkeypatch.setattr(ray, name, pretends)
-    monkeypatch.setattr(ray.util.metrics, "Gauge", Gauge)
-    monkeypatch.setattr(ray._private.state.state, "get_draining_nodes", found.draining_nodes)
-    monkeypatch.setattr(ray._private.state, "available_resources_per_node", found.free_by_node)
-    monkeypatch.setattr(ray.experimental.internal_kv, "_internal_kv_get", lambda key: found.autoscaler)
-    monkeypatch.setattr(ray.autoscaler.v2.sdk, "get_cluster_status", found.refuse_status)
-    monkeypatch.setattr(coordination, "get_or_create_autoscaling_coordinator", found.coordinator)
+    state = ray._private.state
+    for place, name, pretends in (
+        (ray, "is_initialized", lambda: found.up),
+        (ray, "init", found.init),
+        (ray, "shutdown", found.shutdown),
+        (ray, "get", lambda answer, timeout: answer),
+        (ray, "kill", found.killed.append),
+        (ray, "remote", found.remote),
+        (ray, "nodes", found.all_nodes),
+        (ray, "get_actor", found.get_actor),
+        (ray, "get_runtime_context", lambda: here),
+        (ray, "cluster_resources", lambda: found.resources),
+        (ray, "available_resources", lambda: found.resources if found.free is None else found.free),
+        (ray.util.metrics, "Gauge", Gauge),
+        (state.state, "get_draining_nodes", found.draining_nodes),
+        (state, "available_resources_per_node", found.free_by_node),
+        (ray.experimental.internal_kv, "_internal_kv_get", lambda key: found.autoscaler),
+        (ray.autoscaler.v2.sdk, "get_cluster_status", found.refuse_status),
+        (coordination, "get_or_create_autoscaling_coordinator", found.coordinator),
+    ):
+        monkeypatch.setattr(place, name, pretends)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return found
+
+
+def set_seconds(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **seconds: float) -> None:
+    """Sets waits of a module, which are longer than a test may take."""
+    for name, value in seconds.items():
+        monkeypatch.setattr(module, name, value)

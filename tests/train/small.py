@@ -13,13 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
+from rayrec.checkpoint.tools import verify
 from rayrec.data import Manifest, manifest_of
-from rayrec.train import parse_config
+from rayrec.train import Display, TrainConfig, parse_config
+from rayrec.train.config.file import apply_override
+from rayrec.train.driver.recorder import Recorder
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, Waiting
+from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import Control
-from rayrec.train.worker.loop import fit
+from rayrec.train.worker.loop import fit, score_checkpoint
 from rayrec.train.worker.session import Job, Session, session_of
 
 USERS, ITEMS, TAGS = 40, 60, 7
@@ -88,6 +93,10 @@ def raw_config(folder: Path, **changes: Any) -> dict[str, Any]:
     for part in ("train", "eval"):
         raw["data"][part] = str(folder / part)
     raw["storage"]["path"] = str(folder / "runs")
+    return _change(raw, changes)
+
+
+def _change(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
         *path, last = name.split("__")
         node = raw
@@ -95,6 +104,14 @@ def raw_config(folder: Path, **changes: Any) -> dict[str, Any]:
             node = node[key]
         node[last] = value
     return raw
+
+
+def config_of(*overrides: str, **changes: Any) -> TrainConfig:
+    """A config without data: `RAW` with changes as of `raw_config`, then with overrides as of `rayrec train --set`."""
+    raw = _change(copy.deepcopy(RAW), changes)
+    for override in overrides:
+        raw = apply_override(raw, override)
+    return parse_config(raw)
 
 
 class Silent:
@@ -141,10 +158,18 @@ class Heard(Mailbox):
             self._hear(taken)
 
 
-def rank_session(group: dist.ProcessGroup) -> Session:
-    """The session of a rank of the test pool."""
-    control = Control(group.rank(), group.size(), group)
-    return session_of(torch.device("cpu"), group, control, Silent())
+def control_of(group: dist.ProcessGroup | None = None, stop_requested: Callable[[], bool] = lambda: False) -> Control:
+    """The exchanges of a rank of the test pool; by default those of a rank that is alone."""
+    if group is None:
+        return Control(0, 1, None, stop_requested=stop_requested)
+    return Control(group.rank(), group.size(), group, stop_requested=stop_requested)
+
+
+def rank_session(
+    group: dist.ProcessGroup | None = None, sink: Any = None, stop_requested: Callable[[], bool] = lambda: False
+) -> Session:
+    """The session of a rank of the test pool; by default that of a rank that is alone, whose records are dropped."""
+    return session_of(torch.device("cpu"), group, control_of(group, stop_requested), sink or Silent())
 
 
 def make_job(raw: dict[str, Any]) -> Job:
@@ -157,9 +182,46 @@ def make_job(raw: dict[str, Any]) -> Job:
     return Job(config=config, train=train, eval=evaluation, folder=folder.path, checkpoints=folder.checkpoints)
 
 
+def fit_job(
+    job: Job,
+    group: dist.ProcessGroup | None = None,
+    sink: Any = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """The outcome of a job on one rank, without Ray."""
+    return fit(job, rank_session(group, sink, stop_requested))
+
+
+def score_job(job: Job, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """The evaluation of the job's newest checkpoint on one rank, without Ray."""
+    return score_checkpoint(job, rank_session(group))
+
+
+def learner_of(job: Job, session: Session | None = None) -> Learner:
+    """The model of a job with its optimizers, by default of a rank that is alone."""
+    return make_learner(job, session or rank_session())
+
+
+def recorder_of(folder: Path, display: Display | None = None, *options: Any) -> Recorder:
+    """What a driver keeps of records in the run folder, and shows."""
+    return Recorder(run_folder(folder), display or Display(Console(quiet=True)), *options)
+
+
+def run_folder(folder: Path) -> RunFolder:
+    """The files of a run."""
+    return RunFolder(folder)
+
+
+def whole_checkpoints(run: str | Path) -> list[str]:
+    """Places of all checkpoints of a run, of which none is damaged."""
+    places = dict(verify(str(run)))
+    assert not any(places.values()), places
+    return list(places)
+
+
 def fit_on_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> dict[str, Any]:
     """A whole run on one rank of the test pool, without Ray."""
-    return fit(make_job(raw), rank_session(group))
+    return fit_job(make_job(raw), group)
 
 
 def write_all(folder: Path, rows: int = 1000) -> Path:

@@ -14,9 +14,7 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
 from rayrec.train.worker.lockstep import RankError, StopRequested
-from rayrec.train.worker.loop import fit, score_checkpoint
-from rayrec.train.worker.session import Job, session_alone
-from tests.train.small import Silent, make_job, raw_config, write_all
+from tests.train.small import Silent, fit_job, make_job, raw_config, score_job, write_all
 
 ROWS, STEPS = 300, 5  # of an epoch, in steps of 64 rows
 
@@ -36,19 +34,26 @@ class Told(Silent):
         return [record for record in self.records if record["kind"] == kind]
 
 
-def job_of(data: Path, folder: Path, **changes: Any) -> Job:
+def job_of(data: Path, folder: Path, **changes: Any) -> Any:
     raw = raw_config(data, storage__background=False, **changes)
     raw["storage"] = {**raw["storage"], "path": str(folder), **changes.get("storage", {})}
     return make_job(raw)
 
 
-def run(job: Job, stop_at: int | None = None) -> tuple[dict[str, Any], Told]:
+def run(job: Any, stop_at: int | None = None) -> tuple[dict[str, Any], Told]:
     """The outcome; a stop is asked for at the exchange before step `stop_at`."""
     told, asked = Told(), iter(range(1, 10_000))
-    return fit(job, session_alone(told, lambda: stop_at is not None and next(asked) == stop_at)), told
+    return fit_job(job, None, told, lambda: stop_at is not None and next(asked) == stop_at), told
 
 
-def saved(job: Job) -> list[int]:
+def stopped(job: Any, at: int, message: str = "^stopped at step") -> None:
+    """Ask for a stop at the exchange before step `at`, and from then on."""
+    asked = iter(range(1, 10_000))
+    with pytest.raises(StopRequested, match=message):
+        fit_job(job, None, Told(), lambda: next(asked) >= at)
+
+
+def saved(job: Any) -> list[int]:
     return [checkpoint.step for checkpoint in CheckpointStore(job.checkpoints).all()]
 
 
@@ -77,7 +82,7 @@ def test_a_run_tells_what_it_does_when(data: Path, tmp_path: Path) -> None:
     assert (train["samples"], train["skipped"]) == (600, 0) and 0 <= train["data_wait_fraction"] <= 1
     assert outcome["samples_per_second"] == pytest.approx(600 / train["seconds"], rel=0.1)
     assert outcome["checkpoint"].endswith("step_00000010-0001") and outcome["eval"] == told_scores(told, -1)
-    scores = score_checkpoint(job, session_alone(Told()))
+    scores = score_job(job)
     assert (scores["step"], scores["checkpoint"]) == (10, outcome["checkpoint"])
     assert {key: scores[key] for key in outcome["eval"]} == outcome["eval"]
 
@@ -126,11 +131,9 @@ class Dies(DLRM):
 
 
 @pytest.mark.parametrize("every", [3, 5], ids=["within an epoch", "at its end"])
-def test_an_evaluation_that_a_crash_cut_short_is_made_again(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
+def test_an_evaluation_that_a_crash_cut_short_is_made_again(data: Path, tmp_path: Path, every: int) -> None:
     """Else the checkpoint that was made for it has no score, and is removed though it is the best."""
-    monkeypatch.setattr(Dies, "scored", 0)
+    Dies.scored = 0
     storage = {"keep": 1, "keep_best": "logloss"}
     changes = {"trainer__eval_every": every, "trainer__checkpoint_every": None, "storage": storage}
     job = replace(job_of(data, tmp_path, **changes), factory=Dies)
@@ -209,7 +212,7 @@ def test_workers_that_are_to_be_more_are_started_again(data: Path, tmp_path: Pat
     job = job_of(data, tmp_path)
     with pytest.raises(RankError, match="stopped at step 2 to restart: room for more") as caught:
         asked = iter([False, True])
-        fit(job, session_alone(Growing(), lambda: next(asked)))
+        fit_job(job, None, Growing(), lambda: next(asked))
     assert caught.value.retry and saved(job) == [2]
 
 
@@ -245,7 +248,7 @@ def test_a_rate_that_is_too_high_is_halved_from_the_last_checkpoint(data: Path, 
     job = job_of(data, tmp_path, optimizers__dense=high, trainer__guards=guards, trainer__log_every=1)
     told = Told()
     with pytest.raises(TrainError, match="the loss is not finite"):
-        fit(job, session_alone(told))
+        fit_job(job, None, told)
     texts = [r["message"] for r in told.all("event") if r["event"] == "halved"]
     assert [text.rpartition(" ")[2] for text in texts] == ["0.5", "0.25"]
     rates = {line["lr"]["dense"] for line in told.all("train")}

@@ -8,6 +8,8 @@ import json
 import logging
 import shutil
 import threading
+import time
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,8 @@ from rich.console import Console
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM
 from rayrec.train import Callback, ConfigError, Display, Interrupted, RunInfo, Trainer, TrainError, parse_config
-from rayrec.train.config.difference import flat
 from rayrec.train.driver.callbacks import Callbacks
 from rayrec.train.driver.trackers import tracker, trackers_of, with_trackers
-from rayrec.train.run.log import metrics_of
 from tests.train.small import raw_config, write_all
 
 
@@ -234,13 +234,6 @@ def test_what_is_no_callback_is_refused(folder: Path) -> None:
         tracker("mlfow", "x")
 
 
-def test_figures_of_a_record_have_names_of_their_own() -> None:
-    record = {"kind": "eval", "step": 3, "auc": 0.5, "partial": True, "tasks": {"like": {"ne": 1}}, "lr": {"dense": 2}}
-    record["tables"] = {"user": {"ids": 3}}
-    assert metrics_of(record) == {"eval/auc": 0.5, "eval/tasks/like/ne": 1.0, "eval/lr/dense": 2.0}
-    assert flat({"a": {"b": 1, "c": [2]}, "d": None}) == {"a.b": 1, "a.c": [2], "d": None}
-
-
 class Identified(Callback):
     def on_start(self, run: RunInfo) -> None:
         self.id = run.id
@@ -298,3 +291,41 @@ def test_mlflow_has_the_figures_of_the_run_and_of_its_second_part(
     assert [point.step for point in history] == [4, 8] and history[-1].value == results[1].eval["auc"]
     assert "train/loss" in run.data.metrics
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["report.html"]
+
+
+def tracked(folder: Path, name: str, epochs: int = 1) -> float:
+    """Trains with the tracker; the AUC of the last evaluation."""
+    config = parse_config(raw_config(write_all(folder, rows=256), name=f"by_{name}", trainer__epochs=epochs))
+    result = Trainer(config, callbacks=[tracker(name, "tries")], display=Display()).fit()
+    assert result.warnings == () and result.eval is not None
+    return float(result.eval["auc"])
+
+
+def test_wandb_keeps_the_figures_of_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracked(tmp_path, "wandb")
+    (record,) = tmp_path.glob("runs/by_wandb/wandb/offline-run-*/run-*.wandb")
+    deadline = time.monotonic() + 60  # its service writes the file, in a process of its own
+    while b"eval/auc" not in record.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    written = record.read_bytes()
+    for part in (b"eval/auc", b"train/loss", b"optimizers", b"tries", b"by_wandb"):
+        assert part in written, part
+
+
+def test_comet_keeps_the_figures_of_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMET_START_ONLINE", "0")
+    monkeypatch.setenv("COMET_OFFLINE_DIRECTORY", str(tmp_path))
+    auc = tracked(tmp_path, "comet")
+    (archive,) = tmp_path.glob("*.zip")
+    with zipfile.ZipFile(archive) as files:
+        messages = [json.loads(line) for line in files.read("messages.json").decode().splitlines()]
+    figures = {
+        metric["metricName"]: metric["metricValue"]
+        for message in messages
+        if (metric := message["payload"].get("metric")) is not None
+    }
+    assert float(figures["eval/auc"]) == pytest.approx(auc) and "train/loss" in figures
+    settings = {of["paramName"]: of["paramValue"] for m in messages if (of := m["payload"].get("param")) is not None}
+    assert float(settings["optimizers.dense.lr"]) == 0.01

@@ -1,7 +1,11 @@
-"""One run that meets every fault there is, in random order: it ends as if nothing had happened, and leaves nothing."""
+"""One run that meets every fault there is, in random order: it ends as if nothing had happened, and leaves nothing.
+
+Then runs with a fixed number of workers that lose a node: they wait for room, or give up.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -20,12 +24,12 @@ import yaml
 from rich.console import Console
 
 from data.synthetic.clicks import SyntheticSpec, write_files
-from rayrec.checkpoint.tools import verify
+from rayrec.models import DLRM, Batch
 from rayrec.train import Display, Trainer, parse_config
-from rayrec.train.run.folder import RunFolder
 from tests.s3 import Door, s3_server
 from tests.train import chaos
 from tests.train.row_log import assert_every_row_once, consumed
+from tests.train.small import raw_config, whole_checkpoints, write_all
 
 pytestmark = [pytest.mark.long(minutes=4), pytest.mark.timeout(1600)]
 
@@ -133,7 +137,7 @@ def test_a_run_that_meets_every_fault_ends_as_if_nothing_had_happened(tmp_path: 
         rows = upload(server, tmp_path / "files")
         raw = config(door.address, rows, disk, log)
         path.write_text(yaml.safe_dump(raw))
-        run = chaos.Supervised(path, RunFolder(disk / "chaos"), tmp_path / "log", door, patience_s=1200)
+        run = chaos.Supervised(path, disk / "chaos", tmp_path / "log", door, patience_s=1200)
         try:
             with run.on_cluster():
                 wanted = undisturbed(raw, tmp_path)
@@ -169,7 +173,60 @@ def assert_nothing_left(run: chaos.Supervised) -> None:
         time.sleep(0.2)
     assert not left, left
     assert {path.name for path in run.run.path.iterdir()} <= KEPT
-    places = dict(verify(str(run.run.path)))
-    assert 1 <= len(places) <= 3 and not any(places.values()), places
-    whole = {Path(place).name for place in places}
+    whole = {Path(place).name for place in whole_checkpoints(run.run.path)}
+    assert 1 <= len(whole) <= 3, whole
     assert {path.name for path in Path(run.run.checkpoints).iterdir()} == {*whole, "attempt.json"}
+
+
+class Slow(DLRM):
+    """So that a run is still training when its node is taken away."""
+
+    def forward(self, batch: Batch) -> Any:
+        time.sleep(0.1)
+        return super().forward(batch)
+
+
+class Impatient(chaos.Supervised):
+    """Ray gives up each wait for room after a second, and rayrec begins the next."""
+
+    more_env: ClassVar[dict[str, str]] = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1"}
+
+
+def supervised(folder: Path, **changes: object) -> Impatient:
+    write_all(folder, rows=1000)
+    args = {"dense_arch": [16, 8], "over_arch": [16, 1]}
+    trainer = {"num_workers": 2, "cpus_per_worker": 1.0, "checkpoint_every": 4, "epochs": 6}
+    raw = raw_config(
+        folder,
+        model={"factory": "tests.train.test_chaos:Slow", "args": args},
+        **{f"trainer__{name}": value for name, value in {**trainer, **changes}.items()},
+    )
+    (folder / "c.yaml").write_text(yaml.safe_dump(raw))
+    return Impatient(folder / "c.yaml", folder / "runs" / "small", folder / "log", None, patience_s=200)
+
+
+@pytest.mark.timeout(400)
+def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> None:
+    """Through more waits of Ray Train's than it ends a run after by itself."""
+    run = supervised(tmp_path)
+    with run.on_cluster():
+        run.event(("checkpoint",), 0.0)
+        run.tell_cluster("remove")
+        time.sleep(12)
+        run.must_go_on("room")
+        run.tell_cluster("add")
+        run.event(("recovered",), 0.0)
+        assert run.ended() == 0, run.said()
+    assert json.loads(run.run.result.read_text())["recoveries"] == 1
+
+
+@pytest.mark.timeout(400)
+def test_a_wait_for_room_has_a_limit_where_one_is_set(tmp_path: Path) -> None:
+    run = supervised(tmp_path, wait_for_room_s=4)
+    with run.on_cluster():
+        run.event(("checkpoint",), 0.0)
+        run.tell_cluster("remove")
+        assert run.ended() == 1
+    said = run.said()
+    assert "No room for the workers within trainer.wait_for_room_s=4 s: 2 workers need 1 CPU each" in said
+    assert "is intact; run the same command again to resume from it" in said

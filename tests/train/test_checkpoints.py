@@ -16,9 +16,8 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.storage.folder import LocalFolder
 from rayrec.train import StorageError, TrainError
-from rayrec.train.worker.loop import fit
 from tests.ranks import RankError, on_ranks
-from tests.train.small import make_job, rank_session, raw_config
+from tests.train.small import Silent, fit_job, make_job, raw_config
 from tests.train.test_fit import records, shown, trainer, write_all
 
 
@@ -45,9 +44,9 @@ def with_dropout(**args: Any) -> nn.Module:
 
 def fit_with_dropout(group: dist.ProcessGroup, raw: dict[str, Any]) -> list[dict[str, Any]]:
     """Records of training lines."""
-    session = rank_session(group)
-    fit(make_job(raw), session)
-    return [record for record in session.sink.records if record["kind"] == "train"]  # type: ignore[attr-defined]
+    told = Silent()
+    fit_job(make_job(raw), group, told)
+    return [record for record in told.records if record["kind"] == "train"]
 
 
 def tensors_of(run: Path) -> dict[str, torch.Tensor]:

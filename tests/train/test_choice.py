@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rayrec.checkpoint import Best, CheckpointStore
+from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
-from rayrec.train import TrainError, parse_config
-from rayrec.train.run.choice import best_metric, choose
-from rayrec.train.run.folder import RunFolder
-from tests.train.small import raw_config, write_all
+from rayrec.train import TrainError, evaluate_run
+from tests.train.small import raw_config, run_folder, write_all
 
 STEPS = [4, 8, 10, 12, 16, 20]
 
@@ -76,9 +74,10 @@ READING: dict[str, Callable[[Path, Path], list[str]]] = {  # the command's words
 }
 
 
-def data_of(run_folder: Path) -> Path:
+def data_of(folder: Path) -> Path:
     """The folder of a run's data and config."""
-    return Path(RunFolder(run_folder).read_config()["data"]["eval"]["path"]).parent
+    raw = yaml.safe_load((folder / "config.yaml").read_text())
+    return Path(raw["data"]["eval"]["path"]).parent
 
 
 @pytest.mark.parametrize("harm", [flip_a_bit, cut])
@@ -144,45 +143,25 @@ def test_the_best_is_the_one_with_the_best_score(copy: Path, capsys: pytest.Capt
 
 
 def test_what_cannot_be_chosen_is_refused(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, there = RunFolder(copy), r"4, 8, 10, 12, 16, 20"
+    folder, there = run_folder(copy), r"4, 8, 10, 12, 16, 20"
     for which, text in (
         ("7", rf"^--checkpoint 7: .*small has no checkpoint of that step; it has {there}$"),
         ("last", "^--checkpoint last: give newest, whole, best, or the number of a step$"),
         ("-1", "^--checkpoint -1: give newest, whole, best, or the number of a step$"),
     ):
         with pytest.raises(TrainError, match=text):
-            choose(folder, which)
+            evaluate_run(copy, checkpoint=which)
     (copy / "checkpoints" / "scores.json").unlink()
     with pytest.raises(TrainError, match=rf"no checkpoint of .*small has a score of .*=auc yet; .*\({there}\)$"):
-        choose(folder, "best")
+        evaluate_run(copy, checkpoint="best")
     raw = yaml.safe_load(folder.config.read_text())
     raw["storage"]["keep_best"] = None
     folder.config.write_text(yaml.safe_dump(raw))
     with pytest.raises(TrainError, match=r"was trained without storage\.keep_best, so no checkpoint has a score"):
-        choose(folder, "best")
+        evaluate_run(copy, checkpoint="best")
     assert run(["export", str(checkpoints(copy)[0]), str(tmp_path / "x"), "--checkpoint", "8"]) == 1
     assert "is a checkpoint; give the run folder" in capsys.readouterr().err
     shutil.rmtree(copy / "checkpoints")
     for words in (["evaluate", str(copy)], ["export", str(copy), str(tmp_path / "x")]):
         assert run(words) == 1
         assert "has no complete checkpoint yet; train it first" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "metric, larger", [("auc", True), ("ne", False), ("logloss", False), ("loss_of_mine", False), ("score", True)]
-)
-def test_the_best_metric_is_read_from_a_config_in_one_way(metric: str, larger: bool, tmp_path: Path) -> None:
-    metrics = [
-        {"name": "loss_of_mine", "factory": "own:Loss", "lower_is_better": True},
-        {"name": "score", "factory": "own:Score"},
-    ]
-    raw = raw_config(tmp_path, storage__keep_best=metric, trainer__metrics=metrics)
-    assert best_metric(raw) == best_metric(parse_config(raw).to_dict()) == Best(metric, larger=larger)
-    assert parse_config(raw).to_dict()["storage"]["keep_best"] == metric, "as earlier versions wrote it"
-    raw["storage"]["keep_best"] = {"metric": metric, "count": 3}
-    assert best_metric(raw) == best_metric(parse_config(raw).to_dict()) == Best(metric, larger, count=3)
-
-
-def test_a_run_without_a_best_metric_has_none(tmp_path: Path) -> None:
-    raw = raw_config(tmp_path, storage__keep_best=None)
-    assert best_metric(parse_config(raw).to_dict()) is best_metric({"name": "old"}) is best_metric(None) is None

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rayrec.train.worker.learner import make_learner
-from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks
-from tests.train.small import Silent, fit_on_rank, make_job, raw_config, write_all
+from tests.train.small import fit_on_rank, learner_of, make_job, raw_config, write_all
 from tests.train.test_loop import batches
 
 
@@ -20,7 +18,7 @@ def test_products_are_bf16_in_training_and_all_else_is_fp32(tmp_path: Path, part
     found = {}
     for precision in ("fp32", "bf16"):
         raw = raw_config(tmp_path, trainer__dense_precision=precision, trainer__micro_batches=parts)
-        learner = make_learner(make_job(raw), session_alone(Silent()))
+        learner = learner_of(make_job(raw))
         batch = batches([32], 1)[0]
         before = learner.score(batch)
         loss, logits = learner.step(batch, 1.0)
@@ -44,22 +42,13 @@ def test_two_ranks_train_in_bf16_as_well_as_in_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_layers_without_tables_are_compiled_where_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
-) -> None:
-    compiled: list[torch.nn.Module] = []
-
-    def keep(layer: torch.nn.Module, *, dynamic: bool) -> None:
-        assert dynamic, "for any number of rows"
-        compiled.append(layer)
-
-    monkeypatch.setattr(torch.nn.Module, "compile", keep)
+def test_layers_without_tables_are_compiled_where_it_is_asked_for(tmp_path: Path, wanted: bool) -> None:
+    """They compile when they are first called."""
     raw = raw_config(write_all(tmp_path, rows=10), trainer__compile_dense=wanted)
-    module = make_learner(make_job(raw), session_alone(Silent())).model.module
+    module = learner_of(make_job(raw)).model.module
     layers = {name for name, child in module.named_children() if any(True for _ in child.parameters())}
-    found = {name for name, child in module.named_children() if any(child is one for one in compiled)}
+    found = {name for name, child in module.named_children() if child._compiled_call_impl}
     assert found == (layers - {"embedding_bags"} if wanted else set()) and "embedding_bags" in layers
-    assert len(compiled) == len(found)
 
 
 @pytest.mark.long
@@ -68,7 +57,7 @@ def test_compiled_layers_train_alike(tmp_path: Path) -> None:
     found = []
     for compiled in (False, True):
         raw = raw_config(tmp_path, trainer__compile_dense=compiled)
-        learner = make_learner(make_job(raw), session_alone(Silent()))
+        learner = learner_of(make_job(raw))
         kinds = {type(child).__name__ for child in learner.model.module.children() if child._compiled_call_impl}
         assert bool(kinds) is compiled and "ShardedEmbeddingBagCollection" not in kinds
         losses = [learner.step(batches([rows], rows)[0], 1.0)[0] for rows in (32, 17, 0, 5)]

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import resource
-import signal
-import subprocess
-import sys
-import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 from rich.console import Console
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from rayrec.train import Display, Interrupted
-from rayrec.train.driver import signals as signals_module
-from rayrec.train.driver.failures import failure_reason, too_often
+from rayrec.train import (
+    Display,
+    TrainError,
+)
+from rayrec.train.driver.failures import failure_reason, line_of, too_often
 from rayrec.train.driver.recorder import Lines, Recorder
-from rayrec.train.driver.signals import StopSignals, handling, run_in_background
-from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.log import Mailbox, Record, handling_records
-from rayrec.train.terminal import memory_lines, plan_table
-from tests.train.small import Heard
+from rayrec.train.run.log import Mailbox, Record, RunState, handling_records
+from tests.train.small import Heard, recorder_of, run_folder
 
 TRAIN = {"kind": "train", "epoch": 0, "samples": 64, "loss": 0.5, "ne": 0.9, "auc": None, "samples_per_second": 1234.5,
          "data_wait_fraction": 0.1, "lr": {"dense": 0.1, "sparse": 0.1}}  # fmt: skip
@@ -36,7 +32,7 @@ EVAL = {"kind": "eval", "epoch": 0, "auc": 0.75, "ne": 0.8, "logloss": 0.6, "cal
 def recorded(folder: Path, records: list[Record], terminal: bool = False) -> tuple[Recorder, str, list[Record]]:
     """Send records through a mailbox to a recorder: (recorder, what is shown, lines of metrics.jsonl)."""
     out = io.StringIO()
-    recorder = Recorder(RunFolder(folder), Display(Console(file=out, force_terminal=terminal, width=150)))
+    recorder = recorder_of(folder, Display(Console(file=out, force_terminal=terminal, width=150)))
     sink = Heard(recorder)
     for record in records:
         if record["kind"] == "begin":
@@ -45,10 +41,6 @@ def recorded(folder: Path, records: list[Record], terminal: bool = False) -> tup
     recorder.close()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return recorder, out.getvalue(), lines
-
-
-def begin(step: int | None) -> Record:
-    return {"kind": "begin", "resumed_step": step, "world_size": 2}
 
 
 def test_a_recovery_is_told_once_with_its_reason(tmp_path: Path) -> None:
@@ -108,7 +100,7 @@ def test_lines_stay_whole_where_the_disk_is_full_or_a_driver_was_killed(tmp_path
     assert path.read_bytes() == before
     assert out.getvalue().count("The run continues.") == 1
     lines.close()
-    assert list(RunFolder(tmp_path).read_metrics()) == [{"a": 1}, {"b": 2}, {"c": 3}, {"d": 4}]
+    assert list(run_folder(tmp_path).read_metrics()) == [{"a": 1}, {"b": 2}, {"c": 3}, {"d": 4}]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -122,70 +114,6 @@ def test_progress_on_a_terminal_and_in_a_file(tmp_path: Path, terminal: bool) ->
     assert ("epoch 1  step 64" in text) is not terminal
 
 
-def test_what_is_said_at_the_end() -> None:
-    out = io.StringIO()
-    display = Display(Console(file=out, width=150))
-    scores = {"auc": 0.75, "ne": 0.8, "logloss": 0.6, "calibration": 1.0, "samples": 1000}
-    display.evaluation({**scores, "epoch": 1, "step": 32, "skipped": 7})
-    display.evaluation({**scores, "epoch": 1, "step": 32, "tasks": {"buy": {**scores, "gauc": 0.7}, "like": scores}})
-    display.evaluation({**scores, "epoch": 1, "step": 40, "partial": True})
-    figures = {"epochs": 2, "steps": 3200, "world_size": 4, "samples_per_second": 12345.6}
-    result = {**figures, "train": {"data_wait_fraction": 0.0521}, "eval": scores}
-    display.summary(result, {"report": "runs/a/report.html"})
-    display.summary({**result, "eval": {"tasks": {"buy": scores}}}, {})
-    display.summary({**result, "eval": None}, {})
-    display.close()
-    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
-        "evaluation after epoch 2 (step 32): AUC 0.7500  NE 0.8000  logloss 0.6000  calibration 1.000  "
-        "on 1,000 rows, 7 rows skipped",
-        "evaluation after epoch 2 (step 32):",
-        "  buy   AUC 0.7500  GAUC 0.7000  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
-        "  like  AUC 0.7500  NE 0.8000  logloss 0.6000  calibration 1.000  on 1,000 rows",
-        "evaluation at step 40 (in epoch 2, on the first rows): AUC 0.7500  NE 0.8000  logloss 0.6000  "
-        "calibration 1.000  on 1,000 rows",
-        "evaluation AUC   0.7500",
-        "evaluation NE    0.8000",
-        "epochs, steps    2, 3,200",
-        "workers          4",
-        "samples/s        12,346",
-        "waited for data  5.2% of the training time",
-        "report           runs/a/report.html",
-        "evaluation AUC, buy  0.7500",
-        "evaluation NE, buy   0.8000",
-        "epochs, steps        2, 3,200",
-        "workers              4",
-        "samples/s            12,346",
-        "waited for data      5.2% of the training time",
-        "evaluation AUC   –",
-        "evaluation NE    –",
-        "epochs, steps    2, 3,200",
-        "workers          4",
-        "samples/s        12,346",
-        "waited for data  5.2% of the training time",
-    ]
-
-
-def test_the_plan_table_counts_what_it_leaves_out() -> None:
-    shard = {"shard_offsets": [0, 0], "shard_sizes": [500, 8], "placement": "rank:0/cpu"}
-    other = {"shard_offsets": [500, 0], "shard_sizes": [400, 8], "placement": "rank:3/cpu"}
-    sharding = {"sharding_type": "row_wise", "compute_kernel": "fused", "ranks": [0, 1, 2, 5], "shards": [shard, other]}
-    plan: dict[str, Any] = {"plan": {"bags": {f"table {i}": sharding for i in range(7)}}}
-    out = io.StringIO()
-    Console(file=out, width=150).print(plan_table(plan, limit=3))
-    text = out.getvalue()
-    for part in ("table 2", "900 × 8", "2 of 500 × 8", "0–2, 5", "and 4 more tables"):
-        assert part in text
-    assert "table 3" not in text
-
-
-def test_reasons_name_lost_workers_before_those_that_lost_them() -> None:
-    lost = RayActorError(None, "The actor died unexpectedly before finishing this task: SYSTEM_ERROR SIGKILL")
-    peer = RuntimeError("Connection closed by peer")
-    assert failure_reason({0: peer, 1: lost}) == "worker 1 was lost: its process was killed (SIGKILL, or out of memory)"
-    assert failure_reason({0: peer}) == "worker 0: RuntimeError: Connection closed by peer"
-    assert failure_reason({2: ValueError("first line\nsecond")}) == "worker 2: first line"
-
-
 def test_equal_reasons_of_many_workers_are_one() -> None:
     """A storage that is away fails a thousand workers; the line is in console, metrics.jsonl and report."""
     away = failure_reason({rank: OSError("the storage is away") for rank in range(1000) if rank != 7})
@@ -195,17 +123,6 @@ def test_equal_reasons_of_many_workers_are_one() -> None:
     each = failure_reason({rank: OSError(f"part-{rank:05d} is away") for rank in range(1000)})
     assert each.startswith("worker 0: OSError: part-00000 is away, worker 1: ") and len(each) < 300
     assert each.endswith("and 996 more with other errors")
-
-
-def test_a_plan_of_many_ranks_has_few_lines() -> None:
-    ranks = [
-        {"rank": rank, "weights_bytes": (1 + rank % 5) << 30, "optimizer_bytes": 0, "dense_bytes": 1 << 20}
-        for rank in range(1000)
-    ]
-    assert memory_lines({"memory": ranks[:2]})[1] == "rank 1: 2.0 GiB weights, 0 B optimizer, 1.0 MiB dense"
-    largest, smallest = memory_lines({"memory": ranks})
-    assert largest == "largest rank of 1,000 (999): 5.0 GiB weights, 0 B optimizer, 1.0 MiB dense"
-    assert smallest == "smallest rank of 1,000 (0): 1.0 GiB weights, 0 B optimizer, 1.0 MiB dense"
 
 
 def test_records_left_at_the_end_are_handed_over() -> None:
@@ -268,7 +185,7 @@ def test_metrics_that_cannot_be_written_are_told_and_the_run_goes_on(tmp_path: P
     out = io.StringIO()
     (tmp_path / "metrics.jsonl").mkdir()
     (tmp_path / "plan.json").mkdir()
-    recorder = Recorder(RunFolder(tmp_path), Display(Console(file=out, width=300)))
+    recorder = recorder_of(tmp_path, Display(Console(file=out, width=300)))
     sink = Heard(recorder)
     sink.put({**TRAIN, "step": 1})
     sink.put({**TRAIN, "step": 2})
@@ -282,66 +199,260 @@ def test_metrics_that_cannot_be_written_are_told_and_the_run_goes_on(tmp_path: P
     assert [line["step"] for line in lines] == [1, 2, 3]
 
 
-def test_failures_count_only_until_the_run_gets_further() -> None:
-    box = Mailbox()
-    assert [box.count_failure(), box.count_failure()] == [1, 2]
-    box.put({"kind": "event", "event": "checkpoint", "step": 10})
-    assert box.count_failure() == 1
-    box.put({"kind": "event", "event": "checkpoint", "step": 10})  # the same again: no progress
-    assert box.count_failure() == 2
-
-
 def test_a_run_that_is_given_up_says_how_often_and_why() -> None:
     text = too_often(4, 3, "worker 1 was lost")
     assert "failed 4 times without a new checkpoint" in text
     assert "trainer.max_failures=3" in text and text.endswith("Last failure: worker 1 was lost")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
-    asked = threading.Event()
-    signals = StopSignals(asked.set, grace_s=60)
-    release = threading.Event()
-    with handling(signals):
-        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-        threading.Timer(0.9, os.kill, (os.getpid(), number)).start()
-        with pytest.raises(Interrupted, match="second interrupt") as caught:
-            run_in_background(lambda: release.wait(20), signals)
-    release.set()
-    assert asked.is_set()
-    assert caught.value.signal == number
+def begin(step: int | None, workers: int = 2) -> Record:
+    return {"kind": "begin", "resumed_step": step, "world_size": workers}
 
 
-def test_a_closed_terminal_asks_once_however_often_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel and the shell each send a SIGHUP."""
-    monkeypatch.setattr(signals_module, "STOP_SIGNALS", (signal.SIGHUP,))
-    asked = threading.Event()
-    signals = StopSignals(asked.set, grace_s=60)
-    with handling(signals):
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGHUP)
-        run_in_background(lambda: asked.wait(20), signals)
-    assert signals.reason_to_exit is None and signals.interrupted("x").signal == signal.SIGHUP
-    signals(signal.SIGINT)
-    assert signals.reason_to_exit is not None
+def events(lines: Sequence[Record]) -> list[tuple[str, int, str]]:
+    return [(line["event"], line["step"], line["message"]) for line in lines if line["kind"] == "event"]
 
 
-@pytest.mark.parametrize("ignored", [True, False])
-def test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup(ignored: bool) -> None:
-    action = signal.SIG_IGN if ignored else signal.SIG_DFL
-    code = "import signal; from rayrec._runtime.stop_signals import STOP_SIGNALS; print(signal.SIGHUP in STOP_SIGNALS)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, action),
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.strip() == str(not ignored), done.stderr
+def test_each_start_after_the_first_says_why_and_where_it_goes_on(tmp_path: Path) -> None:
+    recorder, _, lines = recorded(
+        tmp_path,
+        [
+            begin(None, 2),
+            {**TRAIN, "step": 7},
+            {"kind": "restart", "reason": "there is room"},
+            begin(6, 3),
+            {"kind": "failure", "reason": "worker 1 was lost"},
+            {"kind": "failure", "reason": "worker 2 was lost"},
+            begin(6, 2),
+            {"kind": "failure", "reason": "worker 0 was lost"},
+            begin(6, 2),
+            begin(8, 2),
+        ],
+    )
+    resumed = "resumed from the checkpoint of step 6"
+    assert events(lines) == [
+        ("resized", 6, f"there is room: {resumed} with 3 instead of 2 workers"),
+        (
+            "recovered",
+            6,
+            "worker group failed at step 6 (worker 1 was lost; worker 2 was lost); "
+            f"{resumed} with 2 instead of 3 workers",
+        ),
+        ("recovered", 6, f"worker group failed at step 6 (worker 0 was lost); {resumed}"),
+        ("resumed", 8, "resumed from the checkpoint of step 8"),
+    ]
+    course = recorder.state
+    assert (recorder.recoveries, course.world_size, course.step, course.attempt) == (2, 2, 8, 5)
 
 
-def test_a_stop_that_takes_longer_than_its_grace_is_an_end() -> None:
-    release = threading.Event()
-    signals = StopSignals(lambda: None, grace_s=0.2)
-    signals(signal.SIGTERM)
-    with pytest.raises(Interrupted, match=r"no final checkpoint was saved within trainer\.grace_s=0\.2 s"):
-        run_in_background(lambda: release.wait(20), signals)
-    release.set()
+def test_a_run_that_is_taken_up_again_says_where(tmp_path: Path) -> None:
+    _, text, lines = recorded(tmp_path, [begin(0)])
+    assert events(lines) == [("resumed", 0, "resumed from the checkpoint of step 0")]
+    assert "resumed from the checkpoint of step 0" in text
+    (tmp_path / "new").mkdir()
+    _, _, lines = recorded(tmp_path / "new", [begin(None), {**TRAIN, "step": 1}])
+    assert events(lines) == []
+
+
+def test_the_recorder_remembers_how_it_went(tmp_path: Path) -> None:
+    saved: list[int] = []
+    recorder = recorder_of(tmp_path, Display(Console(file=io.StringIO())), lambda: saved.append(1))
+    sink = Heard(recorder)
+    assert (recorder.state, recorder.recoveries) == (RunState(), 0)
+    for record in (
+        {"kind": "progress", "step": 17, "epoch": 0, "epochs": 1, "total_steps": 40},
+        {**TRAIN, "step": 12},
+        {"kind": "event", "event": "note", "message": "x", "step": None},
+        {"kind": "event", "event": "checkpoint", "message": "x", "step": 12},
+        {"kind": "failure", "reason": "b"},
+        {"kind": "failure", "reason": "a"},
+        {"kind": "failure", "reason": "b"},
+        {"kind": "stopped", "message": "stopped at step 12"},
+        {"kind": "done", "outcome": {"steps": 3}},
+    ):
+        sink.put(record)
+    assert (recorder.state.step, saved, recorder.failures) == (17, [1], ["b", "a", "b"])
+    assert recorder.state.stopped == "stopped at step 12"
+    assert recorder.state.done is not None and recorder.state.done["outcome"] == {"steps": 3}
+    recorder.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["train", "event", "event"]
+
+
+def test_curves_have_the_figures_of_each_label_at_their_steps(tmp_path: Path) -> None:
+    recorder = recorder_of(tmp_path, Display(Console(file=io.StringIO())))
+    tasks = {"buy": {"auc": 0.25, "ne": None}, "like": {"ne": 0.5, "other": 1.0}}
+    recorder({**TRAIN, "step": 3, "auc": 0.0, "tasks": tasks, "time": 70.0, "attempt": 1})
+    recorder({**EVAL, "step": 4, "ndcg@10": 0.125, "time": 80.0, "attempt": 1})
+    recorder.close()
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    found = {
+        value.tag: (event.step, event.wall_time, round(value.tensor.float_val[0], 4))
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    }
+    assert found == {
+        "train/loss": (3, 70.0, 0.5),
+        "train/ne": (3, 70.0, 0.9),
+        "train/auc": (3, 70.0, 0.0),
+        "train/samples_per_second": (3, 70.0, 1234.5),
+        "train/data_wait_fraction": (3, 70.0, 0.1),
+        "train/tasks/buy/auc": (3, 70.0, 0.25),
+        "train/tasks/like/ne": (3, 70.0, 0.5),
+        "train/tasks/like/other": (3, 70.0, 1.0),
+        "train/epoch": (3, 70.0, 0.0),
+        "train/samples": (3, 70.0, 64.0),
+        "train/lr/dense": (3, 70.0, 0.1),
+        "train/lr/sparse": (3, 70.0, 0.1),
+        "eval/epoch": (4, 80.0, 0.0),
+        "eval/samples": (4, 80.0, 10.0),
+        "eval/auc": (4, 80.0, 0.75),
+        "eval/ne": (4, 80.0, 0.8),
+        "eval/logloss": (4, 80.0, 0.6),
+        "eval/calibration": (4, 80.0, 1.0),
+        "eval/ndcg@10": (4, 80.0, 0.125),
+    }
+
+
+def test_failures_are_told_in_a_line() -> None:
+    assert [line_of(text) for text in ("", " \n\n", "\n  first \nsecond")] == ["no reason given"] * 2 + ["first"]
+    assert line_of("a" * 200) == "a" * 200 and line_of("a" * 201) == "a" * 199 + "…"
+    assert too_often(1, 0, "why").startswith("The workers failed once without")
+    gone = RayActorError(None, "The actor died because its node was lost. More words")
+    code = RayActorError(None, "Worker exits: connection error code 2. End of file")
+    late = RuntimeError("no answer")
+    late.health_check_failure = gone  # type: ignore[attr-defined]
+    assert failure_reason({3: late, 1: gone, 0: ValueError("peer")}) == (
+        "workers 1, 3 were lost: The actor died because its node was lost"
+    )
+    assert failure_reason({0: code}) == "worker 0 was lost: its process was killed (SIGKILL, or out of memory)"
+    assert failure_reason({0: RayActorError(None, "odd")}) == "worker 0 was lost: odd"
+    assert failure_reason({2: OSError("b"), 1: KeyError("a")}) == "worker 1: KeyError: 'a', worker 2: OSError: b"
+
+
+def test_a_mailbox_that_replaces_a_lost_one_goes_on_with_its_attempt() -> None:
+    lost, state = Mailbox(previous_attempts=1), RunState()
+    for _ in range(3):
+        lost.begin(leader=True)
+    lost.put({"kind": "begin", "world_size": 1, "resumed_step": 0})
+    for record in lost.take(state.attempt):
+        state.update(record)
+    replacement = Mailbox(previous_attempts=1)
+    replacement.put({"kind": "progress", "step": 5})
+    assert [record["attempt"] for record in replacement.take(state.attempt)] == [state.attempt] == [4]
+    replacement.begin(leader=True)
+    replacement.put({"kind": "begin", "world_size": 2, "resumed_step": 5})
+    for record in replacement.take(state.attempt):
+        state.update(record)
+    assert (state.attempt, state.world_size) == (5, 2), "what is decided once per attempt is decided again"
+
+
+def test_a_mailbox_that_replaces_a_lost_one_is_asked_again() -> None:
+    replacement = Mailbox(previous_attempts=1)
+    replacement.take(4, restart="there is room for more workers")
+    assert replacement.stop_requested() and replacement.restart_reason() == "there is room for more workers"
+    replacement.begin(leader=True)  # the restart; its record has not been taken
+    replacement.take(4, restart="there is room for more workers")
+    assert not replacement.stop_requested(), "the restart has happened"
+    replacement.take(5, stop=True)
+    assert replacement.stop_requested() and replacement.restart_reason() is None
+    replacement.take(5)
+    assert replacement.stop_requested()
+
+
+def test_a_mailbox_counts_attempts_and_what_was_asked() -> None:
+    box = Mailbox(previous_attempts=3)
+    assert not box.begin(leader=False) and not box.begin(leader=True)
+    box.put({"kind": "x"})
+    (record,) = box.take()
+    assert record["attempt"] == 4 and box.take() == []
+    box.request_restart("room")
+    assert box.stop_requested() and box.restart_reason() == "room"
+    box.begin(leader=False)
+    assert box.restart_reason() == "room", "until the next attempt's leader is there"
+    box.begin(leader=True)
+    assert box.restart_reason() is None and not box.stop_requested()
+    box.request_restart("room")
+    box.request_stop()
+    assert box.stop_requested() and box.restart_reason() is None
+    here, there = (7, "here"), (8, "there")
+    box.report_waiting(0, here)
+    box.report_waiting(1, there)
+    assert box.waiting_ranks() == {0: here, 1: there}
+    box.report_waiting(0, None)
+    assert box.waiting_ranks() == {1: there}
+    box.begin(leader=False)
+    assert box.waiting_ranks() == {}
+    for rank in (2, 2, 0):
+        box.put({"kind": "fatal", "rank": rank})
+    assert box.num_failed_ranks() == 2
+    assert box.begin(leader=True), "the run has failed"
+    box.put({"kind": "x"})
+    assert box.take()[-1]["attempt"] == 5, "and no attempt is counted any more"
+    box.put({"kind": "event", "event": "checkpoint", "step": 5})
+    assert box.count_failure() == 1
+    box.put({"kind": "event", "event": "other", "step": 9})
+    assert box.count_failure() == 2
+    box.put({"kind": "event", "event": "checkpoint", "step": 6})
+    assert box.count_failure() == 1
+
+
+class Says:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str, style: str | None = None) -> None:
+        self.lines.append(text)
+
+
+def test_lines_that_were_never_written_are_counted(tmp_path: Path) -> None:
+    for count, told in [(1, "1 line could not be written"), (2, "2 lines could not be written")]:
+        display: Any = Says()
+        lines = Lines(tmp_path / "none" / "x", display)
+        for number in range(count):
+            lines.add(str(number))
+        lines.close()
+        assert len(display.lines) == 2 and display.lines[1].endswith(told)
+    display = Says()
+    lines = Lines(tmp_path / "x", display)
+    (tmp_path / "x").write_bytes(b"half")  # of a driver that was killed
+    lines.add("a")
+    lines.add("b")
+    lines.close()
+    assert (tmp_path / "x").read_bytes() == b"half\na\nb\n" and display.lines == []
+
+
+def test_a_mailbox_of_this_process_is_its_own_sink() -> None:
+    box, seen = Mailbox(), []  # type: ignore[var-annotated]
+    with handling_records(box.take, seen.append, every_s=0.001):
+        assert not box.begin(leader=True) and not box.stop_requested()
+        for number in range(2000):
+            box.put({"kind": "a", "number": number})
+        box.flush({"kind": "fatal", "rank": 1})
+    assert [record.get("number") for record in seen] == [*range(2000), None] and box.num_failed_ranks() == 1
+    assert all(abs(record["time"] - time.time()) < 600 and record["attempt"] == 1 for record in seen)
+
+
+def test_records_that_cannot_be_had_at_the_end_are_an_error() -> None:
+    def gone() -> list[Record]:
+        raise TimeoutError("the mailbox is gone")
+
+    text = r"mailbox \(TimeoutError: the mailbox is gone\); run the same command again"
+    with pytest.raises(TrainError, match=text), handling_records(gone, list, every_s=0.01, last_s=0.1):
+        pass
+    with pytest.raises(ValueError, match="the run's own"), handling_records(gone, list, every_s=0.01):
+        raise ValueError("the run's own")
+
+
+def test_the_last_records_are_asked_for_until_they_come() -> None:
+    answers = iter([TimeoutError("busy"), TimeoutError("busy")])
+    handled: list[Record] = []
+
+    def take() -> list[Record]:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return [{"kind": "done"}]
+
+    with handling_records(take, handled.append, every_s=0.01):
+        pass
+    assert handled[:1] == [{"kind": "done"}]

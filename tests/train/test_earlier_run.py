@@ -12,8 +12,7 @@ from pathlib import Path
 import yaml
 
 from rayrec.train import Trainer, evaluate_run, load_config
-from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.run.folder import RunFolder
+from tests.train.small import config_of, run_folder
 
 INTERVALS = ("log_every", "checkpoint_every", "eval_every")
 GOLDEN = Path(__file__).parent / "golden" / "run_without_given_config.tar.xz"
@@ -26,8 +25,8 @@ def test_a_run_without_a_given_config_is_resumed(tmp_path: Path) -> None:
     for file in (run / "config.yaml", tmp_path / "shop.yaml"):
         file.write_text(file.read_text(encoding="utf-8").replace("/earlier", str(tmp_path)), encoding="utf-8")
     _set_minutes(run / "config.yaml", 5.0)
-    earlier = RunFolder(run).read_given()
-    assert earlier is not None and earlier["trainer"].keys() <= TrainerConfig.model_fields.keys()
+    earlier = run_folder(run).read_given()
+    assert earlier is not None and earlier["trainer"].keys() <= config_of().to_dict()["trainer"].keys()
     assert [earlier["trainer"][name] for name in INTERVALS] == [5, "5min", None]
     before = evaluate_run(run)
     config = load_config(tmp_path / "shop.yaml", ["trainer.epochs=2"])

@@ -17,12 +17,9 @@ from torch import nn
 from rayrec.models import DLRM, Batch
 from rayrec.train import Trainer, TrainError, parse_config
 from rayrec.train.worker.evaluator import Evaluator
-from rayrec.train.worker.lockstep import RankError, StopRequested
-from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks
-from tests.train.small import fit_on_rank, make_job, raw_config, write_all
-from tests.train.test_alone import Told, job_of, run
+from tests.train.small import fit_job, fit_on_rank, make_job, raw_config, write_all
+from tests.train.test_alone import Told, job_of, stopped
 
 SPREAD = {"name": "spread", "factory": "tests.train.test_own_metrics:Spread", "args": {"fails": True}}
 
@@ -45,7 +42,7 @@ def nothing_passes(data: Path) -> dict[str, Any]:
 
 
 def failing(group: dist.ProcessGroup, raw: dict[str, Any]) -> str:
-    with pytest.raises(RankError) as caught:
+    with pytest.raises(TrainError) as caught:
         fit_on_rank(group, raw)
     return str(caught.value)
 
@@ -87,7 +84,7 @@ def trained(data: Path, folder: Path, check: bool, monkeypatch: pytest.MonkeyPat
             patch.setattr(Evaluator, "check", lambda self, position: None)
         job = make_job(raw_config(data, storage__path=str(folder), **changes))
         told = Told()
-        fit(replace(job, factory=Draws), session_alone(told))
+        fit_job(replace(job, factory=Draws), None, told)
     fields = ("kind", "step", "samples", "loss", "auc", "logloss", "event", "skipped")
     return [{name: line.get(name) for name in fields} for line in told.records if line["kind"] in ("train", "eval")]
 
@@ -113,5 +110,4 @@ def test_an_empty_test_set_is_refused_but_not_an_empty_named_set(data: Path) -> 
 
 
 def test_a_stop_during_the_check_is_answered_at_the_first_step(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(StopRequested, match="stopped at step 1 with a complete checkpoint"):
-        run(job_of(data, tmp_path), stop_at=1)
+    stopped(job_of(data, tmp_path), 1, "stopped at step 1 with a complete checkpoint")

@@ -28,13 +28,13 @@ SHOWN = {
     ],
     "the cluster no longer has room for all workers": [
         "hosts/test_cluster.py::test_a_host_is_cut_off_and_the_run_goes_on_then_grows",
-        "train/test_room.py::test_a_run_that_lost_a_node_waits_until_another_comes",
-        "train/test_room.py::test_a_wait_for_room_has_a_limit_where_one_is_set",
-        "train/test_room.py::test_waits_are_not_counted_and_failed_starts_are_in_a_row",
+        "train/test_chaos.py::test_a_run_that_lost_a_node_waits_until_another_comes",
+        "train/test_chaos.py::test_a_wait_for_room_has_a_limit_where_one_is_set",
+        "train/test_month.py::test_waits_are_not_counted_and_failed_starts_are_in_a_row",
     ],
     "nodes do not see the same `storage.path`": [
         "checkpoint/test_shared_folder.py::test_ranks_on_other_disks_are_named_on_every_rank",
-        "train/test_node_selection.py::test_nodes_that_do_not_see_the_run_folder_are_named_before_workers_start",
+        "train/test_resources.py::test_nodes_that_do_not_see_the_run_folder_are_named_before_workers_start",
         "checkpoint/test_shared_folder.py::test_the_driver_sees_another_folder",
         "checkpoint/test_shared_folder.py::test_a_save_does_not_wait_forever_for_files_that_went_elsewhere",
     ],
@@ -62,15 +62,15 @@ SHOWN = {
     "SIGTERM, Ctrl-C or a closed terminal": [
         "train/test_signals.py::test_a_stop_ends_the_run_whole_and_leaves_nothing_running",
         "train/test_console_faults.py::test_ctrl_c_with_tee_beside_takes_a_last_checkpoint",
-        "train/test_driver.py::test_a_closed_terminal_asks_once_however_often_it_is_heard",
-        "train/test_driver.py::test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup",
+        "train/test_stop_signals.py::test_a_closed_terminal_asks_once_however_often_it_is_heard",
+        "train/test_stop_signals.py::test_a_hangup_is_heard_unless_it_is_ignored_as_under_nohup",
     ],
     "`rayrec stop RUN`, in another terminal or on another machine": [
         "cli/test_stop_resume.py::test_a_run_stops_at_a_request_and_resumes_from_its_folder",
         "checkpoint/test_launch.py::test_a_launch_is_asked_to_stop_and_the_next_one_is_not",
     ],
     "the driver is killed": [
-        "train/test_driver_words.py::test_lines_that_a_killed_driver_did_not_copy_are_kept",
+        "train/test_run_folder.py::test_lines_that_a_killed_driver_did_not_copy_are_kept",
         "checkpoint/test_parts.py::test_a_manifest_that_is_not_listed_yet_keeps_its_checkpoint",
     ],
     "one worker fails, others wait": [
@@ -85,7 +85,7 @@ SHOWN = {
     ],
     "a model makes an exchange on one rank only": [
         "train/test_watch.py::test_ranks_that_wait_for_each_other_at_unlike_places_end_with_the_places",
-        "train/test_decisions.py::test_unlike_places_are_told_when_they_are_seen_twice",
+        "train/test_watch.py::test_unlike_places_are_told_when_they_are_seen_twice",
         "train/test_pretended_ray.py::test_what_a_worker_said_before_it_ended_itself_is_the_reason",
     ],
     "a worker does not move at all": [

@@ -22,8 +22,7 @@ from torch import nn
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import Display, Interrupted, Result, StorageError, Trainer, TrainError, evaluate_run, parse_config
-from rayrec.train.run.folder import RunFolder
-from tests.train.small import raw_config, table, write, write_all
+from tests.train.small import raw_config, run_folder, table, write, write_all
 
 SHOWN: dict[Path, io.StringIO] = {}
 
@@ -38,7 +37,7 @@ def shown(folder: Path) -> str:
 
 
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [record for record in RunFolder(run).read_metrics() if record["kind"] == kind]
+    return [record for record in run_folder(run).read_metrics() if record["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +137,7 @@ def stops(steps: int, error: Callable[[], BaseException]) -> Callable[..., nn.Mo
     return lambda **arguments: Stops(steps, error, **arguments)
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, finished: tuple[Path, Result]) -> None:
     write_all(tmp_path)
     with pytest.raises(Interrupted, match="the checkpoint of step 18 is intact"):
         trainer(tmp_path, factory=stops(20, KeyboardInterrupt)).fit()
@@ -147,7 +146,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (run / "report.html").exists()
     assert not (run / "result.json").exists()
     on = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt)).fit()
-    straight = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt), name="straight").fit()
+    straight = finished[1]
     assert on.steps == straight.steps == 32
     assert on.train["samples"] == straight.train["samples"] == 2000
     assert on.eval == straight.eval
@@ -171,7 +170,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint_has_it(tmp_p
 
 
 @pytest.mark.parametrize("at", ["step", "evaluation"])
-def test_a_stop_signal_takes_a_last_checkpoint_and_the_run_goes_on_from_it(tmp_path: Path, at: str) -> None:
+def test_a_stop_signal_takes_a_last_checkpoint_and_the_run_goes_on_from_it(
+    tmp_path: Path, finished: tuple[Path, Result], at: str
+) -> None:
     """SIGTERM in the 8th step, or in the first evaluation, whose training has ended at step 16."""
     write_all(tmp_path)
     calls = {"step": 9, "evaluation": 19}  # one more, before the first step, checks the evaluation set
@@ -190,7 +191,7 @@ def test_a_stop_signal_takes_a_last_checkpoint_and_the_run_goes_on_from_it(tmp_p
     step = {"step": 9, "evaluation": 16}[at]  # asked in step 8, heard at the next
     assert f"stopped at step {step} with a complete checkpoint" in str(caught.value)
     on = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt)).fit()
-    straight = trainer(tmp_path, factory=stops(1000, KeyboardInterrupt), name="straight").fit()
+    straight = finished[1]
     assert on.train["samples"] == straight.train["samples"] == 2000
     assert on.eval == straight.eval
 

@@ -12,15 +12,13 @@ from torch import nn
 
 from rayrec.models import DLRM, Batch
 from rayrec.train import TrainError
-from rayrec.train.config.trainer import EarlyStoppingConfig, GuardsConfig
 from rayrec.train.worker.guards import Best, Guards
-from rayrec.train.worker.lockstep import RankError
-from tests.train.small import write_all
+from tests.train.small import config_of, write_all
 from tests.train.test_fit import records, shown, trainer
 
 
 def ends(values: list[float | None], **given: Any) -> tuple[Best, list[bool]]:
-    config, best, ended = EarlyStoppingConfig(**given), Best(), []
+    config, best, ended = config_of(trainer__early_stopping=given).trainer.early_stopping, Best(), []
     for number, value in enumerate(values):
         best = Best.from_dict(best.after({given.get("metric", "auc"): value}, number + 1, config).to_dict())
         ended.append(best.end(config) is not None)
@@ -37,7 +35,7 @@ def test_patience_counts_evaluations_without_improvement() -> None:
 
 
 def test_an_evaluation_of_a_step_counts_once() -> None:
-    config = EarlyStoppingConfig(patience=2)
+    config = config_of(trainer__early_stopping={"patience": 2}).trainer.early_stopping
     best = Best().after({"auc": 0.7}, 5, config)
     assert best.after({"auc": 0.8}, 5, config) == best
 
@@ -54,7 +52,7 @@ def test_as_good_as_before_is_no_improvement() -> None:
 
 
 def test_the_end_says_what_was_best() -> None:
-    config = EarlyStoppingConfig(metric="ne", patience=2)
+    config = config_of(trainer__early_stopping={"metric": "ne", "patience": 2}).trainer.early_stopping
     assert Best(value=0.5, step=3, stale=1).end(config) is None
     assert Best(value=0.5, step=3, stale=2).end(config) == (
         "ne is best at step 3 (0.5000) and has not improved in 2 evaluations (trainer.early_stopping)"
@@ -66,10 +64,10 @@ def test_the_end_says_what_was_best() -> None:
 
 
 def test_a_figure_at_its_bound_is_good_and_what_is_not_guarded_too() -> None:
-    guards = Guards(GuardsConfig(patience=1, max_ne=1.0, min_auc=0.5))
+    guards = Guards(config_of(trainer__guards={"patience": 1, "max_ne": 1.0, "min_auc": 0.5}).trainer.guards)
     guards.check(1, {"ne": 1.0, "auc": 0.5})
-    Guards(GuardsConfig(patience=1)).check(1, {"ne": 9.0, "auc": 0.1})
-    with pytest.raises(RankError) as caught:
+    Guards(config_of(trainer__guards={"patience": 1}).trainer.guards).check(1, {"ne": 9.0, "auc": 0.1})
+    with pytest.raises(TrainError) as caught:
         guards.check(2, {"ne": 1.25, "auc": 0.5})
     assert str(caught.value) == (
         "ended early at step 2 after 1 logging lines in a row: NE 1.25 is above 1.0: no better than a constant; lower "
@@ -85,16 +83,16 @@ def test_a_figure_at_its_bound_is_good_and_what_is_not_guarded_too() -> None:
     ],
 )
 def test_so_many_bad_lines_in_a_row_end_the_run(limits: dict[str, Any], bad: dict[str, Any], text: str) -> None:
-    guards = Guards(GuardsConfig(patience=2, after_steps=10, **limits))
+    guards = Guards(config_of(trainer__guards=dict(patience=2, after_steps=10, **limits)).trainer.guards)
     good = {"ne": 0.8, "auc": 0.7}
     for step, line in ((5, bad), (10, bad), (11, bad), (12, good), (13, bad)):
         guards.check(step, line)
-    with pytest.raises(RankError, match=text):
+    with pytest.raises(TrainError, match=text):
         guards.check(14, bad)
 
 
 def test_none_of_it_is_looked_at_where_it_is_not_defined() -> None:
-    guards = Guards(GuardsConfig(patience=1, max_ne=1.0, min_auc=0.505))
+    guards = Guards(config_of(trainer__guards={"patience": 1, "max_ne": 1.0, "min_auc": 0.505}).trainer.guards)
     guards.check(1, {"ne": None, "auc": None})
 
 
@@ -175,12 +173,9 @@ HALVED: dict[str, Any] = {
 }
 
 
-def test_training_goes_back_with_half_the_learning_rate_where_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_goes_back_with_half_the_learning_rate_where_it_may(tmp_path: Path) -> None:
     write_all(tmp_path, rows=300)
-    monkeypatch.setattr(BreaksAt, "calls", 0)
-    monkeypatch.setattr(BreaksAt, "steps", (4, 8))  # steps 4 and 6 of the run: back to steps 2 and 4
+    BreaksAt.calls, BreaksAt.steps = 0, (4, 8)  # steps 4 and 6 of the run: back to steps 2 and 4
     changes = {**HALVED, "trainer__guards": {"halvings": 2}}
     made: list[weakref.ref[nn.Module]] = []
 
@@ -201,10 +196,9 @@ def test_training_goes_back_with_half_the_learning_rate_where_it_may(
     assert {line["lr"]["dense"] for line in records(longer.folder, "train") if line["step"] > 10} == {0.005}
 
 
-def test_halving_ends_where_it_does_not_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halving_ends_where_it_does_not_help(tmp_path: Path) -> None:
     write_all(tmp_path, rows=300)
-    monkeypatch.setattr(BreaksAt, "calls", 0)
-    monkeypatch.setattr(BreaksAt, "steps", tuple(range(3, 100)))
+    BreaksAt.calls, BreaksAt.steps = 0, tuple(range(3, 100))
     with pytest.raises(TrainError, match="the loss is not finite"):
         trainer(tmp_path, factory=BreaksAt, **HALVED, trainer__guards={"halvings": 2}).fit()
     assert len([event for event in records(tmp_path / "runs" / "small", "event") if event["event"] == "halved"]) == 2

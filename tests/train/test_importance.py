@@ -10,9 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.cli import run
-from rayrec.train import TrainError
-from rayrec.train.after import importance
-from rayrec.train.after.importance import importance_of_run
 from tests.train.small import raw_config, write_all
 from tests.train.test_fit import trainer
 
@@ -37,22 +34,23 @@ def test_what_the_labels_were_made_of_is_found(trained: Path, capsys: pytest.Cap
     assert list(found)[-1] == "tag" and report.index("<td>age</td>") < report.index("<td>tag</td>")
 
 
-def test_it_is_the_same_every_time_and_bounded_in_rows(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = importance_of_run(trained)
-    assert importance_of_run(trained) == first
-    monkeypatch.setattr(importance, "ROWS", 100)
-    assert importance_of_run(trained) != first
+def test_it_is_the_same_every_time(trained: Path) -> None:
+    found = []
+    for _ in range(2):
+        assert run(["evaluate", str(trained), "--importance"]) == 0
+        found.append((trained / "importance.json").read_text())
+    assert found[0] == found[1]
 
 
-def test_rows_that_show_nothing_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_rows_that_show_nothing_are_refused(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = pq.read_table(trained.parents[1] / "eval")
     alike = rows.set_column(rows.column_names.index("label"), "label", pa.array([1] * len(rows)))
     pq.write_table(alike, tmp_path / "x.parquet")
-    with pytest.raises(TrainError, match="all evaluation rows have the same label"):
-        importance_of_run(trained, str(tmp_path / "x.parquet"))
+    assert run(["evaluate", str(trained), "--data", str(tmp_path / "x.parquet"), "--importance"]) == 1
+    assert "all evaluation rows have the same label" in capsys.readouterr().err
     folder = write_all(tmp_path / "other", rows=64)
     raw = raw_config(folder)["data"]
     del raw["eval"]
     bare = trainer(folder, data=raw, trainer__epochs=1).fit().folder
-    with pytest.raises(TrainError, match=r"no data\.eval"):
-        importance_of_run(bare)
+    assert run(["evaluate", str(bare), "--importance"]) == 1
+    assert "no data.eval" in capsys.readouterr().err

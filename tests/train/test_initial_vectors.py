@@ -13,15 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rayrec.data import DataError
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
-from rayrec.storage.errors import DataError
-from rayrec.train import TrainError
-from rayrec.train.config.file import parse_config
+from rayrec.train import TrainError, parse_config
 from rayrec.train.setup import build
 from rayrec.train.setup.init_vectors import initial_vectors
-from rayrec.train.worker.loop import fit
 from tests.ranks import on_ranks
-from tests.train.small import make_job, rank_session, raw_config
+from tests.train.small import fit_job, make_job, raw_config
 from tests.train.test_checkpoints import fresh_vocabularies, tensors_of
 from tests.train.test_fit import records, shown, trainer, write_all
 
@@ -107,22 +105,20 @@ def fit_on_ranks(group: dist.ProcessGroup, raw: dict[str, Any]) -> None:
     """A run on the ranks of the test pool, as the driver would hand it to them."""
     config = parse_config(raw)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
-    fit(replace(make_job(raw), vectors=initial_vectors(config, mapping)), rank_session(group))
+    fit_job(replace(make_job(raw), vectors=initial_vectors(config, mapping)), group)
 
 
-@pytest.mark.parametrize("kind", ["row_wise", "column_wise", "table_wise", "data_parallel"])
-def test_ranks_start_from_the_same_table_as_a_single_process(tmp_path: Path, kind: str) -> None:
+def test_ranks_start_from_the_same_table_as_a_single_process(tmp_path: Path) -> None:
     write_all(tmp_path, rows=200)
     users = [*range(5, 40), 91]
     init = write_vectors(tmp_path / "vectors.parquet", users)
-    constraints = {"user": {"sharding_types": [kind], "min_partition": 4}}
     how = {**with_users(tmp_path, init), **STILL}
-    raw = raw_config(tmp_path, name="ranks", sharding={"constraints": constraints}, **how)
-    on_ranks(2, fit_on_ranks, raw)
-    alone = trainer(tmp_path, name="alone", **how).fit()
-    started = table_of(tmp_path / "runs" / "ranks", "user")
-    torch.testing.assert_close(started, table_of(alone.folder, "user"))
-    torch.testing.assert_close(started[rows_of_users(users[:35])], torch.from_numpy(VECTORS[:35]))
+    alone = table_of(trainer(tmp_path, name="alone", **how).fit().folder, "user")
+    torch.testing.assert_close(alone[rows_of_users(users[:35])], torch.from_numpy(VECTORS[:35]))
+    for kind in ("row_wise", "column_wise", "table_wise", "data_parallel"):
+        constraints = {"user": {"sharding_types": [kind], "min_partition": 4}}
+        on_ranks(2, fit_on_ranks, raw_config(tmp_path, name=kind, sharding={"constraints": constraints}, **how))
+        torch.testing.assert_close(table_of(tmp_path / "runs" / kind, "user"), alone)
 
 
 @pytest.mark.parametrize(

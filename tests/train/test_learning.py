@@ -14,18 +14,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from rayrec.data import empty_batch
 from rayrec.models import DLRM, Batch, mean_loss
-from rayrec.models.loss import Loss, pairwise_loss
+from rayrec.models.loss import Head, Loss, pairwise_loss
 from rayrec.train import ConfigError, TrainError, parse_config
-from rayrec.train.setup import build
-from rayrec.train.worker.learner import make_learner
-from rayrec.train.worker.lockstep import in_step
-from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import session_alone
 from tests.ranks import PerRank, on_ranks
-from tests.train.small import Silent, fit_on_rank, make_job, rank_session, raw_config, write_all
-from tests.train.test_loop import PLANS, Steps, batches, joined, with_likes
+from tests.train.small import fit_job, fit_on_rank, learner_of, make_job, rank_session, raw_config, write_all
+from tests.train.test_loop import PLANS, batches, in_turn, joined, with_likes
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +42,9 @@ def raw_of(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def trained(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor:
     """Logits of the averaged model after the steps."""
-    session = session_alone(Silent()) if group is None else rank_session(group)
-    learner = make_learner(make_job(raw), session)
-    for number, given in enumerate(
-        in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control)
-    ):
+    session = rank_session(group)
+    learner = learner_of(make_job(raw), session)
+    for number, given in enumerate(in_turn(steps, raw, session.control)):
         learner.rates.set(number, learner.optimizer, 0.01, 0.1)
         learner.step(given.batch, given.share, number)
     learner.model.eval()
@@ -63,10 +55,16 @@ def trained(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Ba
 def plain(raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor:
     """The same by torch alone: one process, an unsharded model, torch's optimizers."""
     job = make_job(raw)
-    learner = make_learner(job, session_alone(Silent()))
-    arguments = {"tables": build.tables(job.config), "num_dense": 1, **job.config.model.args}
-    model = DLRM(**arguments, tables_device="cpu")
-    build._set_loss(job.config, model)
+    given: dict[str, Any] = {}
+
+    def keeping(**arguments: Any) -> DLRM:
+        given.update(arguments)
+        return DLRM(**arguments)
+
+    learner = learner_of(replace(job, factory=keeping))
+    model = DLRM(**{**given, "device": "cpu", "tables_device": "cpu"})
+    for head in (module for module in model.modules() if isinstance(module, Head)):
+        head.loss = Loss(**raw["model"]["loss"])
     bags = model.embedding_bags.embedding_bags
     with torch.no_grad():
         for name, table in learner.model.tables().items():
@@ -113,9 +111,9 @@ def test_one_process_is_plain_torch_and_ranks_are_one_process(folder: Path) -> N
 
 def test_a_run_that_goes_on_is_the_run_in_one_piece(folder: Path) -> None:
     """An epoch has 5 steps: the resume falls between two steps of the dense optimizer."""
-    whole = fit(make_job(raw_of(folder, name="whole", trainer__epochs=2)), session_alone(Silent()))
+    whole = fit_job(make_job(raw_of(folder, name="whole", trainer__epochs=2)))
     for epochs in (1, 2):
-        parts = fit(make_job(raw_of(folder, name="parts", trainer__epochs=epochs)), session_alone(Silent()))
+        parts = fit_job(make_job(raw_of(folder, name="parts", trainer__epochs=epochs)))
     assert parts["eval"] == whole["eval"] and parts["steps"] == whole["steps"] == 10
     for epochs, name in [(2, "whole on 2"), (1, "parts on 2"), (2, "parts on 2")]:
         raw = raw_of(folder, name=name.replace(" ", "-"), trainer__epochs=epochs)
@@ -196,16 +194,16 @@ def test_wrong_settings_are_named(folder: Path, changes: dict[str, Any], text: s
 
 
 def test_what_a_model_does_not_have_is_named(folder: Path) -> None:
-    config = parse_config(raw_config(folder, optimizers__freeze=[{"names": "over_arc.*"}]))
+    job = make_job(raw_config(folder, optimizers__freeze=[{"names": "over_arc.*"}]))
     with pytest.raises(TrainError, match=r"optimizers\.freeze\.0\.names: no table or parameter matches 'over_arc\.\*'"):
-        build.model(config, "meta")
-    config = parse_config(raw_config(folder, model__loss="focal"))
+        learner_of(job)
+    job = make_job(raw_config(folder, model__loss="focal"))
     with pytest.raises(TrainError, match="the model computes its own loss"):
-        build.model(config, "meta", lambda **_: torch.nn.Linear(1, 1))
+        learner_of(replace(job, factory=lambda **_: torch.nn.Linear(1, 1)))
     dense = {"constraints": PLANS["dense"]}
     with pytest.raises(TrainError, match="dense kernel"):
         raw = raw_config(folder, sharding=dense, optimizers__tables={"user": {"lr": 0.1}})
-        make_learner(make_job(raw), session_alone(Silent()))
+        learner_of(make_job(raw))
     freeze = [{"names": "tag", "until": 3}, {"names": "user"}]
     with pytest.raises(TrainError, match="share a kernel"):
-        make_learner(make_job(raw_config(folder, optimizers__freeze=freeze)), session_alone(Silent()))
+        learner_of(make_job(raw_config(folder, optimizers__freeze=freeze)))

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from rayrec.train import Result, Trainer, parse_config
-from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.worker.limits import is_raised, reached, reason
+from rayrec.train.worker.limits import is_raised, planned_steps, reached, reason
 from tests.ranks import on_ranks
-from tests.train.small import fit_on_rank, raw_config, write_all
+from tests.train.small import config_of, fit_on_rank, raw_config, write_all
 from tests.train.test_alone import job_of, run, saved
 
 ROWS, STEPS = 300, 5  # of an epoch
@@ -33,18 +32,23 @@ def fitted(data: Path, folder: Path, **limits: Any) -> Result:
 
 
 def test_which_limit_is_reached() -> None:
-    both = TrainerConfig(max_steps=10, max_minutes=0.5)
-    assert reached(TrainerConfig(), 10**9, 1e9) is None
+    both = config_of(trainer__max_steps=10, trainer__max_minutes=0.5).trainer
+    assert reached(config_of().trainer, 10**9, 1e9) is None
     assert [reached(both, *at) for at in ((9, 29.9), (10, 0.0), (9, 30.0))] == [
         None, {"max_steps": 10}, {"max_minutes": 0.5}
     ]  # fmt: skip
     assert reason({"max_minutes": 0.5}) == "reached trainer.max_minutes: 0.5"
     assert [
-        is_raised(limit, TrainerConfig(max_steps=now)) for limit, now in (
+        is_raised(limit, config_of(trainer__max_steps=now).trainer) for limit, now in (
             (None, 10), ({}, 10), ({"max_steps": 10}, 10), ({"max_steps": 10}, 9), ({"max_steps": 10}, 11),
             ({"max_steps": 10}, None), ({"max_minutes": 1.0}, 10),
         )
     ] == [False, False, False, False, True, True, True]  # fmt: skip
+
+
+def test_shares_of_a_run_are_of_the_steps_that_it_will_have() -> None:
+    steps = [planned_steps(config_of(trainer__max_steps=most).trainer, 300) for most in (None, 7, 70)]
+    assert steps == [10, 7, 10]
 
 
 def test_a_run_with_a_larger_limit_goes_on_as_if_there_had_been_none(data: Path, tmp_path: Path) -> None:

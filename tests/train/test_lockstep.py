@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -13,15 +14,17 @@ import torch
 import torch.distributed as dist
 from ray.exceptions import WorkerCrashedError
 
+from rayrec.checkpoint import FencedError, TakenOverError
 from rayrec.data import DataError
-from rayrec.data.order.epoch import dealt
 from rayrec.distributed.comm import all_to_all, count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train import StorageError, TrainError
 from rayrec.train.errors import _raised_in, is_lost_peer, is_retryable
-from rayrec.train.worker.lockstep import Control, RankError, StepInput, in_step
-from rayrec.train.worker.window import Window
+from rayrec.train.worker.lockstep import Every, RankError, StepInput, in_step
+from rayrec.train.worker.window import Window, touched
 from tests.ranks import on_ranks
+from tests.train.small import USERS, Heard, config_of, control_of, fit_job, make_job, raw_config, write_all
 
 
 def batch(rows: int) -> Batch:
@@ -44,14 +47,10 @@ class Rows:
             raise self.error
 
 
-def control(group: dist.ProcessGroup) -> Control:
-    return Control(group.rank(), group.size(), group)
-
-
 def turns(group: dist.ProcessGroup, sizes: list[list[int]]) -> tuple[list[tuple[int, int, Any]], int]:
     mine = Rows(sizes[group.rank()])
     with count_collectives() as counted:
-        found = [(given.batch.rows, given.rows, given.cursor) for given in in_step(mine, batch(0), control(group))]
+        found = [(given.batch.rows, given.rows, given.cursor) for given in in_step(mine, batch(0), control_of(group))]
     return found, counted.total()
 
 
@@ -77,7 +76,7 @@ class Late(Rows):
 
 def waits(group: dist.ProcessGroup) -> list[float]:
     mine = Late([5, 5], 0.2) if group.rank() == 1 else Rows([5, 5])
-    return [given.wait_s for given in in_step(mine, batch(0), control(group), since=time.perf_counter() - 0.1)]
+    return [given.wait_s for given in in_step(mine, batch(0), control_of(group), since=time.perf_counter() - 0.1)]
 
 
 def test_a_step_has_waited_as_long_as_the_rank_that_waited_longest() -> None:
@@ -89,7 +88,7 @@ def test_a_step_has_waited_as_long_as_the_rank_that_waited_longest() -> None:
 def fails(group: dist.ProcessGroup, error: Exception) -> tuple[str, bool]:
     mine = Rows([5], error if group.rank() == 1 else None)
     with pytest.raises(RankError) as caught:
-        list(in_step(mine, batch(0), control(group)))
+        list(in_step(mine, batch(0), control_of(group)))
     return str(caught.value), caught.value.retry
 
 
@@ -106,7 +105,7 @@ def test_an_error_of_one_rank_ends_all_with_its_text(error: Exception, text: str
 
 
 def together(group: dist.ProcessGroup) -> list[Any]:
-    ranks = control(group)
+    ranks = control_of(group)
 
     def only_rank_1() -> int:
         if ranks.rank == 1:
@@ -123,19 +122,12 @@ def test_acts_that_fail_on_one_rank_fail_on_all() -> None:
 
 
 def test_alone_there_is_nothing_to_exchange() -> None:
-    alone = Control(0, 1, None)
+    alone = control_of()
     with count_collectives() as counted:
         assert [given.rows for given in in_step(Rows([3, 2]), batch(0), alone)] == [3, 2]
         with pytest.raises(RankError, match="bad"):
             list(in_step(Rows([3], ValueError("bad")), batch(0), alone))
     assert not counted
-
-
-@pytest.mark.parametrize(("batch_size", "world_size"), [(1024, 2), (1024, 3), (5, 4), (4, 4), (7, 1)])
-def test_a_batch_is_dealt_out_whole(batch_size: int, world_size: int) -> None:
-    shares = [dealt(batch_size, rank, world_size) for rank in range(world_size)]
-    assert sum(shares) == batch_size
-    assert max(shares) - min(shares) <= 1
 
 
 @pytest.mark.parametrize(
@@ -148,6 +140,8 @@ def test_a_batch_is_dealt_out_whole(batch_size: int, world_size: int) -> None:
         (FileNotFoundError("x"), False),
         (PermissionError("x"), False),
         (OSError("I/O error"), True),
+        (TakenOverError("here", "elsewhere"), False),
+        (FencedError("another attempt"), True),
         (dist.DistBackendError("NCCL error"), True),
         (RuntimeError("Connection reset by peer"), False),  # words decide nothing
         (WorkerCrashedError(), True),
@@ -175,7 +169,7 @@ def outlives_rank_1(group: dist.ProcessGroup, folder: Path, exchange: str) -> No
     parts = torch.zeros(2, 3, requires_grad=True)
     try:
         if exchange == "control":
-            control(group).sums([1.0])
+            control_of(group).sums([1.0])
         else:
             wait = all_to_all(torch.empty(2, 3), parts.detach(), None, None, group)
             wait()
@@ -228,7 +222,7 @@ def test_what_a_rank_sees_of_anothers_death_is_known_by_where_it_was_raised(tmp_
 def both_fail(group: dist.ProcessGroup) -> tuple[str, bool]:
     errors = [OSError("disk is away"), ValueError("a label is 2"), KeyError("x")]
     with pytest.raises(RankError) as caught:
-        control(group).load(1, 1.0, error=errors[group.rank()])
+        control_of(group).load(1, 1.0, error=errors[group.rank()])
     return str(caught.value), caught.value.retry
 
 
@@ -237,7 +231,7 @@ def test_of_several_failures_the_first_lasting_one_is_told() -> None:
 
 
 def at_unlike_places(group: dist.ProcessGroup) -> str:
-    ranks = control(group)
+    ranks = control_of(group)
     ranks.sums([1.0])
     with pytest.raises(RankError) as caught:
         ranks.gather("a") if group.rank() else ranks.load(3, 3.0)
@@ -252,7 +246,7 @@ def test_ranks_at_unlike_exchanges_are_told_so() -> None:
 
 def stopped(group: dist.ProcessGroup) -> list[bool]:
     asked = iter([False, group.rank() == 1, False])
-    ranks = Control(group.rank(), group.size(), group, stop_requested=lambda: next(asked))
+    ranks = control_of(group, lambda: next(asked))
     return [given.stop for given in in_step(Rows([2, 2]), batch(0), ranks)]
 
 
@@ -262,7 +256,7 @@ def test_a_stop_that_one_rank_has_heard_of_reaches_all_at_the_same_step() -> Non
 
 def speeds(group: dist.ProcessGroup) -> dict[str, Any]:
     """Two steps of 8 rows in all: rank 0 brings 6 of them in 1 s, rank 1 the others in 3 s."""
-    ranks = control(group)
+    ranks = control_of(group)
     window = Window(torch.device("cpu"), ranks, group)
     mine, seconds = ((6, 1.0), (2, 3.0))[group.rank()]
     for _ in range(2):
@@ -273,7 +267,7 @@ def speeds(group: dist.ProcessGroup) -> dict[str, Any]:
 
 def test_a_window_goes_on_from_its_state() -> None:
     """Also in a world of one."""
-    alone = Control(0, 1, None)
+    alone = control_of()
     window, other = (Window(torch.device("cpu"), alone, None) for _ in range(2))
     window.add(StepInput(batch(6), 6, 6.0, 1.0, 0, wait_s=0.5), torch.tensor(2.0), torch.arange(6.0), 1.0, 0.25)
     other.load_state(window.state())
@@ -287,3 +281,85 @@ def test_a_window_tells_the_speed_and_loss_of_all_ranks() -> None:
         assert figures["samples_per_second"] == pytest.approx(16 / 4)  # 16 rows in a mean of (2 + 6) / 2 seconds
         assert figures["loss"] == pytest.approx((12 * 0.0 + 4 * 1.0) / 16)
         assert figures["data_wait_fraction"] == pytest.approx(2 * 2 * 0.5 / 8)
+
+
+def every(interval: int | str | None) -> Every:
+    return Every(config_of(trainer__eval_every=interval).trainer.eval_every)
+
+
+def test_what_is_due_by_steps_and_by_time() -> None:
+    by_steps = every(3)
+    assert [by_steps.is_due(step, 0.0) for step in range(1, 7)] == [False, False, True, False, False, True]
+    by_time = every("2s")
+    assert [by_time.is_due(1, clock) for clock in (7.0, 8.0, 9.0, 10.0, 11.5)] == [False, False, True, False, True]
+    by_time.restart()
+    assert [by_time.is_due(1, clock) for clock in (99.0, 100.0, 101.0)] == [False, False, True]
+    never = every(None)
+    assert not never.is_due(1, 0.0) and not never.is_due(2, 1e9) and not never.is_early(1)
+
+
+def test_the_first_steps_are_early_until_the_first_duration_has_passed() -> None:
+    def early(turns: Every, clocks: list[float]) -> list[int]:
+        steps = enumerate(clocks, start=1)
+        return [step for step, clock in steps if not turns.is_due(step, clock) and turns.is_early(step)]
+
+    assert early(every("10s"), [0.1] * 63) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]
+    assert early(every("10s"), [0.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0, 10.0]) == [1, 2, 3]
+    assert early(every(5), [0.0] * 63) == []
+
+
+def window_of(steps: int, loss: float = 2.0) -> Window:
+    window = Window(torch.device("cpu"), control_of(), None)
+    for _ in range(steps):
+        window.add(StepInput(batch(4), 4, 2.0, 1.0, 0, wait_s=0.5), torch.tensor(loss), torch.zeros(4), 2.0)
+    return window
+
+
+def test_a_window_refuses_a_loss_that_is_not_finite_and_begins_anew() -> None:
+    window = window_of(3)
+    window.check(3)
+    with pytest.raises(TrainError, match="not finite at step 3"):
+        window.check(3, sound=False)
+    figures = window.close(3)
+    assert (figures["loss"], figures["samples_per_second"], figures["data_wait_fraction"]) == (2.0, 2.0, 0.25)
+    assert figures.keys() >= {"ne", "auc"} and window.empty
+    assert window.close(3)["loss"] is None and window.close(3)["samples_per_second"] == 0.0
+    bad = window_of(1, math.nan)
+    with pytest.raises(TrainError, match="at step 9"):
+        bad.close(9)
+    assert bad.empty and bad.close(10)["loss"] is None
+    waiting = window_of(0)
+    waiting.add(StepInput(batch(4), 4, 2.0, 1.0, 0, wait_s=5.0), torch.tensor(1.0), torch.zeros(4), 2.0, 0.5)
+    figures = waiting.close(1)
+    assert (figures["data_wait_fraction"], figures["exchange_fraction"]) == (1.0, 0.25)
+    assert waiting.state()["window/sums"].tolist() == [0.0] * 7
+
+
+def test_what_a_new_attempt_cannot_mend() -> None:
+    lasting = [FileNotFoundError(), PermissionError(), IsADirectoryError(), NotADirectoryError(), FileExistsError()]
+    assert not any(is_retryable(error) for error in [*lasting, ValueError("x"), KeyError("x"), StorageError("x")])
+    assert all(is_retryable(error) for error in (OSError("x"), EOFError(), BrokenPipeError(), TimeoutError()))
+
+
+def test_rows_and_skew_by_table() -> None:
+    lengths = torch.tensor([1, 1, 2, 0, 0, 3])  # of a, b and c, two examples each
+    sparse = KeyedJaggedTensor(["a", "b", "c"], torch.tensor([4, 4, 4, 9, 0, 1, 2]), lengths=lengths)
+    found = touched(sparse, [("both", ["a", "b"]), ("own", ["c"])])
+    assert found == {"both": {"ids": 4, "rows": 2, "top": 0.75}, "own": {"ids": 3, "rows": 3, "top": 1 / 3}}
+
+
+def test_a_table_without_an_id_has_no_skew() -> None:
+    nothing = KeyedJaggedTensor(["a"], torch.empty(0, dtype=torch.int64), lengths=torch.zeros(2, dtype=torch.int64))
+    assert touched(nothing, [("t", ["a"])]) == {"t": {"ids": 0, "rows": 0, "top": None}}
+
+
+def test_a_run_tells_how_tables_are_looked_up_once_a_minute(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    told: list[dict[str, Any]] = []
+    fit_job(make_job(raw_config(tmp_path, trainer__log_every=1)), None, Heard(told.append))
+    first, *later = [record for record in told if record["kind"] == "train"]
+    assert later and not any("tables" in record for record in later)
+    user = first["tables"]["user"]
+    assert set(first["tables"]) == {"user", "item", "tag"}
+    assert user["ids"] == first["samples"]
+    assert 1 < user["rows"] <= USERS and 1 / USERS <= user["top"] < 1

@@ -6,7 +6,6 @@ tables. Their seconds are of one core's time, as others may use the machine.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import subprocess
@@ -16,15 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from rayrec.distributed import ParameterSharding, ShardingPlan
-from rayrec.distributed.plan.cuts import whole
+from rayrec.cli import run
+from rayrec.distributed import ParameterSharding, Shard, ShardingPlan, Span
 from rayrec.train import write_report
 from rayrec.train.report.run import BRIEF_BYTES, MOST_EVENTS, MOST_LINES, Thinned, read_run
-from rayrec.train.report.runs import find_runs, list_table
-from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.mirror import Mirror
 
 
 def metrics(steps: int, log_every: int, checkpoint_every: int, tables: int) -> Iterator[str]:
@@ -58,7 +53,11 @@ def write_run(folder: Path, steps: int, log_every: int, checkpoint_every: int, t
         file.writelines(metrics(steps, log_every, checkpoint_every, tables))
     names = [f"table{i}" for i in range(tables)]
     shards = {
-        name: ParameterSharding(sharding_type="table_wise", compute_kernel="fused", shards=whole(name, 99, 16, [i % 8]))
+        name: ParameterSharding(
+            sharding_type="table_wise",
+            compute_kernel="fused",
+            shards=(Shard(table=name, rows=Span(0, 99), cols=Span(0, 16), rank=i % 8),),
+        )
         for i, name in enumerate(names)
     }
     (folder / "plan.json").write_text(json.dumps(ShardingPlan({"": shards}).to_dict()))
@@ -85,10 +84,10 @@ def test_a_report_of_a_long_run_is_not_longer(tmp_path: Path) -> None:
     short = write_report(write_run(tmp_path / "short", 30_000, 2, 4, 3)).stat().st_size
     long = write_report(write_run(tmp_path / "long", 60_000, 2, 4, 3)).stat().st_size
     assert long < 1.3 * short < 1e6
-    run = read_run(tmp_path / "long")
-    assert (len(run.train), len(run.evals), run.num_events) == (7501, 300, 15_000)
-    assert MOST_LINES >= len(run.train) > MOST_LINES / 2 and len(run.events) <= MOST_EVENTS + 1
-    assert run.steps == run.train[-1]["step"] == run.events[-1]["step"] == 60_000
+    long_run = read_run(tmp_path / "long")
+    assert (len(long_run.train), len(long_run.evals), long_run.num_events) == (7501, 300, 15_000)
+    assert MOST_LINES >= len(long_run.train) > MOST_LINES / 2 and len(long_run.events) <= MOST_EVENTS + 1
+    assert long_run.steps == long_run.train[-1]["step"] == long_run.events[-1]["step"] == 60_000
     assert "14,800 earlier events are in metrics.jsonl" in (tmp_path / "long" / "report.html").read_text()
 
 
@@ -101,45 +100,6 @@ def test_a_brief_look_at_a_run_finds_how_it_stands(tmp_path: Path) -> None:
     assert brief.train[-1] == whole_run.train[-1] and len(brief.train) < 100 and not brief.problems
     few = write_run(tmp_path / "b", 20, 10, 10, 1)
     assert read_run(few, brief=True).train == read_run(few).train
-
-
-def test_a_mirror_sends_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    here = RunFolder.at(f"file://{tmp_path}/there", "run")
-    here.path.mkdir(parents=True, exist_ok=True)
-    mirror, there = Mirror(here), tmp_path / "there" / "run"
-    line = "x" * 999 + "\n"
-    sent = []
-    write = type(mirror._remote).write  # type: ignore[union-attr]
-
-    def counted(folder: object, name: str, data: bytes) -> None:
-        sent.append(len(data))
-        write(folder, name, data)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(mirror._remote), "write", counted)
-    for _ in range(500):
-        with open(here.metrics, "a") as file:
-            file.write(line)
-        mirror.push(pytest.fail)
-    assert sum(sent) < 5 * 500 * len(line), "the whole file each time would be 250 times as much"
-    assert len(list(there.glob("metrics*"))) < 50
-    other = Mirror(RunFolder.at(f"file://{tmp_path}/there", "run"))
-    wanted = here.metrics.read_bytes()
-    here.metrics.unlink()
-    other.pull()
-    assert here.metrics.read_bytes() == wanted
-    sent.clear()
-    other.push(pytest.fail)
-    assert sent == [], "there is nothing new"
-    with open(here.metrics, "a") as file:
-        file.write("new\n")
-    other.push(pytest.fail)
-    assert sum(sent) < 50 * len(line)
-    here.metrics.write_text("begun again\n")
-    other.push(pytest.fail)
-    here.metrics.unlink()
-    Mirror(here).pull()
-    assert here.metrics.read_text() == "begun again\n"
 
 
 MAKE = """
@@ -170,15 +130,14 @@ def test_the_report_of_ten_million_steps(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_a_list_of_a_thousand_runs(tmp_path: Path) -> None:
+def test_a_list_of_a_thousand_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(1000):
         write_run(tmp_path / f"run{number}", 20_000, 20, 1000, 20)
     began = time.process_time()
-    runs = find_runs(tmp_path)
-    Console(file=io.StringIO()).print(list_table(runs))
+    assert run(["runs", "list", str(tmp_path)]) == 0
     seconds, began = time.process_time() - began, time.process_time()
     for number in range(20):
         read_run(tmp_path / f"run{number}")
     whole = 50 * (time.process_time() - began)
     print(f"{seconds:.1f} s, reading them whole {whole:.1f} s")
-    assert len(runs) == 1000 and seconds <= 0.8 * whole
+    assert sum(" run" in line for line in capsys.readouterr().out.splitlines()) >= 1000 and seconds <= 0.8 * whole

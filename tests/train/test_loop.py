@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.data import empty_batch
@@ -21,18 +23,18 @@ from rayrec.distributed.comm import count_bytes, count_collectives
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.train import TrainError
-from rayrec.train.worker.learner import Learner, make_learner
+from rayrec.train import TrainError, parse_config
 from rayrec.train.worker.lockstep import RankError, in_step
-from rayrec.train.worker.loop import fit
-from rayrec.train.worker.session import session_alone
+from rayrec.train.worker.micro_batches import micro_batch_of
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import (
     ITEMS,
     TAGS,
     USERS,
     Silent,
+    fit_job,
     fit_on_rank,
+    learner_of,
     make_job,
     rank_session,
     raw_config,
@@ -111,25 +113,30 @@ class Steps:
         return ((step, None) for step in self.steps)
 
 
-def parameters(learner: Learner) -> dict[str, torch.Tensor]:
+def parameters(learner: Any) -> dict[str, torch.Tensor]:
     dense = {name: p.detach().clone() for name, p in learner.model.other_parameters().items()}
     return dense
 
 
-def scores(learner: Learner, probe: Batch) -> torch.Tensor:
+def scores(learner: Any, probe: Batch) -> torch.Tensor:
     """Logits of a probe batch: they show every parameter, sharded or not."""
     learner.model.eval()
     return learner.score(probe)
+
+
+def in_turn(steps: list[Batch], raw: dict[str, Any], control: Any) -> Iterator[Any]:
+    """The batches of a rank, step by step with the other ranks."""
+    return in_step(Steps(steps), empty_batch(parse_config(raw).data_schema), control)
 
 
 def trained(
     group: dist.ProcessGroup, raw: dict[str, Any], steps: list[Batch], probe: Batch
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, Counter[str]]:
     session = rank_session(group)
-    learner = make_learner(make_job(raw), session)
-    for given in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
+    learner = learner_of(make_job(raw), session)
+    for turn in in_turn(steps, raw, session.control):
         with count_collectives() as counted:
-            learner.step(given.batch, given.share)
+            learner.step(turn.batch, turn.share)
     return parameters(learner), scores(learner, probe), counted
 
 
@@ -161,8 +168,8 @@ def test_unequal_ranks_train_as_one_process_on_all_rows(folder: Path, plan: str,
         steps = [[with_likes(part, rank) for rank, part in enumerate(step)] for step in steps]
     (probe,) = batches([30], 99)
     probe = with_likes(probe, 99) if several else probe
-    session = session_alone(Silent())
-    alone = make_learner(make_job(raw), session)
+    session = rank_session()
+    alone = learner_of(make_job(raw), session)
     for parts in steps:
         alone.step(joined(parts), share=1.0)
     per_rank = PerRank([[step[rank] for step in steps] for rank in range(2)])
@@ -250,11 +257,11 @@ def test_a_run_moves_between_numbers_of_ranks(tmp_path: Path) -> None:
 
 def told_progress(group: dist.ProcessGroup, raw: dict[str, Any]) -> list[tuple[int, int]]:
     """(step, steps of the whole run) as told after every step."""
-    session = rank_session(group)
+    sink = Silent()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rayrec.train.worker.reporter.PROGRESS_EVERY_S", 0.0)
-        fit(make_job(raw), session)
-    return [(told["step"], told["total_steps"]) for told in session.sink.records if told["kind"] == "progress"]
+        fit_job(make_job(raw), group, sink)
+    return [(told["step"], told["total_steps"]) for told in sink.records if told["kind"] == "progress"]
 
 
 def test_the_number_of_steps_is_known_from_the_first_one_on(tmp_path: Path) -> None:
@@ -336,7 +343,7 @@ class Hashed(torch.nn.Module):
 
 def test_a_model_that_cannot_be_worked_through_in_parts_is_told_so(folder: Path) -> None:
     raw = raw_config(folder, trainer__micro_batches=2)
-    learner = make_learner(replace(make_job(raw), factory=Hashed), session_alone(Silent()))
+    learner = learner_of(replace(make_job(raw), factory=Hashed))
     with pytest.raises(TrainError, match=r"micro_batches: the model must pass batch\.sparse unchanged"):
         learner.step(batches([8], 1)[0], 1.0)
 
@@ -367,10 +374,10 @@ class Sequences(torch.nn.Module):
 
 
 def trained_sequences(group: dist.ProcessGroup | None, raw: dict[str, Any], steps: list[Batch], probe: Batch) -> Any:
-    session = session_alone(Silent()) if group is None else rank_session(group)
-    learner = make_learner(replace(make_job(raw), factory=Sequences), session)
-    for given in in_step(Steps(steps), empty_batch(make_job(raw).config.data_schema), session.control):
-        learner.step(given.batch, given.share)
+    session = rank_session(group)
+    learner = learner_of(replace(make_job(raw), factory=Sequences), session)
+    for turn in in_turn(steps, raw, session.control):
+        learner.step(turn.batch, turn.share)
     return scores(learner, probe), set(learner.decision.plan.plan)
 
 
@@ -385,3 +392,32 @@ def test_embedding_collections_are_sharded_by_the_trainer_too(folder: Path) -> N
         for logits, modules in on_ranks(2, trained_sequences, raw, dealt_out, probe):
             assert modules == {"sequences"}
             torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-5)
+
+
+def of_rows(rows: int, weighted: bool = False) -> Batch:
+    """Two features with up to three ids a row, drawn alike for alike arguments."""
+    draw = torch.Generator().manual_seed(rows)
+    lengths = torch.randint(0, 4, (2 * rows,), generator=draw)
+    values = torch.arange(int(lengths.sum()))
+    sparse = KeyedJaggedTensor(["f", "g"], values, values / 7.0 if weighted else None, lengths=lengths, stride=rows)
+    weight = torch.rand(rows, generator=draw) if weighted else None
+    return Batch(torch.rand(rows, 3, generator=draw), sparse, torch.arange(rows).float(), weight)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 9), st.data(), st.booleans())
+def test_a_part_of_a_batch_has_its_rows(rows: int, data: st.DataObject, weighted: bool) -> None:
+    whole = of_rows(rows, weighted)
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, rows), st.integers(0, rows))))
+    part = micro_batch_of(whole, start, stop)
+    assert part.rows == stop - start and part.sparse.stride() == stop - start
+    assert torch.equal(part.dense, whole.dense[start:stop]) and torch.equal(part.label, whole.label[start:stop])
+    assert part.sparse.keys() == ["f", "g"]
+    for key in ("f", "g"):
+        told, all_of = part.sparse[key].to_dense(), whole.sparse[key].to_dense()
+        assert [row.tolist() for row in told] == [row.tolist() for row in all_of[start:stop]]
+    if weighted:
+        assert part.weight is not None and torch.equal(part.weight, whole.weight[start:stop])  # type: ignore[index]
+        assert torch.equal(part.sparse.weights(), part.sparse.values() / 7.0)
+    else:
+        assert part.weight is None and part.sparse.weights_or_none() is None

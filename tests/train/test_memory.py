@@ -12,14 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.distributed.planner.report.text import human_bytes
 from rayrec.models import DLRM, Batch
-from rayrec.train.errors import is_retryable
-from rayrec.train.worker.learner import make_learner
-from rayrec.train.worker.loop import fit
 from rayrec.train.worker.memory import OutOfMemory, is_out_of_memory, memory_use, out_of_memory
-from rayrec.train.worker.session import session_alone
-from tests.train.small import Silent, make_job, raw_config, write_all
+from tests.train.small import fit_job, learner_of, make_job, raw_config, write_all
 
 TOO_MUCH = 1 << 60
 
@@ -42,7 +37,7 @@ def test_the_tables_and_what_is_free_are_named(tmp_path: Path) -> None:
     raw = raw_config(write_all(tmp_path, rows=300), storage__path=str(tmp_path / "run"))
     job = replace(make_job(raw), factory=partial(Grows, 3))
     with pytest.raises(OutOfMemory) as caught:
-        fit(job, session_alone(Silent()))
+        fit_job(job)
     text = str(caught.value)
     assert text.startswith("rank 0 is out of memory: ") and f"{TOO_MUCH}" in text
     for table in job.config.tables:
@@ -51,7 +46,7 @@ def test_the_tables_and_what_is_free_are_named(tmp_path: Path) -> None:
     assert f"{len(job.config.tables)} tables" in text and tables < 1 << 20 and " KiB (" in text
     assert re.search(r"activations and the rest [\d.]+ [MG]iB; its host has [\d.]+ [MG]iB of [\d.]+ [MGT]iB free", text)
     assert "trainer.batch_size" in text
-    assert not is_retryable(caught.value) and isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_the_largest_tables_are_named_first_with_their_optimizer_states(tmp_path: Path) -> None:
@@ -60,11 +55,11 @@ def test_the_largest_tables_are_named_first_with_their_optimizer_states(tmp_path
         {"name": f"t{place}", "rows": 10_000 * place, "dim": 8, "features": ["user", "item", "tags"]}
         for place in (1, 6, 3, 2, 5, 4)
     ]
-    learner = make_learner(make_job(raw), session_alone(Silent()))
-    sizes = {place: 10_000 * place * (8 + 1) * 4 for place in range(1, 7)}  # row-wise: a number beside each row
-    named = ", ".join(f"t{place} {human_bytes(sizes[place])}" for place in (6, 5, 4, 3, 2))
+    learner = learner_of(make_job(raw))
+    # Row-wise: a number beside each row, so table `t1` has 10,000 × (8 + 1) × 4 bytes.
+    named = "t6 2.1 MiB, t5 1.7 MiB, t4 1.4 MiB, t3 1.0 MiB, t2 703.1 KiB"
     text = memory_use(learner, torch.device("cpu")).replace("embedding_bags.embedding_bags.", "")
-    assert text.startswith(f"6 tables with optimizer state use {human_bytes(sum(sizes.values()))} ({named}), ")
+    assert text.startswith(f"6 tables with optimizer state use 7.2 MiB ({named}), ")
 
 
 def test_tables_that_do_not_fit_are_told_before_there_is_a_model() -> None:

@@ -1,11 +1,15 @@
-"""A month of faults against the run's own decision code, with a clock of its own: it ends for nothing that passes."""
+"""A month of faults against the run's own decision code, with a clock of its own: only what lasts ends a run.
+
+Then waits for room and failed starts, one by one.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +18,26 @@ from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision, create_failure_policy
 from ray.train.v2.api.config import FailureConfig
-from ray.train.v2.api.exceptions import ControllerError
-from rich.console import Console
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from rayrec._runtime.ray_internals import with_limit
-from rayrec.checkpoint.config import StorageConfig
 from rayrec.storage.retries import Patience
-from rayrec.train import Display, TrainError
-from rayrec.train.config.trainer import TrainerConfig
+from rayrec.train import TrainError
 from rayrec.train.driver.elastic import DrainNotices
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit, failure_reporter
-from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand, Node, missing_resources
 from rayrec.train.driver.room import RoomWait
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
-from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.storage_retry import StorageRetry
 from tests.train.pretended_ray import Actor, PretendedRay, pretended
+from tests.train.small import config_of, control_of, recorder_of
 
 __all__ = ["pretended"]
 
 EVENTS, MONTH_S = 10_000, 30 * 86_400.0
 NODES = 8
-TRAINER, STORAGE = TrainerConfig(num_workers=NODES), StorageConfig()
+CONFIG = config_of(trainer__num_workers=NODES)
+TRAINER, STORAGE = CONFIG.trainer, CONFIG.storage
 CHECKPOINT_EVERY_S = 900.0
 NEED = Demand(num_workers=NODES, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
 LOST = RayActorError(None, "The actor died because its node was lost.")
@@ -73,7 +73,7 @@ class Month:
     def __init__(self, folder: Path, clock: Clock, limit_s: float | None = None) -> None:
         self.clock, self.step, self.nodes, self.came = clock, 0, [f"node{i}" for i in range(NODES)], NODES
         self.limit_s, self.attempts, self.failures = limit_s, 0, 0
-        self.recorder = Recorder(RunFolder(folder), Display(Console(quiet=True)))
+        self.recorder = recorder_of(folder)
         self.launch()
 
     def launch(self) -> None:
@@ -182,7 +182,7 @@ def storage_away(run: Month, draw: random.Random) -> None:
         if run.clock.now < back:
             raise OSError("the storage is away")
 
-    retry = StorageRetry(Control(0, 1, None), Patience(outage_s=STORAGE.patience_s), lambda _: None)
+    retry = StorageRetry(control_of(), Patience(outage_s=STORAGE.patience_s), lambda _: None)
     while True:
         try:
             return retry("loading", load)
@@ -224,13 +224,14 @@ FAULTS: tuple[Callable[[Month, random.Random], object], ...] = (
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch, pretended: PretendedRay) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch, pretended: PretendedRay) -> Iterator[Clock]:
     made = Clock()
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # Ray logs each decision at length
+    logging.disable(logging.CRITICAL)  # Ray logs each decision at length
     for module in ("run.log", "worker.storage_retry"):
         monkeypatch.setattr(f"rayrec.train.{module}.time", made)
     monkeypatch.setattr("rayrec.train.worker.storage_retry.StorageRetry._reporting", _silent)
-    return made
+    yield made
+    logging.disable(logging.NOTSET)
 
 
 def _silent(self: Any, what: str) -> Any:
@@ -287,3 +288,65 @@ def has_waited_too_long(run: Month) -> None:
 def test_what_does_end_a_run(ends: Callable[[Month], None], reason: str, tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(Ended, match=reason):
         ends(Month(tmp_path, clock, limit_s=3600.0))
+
+
+def test_a_wait_is_told_once_a_minute_and_ends_at_its_limit() -> None:
+    for limit_s in (None, 200.0):
+        wait = RoomWait(limit_s)
+        assert wait.update(0.0, lambda: "a node", 1000.0) is None, "the workers run"
+        lines = {second: wait.update(5.0, lambda: "a node", 1000.0 + second) for second in range(0, 190, 10)}
+        told = {second: line for second, line in lines.items() if line is not None}
+        assert told == {60 * n: f"Waiting for room, {n} min so far: a node." for n in (1, 2, 3)}
+        assert wait.given_up is None
+        assert wait.update(5.0, lambda: None, 1195.0) is None, "there is room: the workers are started"
+        wait.update(5.0, lambda: "a node", 1300.0)
+        wait.update(5.0, lambda: "a node", 1499.0)
+        assert wait.given_up is None, "each wait counts for itself"
+        wait.update(5.0, lambda: "a node", 1500.0)
+        text = "No room for the workers within trainer.wait_for_room_s=200 s: a node."
+        assert wait.given_up == (None if limit_s is None else text)
+
+
+def test_a_run_that_does_not_wait_leaves_ray_time_to_free_resources() -> None:
+    wait = RoomWait(0.0, least_s=30.0)
+    assert wait.update(5.0, lambda: "a node", 1000.0) is None and wait.given_up is None
+    wait.update(5.0, lambda: "a node", 1029.0)
+    assert wait.given_up is None
+    wait.update(5.0, lambda: "a node", 1030.0)
+    assert wait.given_up == "No room for the workers and the run does not wait (trainer.wait_for_room_s=0): a node."
+    assert RoomWait(0.0).update(1.0, lambda: None, 1000.0) is None
+
+
+def test_the_mailbox_knows_whether_there_are_workers() -> None:
+    box = Mailbox()
+    time.sleep(0.01)
+    assert box.idle_s() > 0
+    box.begin(leader=True)
+    assert box.idle_s() == 0
+    for kind in ("failure", "restart"):
+        box.put({"kind": kind, "reason": "x"})
+        time.sleep(0.01)
+        assert 0 < box.idle_s() < 60
+        box.put({"kind": "progress", "step": 1})
+        assert box.idle_s() == 0
+
+
+def test_waits_are_not_counted_and_failed_starts_are_in_a_row(pretended: PretendedRay) -> None:
+    """Ray's own policy counts both over the whole run."""
+    box = Mailbox()
+    policy = with_limit(
+        create_failure_policy(FailureConfig(max_failures=-1, controller_failure_limit=-1)), RestartLimit(Actor(box))
+    )
+    late = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
+    failed = ControllerError(WorkerGroupStartupFailedError("an actor died"))
+    lost = WorkerGroupError("a worker was lost", {0: ValueError("x")})
+    for _ in range(20):
+        assert policy.make_decision(late) == FailureDecision.RETRY
+        for error in [failed] * MAX_FAILED_STARTS + [lost]:
+            assert policy.make_decision(error) == FailureDecision.RETRY
+    decisions = [policy.make_decision(failed) for _ in range(MAX_FAILED_STARTS + 1)]
+    assert decisions == [FailureDecision.RETRY] * MAX_FAILED_STARTS + [FailureDecision.RAISE]
+    assert policy.make_decision(ControllerError(ValueError("a bug"))) == FailureDecision.RAISE
+    assert policy.make_decision(late) == FailureDecision.RETRY
+    box.put({"kind": "fatal", "rank": 0, "error": "no room", "final": True})
+    assert policy.make_decision(late) == FailureDecision.RAISE

@@ -18,10 +18,8 @@ from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.models.loss import Head
 from rayrec.train import ConfigError, TrainError, evaluate_run, parse_config
-from rayrec.train.worker.loop import score_checkpoint
-from rayrec.train.worker.session import session_alone
 from tests.ranks import on_ranks
-from tests.train.small import Silent, fit_on_rank, make_job, rank_session, raw_config, write_all
+from tests.train.small import fit_on_rank, make_job, raw_config, score_job, write_all
 from tests.train.test_fit import records, shown, trainer
 
 
@@ -87,7 +85,7 @@ def test_a_number_beside_a_binary_label(tmp_path: Path) -> None:
 
 
 def scores_on_rank(group: dist.ProcessGroup, raw: dict[str, Any]) -> dict[str, Any]:
-    return score_checkpoint(make_job(raw), rank_session(group))
+    return score_job(make_job(raw), group)
 
 
 @pytest.mark.parametrize("labels", [stars, both])
@@ -96,7 +94,7 @@ def test_two_ranks_train_too_and_score_a_checkpoint_as_one_does(tmp_path: Path, 
     raw = raw_config(tmp_path, **labels(tmp_path, trainer__epochs=6))
     trained = on_ranks(2, fit_on_rank, raw)[0]["eval"]
     assert trained["r2"] > 0.3
-    alone = score_checkpoint(make_job(raw), session_alone(Silent()))
+    alone = score_job(make_job(raw))
     again = on_ranks(2, scores_on_rank, raw)[0]
     for name in ("mse", "mae", "r2", "label_mean", "prediction_mean", "samples"):
         assert alone[name] == pytest.approx(trained[name], abs=1e-6)

@@ -26,22 +26,17 @@ from ray.train.torch import TorchTrainer
 from rich.console import Console
 
 from rayrec.train import Display, Interrupted, ResourceError, TrainError
-from rayrec.train.config.trainer import ResourcesConfig, TrainerConfig
 from rayrec.train.driver import elastic, room
 from rayrec.train.driver.cluster import Cluster, connected
-from rayrec.train.driver.elastic import NEVER_S, REQUEST, release_request, resizing
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, RestartLimit, failure_reporter
-from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
-from rayrec.train.driver.room import await_resources
 from rayrec.train.driver.run_job import run_job
 from rayrec.train.driver.trackers import GAUGES, ExportedMetrics
 from rayrec.train.run.log import Mailbox, Record, sink_to
-from rayrec.train.worker.session import Job
 from rayrec.train.worker.start import start_worker
 from tests.ranks import on_ranks
-from tests.train.pretended_ray import Actor, PretendedRay, pretended
-from tests.train.small import make_job, raw_config, write_all
+from tests.train.pretended_ray import Actor, PretendedRay, pretended, set_seconds
+from tests.train.small import config_of, make_job, raw_config, recorder_of, write_all
 
 __all__ = ["pretended"]
 
@@ -218,8 +213,7 @@ NEED = Demand(num_workers=2, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.5)
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "CHECK_EVERY_S", 0.01)
-    monkeypatch.setattr(room, "REPORT_EVERY_S", 0.0)
+    set_seconds(monkeypatch, room, CHECK_EVERY_S=0.01, REPORT_EVERY_S=0.0)
 
 
 def becomes(pretended: PretendedRay, lines: Callable[[], list[str]], resources: dict[str, float]) -> threading.Thread:
@@ -255,12 +249,12 @@ def test_a_run_says_what_it_waits_for(
     display, lines = shown()
     pretended.resources, pretended.free = resources, free
     change = becomes(pretended, lines, {"CPU": 2.5, "GPU": 2.0})
-    await_resources(Cluster(local=False), NEED, None, display)
+    room.await_resources(Cluster(local=False), NEED, None, display)
     change.join()
     assert lines()[0] == f"Waiting for room: {lack}. Ctrl-C ends the wait."
     assert lines()[1] == f"Waiting for room, 0 min so far: {lack}."
     before = lines()
-    await_resources(Cluster(local=False), NEED, 0.0, display)
+    room.await_resources(Cluster(local=False), NEED, 0.0, display)
     assert lines() == before, "what fits at once is not waited for"
 
 
@@ -270,7 +264,7 @@ def test_a_cluster_that_may_grow_is_asked_to_until_it_has(pretended: PretendedRa
     pretended.resources = {"CPU": 1.0}
     pretended.coordinator().target.request_resources("another", [{"CPU": 7.0}], 180)
     change = becomes(pretended, lines, {"CPU": 2.5, "GPU": 2.0})
-    await_resources(Cluster(local=False), NEED, None, display)
+    room.await_resources(Cluster(local=False), NEED, None, display)
     change.join()
     mine = [NEED.per_worker, NEED.per_worker, {"CPU": 0.5}]
     assert pretended.requested == [[{"CPU": 7.0}], [{"CPU": 7.0}, *mine], [{"CPU": 7.0}]]
@@ -286,7 +280,7 @@ def test_runs_that_wait_do_not_withdraw_each_others_requests(pretended: Pretende
 
     def first() -> None:
         try:
-            await_resources(Cluster(local=False), NEED, None, display, "first")
+            room.await_resources(Cluster(local=False), NEED, None, display, "first")
         except BaseException as error:
             failed.append(error)
 
@@ -299,7 +293,7 @@ def test_runs_that_wait_do_not_withdraw_each_others_requests(pretended: Pretende
     assert pretended.requested[-1] == mine
     second, more = shown()
     change = becomes(pretended, more, {"CPU": 2.0})
-    await_resources(Cluster(local=False), small, None, second, "second")
+    room.await_resources(Cluster(local=False), small, None, second, "second")
     change.join()
     assert pretended.requested[-2:] == [[*mine, {"CPU": 2.0}], mine]
     pretended.resources = {"CPU": 2.5, "GPU": 2.0}
@@ -329,7 +323,7 @@ def test_a_run_without_room_is_refused_in_time(
     pretended.resources, pretended.free = resources, free
     display, lines = shown()
     with pytest.raises(ResourceError, match=words):
-        await_resources(Cluster(local=False), NEED, limit_s, display)
+        room.await_resources(Cluster(local=False), NEED, limit_s, display)
     assert bool(lines()) == (limit_s > 0) and pretended.requested[-1:] in ([], [[]])
 
 
@@ -346,58 +340,64 @@ def test_more_than_a_cluster_of_fixed_size_has_is_refused(
     pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch, status: bytes | None
 ) -> None:
     pretended.resources, pretended.autoscaler = {"CPU": 1.0, "GPU": 8.0}, status
-    monkeypatch.setattr(room, "JOINING_S", 0.05)
+    set_seconds(monkeypatch, room, JOINING_S=0.05)
     with pytest.raises(ResourceError, match=r"the run needs 2\.5 CPUs .*, but the Ray cluster has 1;"):
-        await_resources(Cluster(local=False), NEED, None, shown()[0])
+        room.await_resources(Cluster(local=False), NEED, None, shown()[0])
     pretended.resources = {"CPU": 3.0, "GPU": 2.0}
-    pinned = replace(NEED, selection=ResourcesConfig(label_selector={"region": "in(a, b)"}))
+    pinned = replace(
+        NEED,
+        selection=config_of(
+            trainer__num_workers=1, trainer__resources={"label_selector": {"region": "in(a, b)"}}
+        ).trainer.resources,
+    )
     with pytest.raises(ResourceError, match=r"need 1 GPU, label region=in\(a, b\) each; .* for 0; change trainer\.res"):
-        await_resources(Cluster(local=False), pinned, None, shown()[0])
+        room.await_resources(Cluster(local=False), pinned, None, shown()[0])
 
 
 @pytest.mark.usefixtures("soon")
 def test_an_autoscaler_is_waited_for(pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
     pretended.resources, pretended.autoscaler = {"CPU": 1.0}, status_of(UNMANAGED, "gpu-workers")
-    monkeypatch.setattr(room, "JOINING_S", 0.0)
+    set_seconds(monkeypatch, room, JOINING_S=0.0)
     display, lines = shown()
     change = becomes(pretended, lines, {"CPU": 2.5, "GPU": 2.0})
-    await_resources(Cluster(local=False), NEED, None, display)
+    room.await_resources(Cluster(local=False), NEED, None, display)
     change.join()
 
 
 def test_this_machine_does_not_grow_by_waiting(pretended: PretendedRay) -> None:
     pretended.resources, pretended.free = {"CPU": 2.5, "GPU": 2.0}, {}
-    await_resources(Cluster(local=True), NEED, None, shown()[0])
+    room.await_resources(Cluster(local=True), NEED, None, shown()[0])
     pretended.resources = {"CPU": 2.0, "GPU": 2.0}
     with pytest.raises(ResourceError, match="but this machine has 2;"):
-        await_resources(Cluster(local=True), NEED, None, shown()[0])
+        room.await_resources(Cluster(local=True), NEED, None, shown()[0])
 
 
 def test_what_a_killed_driver_has_requested_is_withdrawn(pretended: PretendedRay, tmp_path: Path) -> None:
     account = with_account(pretended, Account())
-    release_request(tmp_path)
+    elastic.release_request(tmp_path)
     assert account.cancelled == [], "nothing was requested"
-    (tmp_path / REQUEST).write_text("train-abc")
-    release_request(tmp_path)
+    (tmp_path / elastic.REQUEST).write_text("train-abc")
+    elastic.release_request(tmp_path)
     assert account.cancelled == ["train-abc"]
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "CHECK_EVERY_S", 0.001)
-    monkeypatch.setattr(elastic, "SETTLED_S", 0.0)
+    set_seconds(monkeypatch, elastic, CHECK_EVERY_S=0.001, SETTLED_S=0.0)
 
 
 def grown(pretended: PretendedRay, workers: Any, running: int, comes: dict[str, Any]) -> int:
     """How often growth was asked for in the looks after a node came."""
     need = Demand(num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
     asked: list[str] = []
-    with resizing(TrainerConfig(num_workers=workers), need, Attempt(running), asked.append, Cluster(local=False)):
+    with elastic.resizing(
+        config_of(trainer__num_workers=workers).trainer, need, Attempt(running), asked.append, Cluster(local=False)
+    ):
         look_more(pretended)
         assert not asked, "all nodes were there when it began"
         pretended.nodes = [*pretended.nodes, comes]
         look_more(pretended)
-    assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-resizing"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-elastic.resizing"]
     return len(asked)
 
 
@@ -426,7 +426,7 @@ def test_what_other_jobs_have_taken_is_no_room(pretended: PretendedRay) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "SETTLED_S", 1e9)
+    set_seconds(monkeypatch, elastic, SETTLED_S=1e9)
     pretended.nodes = [node("a")]
     assert grown(pretended, [1, 2], 1, node("b")) == 0
     pretended.nodes = [{"an odd": "node"}]
@@ -434,16 +434,22 @@ def test_a_node_is_no_room_before_ray_has_counted_it(pretended: PretendedRay, mo
 
 
 def test_this_machine_is_not_watched(pretended: PretendedRay) -> None:
-    with resizing(TrainerConfig(num_workers=1), NEED, Attempt(1), lambda _: None, Cluster(local=True)):
-        assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-resizing"]
+    with elastic.resizing(
+        config_of(trainer__num_workers=1).trainer, NEED, Attempt(1), lambda _: None, Cluster(local=True)
+    ):
+        assert not [thread for thread in threading.enumerate() if thread.name == "rayrec-elastic.resizing"]
 
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("workers", [2, [1, 2]])
 def test_a_node_that_ray_takes_away_is_left_at_once(pretended: PretendedRay, workers: Any) -> None:
     pretended.nodes, asked = [node("abcdefghij"), node("other")], []  # type: ignore[var-annotated]
-    with resizing(
-        TrainerConfig(num_workers=workers), NEED, Attempt(2, {"abcdefghij"}), asked.append, Cluster(local=False)
+    with elastic.resizing(
+        config_of(trainer__num_workers=workers).trainer,
+        NEED,
+        Attempt(2, {"abcdefghij"}),
+        asked.append,
+        Cluster(local=False),
     ):
         pretended.draining = {"other": 0}
         look_more(pretended)
@@ -495,10 +501,10 @@ class Run:
     def __init__(self, folder: Path, out: Path, **trainer: Any) -> None:
         raw = raw_config(folder, storage__path=str(out))
         raw["trainer"] |= {"num_workers": 2, "use_gpu": False, **trainer}
-        self.job: Job = make_job(raw)
+        self.job = make_job(raw)
         self.job.files.create()
         self.display, self.lines = shown()
-        self.recorder = Recorder(self.job.files, self.display)
+        self.recorder = recorder_of(self.job.folder, self.display)
         self.trainers: list[Any] = []
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch, act: Callable[[Mailbox], object]) -> dict[str, Any]:
@@ -539,7 +545,7 @@ def test_a_run_on_ray_asks_for_its_workers_and_hears_their_outcome(
     scaling, failures = made.scaling_config, made.run_config.failure_config
     assert (scaling.num_workers, scaling.use_gpu, scaling.resources_per_worker) == (2, False, {"CPU": 1.0})
     assert (scaling.accelerator_type, scaling.label_selector, scaling.placement_strategy) == (None, None, "PACK")
-    assert scaling.elastic_resize_monitor_interval_s == NEVER_S
+    assert scaling.elastic_resize_monitor_interval_s == elastic.NEVER_S
     assert (made.backend_config.backend, made.backend_config.timeout_s) == ("gloo", 160)
     assert (failures.max_failures, failures.controller_failure_limit) == (-1, -1)
     assert (made.run_config.name, made.run_config.storage_path) == ("small", str(run.job.files.ray_state))
@@ -579,7 +585,7 @@ def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(
     run = Run(folder, tmp_path, num_workers=[1, 4], use_gpu="auto", cpus_per_worker=0.5)
     run.job = replace(run.job, config=with_reads_on_ray(run.job))
     run.job.files.ray_state.mkdir()
-    (run.job.files.ray_state / REQUEST).write_text("train-killed")
+    (run.job.files.ray_state / elastic.REQUEST).write_text("train-killed")
     (run.job.files.ray_state / "left").touch()
     run(monkeypatch, ends_well)
     (made,) = run.trainers
@@ -587,7 +593,7 @@ def test_an_elastic_run_asks_for_as_many_workers_as_there_is_room_for(
     assert made.scaling_config.resources_per_worker == {"CPU": 0.5, "GPU": 1.0}
     assert made.backend_config.backend == "nccl"
     assert made.run_config.failure_config.controller_failure_limit == -1
-    assert account.cancelled == ["train-killed"] and run.noted == [REQUEST]
+    assert account.cancelled == ["train-killed"] and run.noted == [elastic.REQUEST]
     assert cloudpickle.loads(made.train_loop_config["job"]).config.data.read.cpus_per_read == 0.0
     assert run.lines() == ["Starting 1 to 4 workers (1 GPU each) on the Ray …"]
 
@@ -608,7 +614,7 @@ def test_a_machine_with_one_gpu_trains_on_it_and_says_so(
     ]
 
 
-def with_reads_on_ray(job: Job) -> Any:
+def with_reads_on_ray(job: Any) -> Any:
     read = job.config.data.read.model_copy(update={"reader": "ray", "cpus_per_read": 0.5})
     return job.config.model_copy(update={"data": job.config.data.model_copy(update={"read": read})})
 
@@ -686,15 +692,18 @@ class Context:
         return self.group.size()
 
 
-def works(group: dist.ProcessGroup, job: Job) -> tuple[list[Record], int]:
+def works(group: dist.ProcessGroup, job: Any) -> tuple[list[Record], int]:
     """What a worker that Ray Train starts tells, and the threads it computes with."""
     box, before = Mailbox(), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray.train, "get_context", lambda: Context(group))
-        patch.setattr(ray.train.torch, "get_device", lambda: torch.device("cpu"))
-        patch.setattr(ray, "get", lambda answer, timeout: answer)
-        patch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the node"))
-        patch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.7")
+        for place, name, pretends in (
+            (ray.train, "get_context", lambda: Context(group)),
+            (ray.train.torch, "get_device", lambda: torch.device("cpu")),
+            (ray, "get", lambda answer, timeout: answer),
+            (ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "the node")),
+            (ray.util, "get_node_ip_address", lambda: "10.0.0.7"),
+        ):
+            patch.setattr(place, name, pretends)
         start_worker({"job": cloudpickle.dumps(job), "log": Actor(box)})
     threads = torch.get_num_threads()
     torch.set_num_threads(before)

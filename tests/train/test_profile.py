@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.train import ConfigError, Trainer, parse_config
-from rayrec.train.run.choice import choose
-from rayrec.train.run.folder import RunFolder
+from rayrec.train import ConfigError, Trainer, evaluate_run, parse_config
 from tests.train.small import raw_config, write_all
 
 
@@ -27,9 +25,9 @@ def test_a_trace_of_the_steps_and_the_best_checkpoint_are_kept_and_linked(tmp_pa
         record = json.loads(line)
         if record["kind"] == "eval":
             scores[record["step"]] = record["ne"]
-    best = choose(RunFolder(result.folder), "best")
+    best = evaluate_run(result.folder, checkpoint="best")
     step = min(scores, key=lambda step: scores[step])
-    assert result.best == {"metric": "ne", "value": scores[step], "step": step, "checkpoint": best.path}
+    assert result.best == {"metric": "ne", "value": scores[step], "step": step, "checkpoint": best["checkpoint"]}
     assert json.loads((result.folder / "result.json").read_text())["best"] == result.best
     page = (result.folder / "report.html").read_text()
     assert "href='profile/steps-3-4.json.gz'" in page and "Best checkpoint" in page and f"step {step}" in page

@@ -25,23 +25,20 @@ from ray.exceptions import RayActorError
 from rich.console import Console
 from torch import nn
 
-from rayrec._runtime.ray_internals import has_autoscaler
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import Display, ResourceError, Trainer, TrainError, evaluate_run, parse_config
-from rayrec.train.config.trainer import ResourcesConfig
 from rayrec.train.driver import room
 from rayrec.train.driver.cluster import Cluster, nodes_without
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
-from rayrec.train.driver.recorder import Recorder
 from rayrec.train.driver.resources import Demand
 from rayrec.train.driver.trackers import GAUGES
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox
 from tests.ranks import on_ranks
+from tests.train.pretended_ray import set_seconds
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
-from tests.train.small import fit_on_rank, raw_config, write_all
+from tests.train.small import config_of, fit_on_rank, raw_config, recorder_of, run_folder, write_all
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +47,7 @@ QUIET = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
+    "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "1",
     "PYTHONWARNINGS": "ignore",
 }
 
@@ -84,7 +81,7 @@ class Seen:
         changes = {"trainer__num_workers": 2, "data__read": {"reader": "ray", "cpus_per_read": 0.25}, **changes}
         display = Display(Console(file=self.text, width=200))
         self.trainer = Trainer(parse_config(raw_config(folder, **changes)), factory=factory, display=display)
-        self.files = RunFolder(self.trainer.folder.path)
+        self.files = run_folder(self.trainer.folder.path)
 
     @property
     def shown(self) -> str:
@@ -194,7 +191,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     ids = with_row_ids(tmp_path, 1000)
     features = {"schema": ids["schema"], "tables": ids["tables"]}
     log = tmp_path / "rows"
-    seen = Seen(tmp_path, factory=lambda **given: Slow(Noted(str(log), {}, **given), 0.2), **features)
+    seen = Seen(tmp_path, factory=lambda **given: Slow(Noted(str(log), {}, **given), 0.05), **features)
     killed: list[int] = []
     killer = threading.Thread(target=signal_a_worker_at, args=(seen, 8, killed))
     killer.start()
@@ -279,7 +276,7 @@ def test_a_lost_worker_counts_more_than_errors_of_the_others(tmp_path: Path, mon
     """A neighbour's mappings vanish with a killed worker: what a rank then reports need not come again."""
     monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     mailbox: Any = ray.remote(num_cpus=0)(Mailbox).remote()
-    recorder = Recorder(RunFolder(tmp_path), Display(Console(quiet=True)))
+    recorder = recorder_of(tmp_path)
 
     def hear() -> None:
         for record in ray.get(mailbox.take.remote()):
@@ -339,7 +336,7 @@ def test_more_cpus_than_ray_has_are_refused_though_runs_wait_without_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_all(tmp_path, rows=50)
-    monkeypatch.setattr(room, "JOINING_S", 0.5)
+    set_seconds(monkeypatch, room, JOINING_S=0.5)
     seen = Seen(tmp_path, trainer__cpus_per_worker=64.0)
     with pytest.raises(ResourceError, match=r"the run needs 128\.25 CPUs .* but the Ray cluster has 4; "):
         seen.trainer.fit()
@@ -362,7 +359,10 @@ def test_runs_that_wait_keep_their_requests(monkeypatch: pytest.MonkeyPatch) -> 
 
     waiting = Demand(num_workers=4, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.0)
     ready = Demand(num_workers=1, cpus_per_worker=1.0, use_gpu=False, reader_cpus=0.0)
-    labelled = ResourcesConfig(label_selector={"region": "!in(a, b)"}, placement_strategy="SPREAD")
+    labelled = config_of(
+        trainer__num_workers=1,
+        trainer__resources={"label_selector": {"region": "!in(a, b)"}, "placement_strategy": "SPREAD"},
+    ).trainer.resources
     with room._requested(waiting, "rayrec-a"):
         mine = requested()
         assert len(mine) == 4
@@ -370,7 +370,6 @@ def test_runs_that_wait_keep_their_requests(monkeypatch: pytest.MonkeyPatch) -> 
             assert len(requested()) == 5
         assert requested() == mine
     assert requested() == []
-    assert not has_autoscaler(), "the monitor of a Ray of fixed size only reports"
 
 
 @pytest.mark.long

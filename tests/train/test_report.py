@@ -15,13 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rayrec.distributed import ParameterSharding, Shard, ShardingPlan
-from rayrec.distributed.plan.cuts import by_cols, by_rows, everywhere, whole
+from rayrec.distributed import ParameterSharding, Shard, ShardingPlan, Span
 from rayrec.train import write_report
-from rayrec.train.report.plan import memory_section, plan_section, time_section
-from rayrec.train.report.run import history, read_run
+from rayrec.train.report.run import read_run
 from rayrec.train.report.runs import compare_table, find_runs, list_table
-from rayrec.train.report.svg import Chart, Mark, moving_average, svg_chart, thin, ticks
+from rayrec.train.report.svg import (
+    Chart,
+    Mark,
+    moving_average,
+    svg_chart,
+    thin,
+    ticks,
+)
 
 VOID = {"meta", "link", "br"}
 
@@ -84,13 +89,25 @@ def sharding(kind: str, shards: Sequence[Shard]) -> ParameterSharding:
     return ParameterSharding(sharding_type=kind, compute_kernel="fused", shards=tuple(shards))
 
 
+def shard(table: str, rank: int, rows: tuple[int, int], cols: tuple[int, int]) -> Shard:
+    return Shard(table=table, rows=Span(*rows), cols=Span(*cols), rank=rank)
+
+
+def by_rows(table: str, rows: int, dim: int, ranks: Sequence[int]) -> list[Shard]:
+    """Equal blocks of rows."""
+    block = rows // len(ranks)
+    return [shard(table, rank, (block * place, block * (place + 1)), (0, dim)) for place, rank in enumerate(ranks)]
+
+
 PLAN = ShardingPlan(
     {
         "sparse.ebc": {
             "user": sharding("row_wise", by_rows("user", 944, 32, [0, 1])),
-            "item": sharding("column_wise", by_cols("item", 1683, 32, [0, 1])),
-            "city": sharding("table_wise", whole("city", 5000, 16, [1])),
-            "genre": sharding("data_parallel", everywhere("genre", 20, 16, [0, 1])),
+            "item": sharding(
+                "column_wise", [shard("item", rank, (0, 1683), (16 * rank, 16 * rank + 16)) for rank in (0, 1)]
+            ),
+            "city": sharding("table_wise", [shard("city", 1, (0, 5000), (0, 16))]),
+            "genre": sharding("data_parallel", [shard("genre", rank, (0, 20), (0, 16)) for rank in (0, 1)]),
         }
     }
 )
@@ -221,7 +238,7 @@ def test_a_diverged_run(tmp_path: Path) -> None:
 
 def test_names_cannot_become_markup(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>\"'& onclick='x'"
-    plan = ShardingPlan({evil: {evil: sharding("table_wise", whole(evil, 10, 4, [0]))}})
+    plan = ShardingPlan({evil: {evil: sharding("table_wise", [shard(evil, 0, (0, 10), (0, 4))])}})
     tasks = {evil: {"ne": 1.0, "auc": 0.5}}
     lines = [train_line(step, tasks=tasks, lr={evil: 1 / step}) for step in (1, 2)]
     lines += [event_line(1, evil, evil), {**eval_line(1, 0.5), "epoch": evil}]
@@ -266,13 +283,6 @@ def test_runs_are_listed_the_last_one_first(tmp_path: Path) -> None:
         find_runs(tmp_path / "nowhere")
 
 
-def test_history_drops_what_was_done_again() -> None:
-    lines = [{"step": step, "time": i} for i, step in enumerate([1, 2, 3, 4, 3, 4, 5])]
-    standing, undone = history(lines)
-    assert [line["time"] for line in standing] == [0, 1, 4, 5, 6]
-    assert [line["time"] for line in undone] == [2, 3]
-
-
 def test_status_and_times(tmp_path: Path) -> None:
     run = read_run(full_run(tmp_path / "run"))
     assert (run.status, run.steps, run.name, len(run.events)) == ("finished", 90, "first", 2)
@@ -311,19 +321,144 @@ def test_ticks_are_few_and_inside(low: float, width: float) -> None:
     assert all(low - width * 1e-3 <= tick <= high + width * 1e-3 for tick in found)
 
 
-def test_long_curves_are_thinned_and_smoothed() -> None:
-    curve = [(i, float(i % 2)) for i in range(10_001)]
-    short = thin(curve, 600)
-    assert len(short) <= 600 and short[-1][0] == 10_000
-    assert thin(curve[:10], 600) == curve[:10]
-    assert moving_average([(i, 3.0) for i in range(50)]) == [(i, 3.0) for i in range(50)]
-
-
-def test_large_plans_are_cut_short() -> None:
+def test_large_plans_are_cut_short(tmp_path: Path) -> None:
     tables = {f"t{i}": sharding("row_wise", by_rows(f"t{i}", 10_000, 8, range(100))) for i in range(70)}
-    section = plan_section(ShardingPlan({"ebc": tables}), {})
-    Balanced(section)
-    assert "and 10 smaller tables" in section and "t69 on rank 0 to 99" in section
-    assert "rank 69: 69 B" in memory_section([{"rank": r, "weights_bytes": r} for r in range(70)])
-    assert "busiest rank: 1.50 × the mean" in time_section([{"rank": 0, "ids_s": 0.003}, {"rank": 1, "ids_s": 0.001}])
-    assert memory_section([{"rank": 0}])
+    memory = [{"rank": 0}, *({"rank": r, "weights_bytes": r} for r in range(1, 70))]
+    times = [{"rank": 0, "ids_s": 0.003}, {"rank": 1, "ids_s": 0.001}]
+    run = write_run(tmp_path, plan=ShardingPlan({"ebc": tables}), config="name: a\n")
+    plan = json.loads((run / "plan.json").read_text())
+    (run / "plan.json").write_text(json.dumps({**plan, "memory": memory, "time": times}))
+    page = write_report(run).read_text()
+    Balanced(page)
+    for part in ("and 10 smaller tables", "t69 on rank 0 to 99", "rank 69: 69 B", "busiest rank: 1.50 × the mean"):
+        assert part in page
+
+
+CARD = re.compile(
+    r"<div class='name'>([^<]*)</div><div class='value' title='[^']*'>([^<]*)</div><div class='about' title='[^']*'>"
+    r"([^<]*)</div>"
+)
+
+
+def cards(page: str) -> dict[str, tuple[str, str]]:
+    return {name: (value, about) for name, value, about in CARD.findall(page)}
+
+
+def numbers_run(folder: Path, result: dict[str, Any] | None = None) -> str:
+    """The page of four logged lines and two evaluations of a label that is a number, over an hour."""
+    lines: list[dict[str, Any]] = [
+        {"kind": "train", "step": step, "epoch": 1, "time": 100.0 + step, "rmse": 1.0, "r2": 0.2, "loss": 1.0,
+         "samples_per_second": rate, "data_wait_fraction": rate / 1000, "attempt": 2}
+        for step, rate in enumerate((400, 100, 300, 200), start=1)
+    ]  # fmt: skip
+    figures = {"kind": "eval", "epoch": 1, "mae": 0.6, "prediction_mean": 3.25, "label_mean": 3.0, "samples": 1000}
+    lines += [
+        {**figures, "step": 2, "time": 200.0, "rmse": 0.7, "r2": 0.1},
+        {**figures, "step": 4, "time": 3701.0, "rmse": 0.8, "r2": 0.05},
+        {**event_line(3, "checkpoint", "whole"), "time": 300.0},
+    ]
+    return write_report(write_run(folder, lines, result=result)).read_text()
+
+
+def test_cards_of_a_run_that_goes_on_are_of_what_is_known(tmp_path: Path) -> None:
+    page = numbers_run(tmp_path / "run")
+    assert cards(page) == {
+        "RMSE": ("0.8000", "best 0.7000 at step 2"),
+        "R²": ("0.0500", "best 0.1000 at step 2"),
+        "MAE": ("0.6000", "evaluated on 1,000 rows"),
+        "Mean": ("3.2500", "labels: 3.0000"),
+        "Throughput": ("300", "samples / s"),
+        "Waiting for data": ("30.0%", "of the time, median"),
+        "Workers": ("–", "attempt 2"),
+        "Steps": ("4", "in epoch 2, 1 h 0 min"),
+        "Checkpoint": ("step 3", "step 3"),
+    }
+    titles = re.findall(r"<figcaption><b>([^<]*)</b>", page)
+    assert titles == [
+        "Squared error",
+        "RMSE",
+        "R²",
+        "Samples / s",
+        "Time waiting for data",
+        "Time waiting in exchanges",
+        "Time waiting for checkpoints and evaluations",
+    ]
+
+
+def test_cards_of_a_run_that_has_ended_are_of_its_result(tmp_path: Path) -> None:
+    whole = {"data_wait_fraction": 0.125, "seconds": 90.0}
+    result = {"epochs": 1, "steps": 5, "world_size": 3, "samples_per_second": 1234.0, "checkpoint": "a/b/step_5/"}
+    shown = cards(numbers_run(tmp_path / "run", {**result, "train": whole}))
+    assert shown["Throughput"] == ("1,234", "samples / s")
+    assert shown["Waiting for data"] == ("12.5%", "of 1 min 30 s of steps")
+    assert (shown["Workers"], shown["Checkpoint"]) == (("3", "attempt 2"), ("step_5", "a/b/step_5/"))
+    assert shown["Steps"] == ("5", "1 epoch, 1 h 0 min")
+    less = {**result, "epochs": 2, "train": {"data_wait_fraction": 0.125}}
+    shown = cards(numbers_run(tmp_path / "run", less))
+    assert shown["Waiting for data"] == ("12.5%", "of the training time")
+    assert shown["Steps"] == ("5", "2 epochs, 1 h 0 min")
+    one = write_run(tmp_path / "one", [{**train_line(1, attempt=1), "auc": 0.6}])
+    shown = cards(write_report(one).read_text())
+    assert shown["AUC"] == ("–", "in training 0.6000"), "where nothing was evaluated"
+    assert shown["Workers"] == ("–", "") and shown["Log loss"] == ("–", "")
+
+
+def test_events_beyond_the_last_200_are_counted(tmp_path: Path) -> None:
+    for count, told in [(200, False), (201, True)]:
+        events = [event_line(step, "note", f"event number {step};") for step in range(count)]
+        page = write_report(write_run(tmp_path / "run", events)).read_text()
+        table = page[page.index("<h2>Events</h2>") :]
+        assert ("1 earlier events are in metrics.jsonl" in table) is told
+        assert ("event number 0;" in table) is not told and f"event number {count - 1};" in table
+
+
+def test_one_row_that_was_left_out_is_one_row(tmp_path: Path) -> None:
+    for counts, text in [((1,), "Left out 1 row that could"), ((1, 1), "Left out 2 rows that could")]:
+        lines = [{**event_line(1, "skipped", "x"), "count": count} for count in counts]
+        assert text in write_report(write_run(tmp_path / "run", lines)).read_text()
+
+
+def test_averages_by_hand() -> None:
+    points = list(enumerate([0.0, 3.0, 6.0, 0.0]))
+    assert moving_average(points) == [(0, 0), (1, 3), (2, 3), (3, 3)]
+    assert moving_average(points, share=1.0) == [(0, 0), (1, 3), (2, 2.25), (3, 3)]
+    assert thin(points, 2) == [(1, 1.5), (3, 3.0)] and thin(points, 3) == thin(points, 2) and thin(points, 4) == points
+    assert thin(points[:3], 2) == [(1, 1.5), (2, 6.0)]
+
+
+def picture_of(folder: Path, tables: dict[str, ParameterSharding], of_16_bits: str) -> str:
+    """The picture of a plan on the page of its run."""
+    config = f"name: a\ntables:\n- {{name: {of_16_bits}, data_type: fp16}}\n"
+    page = write_report(write_run(folder / "run", plan=ShardingPlan({"ebc": tables}), config=config)).read_text()
+    (picture,) = (one for one in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "fused" in one)
+    return picture
+
+
+@pytest.mark.parametrize(("ranks", "numbers"), [(1, 1), (4, 4), (32, 32), (33, 17), (100, 25)])
+def test_a_plan_is_drawn_with_all_of_its_ranks(tmp_path: Path, ranks: int, numbers: int) -> None:
+    table = sharding("row_wise", by_rows("t", 20 * ranks, 8, range(ranks)))
+    section = picture_of(tmp_path, {"t": table}, "t")
+    assert len(re.findall(r"y='10' text-anchor='middle'>\d+<", section)) == numbers
+    (box,) = re.findall(r"<title>(.*?)</title>", section, re.DOTALL)
+    which = "0" if ranks == 1 else f"0 to {ranks - 1}"
+    assert box == f"t on rank {which}\nrow_wise, fused\nrows 20 x columns 8\n320 B"
+
+
+def test_long_names_are_cut_in_the_picture_of_the_plan(tmp_path: Path) -> None:
+    names = ["n" * 26, "m" * 27]
+    tables = {name: sharding("row_wise", by_rows(name, 1000, 8, [0])) for name in names}
+    section = picture_of(tmp_path, tables, names[0])
+    assert re.findall(r"text-anchor='end'>([^<]*)<", section) == ["…" + "m" * 25, "n" * 26], "the larger first"
+
+
+def lines_of(count: int, **look: Any) -> list[tuple[str, int]]:
+    """Class and points of each line of a chart of so many points."""
+    chart = Chart(title="x", curve=[(step, 1.0 + step % 2) for step in range(count)], **look)
+    found = re.findall(r"<path class='line ([^']*)' d='([^']*)'", svg_chart(chart, count))
+    return [(kind, points.count("L") + 1) for kind, points in found]
+
+
+def test_long_curves_are_averaged_and_those_of_many_points_smoothed() -> None:
+    assert lines_of(600) == [("train", 600)] and lines_of(601) == [("train", 301)]
+    assert lines_of(40, smooth=True) == [("train", 40)]
+    assert lines_of(41, smooth=True) == [("faint train", 41), ("train", 41)]

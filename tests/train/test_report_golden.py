@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from rayrec.cli import run
 from rayrec.train import write_report
-from rayrec.train.report.compare import compare_page
-from rayrec.train.report.run import read_run
 from tests.train.test_report import PLAN, eval_line, event_line, full_run, train_line, write_run
 
 
@@ -51,22 +50,26 @@ def long_run(folder: Path) -> Path:
         event_line(900, "recovered", "worker 0 was lost"),
         event_line(1000, "resumed", "resumed from the checkpoint of step 1000"),
     ]
-    run = write_run(folder, lines, PLAN, "name: long\ntables:\n- {name: user, data_type: fp16}\ntrainer: {epochs: 3}\n")
+    folder = write_run(
+        folder, lines, PLAN, "name: long\ntables:\n- {name: user, data_type: fp16}\ntrainer: {epochs: 3}\n"
+    )
     memory = [{"rank": 0, "weights_bytes": 3 << 20, "optimizer_bytes": 1 << 20}, {"rank": 1, "dense_bytes": 1 << 19}]
     times = [{"rank": 0, "ids_s": 0.001, "lookup_s": 0.002}, {"rank": 1, "vectors_s": 0.004, "update_s": 1e-5}]
-    (run / "plan.json").write_text(json.dumps({**PLAN.to_dict(), "memory": memory, "time": times}))
+    (folder / "plan.json").write_text(json.dumps({**PLAN.to_dict(), "memory": memory, "time": times}))
     export = {"path": "gone/first", "version": 1, "step": 500, "tables": "int8", "dense": "fp32", "target": "cpu"}
     one, several = {"auc": 0.7}, {"tasks": {"buy": {"auc": 0.71}, "like": {"auc": None}}}
     exports = [
         {**export, "share": 0.26, "trained": one, "exported": {"auc": 0.6999}, "within_limits": True},
         {**export, "path": "gone/second", "trained": several, "exported": several, "within_limits": False},
     ]
-    (run / "exports.jsonl").write_text("".join(json.dumps(line) + "\n" for line in exports))
-    return run
+    (folder / "exports.jsonl").write_text("".join(json.dumps(line) + "\n" for line in exports))
+    return folder
 
 
 def compared(folder: Path) -> str:
-    return compare_page([read_run(full_run(folder / "first")), read_run(long_run(folder / "long"))])
+    runs = [str(full_run(folder / "first")), str(long_run(folder / "long"))]
+    assert run(["runs", "compare", *runs, "--html", str(folder / "compared.html")]) == 0
+    return (folder / "compared.html").read_text()
 
 
 PAGES: dict[str, Callable[[Path], str]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import subprocess
 import sys
 from collections import Counter
@@ -15,13 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
+from rich.console import Console
 
 from rayrec.models import RETRIEVERS
-from rayrec.train import ConfigError, Trainer, evaluate_run, load_config, parse_config
-from rayrec.train.driver.console import evaluation_lines
-from rayrec.train.worker.loop import fit
+from rayrec.train import ConfigError, Display, Trainer, evaluate_run, load_config, parse_config
 from tests.ranks import on_ranks
-from tests.train.small import RAW, fit_on_rank, make_job, rank_session
+from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEMS = 60
@@ -74,7 +74,7 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
         {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]},
     ]
     raw["model"] = {"name": name, "args": ARGS[name]}
-    raw["trainer"]["epochs"] = 6
+    raw["trainer"]["epochs"] = 3
     raw["trainer"]["early_stopping"] = {"metric": "ndcg@10", "patience": 6}
     return raw
 
@@ -87,7 +87,9 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
     assert found["recall@10"] > 0.6, found  # chance finds a sixth
     filtered = name != "two_tower"
     assert ("hr@10/unseen" in found) == filtered and found["samples"] > 150 and found["num_items"] == ITEMS
-    (line,) = evaluation_lines("evaluation", found)
+    out = io.StringIO()
+    Display(Console(file=out, width=300)).evaluation({**found, "epoch": 0, "step": 1})
+    line = out.getvalue()
     assert f"HR@10 {found['recall@10']:.4f}" in line and ("without seen items" in line) == filtered
 
 
@@ -108,7 +110,7 @@ def hits_of_popular_items(data: Path, name: str) -> float:
 
 
 def fit_beside_popularity(group: dist.ProcessGroup, raw: dict[str, Any]) -> dict[str, Any]:
-    return fit(replace(make_job(raw), popular=True), rank_session(group))
+    return fit_job(replace(make_job(raw), popular=True), group)
 
 
 @pytest.mark.parametrize("name", ["sasrec", "two_tower"])
@@ -123,13 +125,14 @@ def test_popularity_stands_beside_the_figures(
     popular, expected = done.eval["popularity"], hits_of_popular_items(data, name)
     assert popular["recall@10"] == pytest.approx(expected) and 0 < expected < done.eval["recall@10"]
     assert popular["samples"] == done.eval["samples"]
-    assert f"popularity {expected:.4f}" in evaluation_lines("evaluation", done.eval)[0]
-    assert f"evaluation HR@10    {done.eval['recall@10']:.4f}" in capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"popularity {expected:.4f}" in told and f"evaluation HR@10 {done.eval['recall@10']:.4f}" in told
     page = (done.folder / "report.html").read_text()
     assert "Beside popularity" in page and f"{expected:.4f}" in page
     assert evaluate_run(done.folder)["popularity"] == popular
-    both = on_ranks(2, fit_beside_popularity, {**raw, "name": "two-ranks"}, timeout_s=350)
-    assert both[0]["eval"]["popularity"] == both[1]["eval"]["popularity"] == pytest.approx(popular)
+    if name == "two_tower":
+        both = on_ranks(2, fit_beside_popularity, {**raw, "name": "two-ranks"}, timeout_s=350)
+        assert both[0]["eval"]["popularity"] == both[1]["eval"]["popularity"] == pytest.approx(popular)
     (data / "train").rename(data / "elsewhere")
     try:
         assert "popularity" not in evaluate_run(done.folder)

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.optim.config import ScheduleConfig
 from rayrec.train import ConfigError, parse_config
-from rayrec.train.config.trainer import TrainerConfig
-from rayrec.train.worker.learner import make_learner
-from rayrec.train.worker.limits import planned_steps
-from rayrec.train.worker.session import session_alone
-from tests.train.small import Silent, make_job, raw_config, write_all
+from tests.train.small import config_of, learner_of, make_job, raw_config, write_all
 from tests.train.test_loop import batches
 
 
+def schedule_of(**options: Any) -> Any:
+    return config_of(optimizers__dense={"schedule": options}).optimizers.dense.schedule
+
+
 def factors(steps: list[int], **options: Any) -> list[float]:
-    return [ScheduleConfig(**options).factor(step) for step in steps]
+    return [schedule_of(**options).factor(step) for step in steps]
 
 
 def test_shapes_by_hand() -> None:
@@ -45,17 +44,14 @@ def test_shapes_by_hand() -> None:
 def test_shares_of_a_run_are_steps_of_it(kind: str, warm: int, begin: int, decay: int, scale: int, step: int) -> None:
     """Of a run of 100 times `scale` steps."""
     steps = {"warmup_steps": warm, "decay_from": begin, "decay_steps": decay}
-    shares = ScheduleConfig(kind=kind, **{name: f"{percent}%" for name, percent in steps.items()})
-    counted = ScheduleConfig(kind=kind, **{name: percent * scale for name, percent in steps.items()})
+    shares = schedule_of(kind=kind, **{name: f"{percent}%" for name, percent in steps.items()})
+    counted = schedule_of(kind=kind, **{name: percent * scale for name, percent in steps.items()})
     assert shares.factor(step, 100 * scale) == counted.factor(step)
     assert (shares.shares, counted.shares) == ([*steps], [])
 
 
-def test_shares_are_of_the_steps_that_the_run_will_have() -> None:
-    assert planned_steps(TrainerConfig(batch_size=64, epochs=2), 300) == 10
-    assert planned_steps(TrainerConfig(batch_size=64, epochs=2, max_steps=7), 300) == 7
-    assert planned_steps(TrainerConfig(batch_size=64, epochs=2, max_steps=70), 300) == 10
-    short = ScheduleConfig(kind="cosine", warmup_steps="0.5%", decay_steps="0.5%")
+def test_a_share_is_a_step_at_least() -> None:
+    short = schedule_of(kind="cosine", warmup_steps="0.5%", decay_steps="0.5%")
     assert [short.factor(step, 10) for step in (0, 1)] == [1, 0], "a decay has a step at least"
 
 
@@ -84,8 +80,8 @@ def test_a_share_needs_a_known_number_of_steps(tmp_path: Path, changes: dict[str
 
 
 def test_a_decay_without_a_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="'cosine' needs `decay_steps`"):
-        ScheduleConfig(kind="cosine")
+    with pytest.raises(ConfigError, match="'cosine' needs `decay_steps`"):
+        schedule_of(kind="cosine")
 
 
 def test_dense_and_sparse_follow_their_own_schedules(tmp_path: Path) -> None:
@@ -99,7 +95,7 @@ def test_dense_and_sparse_follow_their_own_schedules(tmp_path: Path) -> None:
             "dense": {"kind": "sgd", "lr": 0.1, "max_gradient_norm": 1.0},
             "sparse": {"kind": "adam", "lr": 0.1},
         }
-        learner = make_learner(make_job(raw), session_alone(Silent()))
+        learner = learner_of(make_job(raw))
         tables = [item.weight for table in learner.model.tables().values() for item in table.local]
         dense = list(learner.model.other_parameters().values())
         before = {"sparse": [w.detach().clone() for w in tables], "dense": [p.detach().clone() for p in dense]}
@@ -121,7 +117,7 @@ def test_gradients_are_clipped_to_the_norm(tmp_path: Path) -> None:
     for bound in (None, 1e-3):
         raw = raw_config(tmp_path)
         raw["optimizers"]["dense"] = {"kind": "sgd", "lr": 1.0, "max_gradient_norm": bound}
-        learner = make_learner(make_job(raw), session_alone(Silent()))
+        learner = learner_of(make_job(raw))
         dense = list(learner.model.other_parameters().values())
         before = [p.detach().clone() for p in dense]
         learner.step(batches([32], 1)[0], 1.0)

@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rayrec.checkpoint.tools import verify
-from rayrec.train.run.folder import RunFolder
 from tests.train.chaos import MARK, ROOT, marked
-from tests.train.small import raw_config, write_all
+from tests.train.small import raw_config, run_folder, whole_checkpoints, write_all
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(800)]
 
@@ -53,7 +51,7 @@ class Command:
         raw = raw_config(folder, model=model, trainer__num_workers=2, trainer__epochs=50, **changes)
         self.folder, self.config = folder, folder / "c.yaml"
         self.config.write_text(yaml.safe_dump(raw))
-        self.run, self.mark = RunFolder(folder / "runs" / "small"), secrets.token_hex(8)
+        self.run, self.mark = run_folder(folder / "runs" / "small"), secrets.token_hex(8)
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -128,8 +126,7 @@ def test_a_stop_ends_the_run_whole_and_leaves_nothing_running(
     assert not left, left
     if saved:
         assert "with a complete checkpoint" in told and "run the same command again to resume from it" in told
-        places = dict(verify(str(command.run.path)))
-        assert places and not any(places.values())
+        assert whole_checkpoints(command.run.path)
         end = [record for record in command.run.read_metrics() if record.get("event") == "interrupted"]
         assert len(end) == 1
     again = command.start("--set", "trainer.num_workers=0", "--set", "trainer.epochs=1", "--set", "trainer.eval_rows=1")

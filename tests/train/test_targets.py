@@ -14,10 +14,15 @@ import pytest
 import torch
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.train import ConfigError, StorageError, TrainError, evaluate_run, parse_config
-from rayrec.train.worker.learner import make_learner
-from rayrec.train.worker.session import session_alone
-from tests.train.small import Silent, make_job, raw_config, table, write_all
+from rayrec.train import (
+    ConfigError,
+    StorageError,
+    TrainError,
+    evaluate_run,
+    parse_config,
+)
+from rayrec.train.worker.evaluation import Scores
+from tests.train.small import learner_of, make_job, rank_session, raw_config, table, write_all
 from tests.train.test_fit import records, shown, trainer
 from tests.train.test_loop import batches
 
@@ -158,11 +163,35 @@ def test_fewer_negatives_and_predictions_that_fit_all_rows(tmp_path: Path) -> No
 def test_the_correction_is_the_formula(tmp_path: Path) -> None:
     write_all(tmp_path, rows=10)
     config = parse_config(raw_config(tmp_path, data__negative_rate=0.1))
-    session = session_alone(Silent())
+    session = rank_session()
     job = make_job(config.to_dict())
-    learner = make_learner(job, session)
+    learner = learner_of(job, session)
     learner.model.eval()
     (batch,) = batches([50], 0)
     p = torch.sigmoid(replace(learner, logit_shift=0.0).score(batch)).double()
     q = torch.sigmoid(learner.score(batch)).double()
     torch.testing.assert_close(q, p / (p + (1 - p) / 0.1), rtol=1e-5, atol=0)
+
+
+def scores_of(bucket: str) -> Scores:
+    raw = raw_config(Path("/nowhere"))
+    raw["schema"]["timestamp"] = {"column": "at", "bucket": bucket}
+    return Scores(parse_config(raw).data_schema, rank_session())
+
+
+@pytest.mark.parametrize(
+    ("bucket", "times", "starts"),
+    [
+        ("hour", [0, 3599, 3600, 90_000], ["1970-01-01 00:00"] * 2 + ["1970-01-01 01:00", "1970-01-02 01:00"]),
+        ("day", [0, 86_399, 86_400], ["1970-01-01", "1970-01-01", "1970-01-02"]),
+        ("week", [0, 4 * 86_400 - 1, 4 * 86_400, 11 * 86_400], ["1969-12-29"] * 2 + ["1970-01-05", "1970-01-12"]),
+    ],
+)
+def test_stretches_of_time_begin_at_whole_hours_days_and_mondays(bucket: str, times: Any, starts: list[str]) -> None:
+    for at, start in zip(times, starts, strict=True):
+        scores = scores_of(bucket)
+        (batch,) = batches([2], 0)
+        batch = replace(batch, time=torch.tensor([at, at]))
+        scores.add(batch, torch.tensor([0.5, -0.5]))
+        (stretch,) = scores.compute()["by_time"]
+        assert stretch["start"] == start and stretch["samples"] == 2

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rayrec.distributed.comm import all_gather, broadcast
 from rayrec.train.run.log import Mailbox, Record, Waiting
-from rayrec.train.worker.watch import EXIT_HUNG, Watch, location_of
+from rayrec.train.worker.watch import EXIT_HUNG, EXIT_UNLIKE, POLL_S, TURN_S, CodeLocation, Watch, location_of
 from tests.ranks import on_ranks
 from tests.train.small import Heard, Silent
 
@@ -136,3 +138,126 @@ def test_a_rank_waits_in_an_exchange_where_its_innermost_call_is_one(modules: li
     place = location_of(thread.ident)
     thread.join()
     assert (place.in_exchange, place.line) == (waits, "user.run, line 2")
+
+
+class Peers(Silent):
+    """What a watch hears of the others, and what it tells."""
+
+    def __init__(self, others: dict[int, Waiting]) -> None:
+        super().__init__()
+        self.others, self.stops, self.told = others, 0, []  # type: ignore[var-annotated]
+        self.mine: dict[int, Waiting] = {}
+        self.asked = 0
+
+    def stop_requested(self) -> bool:
+        self.stops += 1
+        return True
+
+    def report_waiting(self, rank: int, place: Waiting | None) -> None:
+        self.told.append(place)
+        self.mine = {} if place is None else {rank: place}
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
+        self.asked += 1
+        return {**self.others, **self.mine}
+
+
+WAITS, WORKS = CodeLocation("here", ((1, 2),), True), CodeLocation("here", ((1, 2),), False)
+
+
+def test_unlike_places_are_told_when_they_are_seen_twice() -> None:
+    gone_on = (1, "there")  # to the next exchange, while this rank still receives
+    for others, unlike in [({1: (0, "there")}, True), ({1: (0, "here")}, False), ({1: gone_on}, False), ({}, False)]:
+        ended: list[int] = []
+        peers = Peers(others)
+        watch = Watch(peers, 0, 2, hang_s=60, suspicious_s=1.0, end=ended.append)
+        watch._check(WAITS, 2.0)
+        assert not ended
+        watch._check(WAITS, 2.5)
+        assert ended == ([EXIT_UNLIKE] if unlike else [])
+        if unlike:
+            text = peers.records[0]["message"]
+            assert "collectives: rank 0 in here; rank 1 in there. A model" in text and peers.records[0]["rank"] == 0
+            assert peers.records[0]["kind"] == "event", "another attempt may end otherwise"
+    moves = Peers({1: (0, "there")})
+    watch = Watch(moves, 0, 2, hang_s=60, suspicious_s=1.0, end=None)
+    for number in range(4):
+        moves.others = {1: (0, f"line {number}")}
+        watch._check(WAITS, 2.0)
+    assert not moves.records, "something moves"
+    watch = Watch(peers := Peers({1: (0, "there")}), 1, 2, hang_s=60, suspicious_s=1.0, end=None)
+    for place, still_s in [(WORKS, 9.0), (WAITS, 1.0)]:
+        watch._check(place, still_s)
+    assert peers.told == [] and peers.stops == 0, "only rank 0 asks, and only who waits for long tells"
+    for place, still_s in [(WAITS, 1.1), (WORKS, 9.0), (WORKS, 9.0), (WAITS, 1.1)]:
+        watch._check(place, still_s)
+    assert peers.told == [(0, "here"), None, (0, "here")], "that it goes on is told once"
+    assert not peers.records, "the two times did not follow each other"
+    assert peers.asked == 0, "rank 0 asks for all reports"
+    first = Watch(peers, 0, 2, hang_s=60, end=None)
+    first._check(WORKS, 0.0)
+    first._check(WORKS, 0.0)
+    assert peers.stops == 1 and first.stop_requested(), "asked until it is so"
+
+
+class Counted(Mailbox):
+    """A mailbox that counts the reports, and the questions for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports = self.questions = 0
+
+    def report_waiting(self, rank: int, waiting: Waiting | None) -> None:
+        self.reports += 1
+        super().report_waiting(rank, waiting)
+
+    def waiting_ranks(self) -> dict[int, Waiting]:
+        self.questions += 1
+        return super().waiting_ranks()
+
+
+@settings(max_examples=25, deadline=None)
+@given(world_size=st.integers(5, 50), silent=st.sets(st.integers(0, 3)))
+def test_one_rank_asks_who_waits_and_the_next_where_it_is_silent(world_size: int, silent: set[int]) -> None:
+    """`silent`: ranks whose watch stops after its first report."""
+    box, told = Counted(), list[int]()
+    watches = {
+        rank: Watch(box, rank, world_size, hang_s=1e9, suspicious_s=5.0, end=lambda _, rank=rank: told.append(rank))
+        for rank in range(world_size)
+    }
+    watches[0]._stop.set()  # rank 0 also asks for stops, until it hears of one
+    elsewhere = CodeLocation("there", ((1, 2),), True)
+    first = min(set(range(world_size)) - silent)
+    for poll in range(int((10.0 + (first + 1) * TURN_S) / POLL_S)):
+        questions = box.questions
+        for rank, watch in list(watches.items()):
+            watch._check(elsewhere if rank == 1 else WAITS, poll * POLL_S)
+            if rank in silent and box.reports:
+                del watches[rank]
+        assert box.questions - questions <= 1
+        if told:
+            break
+    assert told == [first]
+    assert box.reports <= world_size * (first + 1)
+
+
+SLEEPS = "import time\ndef sleep(stop):\n    while not stop.is_set():\n        time.sleep(0.01)\n"
+
+
+@pytest.mark.parametrize(("module", "waits"), [("torch.distributed.x", True), ("rayrec.distributed.x", False)])
+def test_a_thread_waits_where_its_innermost_line_is_an_exchange(module: str, waits: bool) -> None:
+    names: dict[str, Any] = {"__name__": module}
+    exec(SLEEPS, names)
+    stop = threading.Event()
+    thread = threading.Thread(target=names["sleep"], args=(stop,))
+    thread.start()
+    assert thread.ident is not None
+    until = time.monotonic() + 10
+    while not (found := location_of(thread.ident)).line.startswith("threading.run" if waits else module):
+        assert time.monotonic() < until
+    place = location_of(thread.ident)
+    stop.set()
+    thread.join()
+    assert found.in_exchange == waits
+    assert place.line.rpartition(",")[0] == ("threading.run" if waits else f"{module}.sleep")
+    assert location_of(-1) == CodeLocation("", (), False)
