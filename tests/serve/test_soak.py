@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayrec.cli import run
 from rayrec.serve import JSON, ModelSpec, Service
-from rayrec.serve.versions import switch
 from tests.serve.server import GOOD
 from tests.serve.test_on_ray import ask, until
 from tests.serve.test_service import version_of
@@ -183,7 +183,7 @@ def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tm
         for number in range(int(SECONDS)):
             time.sleep(max(begin + number - time.monotonic(), 0))
             if number % SWAP_S == 0:
-                switch(models, f"v{number // SWAP_S % 4}")
+                assert run(["service", "rollback", str(models), "--to", f"v{number // SWAP_S % 4}"]) == 0
             if plan[0][0] > number:
                 continue
             _, what = plan.pop(0)
