@@ -78,6 +78,7 @@ def aucs(run_name: str) -> dict[str, float]:
     return {name: of["auc"] for name, of in tasks.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_works_as_it_stands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

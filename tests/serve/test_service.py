@@ -232,11 +232,11 @@ def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path
     root = tmp_path / "models"
     root.mkdir()
     expected: dict[str, Any] = {}
-    for number in range(6):
+    for number in range(3):
         folder = version_of(model, root / f"v{number}", number / 2)
         service = Service([ModelSpec(name="ctr", path=folder)])
         expected[f"v{number}"] = service.score(json.dumps({"rows": [GOOD] * 20}).encode(), JSON).scores["label"][0]
-    assert len(set(expected.values())) == 6
+    assert len(set(expected.values())) == 3
     (root / "current").write_text("v0")
     service, found, stop = Service([ModelSpec(name="ctr", path=root)]), [], threading.Event()
 
@@ -248,7 +248,7 @@ def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path
     threads = [threading.Thread(target=load) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for number in (1, 2, 3, 4, 5, 0, 3):
+    for number in (1, 2, 0, 2, 1):
         (root / "current").write_text(f"v{number}")
         assert service.refresh() == 1
         time.sleep(0.05)
