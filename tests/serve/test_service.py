@@ -380,6 +380,13 @@ def test_the_collector_passes_over_what_was_there_first_and_a_version_that_has_g
         gc.unfreeze()
 
 
+def test_health_says_that_a_model_is_slow_on_this_processor(model: Path, tmp_path: Path) -> None:
+    """Its graph was compiled for instructions that this one lacks, so that it is interpreted."""
+    compiled = {"targets": ["eager", "aoti"], "march": "native", "instructions": ["of_another_processor"]}
+    service = Service([ModelSpec(name="ctr", path=another_version(model, tmp_path / "v1", **compiled))])
+    assert "this one lacks of_another_processor" in service.health()["models"][0]["warnings"][0]
+
+
 def test_requests_are_shared_between_versions(model: Path, tmp_path: Path) -> None:
     old, new = another_version(model, tmp_path / "old"), another_version(model, tmp_path / "new")
     service = Service([ModelSpec.parse(f"ctr={old}"), ModelSpec.parse(f"ctr={new}@3")])
