@@ -59,8 +59,8 @@ types: $(READY)  ## mypy on rayrec/
 unit: data  ## all tests but the long ones
 	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
-# RAYREC_SOAK_S=60 makes ten minutes of soak one.
-test-long: data  ## the long tests: chaos, several hosts, ten minutes of soak
+# RAYREC_SOAK_S=60 makes four minutes of soak one.
+test-long: data  ## the long tests: chaos, several hosts, four minutes of soak
 	$(PYTEST) -n $(or $(TESTS_AT_ONCE),2) -m long $(PYTEST_ARGS)
 
 cpp-packages:  ## Debian packages that deploy/cpp is built with (as root); tests that need them skip by name without

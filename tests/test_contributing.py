@@ -96,7 +96,8 @@ if __name__ == "__main__":
     write_html(planner.result(whole, sharders), sys.argv[1] + "/plan.html")
 
     expected = [whole(ids_of(rank)).values().detach() for rank in (0, 1)]
-    mp.spawn(check, (plan, whole, sharders, expected, f"file://{sys.argv[1]}/store"), nprocs=2)
+    arguments = (plan, whole, sharders, expected, f"file://{sys.argv[1]}/store")
+    mp.start_processes(check, arguments, nprocs=2, start_method="fork")
     print("all five are there")
 """
 
@@ -112,6 +113,7 @@ def ids_of(rank):
 
 
 def check(rank, plan, whole, sharders, expected, store):
+    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     model = DistributedModelParallel(whole, device=torch.device("cpu"), plan=plan, sharders=sharders)
     torch.testing.assert_close(model(ids_of(rank)).wait().values(), expected[rank])

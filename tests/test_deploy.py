@@ -31,6 +31,7 @@ from ray.train.v2._internal.constants import ENABLE_NCCL_HANG_DETECTOR_ENV_VAR, 
 from rayrec.train import load_config
 from rayrec.train.config.trainer import TrainerConfig
 from tests import kuberay
+from tests.forked import run_forked
 from tests.movielens.test_prepare import drawn_ratings, write_source
 from tests.test_readme import blocks
 
@@ -322,9 +323,11 @@ def test_every_script_that_is_named_is_one_that_a_test_runs() -> None:
 
 
 @pytest.mark.slow
-def test_the_sizing_table_is_what_its_command_prints() -> None:
-    words = [sys.executable, "jobs/experiments/sizing.py", "--gpu", "h100"]
-    done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+def test_the_sizing_table_is_what_its_command_prints(tmp_path: Path) -> None:
+    words = ["jobs/experiments/sizing.py", "--gpu", "h100"]
+    script = tmp_path / "command.py"
+    script.write_text(f"import runpy, sys\nsys.argv = {words}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n")
+    done = run_forked(script, ROOT, os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout in (DEPLOY / "README.md").read_text(), f"renew the table in deploy/README.md:\n{done.stdout}"
 

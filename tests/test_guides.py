@@ -13,9 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from rayrec.cli.app import app
+from rayrec import cli
 from rayrec.train.run.folder import RunFolder
 from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
@@ -35,8 +34,7 @@ OTHERS = {
 
 
 def run(line: str) -> None:
-    answer = CliRunner().invoke(app, shlex.split(line)[1:])
-    assert answer.exit_code == 0, f"{line}: {answer.output}"
+    assert cli.run(shlex.split(line)[1:]) == 0, line
 
 
 def interrupt_in_training(folder: RunFolder) -> threading.Thread:
@@ -63,7 +61,7 @@ def test_the_five_commands_work_as_they_stand_with_the_interruption(
     folder = RunFolder(Path("runs/ratings"))
     run(shlex.join(init))
     thread = interrupt_in_training(folder)
-    assert CliRunner().invoke(app, train[1:]).exit_code != 0
+    assert cli.run(train[1:]) != 0
     thread.join()
     assert not folder.result.exists()
     for line in (same, *rest):
@@ -80,6 +78,7 @@ def aucs(run_name: str) -> dict[str, float]:
     return {name: of["auc"] for name, of in tasks.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_works_as_it_stands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -36,16 +36,37 @@ from rayrec.storage.retries import waits_s
 
 LAUNCH_FILE = "launch.json"
 STOP_FILE = "stop.json"
-HEARTBEAT_S = 15.0
-DEAD_S = 60.0  # without a heartbeat
-RELEASE_S = 10.0  # time limit for unresponsive storage at the end of a launch
 SHOWN_WITHIN_S = 60.0  # other nodes see a new file; NFS clients cache listings for so long
-SILENT_S = 40.0  # two missed heartbeats: enough for a launch whose last one looks older than `STALE_S`
 STALE_S = 1800.0
 
 _ATTEMPT_FILE = "attempt.json"
 _FOLDER_NAME = re.compile(r"step_(\d{8,})(?:-(\d{4,}))?")
 _tokens_here: set[str] = set()  # of launches in this process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How often a launch sends heartbeats, and for how long others wait for one.
+
+    Args:
+        heartbeat_s: seconds between two heartbeats.
+        dead_s: a launch without a heartbeat for so long is dead.
+        silent_s: as `dead_s`, for a launch whose last heartbeat looks older than half an hour; two missed heartbeats.
+        release_s: time limit for unresponsive storage at the end of a launch.
+    """
+
+    heartbeat_s: float = 15.0
+    dead_s: float = 60.0
+    silent_s: float = 40.0
+    release_s: float = 10.0
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds between two looks for a heartbeat."""
+        return min(1.0, self.dead_s / 20)
+
+
+TIMING = Timing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +154,11 @@ def stop_requested(root: Folder, launch: Launch) -> bool:
         return False
 
 
-def await_end(root: Folder, launch: Launch, within_s: float) -> bool:
+def await_end(root: Folder, launch: Launch, within_s: float, timing: Timing = TIMING) -> bool:
     """Wait until a launch has ended; returns False if it still runs after `within_s` seconds.
 
     Raises:
-        TimeoutError: the launch has sent no heartbeat for a minute, so it may be dead.
+        TimeoutError: the launch has sent no heartbeat for `timing.dead_s`, so it may be dead.
         OSError: the folder cannot be read.
     """
     end, (state, beat_at) = time.monotonic() + within_s, (_read_launch(root), time.monotonic())
@@ -145,9 +166,9 @@ def await_end(root: Folder, launch: Launch, within_s: float) -> bool:
         now = time.monotonic()
         if now >= end:
             return False
-        if now - beat_at >= DEAD_S:
-            raise TimeoutError(errno.ETIMEDOUT, f"no heartbeat of {launch} for {DEAD_S:g} s", root.path)
-        time.sleep(min(1.0, DEAD_S / 20))
+        if now - beat_at >= timing.dead_s:
+            raise TimeoutError(errno.ETIMEDOUT, f"no heartbeat of {launch} for {timing.dead_s:g} s", root.path)
+        time.sleep(timing.poll_s)
         if (current := _read_launch(root)) != state:
             state, beat_at = current, time.monotonic()
     return True
@@ -169,8 +190,10 @@ class Lease:
         notify: called with a line when the lease waits for another launch.
     """
 
-    def __init__(self, root: Folder, notify: Callable[[str], object] = lambda text: None) -> None:
-        self._root, self._notify = root, notify
+    def __init__(
+        self, root: Folder, notify: Callable[[str], object] = lambda text: None, timing: Timing = TIMING
+    ) -> None:
+        self._root, self._notify, self._timing = root, notify, timing
         self.launch = Launch.here()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._send_heartbeats, name="rayrec-lease", daemon=True)
@@ -185,7 +208,8 @@ class Lease:
         launch, beat = _read_launch(self._root)
         if launch is not None and not launch.ended:
             # Clocks of two machines may differ by any time, so an old heartbeat alone is no proof of death.
-            self._await_end(launch, beat, DEAD_S if time.time() - beat < STALE_S else SILENT_S)
+            stale = time.time() - beat >= STALE_S
+            self._await_end(launch, beat, self._timing.silent_s if stale else self._timing.dead_s)
         self._write()
         _tokens_here.add(self.launch.token)
         return self
@@ -201,7 +225,7 @@ class Lease:
             while (current := _read_launch(self._root)) == (launch, beat):
                 if time.monotonic() >= end or launch.ended:
                     return
-                time.sleep(min(1.0, DEAD_S / 20))
+                time.sleep(self._timing.poll_s)
             if current[0] is None:
                 return
             launch = current[0]
@@ -226,11 +250,11 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        self._thread.join(timeout=RELEASE_S)
+        self._thread.join(timeout=self._timing.release_s)
         _tokens_here.discard(self.launch.token)
 
     def _send_heartbeats(self) -> None:
-        while not self._closed.wait(HEARTBEAT_S):
+        while not self._closed.wait(self._timing.heartbeat_s):
             with suppress(OSError):  # if the storage is unavailable, another launch may acquire the folder
                 if not self.held:
                     return

@@ -16,7 +16,6 @@ from pathlib import Path
 from rayrec.serve.config import ClientConfig, TlsConfig
 from rayrec.serve.errors import RequestError
 
-_CHECK_FILES_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
@@ -40,12 +39,15 @@ class _TokenBucket:
 class Clients:
     """Clients that may send requests; without any, anyone may. Token files are read again when they change.
 
+    Args:
+        check_files_s: Seconds between two looks at the times of the token files.
+
     Raises:
         ValueError: A token file cannot be read or is empty, or two clients have the same token.
     """
 
-    def __init__(self, configs: Sequence[ClientConfig] = ()) -> None:
-        self._configs = tuple(configs)
+    def __init__(self, configs: Sequence[ClientConfig] = (), check_files_s: float = 1.0) -> None:
+        self._configs, self._check_files_s = tuple(configs), check_files_s
         self._lock = threading.Lock()
         self._buckets = {
             config.name: _TokenBucket(config.requests_per_s) for config in configs if config.requests_per_s is not None
@@ -81,7 +83,7 @@ class Clients:
 
     def _reload_changed(self) -> None:
         """Reads token files that changed; on failure, the current tokens stay valid."""
-        if time.monotonic() - self._checked_at < _CHECK_FILES_S:
+        if time.monotonic() - self._checked_at < self._check_files_s:
             return
         self._checked_at = time.monotonic()
         try:

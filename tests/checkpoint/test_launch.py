@@ -15,16 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from rayrec.checkpoint import FencedError, TakenOverError
-from rayrec.checkpoint import ownership as launches
+from rayrec.checkpoint import FencedError, TakenOverError, ownership
 from rayrec.checkpoint.errors import InUseError, NotSharedError
 from rayrec.checkpoint.ownership import (
     LAUNCH_FILE,
     Attempt,
     Launch,
     Lease,
+    Timing,
     await_end,
     current_launch,
+    folder_name,
     request_stop,
     stop_requested,
 )
@@ -36,11 +37,7 @@ def root(tmp_path: Path) -> LocalFolder:
     return LocalFolder(tmp_path / "checkpoints")
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(launches, "DEAD_S", 0.4)
-    monkeypatch.setattr(launches, "SILENT_S", 0.2)
+QUICK = Timing(heartbeat_s=0.05, dead_s=0.4, silent_s=0.2)
 
 
 def left_behind(root: LocalFolder, beat: float | None = None, **changes: object) -> Launch:
@@ -63,32 +60,27 @@ def test_a_folder_is_tokens_here_until_its_launch_ends(root: LocalFolder) -> Non
         assert second.held and not first.held
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_launch_of_another_machine_is_known_by_its_beat(root: LocalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_of_another_machine_is_known_by_its_beat(root: LocalFolder) -> None:
     told: list[str] = []
-    monkeypatch.setattr(launches, "DEAD_S", 10.0)
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
-        other = Lease(root).take()
-    launches._tokens_here.clear()  # nor is it of this process
+    other = Lease(root, timing=QUICK)
+    other.launch = replace(other.launch, host="elsewhere")
+    other.take()
+    ownership._tokens_here.clear()  # nor is it of this process
     with other:
         with pytest.raises(InUseError, match=r"\(process \d+ on elsewhere, started 20.* UTC\); wait for it, stop it"):
-            Lease(root, told.append).take()
+            Lease(root, told.append, replace(QUICK, dead_s=10.0)).take()
         assert other.held
     assert len(told) == 1 and "Another driver (process " in told[0] and "to see whether it is alive" in told[0]
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_launch_without_a_beat_is_over(root: LocalFolder) -> None:
     left_behind(root, host="elsewhere")
     began = time.monotonic()
-    with Lease(root).take() as lease:
-        assert lease.held and time.monotonic() - began >= launches.DEAD_S
+    with Lease(root, timing=QUICK).take() as lease:
+        assert lease.held and time.monotonic() - began >= QUICK.dead_s
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_launch_whose_clock_is_31_minutes_behind_is_alive(root: LocalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "SILENT_S", 10.0)
+def test_a_launch_whose_clock_is_31_minutes_behind_is_alive(root: LocalFolder) -> None:
     stopped = threading.Event()
 
     def send(beat: int) -> None:
@@ -106,13 +98,12 @@ def test_a_launch_whose_clock_is_31_minutes_behind_is_alive(root: LocalFolder, m
     told: list[str] = []
     try:
         with pytest.raises(InUseError, match="on elsewhere"):
-            Lease(root, told.append).take()
+            Lease(root, told.append, replace(QUICK, silent_s=10.0)).take()
     finally:
         stopped.set()
         thread.join()
     assert "Waiting up to 10 s" in told[0], "a shorter wait than for a recent heartbeat"
-    monkeypatch.setattr(launches, "SILENT_S", 0.2)
-    with Lease(root).take() as lease:
+    with Lease(root, timing=QUICK).take() as lease:
         assert lease.held, "it has sent no heartbeat meanwhile"
 
 
@@ -129,33 +120,39 @@ def test_a_launch_that_is_known_to_be_over_is_not_waited_for(root: LocalFolder, 
         assert lease.held and time.monotonic() - began < 40
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_launch_that_was_taken_over_leaves_the_file_alone(root: LocalFolder) -> None:
-    with Lease(root).take() as lease:
+    with Lease(root, timing=QUICK).take() as lease:
         other = left_behind(root, host="elsewhere")
-        time.sleep(4 * launches.HEARTBEAT_S)
+        time.sleep(4 * QUICK.heartbeat_s)
         assert not lease.held
     assert current_launch(root) == other
     root.write(LAUNCH_FILE, b'{"launch": {"token": 1}}')
     assert current_launch(root) is None, "not whole: nobody's"
 
 
-def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(
-    root: LocalFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = threading.Event()
-    monkeypatch.setattr(launches, "RELEASE_S", 0.1)
-    with Lease(root).take():
-        monkeypatch.setattr(LocalFolder, "read", lambda *_: gate.wait(60))
+class Hanging(LocalFolder):
+    """Reads wait until `gate` is set."""
+
+    gate: threading.Event
+
+    def read(self, name: str) -> bytes:
+        self.gate.wait(60)
+        return super().read(name)
+
+
+def test_the_end_of_a_launch_does_not_wait_for_storage_that_hangs(root: LocalFolder) -> None:
+    storage = Hanging(Path(root.path))
+    storage.gate = threading.Event()
+    storage.gate.set()
+    with Lease(storage, timing=Timing(release_s=0.1)).take():
+        storage.gate.clear()
         began = time.monotonic()
     assert time.monotonic() - began < 40
-    monkeypatch.undo()
-    gate.set()
     with Lease(root).take() as lease:
         assert lease.held, "the file that was left is known to be over"
+        storage.gate.set()
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_launch_is_asked_to_stop_and_the_next_one_is_not(root: LocalFolder) -> None:
     assert request_stop(root) is None
     with Lease(root).take() as lease:
@@ -175,12 +172,11 @@ def test_a_launch_is_asked_to_stop_and_the_next_one_is_not(root: LocalFolder) ->
     assert not stop_requested(root, killed)
 
 
-@pytest.mark.usefixtures("quick")
 def test_a_launch_that_does_not_answer_is_named(root: LocalFolder) -> None:
     silent = left_behind(root, host="elsewhere")
     assert request_stop(root) == silent
     with pytest.raises(TimeoutError, match=r"no heartbeat of process \d+ on elsewhere"):
-        await_end(root, silent, within_s=60)
+        await_end(root, silent, within_s=60, timing=QUICK)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     left_behind(root, pid=ended.pid)
@@ -202,6 +198,25 @@ def test_an_attempt_is_of_the_launch_that_holds_the_folder(root: LocalFolder) ->
     with pytest.raises(TakenOverError, match="on elsewhere") as caught:
         attempt.check(root)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_an_attempt_is_numbered_after_all_that_came_before(root: LocalFolder) -> None:
+    with pytest.raises(FencedError, match="belongs to attempt 0 of the run; attempt 3"):
+        Attempt(3, "x").check(root)  # nobody's
+    first = Attempt.claim(root)
+    assert first.number == 1
+    first.check(root)
+    second = Attempt.claim(root)
+    assert second.number == 2 and second.token != first.token
+    with pytest.raises(FencedError, match="belongs to attempt 2 of the run; attempt 1 may no longer"):
+        first.check(root)
+    root.remove("attempt.json")
+    root.sub(folder_name(4, 6)).write("data", b"")
+    assert Attempt.claim(root).number == 7
+    root.write("attempt.json", b'{"attempt": 12}')  # not whole: what folders say holds
+    assert Attempt.claim(root).number == 7
+    root.write("attempt.json", b'{"attempt": 12, "token": "x"}')
+    assert Attempt.claim(root).number == 13
 
 
 def test_attempts_of_one_launch_fence_each_other(root: LocalFolder) -> None:

@@ -125,7 +125,7 @@ def save_on_a_slow_disk(group: dist.ProcessGroup, root: str) -> float:
     """Rank 1's disk takes longer than the group's timeout."""
     impatient = dist.new_group([0, 1], timeout=timedelta(seconds=1), backend="gloo")
     model, dense = build(group, "tw", ADAGRAD, 1)
-    disk = Disk(Path(root), {"delay_s": 2.5 if group.rank() == 1 else 0.0})
+    disk = Disk(Path(root), {"delay_s": 1.5 if group.rank() == 1 else 0.0})
     began = time.monotonic()
     CheckpointStore(disk).save(1, model, dense, group=impatient)
     return time.monotonic() - began
@@ -133,7 +133,7 @@ def save_on_a_slow_disk(group: dist.ProcessGroup, root: str) -> float:
 
 def test_no_exchange_waits_for_a_slow_disk(tmp_path: Path) -> None:
     seconds = on_ranks(2, save_on_a_slow_disk, str(tmp_path))
-    assert min(seconds) > 2.5
+    assert min(seconds) > 1.5
     assert CheckpointStore(tmp_path).latest() is not None
 
 
@@ -261,11 +261,11 @@ def test_what_is_removed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None
 def test_a_store_that_takes_nothing_is_given_up_and_one_that_is_slow_is_not(tmp_path: Path) -> None:
     gate = threading.Event()
     model, dense = build(None, "tw", ADAGRAD, 1)
-    slow = CheckpointStore(Disk(tmp_path / "slow", {"delay_s": 0.8}), stall_s=3.0)  # five files: 4 s together
+    slow = CheckpointStore(Disk(tmp_path / "slow", {"delay_s": 0.5}), stall_s=2.0)  # five files: 2.5 s together
     slow.save(1, model, dense)
-    hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), stall_s=1.0)
+    hung = CheckpointStore(Disk(tmp_path / "hung", {"gate": gate}), stall_s=0.5)
     for _ in range(2):
-        with pytest.raises(TimeoutError, match=r"the storage has accepted no data of a checkpoint for 1 s"):
+        with pytest.raises(TimeoutError, match=r"the storage has accepted no data of a checkpoint for 0.5 s"):
             hung.save(1, model, dense)
     gate.set()
     hung.finish()

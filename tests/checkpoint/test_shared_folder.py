@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from rayrec.checkpoint import CheckpointStore, ownership
-from rayrec.checkpoint.errors import NotSharedError
+from rayrec.checkpoint import CheckpointError, CheckpointStore, ownership
 from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch
 from rayrec.distributed import EmbOptimType
-from rayrec.storage.folder import LocalFolder
 from tests.checkpoint.test_store import build
 from tests.ranks import PerRank, on_ranks
 
@@ -26,7 +24,7 @@ def claims(group: Any, path: Path, within_s: float) -> tuple[str, float]:
     start = time.monotonic()
     try:
         CheckpointStore(path).claim(group)
-    except NotSharedError as error:
+    except CheckpointError as error:
         return str(error), time.monotonic() - start
     finally:
         ownership.SHOWN_WITHIN_S = before
@@ -34,7 +32,7 @@ def claims(group: Any, path: Path, within_s: float) -> tuple[str, float]:
 
 
 def test_ranks_on_other_disks_are_named_on_every_rank(tmp_path: Path) -> None:
-    old = LocalFolder(tmp_path / "b")  # what is left of an earlier run does not pass for this one
+    old = CheckpointStore(tmp_path / "b").root  # what is left of an earlier run does not pass for this one
     for _ in range(3):
         Attempt.claim(old)
     paths = [tmp_path / "a", tmp_path / "b", tmp_path / "a", tmp_path / "c"]
@@ -46,7 +44,7 @@ def test_ranks_on_other_disks_are_named_on_every_rank(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_seen_later_is_waited_for(tmp_path: Path) -> None:
     """Clients of NFS cache listings."""
-    mine, root = Launch.here(), LocalFolder(tmp_path)
+    mine, root = Launch.here(), CheckpointStore(tmp_path).root
 
     def show() -> None:
         root.write(LAUNCH_FILE, json.dumps({"launch": asdict(mine), "beat": 0.0}).encode())
@@ -61,8 +59,8 @@ def test_a_folder_that_is_seen_later_is_waited_for(tmp_path: Path) -> None:
 
 def test_the_driver_sees_another_folder(tmp_path: Path) -> None:
     mine = Launch.here()
-    with pytest.raises(NotSharedError, match=f"the driver on node {mine.host} wrote, was not found on node"):
-        Attempt.claim(LocalFolder(tmp_path), mine, within_s=0.2)
+    with pytest.raises(CheckpointError, match=f"the driver on node {mine.host} wrote, was not found on node"):
+        Attempt.claim(CheckpointStore(tmp_path).root, mine, within_s=0.2)
 
 
 def saves(group: Any, path: Path, later: Path) -> str:
@@ -71,7 +69,7 @@ def saves(group: Any, path: Path, later: Path) -> str:
     try:
         store = CheckpointStore(path)
         store.claim(group)
-        store.root = LocalFolder(later)
+        store.root = CheckpointStore(later).root
         model, optimizer = build(group, "rw", EmbOptimType.EXACT_ADAGRAD, 1)
         with pytest.raises(TimeoutError) as caught:
             store.save(1, model, optimizer, group=group)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.checkpoint import CheckpointError, CheckpointStore, Saving
-from rayrec.checkpoint.errors import RemovedCheckpointError
-from rayrec.checkpoint.save_plan import Work
+from rayrec.checkpoint import CheckpointError, CheckpointStore, RemovedCheckpointError, Saving
 from rayrec.checkpoint.tools import copy, describe, find, verify
 from rayrec.checkpoint.warm_start import Names, load_weights
 from rayrec.checkpoint.writer import Item, Throttle
@@ -25,7 +25,6 @@ from rayrec.cli import run
 from rayrec.distributed import DistributedModelParallel, EmbOptimType, ShardingEnv
 from rayrec.models import DLRM
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
-from rayrec.storage.folder import LocalFolder
 from tests.checkpoint.test_parts import save_of
 from tests.checkpoint.test_store import build, tables, train
 from tests.ranks import on_ranks
@@ -76,20 +75,23 @@ def test_a_checkpoint_is_copied_whole(
     assert [checkpoint.step for checkpoint in CheckpointStore(out).all()] == [1, 2]
 
 
-def test_a_copy_of_a_checkpoint_that_its_run_removes_leaves_nothing(
-    saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_of_a_checkpoint_that_its_run_removes_leaves_nothing(saved: Any, tmp_path: Path) -> None:
+    """Opening a named pipe waits for its writer, so the copy has begun when the run removes what it copies."""
     shutil.copytree(saved[0], tmp_path / "run")
     source = Path(find(str(tmp_path / "run"))[1].path)
-    opened = LocalFolder.open
+    pipe = source / "data-00000.safetensors"
+    pipe.unlink()
+    os.mkfifo(pipe)
 
-    def remove_and_open(folder: LocalFolder, name: str) -> Any:
-        shutil.rmtree(source, ignore_errors=True)
-        return opened(folder, name)
+    def remove() -> None:
+        with open(pipe, "wb"):
+            shutil.rmtree(source)
 
-    monkeypatch.setattr(LocalFolder, "open", remove_and_open)
+    run_ends = threading.Thread(target=remove)
+    run_ends.start()
     with pytest.raises(RemovedCheckpointError, match="step_00000002-0001 was removed while it was read"):
         copy(str(tmp_path / "run"), str(tmp_path / "out"))
+    run_ends.join()
     assert not (tmp_path / "out" / source.name).exists()
 
 
@@ -165,7 +167,7 @@ def test_a_checkpoint_becomes_a_file_that_other_programs_read(saved: Any, tmp_pa
 
 def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
     """And a folder without a checkpoint is none, for whoever asks."""
-    root = LocalFolder(tmp_path / "checkpoints")
+    root = CheckpointStore(tmp_path / "checkpoints").root
     for place in (tmp_path, root.path):
         root.sub("other").write("file", b"")
         for told in (lambda at: find(str(at)), lambda at: list(verify(str(at)))):
@@ -173,10 +175,10 @@ def test_a_checkpoint_is_described_line_by_line(tmp_path: Path) -> None:
                 told(place)
     sizes = {"table/a": (1000, 30), "table/b": (2, 3), "dense/bias": (5,), "dense/scale": (), "rng/00000/torch": (4,)}
     items = [Item(key, size, (0,) * len(size), torch.zeros(size)) for key, size in sizes.items()]
-    made = save_of(root, 5, [])
+    made = save_of(root, 5, [], items=items)
     mapping = {"user": {"kind": "hash", "seed": 3}, "item": {"kind": "identity"}}
     facts = replace(made.manifest, mapping=mapping, world_size=1, time=86_400.0)
-    replace(made, work=Work(items, frozenset(sizes)), manifest=facts).run(Throttle())
+    replace(made, manifest=facts).run(Throttle())
     assert describe(str(tmp_path)) == [
         f"{root.path}/step_00000005-0001: step 5, attempt 1, 1970-01-02 00:00:00 UTC",
         "written by 1 ranks; 0.1 MB in 1 data files",

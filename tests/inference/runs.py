@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,9 +11,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import torch.distributed as dist
+import yaml
 from torch import nn
 
 from rayrec import Batch, EmbeddingBagCollection, EmbeddingCollection
+from rayrec.checkpoint import Checkpoint, CheckpointStore
+from rayrec.cli import run as run_command
+from rayrec.inference import Trained
 from rayrec.models import MODELS
 from rayrec.modules import EmbeddingConfig
 from rayrec.train import Trainer, parse_config
@@ -143,6 +150,44 @@ def train(root: Path, factory: Any = None, rows: int = 300, **changes: Any) -> P
     return Trainer(parse_config(raw), factory=factory).fit().folder
 
 
+def write_config(raw: dict[str, Any]) -> Path:
+    """Creates the folder of a run that ranks train without a driver, with its config; returns the folder."""
+    run = Path(raw["storage"]["path"], raw["name"])
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(parse_config(raw).to_dict()))
+    return run
+
+
+def checkpoint_of(run: Path) -> Checkpoint:
+    """The newest checkpoint of a run."""
+    return find_checkpoint(run)[1]
+
+
+def trained_run(run: Path) -> Trained:
+    """What an export is made of: the newest checkpoint of a run and its evaluation rows."""
+    return trained_of(*find_checkpoint(run))
+
+
+def command(*words: Any) -> str:
+    """What a command prints that succeeds."""
+    status, printed, errors = _outcome(*words)
+    assert status == 0, printed + errors
+    return printed
+
+
+def refused(*words: Any) -> str:
+    """What a command that fails says."""
+    status, _, errors = _outcome(*words)
+    assert status == 1
+    return errors
+
+
+def _outcome(*words: Any) -> tuple[int, str, str]:
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as errors:
+        status = run_command([str(word) for word in words])
+    return status, printed.getvalue(), errors.getvalue()
+
+
 def trainer_scores(run: Path, factory: Any = None) -> list[tuple[Batch, torch.Tensor]]:
     """Every evaluation batch with the logits of the sharded model that the trainer evaluates with."""
     learner, batches = _as_evaluated(run, factory)
@@ -156,14 +201,17 @@ def trained_batches(run: Path) -> tuple[nn.Module, list[Batch]]:
 
 
 def _as_evaluated(run: Path, factory: Any = None) -> tuple[Learner, list[Batch]]:
-    from rayrec.checkpoint import CheckpointStore
+    folder, checkpoint = find_checkpoint(run)
+    return evaluating_learner(run, factory), list(trained_of(folder, checkpoint, factory=factory).batches())
 
+
+def evaluating_learner(run: Path, factory: Any = None, group: dist.ProcessGroup | None = None) -> Learner:
+    """The trainer's part of a run's newest checkpoint, ready to evaluate: in this process, or sharded over a group."""
     folder, checkpoint = find_checkpoint(run)
     raw = folder.read_config()
     assert raw is not None
-    job = make_job(raw)
-    job = replace(job, folder=run, factory=factory, checkpoints=folder.checkpoints)
-    learner = make_learner(job, session_alone(Silent()))
-    CheckpointStore(folder.checkpoints).load(checkpoint, learner.model)
+    job = replace(make_job(raw), folder=run, factory=factory, checkpoints=folder.checkpoints)
+    learner = make_learner(job, session_alone(Silent()) if group is None else small.rank_session(group))
+    CheckpointStore(folder.checkpoints).load(checkpoint, learner.model, group=group)
     learner.model.eval()
-    return learner, list(trained_of(folder, checkpoint, factory=factory).batches())
+    return learner

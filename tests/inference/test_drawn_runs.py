@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,10 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rayrec.checkpoint import CheckpointStore
 from rayrec.inference import ExportOptions, Model
 from rayrec.models import Batch
-from rayrec.train import export_run, parse_config
-from rayrec.train.after.export import find_checkpoint, trained_of
-from rayrec.train.run.folder import RunFolder, write_yaml
-from rayrec.train.worker.learner import make_learner
+from rayrec.train import export_run
+from tests.inference.runs import evaluating_learner, trained_run, write_config
 from tests.ranks import PerRank, on_ranks
 from tests.train import small
 
@@ -83,11 +79,7 @@ def write(folder: Path, features: list[dict[str, Any]], rows: int, seed: int) ->
 
 def sharded_scores(group: dist.ProcessGroup, raw: dict[str, Any], batches: list[Batch]) -> list[torch.Tensor]:
     """Of the checkpoint's model, sharded over the ranks; each rank gives the scores of its own batches."""
-    folder, checkpoint = find_checkpoint(RunFolder.at(raw["storage"]["path"], raw["name"]).path)
-    job = replace(small.make_job(raw), checkpoints=folder.checkpoints)
-    learner = make_learner(job, small.rank_session(group))
-    CheckpointStore(folder.checkpoints).load(checkpoint, learner.model, group=group)
-    learner.model.eval()
+    learner = evaluating_learner(Path(raw["storage"]["path"], raw["name"]), group=group)
     return [learner.score(batch) for batch in batches]
 
 
@@ -102,13 +94,11 @@ def test_an_export_scores_as_the_sharded_model_it_was_made_of(changes: dict[str,
         for part, rows in (("train", 160), ("eval", 90)):
             write(root / part, changes["schema__sparse"], rows, seed=rows)
         raw = small.raw_config(root, trainer__epochs=1, trainer__num_workers=RANKS, **changes)
-        folder = RunFolder.at(raw["storage"]["path"], raw["name"])
-        folder.create()
-        write_yaml(folder.config, parse_config(raw).to_dict())
+        run = write_config(raw)
         on_ranks(RANKS, small.fit_on_rank, raw)
-        made = export_run(folder.path, root / "model", ExportOptions(tables=tables, force=tables != "fp32"))
+        made = export_run(run, root / "model", ExportOptions(tables=tables, force=tables != "fp32"))
         model = Model(made.folder)
-        batches = list(trained_of(*find_checkpoint(folder.path)).batches())
+        batches = list(trained_run(run).batches())
         batches = batches[: len(batches) // RANKS * RANKS]
         dealt = [batches[rank::RANKS] for rank in range(RANKS)]
         told = on_ranks(RANKS, sharded_scores, raw, PerRank(dealt))

@@ -21,7 +21,7 @@ from rayrec.models import Batch
 from rayrec.quant import TableFormat
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import export_run, write_report
-from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, train, trainer_scores
+from tests.inference.runs import TWO_LABELS, Sequences, TwoTowers, train, trainer_scores, write_config
 from tests.ranks import Ranks
 from tests.train import small
 
@@ -172,18 +172,13 @@ def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
         model={"name": "deepfm", "args": {"deep_arch": [16, 1]}},
         sharding={"constraints": {name: {"sharding_types": [kind]} for name, kind in kinds.items()}},
     )
-    from rayrec.train import parse_config
-    from rayrec.train.run.folder import RunFolder, write_yaml
-
-    folder = RunFolder(Path(raw["storage"]["path"]) / raw["name"])
-    folder.create()
-    write_yaml(folder.config, parse_config(raw).to_dict())
+    run = write_config(raw)
     ranks = Ranks(2)
     try:
         outcome, _ = ranks.run(small.fit_on_rank, raw)
     finally:
         ranks.close()
-    made = export_run(folder.path, tmp_path / "model")
+    made = export_run(run, tmp_path / "model")
     assert made.parity.exported["auc"] == pytest.approx(outcome["eval"]["auc"], abs=1e-6)
     assert made.parity.exported["logloss"] == pytest.approx(outcome["eval"]["logloss"], abs=1e-7)
 

@@ -25,7 +25,7 @@ from rayrec.serve.requests import Reader
 from rayrec.train import Display, Trainer, export_run, load_config, parse_config
 from tests.data.test_derived import ALL, ROWS_OF, drawn_rows, table_of
 
-ROWS, AT_ONCE = 100_000, 5000
+ROWS, AT_ONCE = 30_000, 5000
 FITTED = {"name": "fifths", "kind": "buckets", "column": "x", "boundaries": [-2.0, -0.5, 0.5, 2.0], "quantiles": 5}
 LATE = {"name": "late", "kind": "age", "column": "before", "at": "at", "on_future": "error"}
 

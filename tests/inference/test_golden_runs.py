@@ -18,8 +18,8 @@ import yaml
 
 from rayrec.inference import Model
 from rayrec.train import Trainer, evaluate_run, export_run, parse_config
-from rayrec.train.after.export import find_checkpoint, trained_of
 from rayrec.train.config.removed import without_removed
+from tests.inference.runs import trained_run
 from tests.train import small
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint_v2_export_v2.tar.xz"
@@ -37,9 +37,8 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def first_logits(export: Path, run: Path) -> torch.Tensor:
-    folder, checkpoint = find_checkpoint(run)
     model = Model(export)
-    return torch.cat([model.score(batch) for batch in trained_of(folder, checkpoint).batches()])[:40]
+    return torch.cat([model.score(batch) for batch in trained_run(run).batches()])[:40]
 
 
 def recorded_logits(root: Path, name: str) -> torch.Tensor:

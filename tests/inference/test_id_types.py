@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,8 @@ import yaml
 from rich.console import Console
 
 from rayrec.data import DataError, Manifest, Mapping, Schema
-from rayrec.inference.predict import predict
 from rayrec.train import Display, Trainer, TrainError, evaluate_run, export_run, parse_config
-from rayrec.train.after.export import find_checkpoint
-from tests.inference.runs import train
+from tests.inference.runs import checkpoint_of, refused, train
 from tests.train import small
 
 REFUSED = r"feature 'item' was trained on integer ids \(id_type: integer\)"
@@ -57,15 +56,14 @@ def test_the_run_its_checkpoint_and_its_export_have_the_type(run: Path, model: P
     wanted = {"user": "integer", "item": "integer", "tags": "integer"}
     assert id_types(yaml.safe_load((run / "config.yaml").read_text())["schema"]) == wanted
     assert id_types(json.loads((model / "mapping.json").read_text())["schema"]) == wanted
-    assert {name: of["id_type"] for name, of in (find_checkpoint(run)[1].manifest.mapping or {}).items()} == wanted
+    assert {name: of["id_type"] for name, of in (checkpoint_of(run).manifest.mapping or {}).items()} == wanted
 
 
 def test_the_other_type_is_refused_wherever_rows_come_from(run: Path, model: Path, texts: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=REFUSED) as caught:
         evaluate_run(run, str(texts), display=Display(Console(file=io.StringIO())))
     assert (caught.value.column, caught.value.file) == ("item", str(texts / "part.parquet"))
-    with pytest.raises(DataError, match=REFUSED):
-        predict(model, str(texts), tmp_path / "out")
+    assert re.search(REFUSED, refused("predict", model, texts, tmp_path / "out"))
     mapping = Mapping.from_config(run / "config.yaml", labels=False)
     rows = pq.read_table(texts / "part.parquet").slice(0, 3).to_pylist()
     with pytest.raises(DataError, match=REFUSED):

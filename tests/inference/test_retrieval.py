@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from rayrec.cli.app import app
-from rayrec.inference import ExportError, ItemIndex, Search, topk, write_index
-from rayrec.inference.topk import top_k
+from rayrec.inference import ExportError, ItemIndex, Search, write_index
+from rayrec.inference.topk import BLOCK_ITEMS, BLOCK_QUERIES, top_k
 from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
+from tests.inference.runs import command, refused
 from tests.inference.towers import tower_of
 
 ITEMS, DIM = 3000, 8
@@ -37,17 +36,16 @@ def plain(query: torch.Tensor, items: torch.Tensor, k: int, banned: set[int], al
     return sorted(rows, key=lambda row: -scores[row])[:k]
 
 
-@pytest.mark.parametrize("items", [7, 500, ITEMS])
+@pytest.mark.parametrize("items", [7, 500, 2 * BLOCK_ITEMS + 100])
 @pytest.mark.parametrize("filtered", [False, True])
-def test_exact_search_is_sorting(items: int, filtered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topk, "BLOCK_QUERIES", 6)
-    monkeypatch.setattr(topk, "BLOCK_ITEMS", 1100)  # blocks of groups, and of a rest
-    vectors, queries = drawn(items)
+def test_exact_search_is_sorting(items: int, filtered: bool) -> None:
+    """Blocks of items and queries, and a rest; of the queries, some are compared."""
+    vectors, queries = drawn(items, BLOCK_QUERIES + 10)
     banned = [[(7 * query) % items, query % items] for query in range(len(queries))]
     excluded = Jagged(torch.tensor(banned).flatten(), torch.arange(0, 2 * len(queries) + 1, 2)) if filtered else None
     allowed = torch.arange(items) % 3 > 0 if filtered else None
     scores, rows = top_k(queries, vectors, 9, excluded, allowed)
-    for query in range(len(queries)):
+    for query in (*range(5), *range(BLOCK_QUERIES - 2, BLOCK_QUERIES + 10)):
         want = plain(queries[query], vectors, 9, set(banned[query]) if filtered else set(), allowed)
         assert rows[query, : len(want)].tolist() == want
         assert (rows[query, len(want) :] == -1).all() and (scores[query, len(want) :] == -torch.inf).all()
@@ -136,40 +134,32 @@ def test_wrong_or_damaged_indexes_are_named(tmp_path: Path) -> None:
         Search(kind="flat")
 
 
-def run(*words: Any) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> None:
     vectors, queries = drawn(60, 10)
     pq.write_table(corpus(60).append_column("vector", pa.array(vectors.tolist())), tmp_path / "items.parquet")
-    said = run("index", tmp_path / "items.parquet", tmp_path / "index")
+    said = command("index", tmp_path / "items.parquet", tmp_path / "index")
     assert "60 items of 8 numbers, exact search" in said
     (tmp_path / "asked").mkdir()
     asked = pa.table({"user": range(10), "vector": queries.tolist(), "not": [[f"i{row}"] for row in range(10)]})
     for part in range(2):
         pq.write_table(asked.slice(5 * part, 5), tmp_path / "asked" / f"{part}.parquet")
     words = ["retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "out", "--k", 4, "--vector", "vector"]
-    assert "10 rows in 2 files" in run(*words, "--exclude", "not")
-    assert "0 rows in 0 files" in run(*words)
+    assert "10 rows in 2 files" in command(*words, "--exclude", "not")
+    assert "0 rows in 0 files" in command(*words)
     found = pq.read_table(tmp_path / "out").sort_by("user").to_pylist()
     for row in found:
         want = plain(queries[row["user"]], vectors, 4, {row["user"]}, None)
         assert row["items"] == [f"i{one}" for one in want]
         assert row["scores"] == pytest.approx((vectors[want] @ queries[row["user"]]).tolist(), rel=1e-5)
-    with pytest.raises(ExportError, match="no column 'history'"):
-        run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more", "--history", "history")
+    asked_again = ["retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more"]
+    assert "no column 'history'" in refused(*asked_again, "--history", "history")
     for folder in "ab":
         (tmp_path / "two" / folder).mkdir(parents=True)
         pq.write_table(asked, tmp_path / "two" / folder / "0.parquet")
-    with pytest.raises(ExportError, match="have the same name"):
-        run("retrieve", tmp_path / "index", tmp_path / "two", tmp_path / "none", "--vector", "vector")
-    with pytest.raises(ValueError, match="has no query tower: send vectors"):
-        run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more")
-    with pytest.raises(ValueError, match="not both"):
-        run("retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more", "--vector", "a", "--history", "b")
+    two = refused("retrieve", tmp_path / "index", tmp_path / "two", tmp_path / "none", "--vector", "vector")
+    assert "have the same name" in two
+    assert "has no query tower: send vectors" in refused(*asked_again)
+    assert "not both" in refused(*asked_again, "--vector", "a", "--history", "b")
 
 
 def test_retrieval_by_history_leaves_out_what_was_seen(tmp_path: Path) -> None:
@@ -177,9 +167,9 @@ def test_retrieval_by_history_leaves_out_what_was_seen(tmp_path: Path) -> None:
     write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
     pq.write_table(pa.table({"history": [["i1", "i2"], [], None]}), tmp_path / "asked.parquet")
     words = ["retrieve", tmp_path / "index", tmp_path / "asked.parquet"]
-    run(*words, tmp_path / "out", "--history", "history", "--k", 50)
+    command(*words, tmp_path / "out", "--history", "history", "--k", 50)
     found = pq.read_table(tmp_path / "out").to_pylist()
     assert [len(row["items"]) for row in found] == [48, 50, 50] and not {"i1", "i2"} & set(found[0]["items"])
-    run(*words, tmp_path / "seen", "--history", "history", "--k", 50, "--keep-seen")
+    command(*words, tmp_path / "seen", "--history", "history", "--k", 50, "--keep-seen")
     assert {"i1", "i2"} <= set(pq.read_table(tmp_path / "seen").to_pylist()[0]["items"])
     assert json.loads((tmp_path / "index" / "index.json").read_text())["search"] == "exact"

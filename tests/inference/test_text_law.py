@@ -14,9 +14,8 @@ from rich.console import Console
 
 from rayrec.data import Mapping
 from rayrec.inference import Model, Scorer
-from rayrec.train import Trainer, TrainError, evaluate_run, export_run, parse_config
-from rayrec.train.after.export import find_checkpoint
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Trainer, TrainError, evaluate_run, export_run, parse_config
+from tests.inference.runs import checkpoint_of
 from tests.train import small
 
 CITIES = {"city": [f"city {n}" for n in range(9)], "user": [0] * 9, "age": [0.0] * 9, "tags": [[]] * 9}
@@ -62,14 +61,14 @@ def earlier(folder: Path) -> Path:
         for feature in raw["schema"]["sparse"]:
             feature["mapping"].pop("text_law", None)
         file.write_text(yaml.safe_dump(raw))
-    assert "text_law" not in json.dumps(find_checkpoint(run)[1].manifest.mapping)
+    assert "text_law" not in json.dumps(checkpoint_of(run).manifest.mapping)
     return run
 
 
 def test_a_new_run_and_its_export_record_the_newest_version(new: Path, folder: Path, tmp_path: Path) -> None:
     wanted = {"user": 2, "item": 2, "tags": None}
     assert laws(config_of(new)) == wanted
-    stored = find_checkpoint(new)[1].manifest.mapping or {}
+    stored = checkpoint_of(new).manifest.mapping or {}
     assert {name: of.get("text_law") for name, of in stored.items()} == wanted
     export = export_run(new, tmp_path / "export").folder
     assert laws(json.loads((export / "mapping.json").read_text())) == wanted

@@ -13,18 +13,18 @@ from typing import Any
 
 import uvicorn
 
-from rayrec.serve import JSON, ClientConfig, Clients, TlsConfig
+from rayrec.serve import JSON, ClientConfig, Clients, Service, TlsConfig
 from rayrec.serve.batching import Batcher
 from rayrec.serve.v2_grpc import serving
 
 GOOD = {"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": "city 1"}
 
 
-def clients_of(folder: Path, **tokens: str) -> Clients:
+def clients_of(folder: Path, check_files_s: float = 1.0, **tokens: str) -> Clients:
     """Clients with tokens in files."""
     for name, token in tokens.items():
         (folder / name).write_text(token)
-    return Clients([ClientConfig(name=name, token_file=str(folder / name)) for name in tokens])
+    return Clients([ClientConfig(name=name, token_file=str(folder / name)) for name in tokens], check_files_s)
 
 
 class Server:
@@ -64,7 +64,8 @@ class Server:
 class GrpcServer:
     """The gRPC side of a service, in a thread of this process."""
 
-    def __init__(self, front: Batcher, tls: TlsConfig | None = None) -> None:
+    def __init__(self, service: Service, clients: Clients | None = None, tls: TlsConfig | None = None) -> None:
+        front = Batcher(service) if clients is None else Batcher(service, clients)
         self.port, self._loop = 0, asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._run(front, tls)))

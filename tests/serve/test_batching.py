@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from rayrec.serve import ARROW, JSON, Answer, App, RequestError, Service
 from rayrec.serve.batching import Batcher
-from rayrec.serve.service import ScoreRequest
 from rayrec.serve.versions import MAX_INLINE_S, Pace
 from tests.serve.server import GOOD, Server
 from tests.serve.test_fuzz import SCHEMA, stream
@@ -55,7 +54,7 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, str]:
     return json.dumps(raw).encode(), JSON
 
 
-def together(service: Service, requests: list[ScoreRequest]) -> list[Answer | RequestError]:
+def together(service: Service, requests: list[Any]) -> list[Answer | RequestError]:
     """As a batcher scores them where all of them wait, and there is time for all."""
     answers: dict[int, Answer | RequestError] = {}
     while rest := [place for place in range(len(requests)) if place not in answers]:
@@ -86,7 +85,7 @@ def test_requests_together_are_answered_as_each_alone(service: Service, drawn: l
 GOOD_BUT_USER = {name: value for name, value in GOOD.items() if name != "user"}
 
 
-def request_of(service: Service, rows: int, **change: Any) -> ScoreRequest:
+def request_of(service: Service, rows: int, **change: Any) -> Any:
     return service.read(json.dumps({"rows": [{**GOOD, **change}] * rows}).encode(), JSON)
 
 
@@ -96,7 +95,7 @@ def test_those_that_wait_are_scored_together_and_a_bad_request_spoils_only_itsel
     loaded = replace(other.loaded, pace=Pace(fixed_s=1e-3, row_s=1e-6))
     users = [replace(one, loaded=loaded) for one in users]
 
-    async def ask(*requests: ScoreRequest) -> list[Any]:
+    async def ask(*requests: Any) -> list[Any]:
         batcher = Batcher(service)
         return await asyncio.gather(*(batcher.scored(one) for one in requests), return_exceptions=True)
 

@@ -12,21 +12,24 @@ import yaml
 
 from rayrec.cli import run
 from rayrec.inference import ExportError
-from rayrec.serve import ClientConfig, ModelSpec, ServeConfig, TlsConfig, load_serve_config
-from rayrec.serve.clients import read_token
+from rayrec.serve import ClientConfig, Clients, ModelSpec, ServeConfig, TlsConfig, load_serve_config
 from rayrec.serve.on_ray import check, wait_until_free
 from tests import kuberay
+
+
+def client_with(token_file: Path) -> Clients:
+    return Clients([ClientConfig(name="one", token_file=str(token_file))])
 
 
 def test_a_token_file_must_hold_a_word(tmp_path: Path) -> None:
     for name, text in {"empty": "", "two": "a b", "odd": "gehe\u00efm"}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=f"--token-file .*{name} must hold one ASCII word"):
-            read_token(tmp_path / name)
+            client_with(tmp_path / name)
     with pytest.raises(ValueError, match="cannot be read"):
-        read_token(tmp_path / "none")
+        client_with(tmp_path / "none")
     (tmp_path / "good").write_text("s3cret\n")
-    assert read_token(tmp_path / "good") == "s3cret"
+    assert client_with(tmp_path / "good").admit(b"Bearer s3cret")
 
 
 @pytest.mark.parametrize("text", ["=exports", "a/b=exports", "a b=exports", "a=exports@0", "a=exports@x", "a=x@inf"])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rayrec.serve import App, ClientConfig, Clients, RequestError, Service
-from rayrec.serve import clients as clients_module
 from tests.serve.server import GOOD, Server, clients_of
 
 BODY = {"rows": [GOOD]}
@@ -43,11 +42,8 @@ def test_each_client_has_its_token_rate_and_models(service: Service, tmp_path: P
         server.close()
 
 
-def test_a_replaced_token_is_read_anew_and_a_lost_file_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(clients_module, "_CHECK_FILES_S", 0.0)
-    clients = clients_of(tmp_path, one="before")
+def test_a_replaced_token_is_read_anew_and_a_lost_file_changes_nothing(tmp_path: Path) -> None:
+    clients = clients_of(tmp_path, check_files_s=0.0, one="before")
     assert clients.admit(b"Bearer before")
     (tmp_path / "one").write_text("after")
     os.utime(tmp_path / "one", ns=(1, 1))

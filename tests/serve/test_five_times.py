@@ -32,7 +32,7 @@ from rayrec.serve.app import application
 app = application(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), limits=Limits(queue=4), watch_s=0.0))
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 """
-OVERLOAD_S = min(60, int(os.environ.get("RAYREC_SOAK_S", "600")) // 3)
+OVERLOAD_S = min(30, int(os.environ.get("RAYREC_SOAK_S", "240")) // 3)
 LARGE = json.dumps({"rows": {name: [value] * 2000 for name, value in GOOD.items()}}).encode()
 
 

@@ -11,13 +11,14 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.serve import ARROW, JSON, App, Service
+from rayrec.serve import ARROW, JSON, App, Limits, ModelSpec, Service
 from tests.serve.server import GOOD, Server
 from tests.train import small
 
@@ -220,9 +221,8 @@ def test_encodings_and_large_bodies_are_refused(server: Server) -> None:
 
 
 @pytest.fixture
-def hasty(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(service, "limits", service.limits.model_copy(update={"body_s": 0.5}))
-    made = Server(App(service))
+def hasty(model: Path) -> Iterator[Server]:
+    made = Server(App(Service([ModelSpec(name="ctr", path=model)], limits=Limits(body_s=0.5))))
     yield made
     made.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,26 @@ from tests.serve.server import Server
 from tests.train.small import raw_config
 from tests.train.test_numbers import both, stars, with_stars
 
+Config = Callable[..., dict[str, Any]]
 COLUMNS = ["user", "item", "tags", "age"]
 
 
-@pytest.mark.parametrize("config", [stars, both])
-@pytest.mark.parametrize("tables", ["fp32", "int8", "AUTO"])
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Config, Path]:
+    """A trained run for each config."""
+    found = {}
+    for config in (stars, both):
+        root = tmp_path_factory.mktemp(config.__name__)
+        with_stars(root)
+        found[config] = Trainer(parse_config(raw_config(root, **config(root, trainer__epochs=8)))).fit().folder
+    return found
+
+
+@pytest.mark.parametrize(("config", "tables"), [(stars, "fp32"), (stars, "int8"), (both, "fp32"), (both, "AUTO")])
 def test_a_number_is_exported_predicted_and_served_as_it_is(
-    config: Callable[..., dict[str, Any]], tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: dict[Config, Path], config: Config, tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with_stars(tmp_path)
-    run = Trainer(parse_config(raw_config(tmp_path, **config(tmp_path, trainer__epochs=8)))).fit().folder
+    run = runs[config]
     assert command(["export", str(run), str(tmp_path / "out"), "--tables", tables, "--force"]) == 0
     assert "RMSE of " in (told := capsys.readouterr().out) and ("AUC of like" in told) == (config is both)
     model, logits = Model(tmp_path / "out"), torch.cat([logits for _, logits in trainer_scores(run)])
@@ -46,7 +57,7 @@ def test_a_number_is_exported_predicted_and_served_as_it_is(
     assert expected.max() > 1.5, "no probability"
     atol = {"fp32": 1e-5, "int8": 0.05, "AUTO": 0.05}[tables]
 
-    assert command(["predict", str(tmp_path / "out"), str(tmp_path / "eval"), str(tmp_path / "predictions")]) == 0
+    assert command(["predict", str(tmp_path / "out"), str(run.parents[1] / "eval"), str(tmp_path / "predictions")]) == 0
     found = pq.read_table(tmp_path / "predictions")
     column = "prediction" if config is stars else "prediction_stars"
     np.testing.assert_allclose(found[column].to_numpy(), expected, rtol=0, atol=atol)
@@ -81,10 +92,9 @@ def test_a_number_is_exported_predicted_and_served_as_it_is(
         server.close()
 
 
-def test_a_number_that_an_export_gets_wrong_is_outside_its_limits(tmp_path: Path) -> None:
+def test_a_number_that_an_export_gets_wrong_is_outside_its_limits(runs: dict[Config, Path], tmp_path: Path) -> None:
     """By its RMSE, of which the trainer's own is the unit."""
-    with_stars(tmp_path)
-    run = Trainer(parse_config(raw_config(tmp_path, **stars(tmp_path, trainer__epochs=1)))).fit().folder
+    run = shutil.copytree(runs[stars], tmp_path / "run")
     metrics = run / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     for line in lines:

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from rayrec.serve import JSON, Answer, App, Limits, ModelSpec, RequestError, Service
-from rayrec.serve.batching import _LARGE_BYTES
-from rayrec.serve.service import ScoreRequest
 from tests.serve.server import GOOD, Server
 
 BODY = {"rows": [GOOD]}
@@ -27,7 +25,7 @@ class Slow(Service):
         self.begun, self.may_score = threading.Event(), threading.Event()
         self.read(json.dumps(BODY).encode(), JSON).loaded.pace.observe(1, 1000.0)
 
-    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
+    def answers(self, requests: Sequence[Any]) -> list[Answer | RequestError]:
         self.begun.set()
         assert self.may_score.wait(30)
         return super().answers(requests)
@@ -85,7 +83,7 @@ def test_health_metrics_and_schema_answer_while_a_request_is_scored(busy: tuple[
 
 def test_requests_beyond_the_queue_are_refused_at_once(busy: tuple[Server, Asked], slow: Slow, app: App) -> None:
     server, asked = busy
-    waiting = Asked(lambda: server.ask("POST", "/score", b" " * _LARGE_BYTES + b'{"rows": []}'))  # read by the thread
+    waiting = Asked(lambda: server.ask("POST", "/score", b" " * (1 << 20) + b'{"rows": []}'))  # read by the thread
     until = time.monotonic() + 20
     while app.batcher.queued < 2:  # else one of the next requests would have its place
         assert time.monotonic() < until
@@ -116,7 +114,7 @@ def test_scores_never_come_after_the_deadline(model: Path) -> None:
     """Not where the event loop itself scores, either."""
 
     class Late(Service):
-        def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
+        def answers(self, requests: Sequence[Any]) -> list[Answer | RequestError]:
             time.sleep(0.5)
             return super().answers(requests)
 

@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
-from typer.testing import CliRunner
 
-from rayrec.cli.app import app
+from rayrec.cli import run
 from rayrec.data import Mapping
 from rayrec.serve import JSON, Limits
 from rayrec.serve.requests import Reader
@@ -28,9 +28,13 @@ def test_the_request_can_be_mapped_by_the_movielens_config() -> None:
     assert batch.dense.shape == (2, 6)
 
 
-def test_the_options_are_those_of_the_commands() -> None:
+def test_the_options_are_those_of_the_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     for command in ("export", "predict", "serve"):
-        text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+        assert run([command, "--help"]) == 0
+        text = capsys.readouterr().out
         lines = [line for line in PAGE.splitlines() if line.startswith(f"rayrec {command}")]
         assert lines
         for option in re.findall(r"--[a-z-]+", " ".join(lines)):

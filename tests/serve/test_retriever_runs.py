@@ -13,15 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from rayrec.cli import run
-from rayrec.cli.app import app
 from rayrec.inference import ExportError, ItemIndex
 from rayrec.models import RETRIEVERS, Retriever
 from rayrec.serve import App, RequestError, Retrieval, Service
 from rayrec.train import Trainer, TrainError, evaluate_run, export_run, index_run, parse_config
-from tests.inference.runs import trained_batches
+from tests.inference.runs import command, trained_batches
 from tests.serve.server import Server
 from tests.serve.test_retrieval import values
 from tests.train.test_retrieval_run import ITEMS, raw_config, write
@@ -38,12 +36,6 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     raw = raw_config(root, request.param)
     raw["trainer"]["epochs"] = 4
     return Path(Trainer(parse_config(raw)).fit().folder)
-
-
-def command(*words: Any) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def queries_as_trained(trained: Path) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import ExportError, ExportStore, processor
+from rayrec.inference import ExportError, ExportStore
 from rayrec.inference.artifact import checksum
 from rayrec.serve import ARROW, JSON, App, ModelSpec, Service, versions
 from rayrec.serve.service import freeze_garbage
@@ -232,11 +232,11 @@ def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path
     root = tmp_path / "models"
     root.mkdir()
     expected: dict[str, Any] = {}
-    for number in range(6):
+    for number in range(3):
         folder = version_of(model, root / f"v{number}", number / 2)
         service = Service([ModelSpec(name="ctr", path=folder)])
         expected[f"v{number}"] = service.score(json.dumps({"rows": [GOOD] * 20}).encode(), JSON).scores["label"][0]
-    assert len(set(expected.values())) == 6
+    assert len(set(expected.values())) == 3
     (root / "current").write_text("v0")
     service, found, stop = Service([ModelSpec(name="ctr", path=root)]), [], threading.Event()
 
@@ -248,7 +248,7 @@ def test_versions_swap_under_load_and_no_answer_mixes_them(model: Path, tmp_path
     threads = [threading.Thread(target=load) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for number in (1, 2, 3, 4, 5, 0, 3):
+    for number in (1, 2, 0, 2, 1):
         (root / "current").write_text(f"v{number}")
         assert service.refresh() == 1
         time.sleep(0.05)
@@ -279,11 +279,8 @@ def test_the_newest_is_the_last_by_name_with_numbers_as_numbers(
     assert ExportStore(tmp_path, 0).newest().name == expected
 
 
-@pytest.mark.parametrize("how", ["changed", "paused"])
-def test_a_refused_version_is_not_read_again_before_it_changes(
-    model: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a pause is over, whatever is wrong with it; here its vocabulary, mended without a trace in sizes and times."""
+def test_a_refused_version_is_not_read_again_before_it_changes(model: Path, tmp_path: Path) -> None:
+    """Whatever is wrong with it; here its vocabulary, mended without a trace in sizes and times."""
     another_version(model, tmp_path / "v1")
     service = Service([ModelSpec(name="ctr", path=tmp_path)])
     bad = another_version(model, tmp_path / "v2")
@@ -304,12 +301,7 @@ def test_a_refused_version_is_not_read_again_before_it_changes(
         path.write_text(text.ljust(size) if path == index else text)
         os.utime(path, ns=(time_ns, time_ns))
     assert service.refresh() == 0
-    if how == "changed":
-        index.touch()
-    else:
-        later = time.monotonic() + versions.RETRY_S
-        clock = SimpleNamespace(monotonic=lambda: later, perf_counter=time.perf_counter)
-        monkeypatch.setattr(versions, "time", clock)
+    index.touch()
     assert service.refresh() == 1
 
 
@@ -388,13 +380,11 @@ def test_the_collector_passes_over_what_was_there_first_and_a_version_that_has_g
         gc.unfreeze()
 
 
-def test_health_says_that_a_model_is_slow_on_this_processor(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpuinfo").write_text("flags : avx avx2 avx512f\n")
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    service = Service([ModelSpec(name="ctr", path=another_version(model, tmp_path / "v1", dense="bf16"))])
-    assert "no instructions for bf16" in service.health()["models"][0]["warnings"][0]
+def test_health_says_that_a_model_is_slow_on_this_processor(model: Path, tmp_path: Path) -> None:
+    """Its graph was compiled for instructions that this one lacks, so that it is interpreted."""
+    compiled = {"targets": ["eager", "aoti"], "march": "native", "instructions": ["of_another_processor"]}
+    service = Service([ModelSpec(name="ctr", path=another_version(model, tmp_path / "v1", **compiled))])
+    assert "this one lacks of_another_processor" in service.health()["models"][0]["warnings"][0]
 
 
 def test_requests_are_shared_between_versions(model: Path, tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ import pytest
 
 from rayrec.data import Schema
 from rayrec.serve import Limits, Service, TlsConfig
-from rayrec.serve.batching import Batcher
 from rayrec.serve.v2 import DTYPES, inputs_of, query_of, tensor_of
-from rayrec.serve.v2_http import JSON_BYTES
 from rayrec.serve.v2_messages import SERVICE, message
 from tests.serve.server import GOOD, GrpcServer, Server, clients_of
 
@@ -29,6 +27,7 @@ triton_http = pytest.importorskip("tritonclient.http")
 triton_grpc = pytest.importorskip("tritonclient.grpc")
 InferenceServerException = pytest.importorskip("tritonclient.utils").InferenceServerException
 
+JSON_LENGTH = "Inference-Header-Content-Length"  # of the protocol: bytes of JSON before the binary tensors
 ROWS = [GOOD, {**GOOD, "user": 3, "tags": [], "city": "nowhere"}, {**GOOD, "item": 7, "tags": [3]}]
 
 
@@ -56,7 +55,7 @@ def inputs(module: Any, values: dict[str, Any], **options: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def rpc(service: Service) -> Iterator[GrpcServer]:
-    made = GrpcServer(Batcher(service))
+    made = GrpcServer(service)
     yield made
     made.close()
 
@@ -135,7 +134,7 @@ def test_a_request_has_an_id_of_its_own_or_the_clients(server: Server) -> None:
 
 def test_tokens_and_tls_hold_for_grpc(service: Service, tmp_path: Path) -> None:
     tls = certificate(tmp_path)
-    server = GrpcServer(Batcher(service, clients_of(tmp_path, one="s3cret")), tls)
+    server = GrpcServer(service, clients_of(tmp_path, one="s3cret"), tls)
     options = {"ssl": True, "root_certificates": tls.cert_file}
     client = triton_grpc.InferenceServerClient(f"localhost:{server.port}", **options)
     plain = triton_grpc.InferenceServerClient(f"localhost:{server.port}")
@@ -218,7 +217,7 @@ def as_http(request: Any) -> tuple[bytes, dict[str, str]]:
         for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)
     ]
     head = json.dumps({"inputs": entries, "outputs": [{"name": "label"}]}).encode()
-    return head + b"".join(request.raw_input_contents), {JSON_BYTES: str(len(head))}
+    return head + b"".join(request.raw_input_contents), {JSON_LENGTH: str(len(head))}
 
 
 def test_malformed_requests_are_refused_alike_over_http_and_grpc(server: Server, rpc: GrpcServer) -> None:
@@ -251,9 +250,9 @@ def test_malformed_bodies_and_frames_are_refused(server: Server, rpc: GrpcServer
         body, headers = as_http(drawn_request(random.Random(1)))
         spoiled = bytearray(body)
         for _ in range(drawn.randint(1, 4)):
-            spoiled[drawn.randrange(int(headers[JSON_BYTES]))] = drawn.choice(b'0"[]{}-,:x\xff')
+            spoiled[drawn.randrange(int(headers[JSON_LENGTH]))] = drawn.choice(b'0"[]{}-,:x\xff')
         if drawn.random() < 0.2:
-            headers[JSON_BYTES] = drawn.choice(["-1", "x", "999999", "0", "10"])
+            headers[JSON_LENGTH] = drawn.choice(["-1", "x", "999999", "0", "10"])
         status, answer = server.ask("POST", "/v2/models/ctr/infer", bytes(spoiled), **headers)
         assert status == 200 or (400 <= status < 500 and answer["error"]), (status, answer, spoiled)
     for path, status in (("/v2", 200), ("/v2/models/ctr/versions/v0", 404), ("/v2/models/none/infer", 404)):

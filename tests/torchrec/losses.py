@@ -21,9 +21,10 @@ STEPS = 20
 
 
 def script(path: Path, package: str) -> dict[str, Any]:
-    """What a script defines, in which only the package's name is changed."""
+    """What a script defines when its imports name `package` instead of `torchrec`."""
     space: dict[str, Any] = {"__name__": f"{package}_script"}
-    exec(compile(path.read_text(encoding="utf-8").replace("rayrec.torchrec", package), str(path), "exec"), space)
+    text = path.read_text(encoding="utf-8").replace("\nfrom torchrec", f"\nfrom {package}")
+    exec(compile(text, str(path), "exec"), space)
     return space
 
 

@@ -98,17 +98,17 @@ def test_a_program_with_its_imports_changed_already_is_read_too(tmp_path: Path) 
 def test_the_command_prints_the_list_and_ends_with_1(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM + "raise SystemExit('it ran')\n")
+    broken = tmp_path / "broken.py"
+    broken.write_text("import (\n")
     command = [sys.executable, "-m", "rayrec.torchrec", "--check"]
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, cwd=HERE.parents[1], timeout=120)
     assert done.returncode == 1 and not done.stderr
     assert done.stdout == report(path, check(path)) + "\n"
     assert "  line 3: torchrec.distributed.comm_ops\n      write the model's own" in done.stdout
     path.write_text("import torchrec\n")
-    done = subprocess.run([*command, str(path)], capture_output=True, text=True, cwd=HERE.parents[1], timeout=120)
-    assert done.returncode == 0 and "0 missing, 0 differences" in done.stdout
-    path.write_text("import (\n")
-    done = subprocess.run([*command, str(path)], capture_output=True, text=True, cwd=HERE.parents[1], timeout=120)
-    assert done.returncode == 2 and "line 1" in done.stderr
+    both = [*command, str(path), str(broken)]
+    done = subprocess.run(both, capture_output=True, text=True, cwd=HERE.parents[1], timeout=120)
+    assert done.returncode == 2 and "0 missing, 0 differences" in done.stdout and "line 1" in done.stderr
 
 
 @pytest.mark.parametrize("what", sorted({what for what, _ in DIFFERENCES}))

@@ -15,16 +15,14 @@ from rayrec.distributed import ParameterSharding
 from rayrec.torchrec import DataType, EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from rayrec.torchrec.datasets.criteo import BinaryCriteoUtils, InMemoryBinaryCriteoIterDataPipe
 from rayrec.torchrec.datasets.utils import ParallelReadConcat
-from rayrec.torchrec.distributed import DistributedModelParallel
-from rayrec.torchrec.distributed import sharding_plan as by
-from rayrec.torchrec.distributed import train_pipeline as pipelines
+from rayrec.torchrec.distributed import DistributedModelParallel, sharding_plan, train_pipeline
 from rayrec.torchrec.distributed.model_parallel import DMPCollection, ShardingPlan
 from rayrec.torchrec.distributed.planner import ParameterConstraints
 from rayrec.torchrec.distributed.planner.constraints import with_rounding
 from rayrec.torchrec.distributed.test_utils.multi_process import MultiProcessContext, MultiProcessTestBase
 from rayrec.torchrec.fx import symbolic_trace
 from rayrec.torchrec.fx.tracer import Tracer, is_fx_tracing
-from rayrec.torchrec.inference import modules as inference
+from rayrec.torchrec.inference import modules, quantize_inference_model
 from rayrec.torchrec.metrics.metrics_config import RecTaskInfo
 from rayrec.torchrec.metrics.ne import NEMetricComputation
 from rayrec.torchrec.metrics.rec_metric import RecMetricComputation
@@ -59,9 +57,11 @@ def tables_after_steps(group: dist.ProcessGroup, interval: int | None) -> list[l
     model = Model()
     with torch.no_grad():
         model.ebc.embedding_bags["t"].weight.copy_(torch.arange(40.0).view(10, 4))
-    sharded = by.construct_module_sharding_plan(model.ebc, {"t": by.table_wise(0, compute_kernel="fused")}, None, 1, 1)
+    sharded = sharding_plan.construct_module_sharding_plan(
+        model.ebc, {"t": sharding_plan.table_wise(0, compute_kernel="fused")}, None, 1, 1
+    )
     parallel = DMPCollection(model, CPU, ShardingPlan(plan={"ebc": sharded}), 2, 1, group)
-    pipeline = pipelines.TrainPipelineSparseDist[KeyedJaggedTensor, torch.Tensor](
+    pipeline = train_pipeline.TrainPipelineSparseDist[KeyedJaggedTensor, torch.Tensor](
         parallel,
         torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.0),
         CPU,
@@ -82,13 +82,13 @@ def test_a_pipeline_averages_the_groups_of_a_dmp_collection(interval: int | None
 
 
 def test_arguments_that_a_pipeline_does_not_have_are_refused() -> None:
-    class Context(pipelines.TrainPipelineContext):
+    class Context(train_pipeline.TrainPipelineContext):
         pass
 
     settings: Any = (Model(), torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.1), CPU)
     with pytest.raises(ValueError, match="context_type=Context: custom contexts are not supported"):
-        pipelines.TrainPipelineSparseDist(*settings, context_type=Context)
-    for kind in (pipelines.TrainPipelineSparseDist, pipelines.PrefetchTrainPipelineSparseDist):
+        train_pipeline.TrainPipelineSparseDist(*settings, context_type=Context)
+    for kind in (train_pipeline.TrainPipelineSparseDist, train_pipeline.PrefetchTrainPipelineSparseDist):
         with pytest.raises(TypeError, match="custom_model_fw"):
             kind(*settings, custom_model_fw=print)
 
@@ -110,8 +110,8 @@ def rounded(group: dist.ProcessGroup, rounds: bool | None) -> list[float]:
     model = nn.ModuleDict({"ebc": EmbeddingBagCollection(tables=[config], device=CPU)})
     with torch.no_grad():
         model["ebc"].embedding_bags["t"].weight.fill_(1.0)
-    sharded = by.construct_module_sharding_plan(
-        model["ebc"], {"t": by.table_wise(0, compute_kernel="fused")}, None, 1, 1
+    sharded = sharding_plan.construct_module_sharding_plan(
+        model["ebc"], {"t": sharding_plan.table_wise(0, compute_kernel="fused")}, None, 1, 1
     )
     plan = with_rounding(ShardingPlan(plan={"ebc": sharded}), {"t": ParameterConstraints(stochastic_rounding=rounds)})
     plan = ShardingPlan.from_json(plan.to_json())
@@ -134,7 +134,7 @@ def test_traces_leave_quantized_and_unsharded_collections_whole() -> None:
             return batch * 2 if is_fx_tracing() else batch
 
     model, batch = Model(), ids(1, 3)
-    small = inference.quantize_embeddings(Model(), torch.qint8, inplace=True)
+    small = modules.quantize_embeddings(Model(), torch.qint8, inplace=True)
     for each in (model, small):
         graph = symbolic_trace(each)
         assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["ebc"]
@@ -148,12 +148,12 @@ def test_what_a_quantized_collection_cannot_be_made_of_is_told() -> None:
     with pytest.raises(NotOffered, match="create a quantized EmbeddingBagCollection from a trained one"):
         quantized.EmbeddingBagCollection(tables=[], is_weighted=False, device=CPU)
     with pytest.raises(NotOffered, match=r"use rayrec\.torchrec\.inference\.shard_quant_model\(model, group\)"):
-        inference.shard_quant_model(Model())
+        modules.shard_quant_model(Model())
     with pytest.raises(NotOffered, match="quantization_mapping: leave it out"):
-        inference.quantize_inference_model(Model(), {"Model": Model})
+        modules.quantize_inference_model(Model(), {"Model": Model})
     with pytest.raises(ValueError, match="additional_mapping has no entry for Model"):
-        inference.quantize_embeddings(Model(), torch.qint8, True, [Model])
-    assert isinstance(inference.quantize_inference_model(Model()).ebc.collection, quant.EmbeddingBagCollection)
+        modules.quantize_embeddings(Model(), torch.qint8, True, [Model])
+    assert isinstance(modules.quantize_inference_model(Model()).ebc.collection, quant.EmbeddingBagCollection)
 
 
 def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path) -> None:
@@ -222,3 +222,31 @@ class OnProcesses(MultiProcessTestBase):
             self._run_multi_process_test_per_rank(
                 callable=total_of_ranks, world_size=2, kwargs_per_rank=[{"more": 1}, {"more": 0}]
             )
+
+
+class Sums(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(
+            [EmbeddingBagCollection([table("a", "x")]), EmbeddingBagCollection([table("b", "y")])]
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        return torch.cat([bags(features).values() for bags in self.inner], dim=1)
+
+
+def table(name: str, feature: str) -> EmbeddingBagConfig:
+    return EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=8, feature_names=[feature])
+
+
+def test_every_collection_is_replaced_and_scores_stay_near() -> None:
+    model, batch = Sums(), KeyedJaggedTensor(["x", "y"], torch.arange(6), lengths=torch.tensor([1, 2, 0, 3]))
+    before = model(batch).detach()
+    assert quantize_inference_model(model, {"b": "fp16"}, fp_weight_dtype=torch.int8) is model
+    kinds = {name: kind for bags in model.inner for name, kind in bags.formats().items()}
+    assert kinds == {"a": quant.TableFormat.INT8, "b": quant.TableFormat.FP16}
+    torch.testing.assert_close(model(batch), before, rtol=0, atol=0.01)
+    assert (model(batch) != before).any()
+    assert isinstance(quantize_inference_model(EmbeddingBagCollection([table("a", "x")])), quant.EmbeddingBagCollection)
+    with pytest.raises(ValueError, match="unknown table 'c'"):
+        quantize_inference_model(Sums(), {"c": "int8"})

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = """
 import torchrec
@@ -93,18 +91,13 @@ def test_a_traceback_ends_in_the_script(tmp_path: Path) -> None:
     assert f"  File \"{script}\", line 5, in step\n    raise KeyError('loss')\n" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["distributed.comm_ops", "modules.embedding_tower"])
-def test_a_module_that_is_not_offered_says_what_to_use(tmp_path: Path, name: str) -> None:
-    script = write(tmp_path, "train.py", f"import torchrec.{name}\n")
-    done = run("-m", "rayrec.torchrec", str(script))
+def test_a_module_that_is_not_offered_says_what_to_use_and_one_that_there_is_not_is_named(tmp_path: Path) -> None:
+    text = "try:\n    import torchrec.sparse.nothing\nfinally:\n    import torchrec.modules.embedding_tower\n"
+    done = run("-m", "rayrec.torchrec", str(write(tmp_path, "train.py", text)))
     assert done.returncode == 1
-    assert f"rayrec.torchrec.not_offered.NotOffered: there is no rayrec.torchrec.{name}: " in done.stderr
-
-
-def test_a_module_that_there_is_not_is_reported_by_the_name_that_was_imported(tmp_path: Path) -> None:
-    script = write(tmp_path, "train.py", "import torchrec.sparse.nothing\n")
-    done = run("-m", "rayrec.torchrec", str(script))
     assert "ModuleNotFoundError: No module named 'torchrec.sparse.nothing'" in done.stderr
+    not_offered = "rayrec.torchrec.not_offered.NotOffered: there is no rayrec.torchrec.modules.embedding_tower: "
+    assert not_offered in done.stderr
 
 
 def test_installing_after_another_torchrec_was_imported_is_refused(tmp_path: Path) -> None:
@@ -120,7 +113,7 @@ def test_installing_twice_is_installing_once() -> None:
 
 
 def test_without_a_script_usage_is_printed() -> None:
-    for arguments, code in (((), 2), (("--help",), 0), (("-q", "x.py"), 2)):
+    for arguments, code in (((), 2), (("--help",), 0)):
         done = run("-m", "rayrec.torchrec", *arguments)
         assert done.returncode == code and "usage: python -m rayrec.torchrec SCRIPT" in done.stdout + done.stderr
     done = run("-m", "rayrec.torchrec", "no_such_file.py")

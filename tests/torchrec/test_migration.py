@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 from rayrec.torchrec.left_out import MODULES
 from rayrec.torchrec.left_out_names import NAMES
 from rayrec.torchrec.not_offered import NotOffered
+from tests.forked import run_forked
 from tests.torchrec import compatibility
 from tests.torchrec.case import SECTIONS, cases
 from tests.torchrec.names import PAGE, page
@@ -23,11 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "rayrec" / "torchrec" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_ten_steps_run() -> None:
+def test_the_ten_steps_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^ +```python\n(.*?)^ +```", TEXT, flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 9  # the first step is an installation
     code = "\n".join(textwrap.dedent(block) for block in blocks)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    (tmp_path / "steps.py").write_text(code)
+    done = run_forked(tmp_path / "steps.py", ROOT, {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr[-2000:]
 
 

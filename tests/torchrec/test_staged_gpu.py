@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from rayrec.torchrec.distributed import DistributedModelParallel, ShardingEnv
 from rayrec.torchrec.distributed.train_pipeline import PipelineStage, SparseDataDistUtil, StagedTrainPipeline
-from rayrec.torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from rayrec.torchrec.modules.embedding_modules import EmbeddingBagCollection
-from rayrec.torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tests.ranks import on_ranks
 
 BATCHES = 12

@@ -361,13 +361,13 @@ def test_pairs_are_the_same_however_many_are_compared_at_once(monkeypatch: pytes
     assert found[0] == found[1] == pytest.approx(found[2])
 
 
-def test_a_window_holds_no_more_batches_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "MAX_BATCHES", 2)
-    one = metric("CTR", {}, tasks=TASKS[:1], window_size=1000)
-    for label in (1.0, 0.0, 1.0):
-        give(one, [[Row(0.5, label, 1)]], ["one"])
+def test_a_window_holds_no_more_batches_than_are_kept() -> None:
+    one = metric("CTR", {}, tasks=TASKS[:1], window_size=10 * sums.MAX_BATCHES)
+    for number in range(sums.MAX_BATCHES + 500):
+        give(one, [[Row(0.5, float(number < 1000), 1)]], ["one"])
     found = {key.split("|")[1]: float(value) for key, value in one.compute().items()}
-    assert found == {"lifetime_ctr": pytest.approx(2 / 3), "window_ctr": 0.5}
+    kept = sums.MAX_BATCHES
+    assert found == {"lifetime_ctr": pytest.approx(1000 / (kept + 500)), "window_ctr": pytest.approx(1 - 500 / kept)}
 
 
 def test_a_batch_of_nan_leaves_a_window_with_its_batch() -> None:

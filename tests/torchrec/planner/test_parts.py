@@ -14,12 +14,11 @@ from rayrec.distributed.planner.tables.from_model import find_tables, planner_ta
 from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from rayrec.torchrec.distributed.planner.bases import ShardEstimator
 from rayrec.torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from rayrec.torchrec.distributed.planner.parts import Perf, Proposal, Shard, Storage, bytes_of, cost_of
+from rayrec.torchrec.distributed.planner.parts import Perf, PlannerError, Proposal, Shard, Storage, bytes_of, cost_of
 from rayrec.torchrec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
 from rayrec.torchrec.distributed.planner.stats import NoopEmbeddingStats
-from rayrec.torchrec.distributed.planner.types import PlannerError
 from tests.planner.problems import SHARDER, collection, table
-from tests.torchrec.planner.test_partitioners import way
+from tests.torchrec.planner.test_proposals import way
 
 MODEL = nn.ModuleDict({"ebc": collection([table("t", 10, 64), table("u", 3, 32)])})
 MACHINES = {

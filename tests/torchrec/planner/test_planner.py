@@ -1,19 +1,180 @@
-"""TorchRec's planner: settings, proposals, errors."""
+"""TorchRec's planner: constants, defaults, settings, reserved memory, proposals, errors."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from rayrec.distributed import ShardingPlan
-from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology, constants
 from rayrec.torchrec.distributed.planner.bases import PerfModel, Stats
-from rayrec.torchrec.distributed.planner.parts import PlannerError, PlannerErrorType, Proposal
+from rayrec.torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from rayrec.torchrec.distributed.planner.factory import HardwareConfig, KernelConfig, TopologyFactory, TrainerConfig
+from rayrec.torchrec.distributed.planner.parts import (
+    Perf,
+    PlannerError,
+    PlannerErrorType,
+    Proposal,
+    Shard,
+    ShardingOption,
+    Storage,
+)
+from rayrec.torchrec.distributed.planner.planners import EmbeddingPlannerBase
 from rayrec.torchrec.distributed.planner.proposers import GridSearchProposer, Proposer, UniformProposer
-from rayrec.torchrec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
+from rayrec.torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from rayrec.torchrec.distributed.planner.storage_reservations import (
+    FixedAbsoluteStorageReservation,
+    FixedPercentageStorageReservation,
+    HeuristicalStorageReservation,
+)
+from rayrec.torchrec.distributed.types import PipelineType
 from tests.planner.problems import SHARDER, collection, table
 from tests.ranks import Ranks
+
+
+def test_constants_are_torchrecs() -> None:
+    assert {name: value for name, value in vars(constants).items() if name.isupper()} == {
+        "GIB": 2**30,
+        "BATCH_SIZE": 512,
+        "HBM_CAP": 32 * 2**30,
+        "DDR_CAP": 128 * 2**30,
+        "SSD_CAP": 2 * 2**40,
+        "HBM_MEM_BW": pytest.approx(897 * 2**30 / 1000),
+        "DDR_MEM_BW": pytest.approx(51 * 2**30 / 1000),
+        "SSD_MEM_BW": pytest.approx(0.1 * 2**20),
+        "HBM_TO_DDR_MEM_BW": pytest.approx(32 * 2**30 / 1000),
+        "INTRA_NODE_BANDWIDTH": pytest.approx(600 * 2**30 / 1000),
+        "CROSS_NODE_BANDWIDTH": pytest.approx(12.5 * 2**30 / 1000),
+        "MIN_CW_DIM": 128,
+        "POOLING_FACTOR": 1.0,
+        "NUM_POOLINGS": 1.0,
+        "BIGINT_DTYPE": 8,
+        "UVM_CACHING_RATIO": 0.2,
+        "KV_CACHING_RATIO": 0.2,
+        "BWD_COMPUTE_MULTIPLIER": 2,
+        "WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER": 1,
+        "MAX_SIZE": 2**63 - 1,
+        "DEFAULT_LOAD_FACTOR": 0.2,
+    }
+
+
+ONE_CPU = Topology(1, "cpu")
+OPTION = ("t", torch.empty(1), ("ebc", nn.Module()), [1.0], 8, "table_wise", "device", "fused", [Shard([1], [0])])
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "defaults"),
+    [
+        (
+            Topology,
+            lambda: Topology(2),
+            {
+                "compute_device": "cuda",
+                "bwd_compute_multiplier": 2,
+                "weighted_feature_bwd_compute_multiplier": 1,
+                "uneven_sharding_perf_multiplier": 1.0,
+                "created_by_factory": False,
+            },
+        ),
+        (EmbeddingShardingPlanner, EmbeddingShardingPlanner, {"debug": True}),
+        (EmbeddingPlannerBase, EmbeddingShardingPlanner, {"debug": True}),
+        (
+            EmbeddingEnumerator,
+            lambda: EmbeddingEnumerator(ONE_CPU),
+            {"batch_size": 512, "use_exact_enumerate_order": False},
+        ),
+        (TrainerConfig, lambda: TopologyFactory.create_topology(TrainerConfig(1)), {"is_dry_run": False}),
+        (HardwareConfig, lambda: TopologyFactory.create_topology(TrainerConfig(1), HardwareConfig()), {}),
+        (
+            KernelConfig,
+            lambda: TopologyFactory.create_topology(TrainerConfig(1), None, KernelConfig()),
+            {
+                "compute_device": "cuda",
+                "bwd_compute_multiplier": 2,
+                "weighted_feature_bwd_compute_multiplier": 1,
+                "uneven_sharding_perf_multiplier": 1.0,
+                "use_hardware_based_bandwidth": False,
+            },
+        ),
+        (EmbeddingPerfEstimator, lambda: EmbeddingPerfEstimator(ONE_CPU), {"is_inference": False}),
+        (
+            EmbeddingStorageEstimator,
+            lambda: EmbeddingStorageEstimator(ONE_CPU),
+            {"pipeline_type": PipelineType.NONE, "run_embedding_at_peak_memory": False, "is_inference": False},
+        ),
+        (ParameterConstraints, ParameterConstraints, {"use_virtual_table": False}),
+        (Perf, lambda: Perf(1, 1, 1, 1).total, {"input_dist_comms": 0.0, "prefetch_compute": 0.0}),
+        (Storage, lambda: Storage(1, 1) + Storage(1, 1), {"ssd": 0}),
+        (Shard, lambda: hash(Shard([1], [0])), {}),
+        (ShardingOption, lambda: ShardingOption(*OPTION), {}),
+        (
+            HeuristicalStorageReservation,
+            lambda: HeuristicalStorageReservation(0.5),
+            {"parameter_multiplier": 6.0},
+        ),
+    ],
+)
+def test_defaults_of(kind: Any, make: Callable[[], Any], defaults: dict[str, Any]) -> None:
+    """Those that are not None."""
+    make()
+    given = inspect.signature(kind).parameters.values()
+    found = {p.name: p.default for p in given if p.default not in (None, p.empty) and p.name != "additional_params"}
+    assert found == defaults
+
+
+def memory_of(**trainer: Any) -> list[int]:
+    """Bytes on the device and beside it, of hardware with 10 and 20."""
+    made = TopologyFactory.create_topology(TrainerConfig(2, **trainer), HardwareConfig(10, 20))
+    storage = made.devices[1].storage
+    return [storage.hbm, storage.ddr]
+
+
+def test_a_trainers_memory_goes_before_the_hardwares_and_a_dry_runs_before_both() -> None:
+    dry = {"dry_run_hbm_bytes": 3, "dry_run_ddr_bytes": 4}
+    assert memory_of() == memory_of(**dry) == memory_of(is_dry_run=True) == [10, 20]
+    assert memory_of(hbm_cap_bytes=5) == [5, 20] and memory_of(ddr_cap_bytes=6) == [10, 6]
+    both = {"hbm_cap_bytes": 5, "ddr_cap_bytes": 6}
+    assert memory_of(**both, **dry) == memory_of(**both, is_dry_run=True) == [5, 6]
+    assert memory_of(**both, **dry, is_dry_run=True) == memory_of(**dry, is_dry_run=True) == [3, 4]
+    speeds = HardwareConfig(intra_host_bw=7.0, inter_host_bw=9.0, hbm_mem_bw=11.0)
+    for counted in (False, True):
+        made = TopologyFactory.create_topology(
+            TrainerConfig(2), speeds, KernelConfig(use_hardware_based_bandwidth=counted)
+        )
+        own = Topology(2)
+        assert made.hbm_mem_bw == 11.0
+        assert (made.intra_host_bw, made.inter_host_bw) == (
+            (7.0, 9.0) if counted else (own.intra_host_bw, own.inter_host_bw)
+        )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_memory_stays_free(share: float) -> None:
+    topology = Topology(2, "cpu", ddr_cap=1000)
+    reservation = FixedPercentageStorageReservation(share)
+    assert reservation.last_reserved_topology is None
+    reserved = reservation.reserve(topology)
+    assert [host.memory_bytes for host in reserved.hosts] == [1000 * (1 - share)]
+    assert reservation.last_reserved_topology is reserved
+
+
+def test_what_cannot_stay_free_is_refused() -> None:
+    for share in (-0.01, 1.01):
+        with pytest.raises(ValueError, match="must be from 0 to 1"):
+            FixedPercentageStorageReservation(share)
+    with pytest.raises(ValueError, match="must not be negative"):
+        FixedAbsoluteStorageReservation(-1)
+    topology = Topology(2, "cpu", ddr_cap=1000)
+    assert FixedAbsoluteStorageReservation(0).reserve(topology).hosts[0].memory_bytes == 1000
+    assert FixedAbsoluteStorageReservation(999).reserve(topology).hosts[0].memory_bytes == 1
+    with pytest.raises(PlannerError, match="hbm_reserved_bytes=1000 must be less than the 1000 bytes of a rank"):
+        FixedAbsoluteStorageReservation(1000).reserve(topology)
+    assert FixedAbsoluteStorageReservation.from_gb(0.5)._bytes == 1 << 29
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Training scripts in the manner that people write for TorchRec; only the package's name differs between the two."""
+"""Training scripts as people write them for TorchRec; rayrec runs them with `rayrec.torchrec` in their imports."""

@@ -6,16 +6,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.torchrec.distributed import DistributedModelParallel
-from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, table_wise
-from rayrec.torchrec.distributed.types import ShardingEnv, ShardingPlan
-from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from rayrec.torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
-from rayrec.torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from tests.torchrec.scripts.given import draws, fill
 
 FEATURES = {"a": 20, "b": 30}

@@ -2,11 +2,11 @@
 
 import torch
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.datasets.utils import Batch
+from torchrec.distributed.train_pipeline import TrainPipelineBase
+from torchrec.models.deepfm import SimpleDeepFMNN
 
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.torchrec.datasets.utils import Batch
-from rayrec.torchrec.distributed.train_pipeline import TrainPipelineBase
-from rayrec.torchrec.models.deepfm import SimpleDeepFMNN
 from tests.torchrec.scripts.given import draws, fill
 
 

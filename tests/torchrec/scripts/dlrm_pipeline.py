@@ -4,18 +4,18 @@ import copy
 
 import torch
 import torch.distributed as dist
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.model_parallel import get_default_sharders
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.models.dlrm import DLRM, DLRMTrain
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.torchrec.datasets.utils import Batch
-from rayrec.torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
-from rayrec.torchrec.distributed.model_parallel import get_default_sharders
-from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
-from rayrec.torchrec.models.dlrm import DLRM, DLRMTrain
-from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from rayrec.torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
-from rayrec.torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from tests.torchrec.scripts.given import draws, fill
 
 RANKS = 2

@@ -5,21 +5,21 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.torchrec.distributed import DistributedModelParallel
-from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from rayrec.torchrec.distributed.types import ShardingPlan
-from rayrec.torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
-from rayrec.torchrec.metrics.metrics_config import (
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
+from torchrec.metrics.metrics_config import (
     MetricsConfig,
     RecMetricDef,
     RecMetricEnum,
     RecTaskInfo,
     ThroughputDef,
 )
-from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
 from tests.torchrec.scripts.given import draws, fill
 
 RANKS = 2

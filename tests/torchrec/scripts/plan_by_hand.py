@@ -5,19 +5,19 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
-
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.torchrec.distributed import DistributedModelParallel
-from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from rayrec.torchrec.distributed.sharding_plan import (
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.sharding_plan import (
     column_wise,
     construct_module_sharding_plan,
     data_parallel,
     table_wise,
 )
-from rayrec.torchrec.distributed.types import ShardingPlan
-from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
 from tests.torchrec.scripts.given import draws, fill
 
 RANKS = 2

@@ -4,12 +4,12 @@ import copy
 
 import torch
 from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from rayrec.torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-from rayrec.torchrec.distributed import DistributedModelParallel
-from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from rayrec.torchrec.optim.keyed import KeyedOptimizerWrapper
-from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
 from tests.torchrec.scripts.given import draws, fill
 
 

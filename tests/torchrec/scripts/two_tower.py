@@ -5,16 +5,16 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.model_parallel import get_default_sharders
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.modules.mlp import MLP
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
-from rayrec.torchrec.distributed import DistributedModelParallel
-from rayrec.torchrec.distributed.model_parallel import get_default_sharders
-from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
-from rayrec.torchrec.modules.mlp import MLP
-from rayrec.torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
-from rayrec.torchrec.optim.keyed import KeyedOptimizerWrapper
-from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
 from tests.torchrec.scripts.given import draws, fill
 
 RANKS = 2

@@ -5,16 +5,16 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.torchrec.distributed import DistributedModelParallel
-from rayrec.torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from rayrec.torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from rayrec.torchrec.distributed.planner.types import ParameterConstraints
-from rayrec.torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
-from rayrec.torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
-from rayrec.torchrec.optim.optimizers import in_backward_optimizer_filter
-from rayrec.torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 from tests.torchrec.scripts.given import draws, fill
 
 FEATURES = {"a": 20, "b": 30}

@@ -2,11 +2,11 @@
 
 import torch
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.regroup import KTRegroupAsDict
 
-from rayrec.torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from rayrec.torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
-from rayrec.torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from rayrec.torchrec.modules.regroup import KTRegroupAsDict
 from tests.torchrec.scripts.given import draws, fill
 
 
