@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rayrec.data.mapping import vocabulary
+from rayrec.data.source import footers, slices
 from rayrec.data.stream import readers
 from tests.s3 import s3_server
 
@@ -53,3 +54,23 @@ def auto_reader(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def index_above(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the number of ids above which a vocabulary is looked up in an index file."""
     return lambda size: monkeypatch.setattr(vocabulary, "_IN_MEMORY", size)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files whose footers were read from the files themselves, not from an index."""
+    uris: list[str] = []
+    read_footer = footers.read_footer
+    monkeypatch.setattr(footers, "read_footer", lambda uri: uris.append(uri) or read_footer(uri))
+    return uris
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The files and row groups whose decoding began."""
+    groups: list[tuple[str, int]] = []
+    begin = slices._begin
+    monkeypatch.setattr(
+        slices, "_begin", lambda part, *rest: groups.append((part.uri, part.row_group)) or begin(part, *rest)
+    )
+    return groups

@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
-from rayrec.data.arrays.hashing import hash_rows, seed_of
 from rayrec.data.arrays.widening import wider
+from tests.data.reference import hashed_row, seed_of
 
 TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
@@ -96,7 +95,7 @@ def test_a_column_that_some_files_lack_is_null_where_the_schema_takes_that(tmp_p
     found = read([tmp_path])
     whole = read([tmp_path / "b.parquet"])
     assert {row: found[row] for row in range(10, 20)} == whole
-    default = hash_rows(np.array([7]), seed_of(0), 1000).tolist()
+    default = [hashed_row(7, seed_of(0), 1000)]
     for row in range(10):
         dense, ids = found[row]
         assert dense == [row / 4, 2.5] and (ids["late"], ids["other"]) == ([], default)
