@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,28 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         slices, "_begin", lambda part, *rest: groups.append((part.uri, part.row_group)) or begin(part, *rest)
     )
     return groups
+
+
+@pytest.fixture
+def catalogs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets pyiceberg's settings of catalogs, which it reads once a process: NAME__URI=…, NAME__WAREHOUSE=…"""
+    import pyiceberg.catalog
+    from pyiceberg.utils.config import Config
+
+    def set_all(**settings: str) -> None:
+        for name, value in settings.items():
+            monkeypatch.setenv(f"PYICEBERG_CATALOG__{name}", value)
+        monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+
+    return set_all
+
+
+@pytest.fixture
+def on_ray(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was given to Ray Data to read."""
+    from rayrec.data.stream import ray_reader
+
+    given: list[Any] = []
+    dataset = ray_reader._dataset
+    monkeypatch.setattr(ray_reader, "_dataset", lambda *all, **more: given.append(all) or dataset(*all, **more))
+    return given

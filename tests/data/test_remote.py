@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
-from unittest.mock import Mock
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -175,17 +174,14 @@ def test_an_outage_is_waited_for(uri: str, server: str, policy: Literal["error",
 
 
 def test_auto_reads_on_ray_what_is_not_on_a_disk(
-    uri: str, running_ray: None, auto_reader: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    uri: str, running_ray: None, auto_reader: Callable[..., None], on_ray: list[Any]
 ) -> None:
     """With any number of cores: a thread would wait for one answer at a time."""
     auto_reader(100, 3)
-    from rayrec.data.stream import ray_reader
-
-    monkeypatch.setattr(ray_reader, "_dataset", asked := Mock(wraps=ray_reader._dataset))
     manifest = Manifest.read(uri, SCHEMA, window_rows=100)
     with stream(manifest, Cursor.start(0), 0, 1, options=ReadOptions()) as batches:
         ids = row_ids([batch for batch, _ in batches])
-    assert sorted(ids) == list(range(600)) and asked.called
+    assert sorted(ids) == list(range(600)) and on_ray
 
 
 @pytest.mark.long
