@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.data.tools.init.column_facts import ColumnFacts, column_facts
+from rayrec.data.tools.init.column_facts import ColumnFacts, column_facts, time_unit
 from rayrec.data.tools.init.proposal import propose
 
 
@@ -186,3 +186,21 @@ def test_columns_that_are_told_by_name() -> None:
     assert told("PScore", numbers)[0] == "unused" and told("session_id", [3, 3, 9])[0] == "group"
     assert told("session_id", [3, None, 9])[0] == "id" and told("y", [0, 1, 1])[0] == "label"
     assert told("y", [0, 1, None])[0] == "id" and told("y", [True, None])[0] == "unused"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit"),
+    [
+        (1_700_000_000, 1_700_000_001, "s"),
+        (1_700_000_000_000, 1_700_000_000_001, "ms"),
+        (1.7e15, 1.8e15, "us"),
+        (1.7e18, 1.8e18, "ns"),
+        (10**8, LATEST_S - 1, "s"),
+        (10**8, LATEST_S, None),
+        (10**8 - 1, 10**8, None),
+        (0, 1_700_000_000, None),
+        (1_700_000_000, 1_700_000_000_000, None),
+    ],
+)
+def test_the_unit_of_times_is_told_by_their_size(low: float, high: float, unit: str | None) -> None:
+    assert time_unit(low, high) == unit

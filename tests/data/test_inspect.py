@@ -15,9 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-import rayrec.data.tools.check as checking
 from rayrec.data import BadRows, DataError, Manifest, Mapping, Schema, check, convert, inspect, to_batch
-from rayrec.data.tools.init.column_facts import time_unit
 from tests.data.sets import CITIES, GENRES, ROWS_OF, SCHEMA, USERS, table, write
 from tests.data.test_fuzz import DECIMAL, FLOATS, INTS, ODD, TEXTS, array
 
@@ -231,21 +229,6 @@ def test_times_and_weights_are_proposed_as_such(tmp_path: Path) -> None:
     assert batch.weight is not None and batch.weight.tolist() == [0.5, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "unit"),
-    [
-        (1_700_000_000, 1_700_000_001, "s"),
-        (1_700_000_000_000, 1_700_000_000_001, "ms"),
-        (1.7e15, 1.8e15, "us"),
-        (1.7e18, 1.8e18, "ns"),
-        (0, 1_700_000_000, None),
-        (1_700_000_000, 1_700_000_000_000, None),
-    ],
-)
-def test_the_unit_of_times_is_told_by_their_size(low: float, high: float, unit: str | None) -> None:
-    assert time_unit(low, high) == unit
-
-
 def test_check_counts_what_is_wrong(tmp_path: Path) -> None:
     write(tmp_path, [300])
     bad = table(100, 300, user_id=pa.array([None, 77, *([3] * 98)]), label=pa.array([1, 1, 5, *([0] * 97)]))
@@ -266,7 +249,6 @@ def test_check_counts_what_is_wrong(tmp_path: Path) -> None:
 def test_the_work_of_check_grows_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded rows, and ids compared: of one large row group, whose windows have other ids each."""
     schema = Schema(label=None, labels=[{"name": "label"}], sparse=[{"name": "row", "mapping": {"kind": "hash"}}])
-    monkeypatch.setattr(checking, "_PENDING_IDS", 64)
     decoded, compared = [0], [0]
     iter_batches, unique = pq.ParquetFile.iter_batches, pc.unique
 
