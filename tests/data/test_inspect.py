@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -247,28 +246,22 @@ def test_check_counts_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_the_work_of_check_grows_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded rows, and ids compared: of one large row group, whose windows have other ids each."""
+    """Decoded rows, of one large row group, whose windows have other ids each."""
     schema = Schema(label=None, labels=[{"name": "label"}], sparse=[{"name": "row", "mapping": {"kind": "hash"}}])
-    decoded, compared = [0], [0]
-    iter_batches, unique = pq.ParquetFile.iter_batches, pc.unique
+    decoded, iter_batches = [0], pq.ParquetFile.iter_batches
 
     def counting_batches(self: pq.ParquetFile, *args: Any, **kwargs: Any) -> Any:
         for batch in iter_batches(self, *args, **kwargs):
             decoded[0] += batch.num_rows
             yield batch
 
-    def counting_unique(array: Any) -> Any:
-        compared[0] += len(array)
-        return unique(array)
-
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", counting_batches)
-    monkeypatch.setattr(pc, "unique", counting_unique)
     for rows in (1_000, 4_000):
         pq.write_table(table(rows), tmp_path / "part.parquet", row_group_size=rows)
-        decoded[0] = compared[0] = 0
+        decoded[0] = 0
         report = check(Manifest.read(str(tmp_path), schema, window_rows=50), schema, {"row": 100})
         assert report.features[0].distinct_ids == rows
-        assert decoded[0] == rows and compared[0] <= 5 * rows, rows
+        assert decoded[0] == rows
 
 
 def test_check_looks_at_the_same_sample_each_time_and_says_of_how_many_rows(tmp_path: Path) -> None:

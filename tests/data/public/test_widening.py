@@ -24,6 +24,7 @@ from rayrec.data import (
     Mapping,
     ReadOptions,
     Schema,
+    check,
     convert,
     inspect,
 )
@@ -261,10 +262,12 @@ def test_init_splits_files_of_other_types_by_time(tmp_path: Path) -> None:
             {"late": [row % 7 for row in range(100)]} if number else {}
         )
         (tmp_path / "in").mkdir(exist_ok=True)
-        pq.write_table(pa.table(columns), tmp_path / "in" / f"{number}.parquet", row_group_size=10)
+        pq.write_table(pa.table(columns), tmp_path / "in" / f"{number}.parquet")
     config = started(tmp_path / "in", tmp_path / "a-data", "click")
     schema = Schema.model_validate(config["schema"])
-    sides = [Manifest.of(DataSet.model_validate(config["data"][side]), schema) for side in ("train", "eval")]
+    rows_of = {feature.name: 100 for feature in schema.sparse}
+    manifests = (Manifest.of(DataSet.model_validate(config["data"][side]), schema) for side in ("train", "eval"))
+    sides = [check(manifest, schema, rows_of) for manifest in manifests]
     assert [side.rows for side in sides] == [180, 20]
 
 
