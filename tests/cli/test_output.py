@@ -52,8 +52,7 @@ def test_columns_in_a_terminal_of_80_columns(
     monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
     assert run(["data", "inspect", str(tmp_path)]) == 0
     text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err)
-    text = "
-".join(line for line in text.splitlines() if line[:1] in "╭│├╰┏┃┡└┌")
+    text = "\n".join(line for line in text.splitlines() if line[:1] in "╭│├╰┏┃┡└┌")
     assert f"│ {NAME} " in text and "│ price_of_the_last_order " in text and "…" not in text
     assert max(map(len, text.splitlines())) <= 80
 
