@@ -30,7 +30,10 @@ from rayrec.data import (
     count_column,
     inspect,
 )
+from rayrec.data.order import epoch_planner
 from rayrec.data.source.filters import OPERATORS, rows_that_pass
+from rayrec.data.stream.reading import Recipe, window_shares
+from rayrec.storage import retries
 from tests.data.mapped import kept
 from tests.data.sets import ROWS_OF, SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
@@ -129,18 +132,27 @@ def test_through_ray_the_same_batches(folder: Path, running_ray: None) -> None:
             assert same(a, b) and after_a.to_dict() == after_b.to_dict()
 
 
-@pytest.mark.parametrize("options", [LOCAL, RAY], ids=["local", "ray"])
-def test_filters_that_leave_almost_nothing_are_no_stall(
-    tmp_path: Path, options: ReadOptions, running_ray: None
-) -> None:
+def test_filters_that_leave_almost_nothing_are_no_stall(tmp_path: Path) -> None:
     """All windows together take longer than a stall, and only the last one has a row."""
-    rows = 30_000 if options is LOCAL else 2000
+    rows = 30_000
     pq.write_table(table(rows), tmp_path / "x.parquet", row_group_size=20, write_statistics=False)
-    options = options.model_copy(update={"stall_timeout_s": 0.5 if options is LOCAL else 20.0, "patience_s": 0.0})
+    options = ReadOptions(reader="local", stall_timeout_s=0.5, patience_s=0)
     for wanted in ([rows - 1], []):
         manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", wanted or [10**6])], window_rows=20)
         with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
             assert row_ids([b for b, _ in batches]) == wanted
+
+
+def test_ray_says_that_it_reads_where_nothing_passes(tmp_path: Path, running_ray: None) -> None:
+    from rayrec.data.stream.ray_reader import read_ray
+
+    pq.write_table(table(400), tmp_path / "x.parquet", row_group_size=10, write_statistics=False)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", [205, 399])], window_rows=10)
+    planner = epoch_planner.EpochPlanner(manifest)
+    part = planner.open(Cursor.start(0), epoch_planner.Ordering(seed=0, shuffle=False), 0, 1)
+    how = (manifest.columns, SCHEMA, ROWS_OF, 0, 0, False, retries.Patience(), BadRows(), manifest.filters)
+    tables = list(read_ray(window_shares(planner, part), Recipe(*how), RAY))
+    assert sum(len(one) for one in tables) == 2 and len(tables) > 5
 
 
 def test_what_cannot_pass_is_never_opened(folder: Path, tmp_path: Path) -> None:

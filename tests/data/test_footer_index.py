@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import FooterIndex, FooterReading, Manifest
+from rayrec.data.source import lake
+from rayrec.storage.files import NEVER, Found, find_files
 from tests.data.sets import SCHEMA, table, write
 
 Read = Callable[[], Manifest]
@@ -139,3 +142,17 @@ def test_one_index_is_asked_after_the_other(tmp_path: Path, opened: list[str]) -
     manifest = Manifest.read(str(tmp_path / "set"), SCHEMA, reading=FooterReading(both))
     assert manifest.rows == 260 and names(opened) == ["part-003.parquet"]
     assert manifest.fingerprint == Manifest.read(str(tmp_path / "set"), SCHEMA).fingerprint
+
+
+def test_files_of_a_table_never_change_and_are_known_by_their_size(tmp_path: Path, opened: list[str]) -> None:
+    (file,) = find_files(str(write(tmp_path / "set", [50])))
+    found = Found(file.uri, file.size_bytes, NEVER)
+    index = FooterIndex.open(tmp_path / "footers.arrow")
+    Manifest.read(lake.TableFiles((found,), hive=False), SCHEMA, reading=FooterReading(index))
+    assert index.save() and opened
+    opened.clear()
+    again = FooterIndex.open(tmp_path / "footers.arrow")
+    assert Manifest.read(lake.TableFiles((found,), hive=False), SCHEMA, reading=FooterReading(again)).rows == 50
+    assert not opened
+    assert not len(FooterIndex.open(tmp_path / "footers.arrow").known([replace(found, size_bytes=1)], ())[0])
+    assert not len(FooterIndex.open(tmp_path / "footers.arrow").known([file], ())[0]), "a file of a folder may change"

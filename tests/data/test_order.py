@@ -368,6 +368,22 @@ def test_ranks_share_the_rows_of_all_passes_evenly(rows: list[int], passes: int,
         assert sum(totals) == passes * sum(rows) - count(done) and max(totals) - min(totals) <= 1
 
 
+def test_what_was_done_is_found_once_for_all_ranks(
+    planners: list[EpochPlanner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    union = epoch_planner.union
+    monkeypatch.setattr(epoch_planner, "union", lambda parts: found.append(1) or union(parts))
+    for ordering in (Ordering(seed=5), Ordering(seed=5, shuffle=False, step_rows=8)):
+        planner = EpochPlanner(planners[0].manifest)
+        before = [planner.open(Cursor.start(0), ordering, rank, 3) for rank in range(3)]
+        cursor = Cursor.merge([part.cursor(2) for part in before])
+        for rank in range(20):
+            planner.open(cursor, ordering, rank, 20)
+        assert len(found) == 1
+        found.clear()
+
+
 def test_the_deal_never_changes() -> None:
     """As many ranks go on where each was: under another deal that is elsewhere."""
     order = EpochOrder.of([5, 3, 7, 2], seed=7, epoch=1, shuffle=True, passes=2)

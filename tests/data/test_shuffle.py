@@ -128,6 +128,14 @@ def test_a_large_row_group_is_decoded_once_by_each_rank_that_reads_it(
         assert 2 <= len(begun) <= most, (world, interleave)
 
 
+def test_as_many_row_groups_stay_open_as_are_read_in_turn(tmp_path: Path, begun: list[tuple[str, int]]) -> None:
+    groups = 24
+    manifest = Manifest.read(str(write(tmp_path, [100] * groups)), SCHEMA, window_rows=10)
+    assert len(manifest.windows) >= 5 * groups
+    steps = epoch(manifest, {"interleave": groups}, [(1, None)])
+    assert sorted(row for step in steps for row in step) == list(range(100 * groups)) and len(begun) == groups
+
+
 @pytest.mark.parametrize(("group_rows", "wanted"), [(199, [199, 1]), (200, [100, 100]), (50, [100, 100])])
 def test_row_groups_are_joined_and_cut_to_windows(tmp_path: Path, group_rows: int, wanted: list[int]) -> None:
     manifest = Manifest.read(str(write(tmp_path, [200], row_group_size=group_rows)), SCHEMA, window_rows=100)
