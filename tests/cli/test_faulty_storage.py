@@ -17,9 +17,7 @@ import yaml
 from rayrec.cli import run
 from rayrec.inference import ExportStore
 from rayrec.serve import App, ModelSpec, ServeConfig, Service
-from rayrec.serve.on_ray import check
-from rayrec.storage.folder import open_folder
-from rayrec.storage.locations import _filesystem, open_filesystem
+from rayrec.storage.locations import _filesystem
 from tests.s3 import Faulty, s3_bucket
 from tests.serve.server import Server
 from tests.train import small, test_retrieval_run
@@ -92,15 +90,12 @@ COMMANDS = {
     "fit": "data fit {tmp}/new.yaml --again --out {tmp}/fitted.yaml",
     "sequence": "data sequence {s3}/train --user user --time at --column item --out {tmp}/histories",
     "init": "init {s3}/train --name first",
-    "train": "train {tmp}/new.yaml --name new",
     "train of JSON lines": "train {tmp}/new.yaml --name lines --set data.train={s3}/lines",
-    "tune": "tune {tmp}/new.yaml --param trainer.seed=[1,2] --trials 2 --set name=new",
+    "tune": "tune {tmp}/new.yaml --param trainer.seed=[1,2] --trials 1 --set name=new",
     "evaluate": "evaluate {run}",
-    "evaluate other data": "evaluate {run} --data {s3}/train",
     "predict": "predict {run} {s3}/eval {s3}/scores",
     "export": "export {run} {tmp}/export",
     "report": "report {run}",
-    "compare": "runs compare {run} {run} --html {tmp}/page.html",
     "verify": "checkpoint verify {run}",
     "content": "checkpoint inspect {run}",
     "weights": "checkpoint convert {run} {tmp}/model.safetensors",
@@ -130,8 +125,11 @@ def test_a_command_outlasts_faults_of_storage(
         door.shut()
     if command == "tune":
         go_through(server, monkeypatch, tmp_path)
-        trials = json.loads(open_folder(f"{BUCKET}/runs/new-tune").read("trials.json"))["trials"]
-        assert [(one["error"], one["score"] is not None, one["evaluations"]) for one in trials] == [(None, True, 1)] * 2
+        options = f"endpoint_override={server}&scheme=http&region=us-east-1"
+        filesystem, folder = pafs.FileSystem.from_uri(f"{BUCKET}/runs/new-tune?{options}")
+        with filesystem.open_input_file(f"{folder}/trials.json") as file:
+            (trial,) = json.loads(file.read())["trials"]
+        assert (trial["error"], trial["score"] is not None, trial["evaluations"]) == (None, True, 1)
 
 
 @pytest.mark.long
@@ -149,7 +147,6 @@ def test_a_service_of_a_run_needs_its_storage_only_to_be_exported(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     config = ServeConfig(models=(ModelSpec(name="ctr", path=tmp_path / "export"),), port=port)
-    check(config)
     answering = Server(App(Service(config.models)))
     try:
         rows = [{"user": 1, "item": 2, "tags": [1, 2], "age": 0.5, "city": city} for city in ("city 1", "city 8")]
@@ -167,7 +164,8 @@ def test_an_export_is_served_from_its_copy_of_a_faulty_store(
 ) -> None:
     go_through(server, monkeypatch, tmp_path)
     assert run(["export", RUN, str(tmp_path / "export")]) == 0
-    filesystem, inner = open_filesystem(f"{BUCKET}/exports")
+    options = f"endpoint_override={server}&scheme=http&region=us-east-1"
+    filesystem, inner = pafs.FileSystem.from_uri(f"{BUCKET}/exports?{options}")
     pafs.copy_files(str(tmp_path / "export"), inner, destination_filesystem=filesystem)
     door = Faulty(server)
     try:

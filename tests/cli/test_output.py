@@ -11,14 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import rich.console
 import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
+from rayrec.cli import run
 from rayrec.cli.app import app
-from rayrec.cli.output import after_evaluation, show, show_columns
-from rayrec.data import inspect
+from rayrec.cli.output import after_evaluation, show
 from rayrec.train.terminal import plan_table
 
 NAME = "user_history_of_viewed_items"
@@ -44,13 +43,16 @@ def test_a_plan_in_a_terminal_of_80_columns() -> None:
     assert f"│ {NAME} │" in text and "…" not in text and max(map(len, text.splitlines())) <= 80
 
 
-def test_columns_in_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_in_a_terminal_of_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     columns = {NAME: [[1, 2], [3]] * 20, "price_of_the_last_order": [0.5, 1e9] * 20, "click": [0, 1] * 20}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    console = narrow()
-    monkeypatch.setattr(rich.console, "Console", lambda **_: console)
-    show_columns(inspect(str(tmp_path)), to_stderr=False)
-    text = text_of(console)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    assert run(["data", "inspect", str(tmp_path)]) == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err)
+    text = "\n".join(line for line in text.splitlines() if line[:1] in "╭│├╰┏┃┡└┌")
     assert f"│ {NAME} " in text and "│ price_of_the_last_order " in text and "…" not in text
     assert max(map(len, text.splitlines())) <= 80
 

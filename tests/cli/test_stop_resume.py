@@ -11,11 +11,8 @@ import pytest
 import yaml
 
 from rayrec.checkpoint import CheckpointStore
-from rayrec.checkpoint.ownership import LAUNCH_FILE
 from rayrec.cli import run
-from rayrec.storage.locations import inside
 from rayrec.train.driver import run_job
-from rayrec.train.worker.position import Position
 from tests.train.small import raw_config, write_all
 
 
@@ -40,7 +37,7 @@ def test_a_run_stops_at_a_request_and_resumes_from_its_folder(
     statuses: list[int] = []
     training = threading.Thread(target=lambda: statuses.append(run(["train", str(config)])))
     training.start()
-    store = CheckpointStore(inside(place, "checkpoints"))
+    store = CheckpointStore(f"{place}/checkpoints")
     await_true(lambda: store.latest() is not None, "no checkpoint was written")
     assert run(["checkpoint", "prune", place, "--keep", "1"]) == 1
     assert "is in use by a run that is still going" in capsys.readouterr().err
@@ -54,15 +51,15 @@ def test_a_run_stops_at_a_request_and_resumes_from_its_folder(
     assert "to save a last checkpoint and stop." in told.out
     assert f"Its newest checkpoint is of step {stopped.step}; `rayrec resume {place}` continues it." in told.out
     assert run(["stop", place]) == 0 and f"{place} is not running" in capsys.readouterr().out
-    assert not set(store.root.names()) & {LAUNCH_FILE, "stop.json"}
+    assert not set(store.root.names()) & {"launch.json", "stop.json"}
 
     config.unlink()
     if not scheme:  # a folder may have moved
         place = str(tmp_path / "elsewhere" / "renamed")
         shutil.move(tmp_path / "runs" / "small", place)
-    epochs = Position.from_dict(stopped.extra["position"]).epoch + 2  # it may have stopped at the end of an epoch
+    epochs = stopped.extra["position"]["cursor"]["epoch"] + 2  # it may have stopped at the end of an epoch
     assert run(["resume", place, "--set", f"trainer.epochs={epochs}"]) == 0
-    newest = CheckpointStore(inside(place, "checkpoints")).latest()
+    newest = CheckpointStore(f"{place}/checkpoints").latest()
     assert newest is not None and newest.manifest.attempt == 2 and newest.step > stopped.step
     assert f"resumed from the checkpoint of step {stopped.step}" in capsys.readouterr().out
     assert run(["resume", place, "--set", f"trainer.epochs={epochs}"]) == 0

@@ -11,7 +11,28 @@ from typing import Any
 import numpy as np
 
 from rayrec.data import DenseFeature, Hash, Identity, Schema, SparseFeature
-from rayrec.data.arrays.hashing import mix64, seed_of
+
+
+def mix64(value: int) -> int:
+    """splitmix64's last step, modulo 2**64 (Steele, Lea, Flood 2014)."""
+    value %= 1 << 64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % (1 << 64)
+    return value ^ value >> 31
+
+
+def seed_of(*values: int) -> int:
+    """One seed of several integers, in their order."""
+    state = 0
+    for value in values:
+        state = mix64(state + 0x9E3779B97F4A7C15 + value)
+    return state
+
+
+def text_hash(text: bytes, seed: int) -> int:
+    """The first version's hash of a text, 64 bits."""
+    key = seed.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
 
 
 class BadRow(Exception):
@@ -86,8 +107,7 @@ def _group(value: Any) -> int:
         raise BadRow
     if not isinstance(value, int):
         text = value if isinstance(value, bytes) else value.encode()
-        key = seed_of(3).to_bytes(8, "little")
-        value = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
+        value = text_hash(text, seed_of(3))
     return int((value + 2**63) % 2**64 - 2**63)
 
 
@@ -200,8 +220,7 @@ def hashed_row(value: int, seed: int, num_rows: int) -> int:
 def hashed_text(text: bytes, seed: int, num_rows: int, law: int) -> int:
     """The row of a text by either version."""
     if law == 1:
-        key = seed.to_bytes(8, "little")
-        hashed = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
+        hashed = text_hash(text, seed)
         return hashed % num_rows if num_rows > 1 << 32 else (hashed >> 32) * num_rows >> 32
     base = 0x7E3779B97F4A7C15
     state = mix64(len(text) + base)

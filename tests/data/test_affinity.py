@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-nodes = [cluster.add_node(num_cpus=2).node_id for _ in range(4)]
+nodes = [cluster.add_node(num_cpus=2).node_id for _ in range(2)]
 ray.init(address=cluster.address, logging_level="ERROR")
 
 
@@ -39,7 +39,7 @@ def rank(number, folder):
 
     ray_reader._read = told
     manifest = Manifest.read(folder, SCHEMA, window_rows=100)
-    where = {"batch_rows": 50, "rank": number, "world_size": 4, "cursor": Cursor.start(0), "seed": 0}
+    where = {"batch_rows": 50, "rank": number, "world_size": 2, "cursor": Cursor.start(0), "seed": 0}
     found = {}
     import rayrec.data.stream.batch_stream as stream
     make = stream.make_batches

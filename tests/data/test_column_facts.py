@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rayrec.data.tools.init.column_facts import ColumnFacts, column_facts
+from rayrec.data.tools.init.column_facts import ColumnFacts, column_facts, time_unit
 from rayrec.data.tools.init.proposal import propose
 
 
@@ -158,3 +158,49 @@ def test_columns_of_few_or_odd_values() -> None:
     assert (nothing.role, nothing.note) == ("unused", "the same value in all inspected rows")
     assert facts("ts", [[1_700_000_000], [1_700_000_001, 1_700_000_009]]).role == "id_list"
     assert facts("weight", [[1, 5], [2]]).role == "id_list"
+
+
+LATEST_S = 7_258_118_400  # 2200-01-01
+
+
+def told(name: str, values: Any, kind: pa.DataType | None = None) -> tuple[str, str]:
+    """The role, and the begin of its reason."""
+    found = facts(name, values, kind)
+    return found.role, found.note.partition(":")[0]
+
+
+def test_times_that_a_schema_can_read() -> None:
+    seconds = pa.timestamp("s")
+    assert told("x", [0, LATEST_S - 1], seconds) == ("timestamp", "")
+    outside = ("unused", "a time with nulls, or outside 1970 to 2200")
+    assert told("x", [0, LATEST_S], seconds) == told("x", [-1, 5], seconds) == told("x", [None, 5], seconds) == outside
+    assert told("x", [0, 90_000], pa.date32())[0] == "unused" and told("x", [0, 80_000], pa.date32())[0] == "timestamp"
+    assert told("ts", [1_700_000_000 + second for second in range(50)])[0] == "timestamp", "an event a second"
+    assert told("ts", [1_700_000_000] * 3)[0] == "timestamp" and told("ts", [5, 6, 7])[0] == "id"
+
+
+def test_columns_that_are_told_by_name() -> None:
+    numbers = [0.5, 1.5, 0.0]
+    assert told("Weight", numbers)[0] == "sample_weight" and told("weight", [0.5, -0.1, 2])[0] == "dense"
+    assert told("weight", [0.5, None, 2.0])[0] == "dense" and told("weight", [0.5, np.inf])[0] == "unused"
+    assert told("PScore", numbers)[0] == "unused" and told("session_id", [3, 3, 9])[0] == "group"
+    assert told("session_id", [3, None, 9])[0] == "id" and told("y", [0, 1, 1])[0] == "label"
+    assert told("y", [0, 1, None])[0] == "id" and told("y", [True, None])[0] == "unused"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unit"),
+    [
+        (1_700_000_000, 1_700_000_001, "s"),
+        (1_700_000_000_000, 1_700_000_000_001, "ms"),
+        (1.7e15, 1.8e15, "us"),
+        (1.7e18, 1.8e18, "ns"),
+        (10**8, LATEST_S - 1, "s"),
+        (10**8, LATEST_S, None),
+        (10**8 - 1, 10**8, None),
+        (0, 1_700_000_000, None),
+        (1_700_000_000, 1_700_000_000_000, None),
+    ],
+)
+def test_the_unit_of_times_is_told_by_their_size(low: float, high: float, unit: str | None) -> None:
+    assert time_unit(low, high) == unit

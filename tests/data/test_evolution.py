@@ -6,20 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema
-from rayrec.data.arrays.hashing import hash_rows, seed_of
-from rayrec.data.arrays.widening import wider
+from tests.data.reference import hashed_row, seed_of
 
-TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
-INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
-FLOATS = [pa.float16(), pa.float32(), pa.float64()]
 SCHEMA = Schema.model_validate(
     {
         "dense": [{"name": "price"}, {"name": "added", "default": 2.5}],
@@ -96,7 +89,7 @@ def test_a_column_that_some_files_lack_is_null_where_the_schema_takes_that(tmp_p
     found = read([tmp_path])
     whole = read([tmp_path / "b.parquet"])
     assert {row: found[row] for row in range(10, 20)} == whole
-    default = hash_rows(np.array([7]), seed_of(0), 1000).tolist()
+    default = [hashed_row(7, seed_of(0), 1000)]
     for row in range(10):
         dense, ids = found[row]
         assert dense == [row / 4, 2.5] and (ids["late"], ids["other"]) == ([], default)
@@ -132,30 +125,6 @@ def test_types_that_none_holds_together_are_refused_with_both_files(tmp_path: Pa
     ) as caught:
         read([tmp_path])
     assert Path(caught.value.file or "").name == "b.parquet"
-
-
-kinds = st.sampled_from([*TEXTS, *INTEGERS, *FLOATS, pa.binary(), pa.bool_(), pa.timestamp("s")])
-nested = st.one_of(kinds, kinds.map(pa.list_), kinds.map(pa.large_list), kinds.map(lambda kind: pa.list_(kind, 2)))
-
-
-@given(nested, nested)
-def test_the_wider_type_holds_what_both_hold(one: pa.DataType, other: pa.DataType) -> None:
-    wide = wider(one, other)
-    assert wide == wider(other, one) and wider(one, one) == one
-    if wide is not None:
-        assert wider(wide, one) == wider(wide, other) == wide
-        for kind in (one, other):
-            assert pa.nulls(2, kind).cast(wide).type == wide
-
-
-@given(st.sampled_from(INTEGERS), st.sampled_from(INTEGERS), st.data())
-def test_integers_keep_their_values(one: pa.DataType, other: pa.DataType, data: st.DataObject) -> None:
-    wide = wider(one, other)
-    assert wide is not None
-    signed = pa.types.is_signed_integer(one)
-    most = (1 << (one.bit_width - signed)) - 1
-    value = data.draw(st.integers(-most - 1 if signed else 0, most))
-    assert pa.array([value], one).cast(wide).to_pylist() == [value]
 
 
 def test_a_column_whose_name_differs_in_case_is_not_taken_for_one_that_is_missing(tmp_path: Path) -> None:

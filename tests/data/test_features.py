@@ -9,37 +9,24 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from rayrec.data import DataError, DenseFeature, Schema, SparseFeature
-from rayrec.data.arrays.arrow_types import from_list_view, is_text, leaf_of, without_views
-from rayrec.data.arrays.hashing import hash_rows, hash_strings, seed_of
-from rayrec.data.mapping.arrow_input import to_table
-from rayrec.data.mapping.column_types import fill_id_types
-from rayrec.data.mapping.dense import map_dense
-from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.rows import Ids
-from rayrec.data.mapping.sparse import map_sparse
-from rayrec.data.mapping.targets import map_targets
+from rayrec.data import DataError, DenseFeature, Mapping, Schema, SparseFeature
+from tests.data.mapped import kept, mapped
+from tests.data.reference import hashed_row, hashed_text, seed_of
 
 Bad = dict[int, tuple[str | None, str]]  # by row: the value, and the column
 
 
-class Nowhere:
-    def locate(self, row: int) -> tuple[str, int, int]:
-        return "x.parquet", 0, row
-
-
-def told(problems: Problems) -> Bad:
-    errors = {int(row): problems.error(int(row)) for row in problems.rows()}
+def told(errors: dict[int, DataError]) -> Bad:
     return {row: (error.value, str(error.column)) for row, error in errors.items()}
 
 
 def bags(rows: int, columns: dict[str, pa.Array], **feature: Any) -> tuple[list[list[int]], list[float] | None, Bad]:
     """Each row's ids, all weights, and what is wrong."""
-    problems = Problems(Nowhere())
-    ids = map_sparse(SparseFeature(name="x", **feature), columns, rows, problems)
+    found_rows, errors = mapped(pa.table(columns), Schema(sparse=[SparseFeature(name="x", **feature)]), {"x": rows})
+    (ids,) = found_rows.ids
     offsets = np.arange(len(columns["x"]) + 1) if ids.offsets is None else ids.offsets
     found = [ids.values[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]
-    return found, None if ids.weights is None else ids.weights.tolist(), told(problems)
+    return found, None if ids.weights is None else ids.weights.tolist(), told(errors)
 
 
 def test_single_ids() -> None:
@@ -60,11 +47,9 @@ def test_single_ids() -> None:
 
 def test_hashed_ids() -> None:
     hashed = {"kind": "hash", "seed": 4}
-    numbers = hash_rows(np.array([7, -1, 7]), seed_of(4), 100).tolist()
+    numbers = [hashed_row(value, seed_of(4), 100) for value in (7, -1, 7)]
     assert bags(100, {"x": pa.array([7, -1, 7])}, mapping=hashed)[0] == [[row] for row in numbers]
-    a, b = (
-        int(row) for row in (hash_strings([b"a", b"b"], seed_of(4)) >> np.uint64(32)) * np.uint64(100) >> np.uint64(32)
-    )
+    a, b = (hashed_text(text, seed_of(4), 100, law=1) for text in (b"a", b"b"))
     texts = pa.array(["a", None, "b", "a"])
     coded = pa.DictionaryArray.from_arrays(pa.array([1, None, 2, 1, 0]), pa.array([None, "a", "b"]))
     for values in (texts, texts.dictionary_encode(), texts.cast(pa.large_string()), texts.cast(pa.binary())):
@@ -118,9 +103,8 @@ def test_weights_beside_ids() -> None:
 
 
 def numbers(*features: DenseFeature, **columns: pa.Array) -> tuple[list[list[float]], Bad]:
-    problems = Problems(Nowhere())
-    rows = len(next(iter(columns.values())))
-    return map_dense(features, columns, rows, problems).tolist(), told(problems)
+    rows, errors = mapped(pa.table(columns), Schema(dense=[*features]), {})
+    return rows.dense.tolist(), told(errors)
 
 
 def dense(**feature: Any) -> DenseFeature:
@@ -199,24 +183,17 @@ def test_blocks_of_rows_are_put_side_by_side() -> None:
 
 
 def test_newer_layouts_are_read_as_older_ones() -> None:
-    assert all(
-        map(
-            is_text,
-            (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
-        )
-    )
-    assert is_text(pa.dictionary(pa.int8(), pa.string())) and not is_text(pa.dictionary(pa.int8(), pa.int8()))
-    assert without_views(pa.string_view()) == pa.large_string() and without_views(pa.binary_view()) == pa.large_binary()
-    assert without_views(pa.list_view(pa.string_view())) == pa.list_(pa.large_string())
-    assert without_views(pa.large_list_view(pa.int8())) == pa.large_list(pa.int8())
-    assert without_views(pa.large_list(pa.string_view())) == pa.large_list(pa.large_string())
-    assert without_views(pa.list_(pa.string_view(), 2)) == pa.list_(pa.large_string(), 2)
-    assert without_views(pa.struct({"a": pa.string_view()})) == pa.struct({"a": pa.large_string()})
-    assert leaf_of(pa.list_(pa.large_list(pa.int8()))) == leaf_of(pa.int8()) == pa.int8()
+    hashed: dict[str, Any] = {"mapping": {"kind": "hash"}, "on_null": "empty"}
+    texts, lists = pa.array(["a", None, "b"]), pa.array([["a", "b"], None, []])
+    for kind in (pa.string_view(), pa.large_string(), pa.binary_view(), pa.large_binary()):
+        assert bags(50, {"x": texts.cast(kind)}, **hashed) == bags(50, {"x": texts}, **hashed)
+    for kind in (pa.large_list(pa.string()), pa.list_(pa.string_view()), pa.large_list(pa.string_view())):
+        values = pa.array(lists.to_pylist(), kind)
+        assert bags(50, {"x": values}, kind="id_list", **hashed) == bags(50, {"x": lists}, kind="id_list", **hashed)
     overlapping = pa.ListViewArray.from_arrays(
         [2, 0, 1], [2, 3, 0], pa.array([1, 2, 3, 4]), mask=pa.array([False, False, True])
     )
-    assert from_list_view(overlapping).to_pylist() == [[3, 4], [1, 2, 3], None]
+    assert bags(9, {"x": overlapping}, kind="id_list", on_null="empty")[0] == [[3, 4], [1, 2, 3], []]
 
 
 def test_numbers_of_more_digits_than_a_float_has_are_rounded() -> None:
@@ -227,22 +204,23 @@ def test_numbers_of_more_digits_than_a_float_has_are_rounded() -> None:
     how = {"kind": "weighted_id_list", "weight_column": "w"}
     assert bags(9, {"x": pa.array([[1]]), "w": pa.array([[large]])}, **how)[1] == [rounded]
     fields = {"label": {"column": "y", "kind": "number"}, "sample_weight": {}, "dense": [{"name": "x"}]}
-    columns = {"y": pa.array([large]), "weight": pa.array([large])}
-    targets = map_targets(columns, Schema.model_validate(fields), Problems(Nowhere()))
+    columns = {"x": [1], "y": pa.array([large]), "weight": pa.array([large])}
+    targets = mapped(pa.table(columns), Schema.model_validate(fields), {}, labelled=True)[0].targets
     assert targets.weight is not None and (targets.label.tolist(), targets.weight.tolist()) == ([rounded], [rounded])
     fields = {"label": {"column": "y"}, "group": {}, "timestamp": {}, "dense": [{"name": "x"}]}
-    most, problems = pa.array([(1 << 64) - 1, 5], pa.uint64()), Problems(Nowhere())
-    columns = {"y": pa.array([0, 1]), "group": most, "timestamp": most}
-    targets = map_targets(columns, Schema.model_validate(fields), problems)
-    assert targets.group is not None and targets.group.tolist() == [-1, 5] and list(told(problems)) == [0]
+    most = pa.array([(1 << 64) - 1, 5], pa.uint64())
+    columns = {"x": [1, 1], "y": pa.array([0, 1]), "group": most, "timestamp": most}
+    rows, errors = mapped(pa.table(columns), Schema.model_validate(fields), {}, labelled=True)
+    assert rows.targets.group.tolist() == [-1, 5] and list(errors) == [0]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_bags_keep_their_weights_in_another_order(weighted: bool) -> None:
-    weights = np.array([0.5, 1.5, 2.5, 3.5], np.float32) if weighted else None
-    taken = Ids(np.array([7, 8, 9, 4]), np.array([0, 2, 2, 4]), weights).take(np.array([2, 1, 0]))
-    assert taken.offsets is not None and (taken.values.tolist(), taken.offsets.tolist()) == ([9, 4, 7, 8], [0, 2, 2, 4])
-    assert (None if taken.weights is None else taken.weights.tolist()) == ([2.5, 3.5, 0.5, 1.5] if weighted else None)
+def test_bags_keep_their_weights_in_another_order() -> None:
+    columns = {"x": pa.array([[7, 8], [], [9, 4]]), "w": pa.array([[0.5, 1.5], [], [2.5, 3.5]])}
+    feature = SparseFeature(name="x", kind="weighted_id_list", weight_column="w")
+    rows, _ = mapped(pa.table(columns), Schema(sparse=[feature]), {"x": 10}, np.array([2, 1, 0]))
+    (taken,) = rows.ids
+    assert (taken.values.tolist(), taken.offsets.tolist()) == ([9, 4, 7, 8], [0, 2, 2, 4])
+    assert taken.weights.tolist() == [2.5, 3.5, 0.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -260,13 +238,15 @@ def test_bags_keep_their_weights_in_another_order(weighted: bool) -> None:
 )
 def test_the_type_of_ids_is_that_of_the_innermost_values(kind: pa.DataType, wanted: str) -> None:
     schema = Schema.model_validate({"sparse": [{"name": "a"}, {"name": "b", "id_type": "text", "column": "a"}]})
-    assert [feature.id_type for feature in fill_id_types(schema, {"a": kind}).sparse] == [wanted, "text"]
+    assert [feature.id_type for feature in kept(schema, {"a": kind}).sparse] == [wanted, "text"]
 
 
-@pytest.mark.parametrize(("id_type", "kind"), [("text", pa.string()), ("integer", pa.int64()), (None, pa.int64())])
-def test_nothing_but_nulls_becomes_ids_of_the_type_that_is_known(id_type: str | None, kind: pa.DataType) -> None:
-    schema = Schema.model_validate({"sparse": [{"name": "a", "id_type": id_type, "mapping": {"kind": "hash"}}]})
-    assert to_table({"a": [None, None]}, schema, ["a"]).schema.field("a").type == kind
+@pytest.mark.parametrize("id_type", ["text", "integer", None])
+def test_nothing_but_nulls_becomes_ids_of_the_type_that_is_known(id_type: str | None) -> None:
+    feature = {"name": "a", "id_type": id_type, "mapping": {"kind": "hash"}, "on_null": "empty"}
+    schema = Schema.model_validate({"sparse": [feature]})
+    batch = Mapping(schema, {"a": 9}, labels=False).to_batch({"a": [None, None]})
+    assert batch.rows == 2 and batch.sparse.values().tolist() == []
 
 
 @pytest.mark.parametrize("values", [[1.5, 2.0], [2, 1.5], pd.Series([1.5, None])], ids=["floats", "mixed", "pandas"])
@@ -276,10 +256,12 @@ def test_a_fraction_is_no_integer_of_a_derived_column(values: Any) -> None:
     raw = {"derived": derived, "sparse": [{"name": "b"}], "column_types": {"n": "integer"}}
     schema = Schema.model_validate(raw)
     with pytest.raises(DataError, match=r"cannot convert the values to integer: .*1\.5.* truncated") as caught:
-        to_table({"n": values}, schema, ["n"])
+        Mapping(schema, {"b": 3}, labels=False).to_batch({"n": values})
     assert caught.value.column == "n"
-    for whole in ([1.0, None], [1, None], pd.Series([1.0, None])):
-        assert to_table({"n": whole}, schema, ["n"])["n"].to_pylist() == [1, None]
-    lists = schema.model_copy(update={"column_types": {"n": "list<integer>"}})
+    nulls = {"sparse": [{"name": "b", "on_null": "empty"}]}
+    whole = Mapping(Schema.model_validate(raw | nulls), {"b": 3}, labels=False)
+    for numbers in ([1.0, None], [1, None], pd.Series([1.0, None])):
+        assert whole.to_batch({"n": numbers}).sparse.lengths().tolist() == [1, 0]
+    lists = {"column_types": {"n": "list<integer>"}, "sparse": [{"name": "b", "kind": "id_list"}]}
     with pytest.raises(DataError, match="truncated"):
-        to_table({"n": [[1.0], [1.5]]}, lists, ["n"])
+        Mapping(Schema.model_validate(raw | lists), {"b": 3}, labels=False).to_batch({"n": [[1.0], [1.5]]})

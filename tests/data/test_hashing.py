@@ -85,18 +85,16 @@ def test_hashed_rows_do_not_depend_on_blocks_or_neighbours() -> None:
 
 
 PATTERNS = {
-    **{f"multiples of {n}": np.arange(100_000) * n for n in (1, 2, 10, 1000, 10**6, 86_400 * 10**9)},
-    **{f"multiples of 2**{n}": np.arange(100_000) << n for n in (6, 12, 16, 20, 31, 32, 33, 40, 46)},
-    **{
-        f"pairs, {n} bits apart": ((np.arange(250) << n)[:, None] | np.arange(400)).ravel() for n in (9, 16, 24, 32, 48)
-    },
+    **{f"multiples of {n}": np.arange(100_000) * n for n in (1, 10, 10**6, 86_400 * 10**9)},
+    **{f"multiples of 2**{n}": np.arange(100_000) << n for n in (6, 16, 31, 32, 33, 46)},
+    **{f"pairs, {n} bits apart": ((np.arange(250) << n)[:, None] | np.arange(400)).ravel() for n in (9, 24, 32, 48)},
     "negative ids": -np.arange(1, 100_001),
     "hashes": mix64_array(np.arange(100_000), 5).view(np.int64),
     "hashes of 32 bits": (mix64_array(np.arange(100_000), 5) >> np.uint64(32)).view(np.int64),
 }
 
 
-@pytest.mark.parametrize("num_rows", [97, 1 << 14, 100_000, 1_000_003])
+@pytest.mark.parametrize("num_rows", [97, 1 << 14, 1_000_003])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_hashed_rows_are_spread_as_if_drawn(pattern: str, num_rows: int) -> None:
     """Chi-squared of rows' counts within six sigmas of that of uniform draws, for ids as people number things."""

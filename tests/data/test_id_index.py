@@ -16,21 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import DataError, load_vocabulary
-from rayrec.data.arrays.hashing import hash_texts, mix64
 from rayrec.data.mapping import id_index, vocabulary
-from rayrec.data.mapping.id_index import DuplicateHash, IdIndex
-from rayrec.data.mapping.vocabulary import close_vocabularies, vocabulary_checksum
 from tests.data.test_vocabulary import feature, ids_of
 
 TOP = (1 << 64) - 1
 HASHES = st.one_of(st.integers(0, TOP), st.integers(0, 40), st.integers(TOP - 40, TOP))
 
 
-def written(hashes: list[int], folder: Path) -> IdIndex:
+def written(hashes: list[int], folder: Path) -> id_index.IdIndex:
     folder.mkdir()
     whole = np.array(hashes, np.uint64)
-    IdIndex.make(iter([whole[:7], whole[7:]]), len(hashes), False, folder / "index")
-    return IdIndex.open(folder / "index")
+    id_index.IdIndex.make(iter([whole[:7], whole[7:]]), len(hashes), False, folder / "index")
+    return id_index.IdIndex.open(folder / "index")
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,35 +43,25 @@ def test_an_index_is_a_dict(
         query = np.array([*asked, *kept], np.uint64)
         wanted = [oracle.get(one, -1) for one in [*asked, *kept]]
         whole = np.array(kept, np.uint64)
-        assert IdIndex.of(whole, False).find_hashes(query).tolist() == wanted
+        assert id_index.IdIndex.of(whole, False).find_hashes(query).tolist() == wanted
         assert written(kept, tmp_path_factory.mktemp("x") / "index").find_hashes(query).tolist() == wanted
 
 
 def test_an_id_that_is_there_twice_is_told_with_both_places(tmp_path: Path) -> None:
     hashes = [5, 9, 1 << 63, 77, 8, 2, 1, 4, 9, 6]
-    for make in (lambda: IdIndex.of(np.array(hashes, np.uint64), False), lambda: written(hashes, tmp_path / "index")):
-        with pytest.raises(DuplicateHash) as caught:
+    for make in (
+        lambda: id_index.IdIndex.of(np.array(hashes, np.uint64), False),
+        lambda: written(hashes, tmp_path / "index"),
+    ):
+        with pytest.raises(id_index.DuplicateHash) as caught:
             make()
         assert caught.value.positions == (1, 8)
-
-
-@settings(deadline=None)
-@given(st.lists(st.binary(max_size=30), max_size=30), st.integers(0, 5))
-def test_strings_are_hashed_as_the_words_they_consist_of(texts: list[bytes], first: int) -> None:
-    def plain(text: bytes) -> int:
-        state = mix64(len(text) + 0x7E3779B97F4A7C15)
-        for at in range(0, len(text), 8):
-            state = mix64((state ^ int.from_bytes(text[at : at + 8], "little")) + 0x7E3779B97F4A7C15)
-        return state
-
-    for kind in (pa.binary(), pa.large_binary()):
-        assert hash_texts(pa.array(texts, kind)[first:]).tolist() == [plain(text) for text in texts[first:]]
 
 
 READER = """
 import sys
 import numpy as np, pyarrow as pa
-from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.data import load_vocabulary
 import rayrec.data.mapping.vocabulary as vocabulary
 vocabulary._IN_MEMORY = 100
 ids = pa.array([f"id {7 * k}" for k in range(0, 6000, 11)]) if sys.argv[2] == "text" else np.arange(0, 42000, 77)
@@ -131,11 +118,10 @@ def test_files_of_an_index_follow_their_vocabulary(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("RAYREC_VOCABULARY_BYTES", "0")
     index_above(3)
-    monkeypatch.setattr("rayrec.data.mapping.sparse._SMALL_VOCABULARY", 3)
     path = tmp_path / "v.parquet"
     texts = ["", "b", "ü", "a rather long id of many words", "e"]
     for ids, unknown in ((texts, "c"), (texts[::-1], "c"), ([3, -1, 1 << 40, 0], 5)):
-        close_vocabularies()
+        vocabulary.close_vocabularies()
         path.unlink(missing_ok=True)
         pq.write_table(pa.table({"id": ids}), path)
         assert ids_of(pa.array([*ids, None]), feature(path, on_null="empty")) == list(range(2, 2 + len(ids)))
@@ -144,7 +130,7 @@ def test_files_of_an_index_follow_their_vocabulary(
         with pytest.raises(DataError, match="not in its vocabulary"):
             ids_of(pa.array([ids[0], unknown]), feature(path, oov_rows=0))
         assert len([*(tmp_path / "cache" / "rayrec" / "vocabularies").glob("*-*")]) == 1
-    close_vocabularies()
+    vocabulary.close_vocabularies()
     pq.write_table(pa.table({"id": [1, 2, 3, 1]}), path)
     with pytest.raises(DataError, match="twice") as caught:
         load_vocabulary(str(path))
@@ -183,7 +169,7 @@ def test_the_cache_has_a_limit_and_what_is_in_use_stays(
         pq.write_table(pa.table({"id": range(number, 1000 + number)}), path)
 
     def opened(number: int) -> str:
-        close_vocabularies()
+        vocabulary.close_vocabularies()
         assert load_vocabulary(str(paths[number])).find(np.arange(number, number + 3)).tolist() == [0, 1, 2]
         return max((cache / name for name in indexes_in(cache)), key=lambda one: one.stat().st_mtime_ns).name
 
@@ -232,19 +218,6 @@ def test_copies_of_a_vocabulary_share_an_index_and_others_of_alike_footers_do_no
     assert len(indexes_in(cache)) == 2 == len(set(links)) and len(links) == 3
 
 
-def test_a_checksum_is_of_the_first_ids_however_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for ids in (list(range(50)), [f"id {k}" for k in range(50)]):
-        whole, part = tmp_path / "whole.parquet", tmp_path / "part.parquet"
-        pq.write_table(pa.table({"id": ids}), whole)
-        pq.write_table(pa.table({"id": ids[:20]}), part)
-        wanted = vocabulary_checksum(str(whole), 50)
-        monkeypatch.setattr(vocabulary, "_READ_IDS", 7)
-        assert vocabulary_checksum(str(whole), 50) == wanted
-        assert vocabulary_checksum(str(whole), 20) == vocabulary_checksum(str(part), 20) != wanted
-        pq.write_table(pa.table({"id": ids[::-1]}), part)
-        assert vocabulary_checksum(str(part), 50) != wanted
-
-
 def test_the_cache_lies_where_its_user_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -262,20 +235,6 @@ def test_the_cache_lies_where_its_user_may_write(tmp_path: Path, monkeypatch: py
     elsewhere = tmp_path / "tmp" / f"rayrec-{os.getuid()}" / "vocabularies"
     for _ in range(2):
         assert vocabulary._cache_folder() == elsewhere and elsewhere.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    assert vocabulary._cache_folder() == elsewhere, "a folder that is there and cannot be written to"
-
-
-def test_an_id_is_told_by_its_place_across_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "_READ_IDS", 3)
-    path = tmp_path / "v.parquet"
-    for ids in ([7, 8, 9, 10, 11, 12, 13], list("abcdefg")):
-        pq.write_table(pa.table({"id": ids}), path)
-        source = vocabulary._Source.of(str(path))
-        assert [source.id_at(place) for place in range(7)] == [str(one) for one in ids]
-        with pytest.raises(IndexError):
-            source.id_at(7)
 
 
 @pytest.mark.parametrize("ids", [[], [7], list(range(0, 9000, 3)), [""], [f"id {n}" for n in range(3000)]])

@@ -14,13 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import Mapping
-from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
-from rayrec.data.mapping.schema import Schema, SparseFeature
+from rayrec.data import DataError, Hash, Identity, Mapping, Schema, SparseFeature, Vocabulary
 from rayrec.data.mapping.vocabulary import close_vocabularies
 from rayrec.data.source import initial_vectors
-from rayrec.data.source.initial_vectors import InitialVectors, NamedRows
-from rayrec.storage.errors import DataError
 from rayrec.storage.retries import Patience
 from tests.device import drawn
 
@@ -29,9 +25,9 @@ FLOATS = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}
 LAYOUTS = ["list", "large", "fixed", "view"]
 
 
-def vectors_of(path: Path | str, feature: SparseFeature, **changes: Any) -> InitialVectors:
+def vectors_of(path: Path | str, feature: SparseFeature, **changes: Any) -> initial_vectors.InitialVectors:
     arguments = {"id": "id", "dim": DIM, "largest": 65504.0, "patience": Patience(retries=0), **changes}
-    return InitialVectors(
+    return initial_vectors.InitialVectors(
         table="item", path=str(path), vector="v", feature=feature, num_rows=ROWS, **arguments
     ).with_files()
 
@@ -50,7 +46,7 @@ def column(numbers: np.ndarray[Any, Any], layout: str = "fixed") -> pa.Array:
     return kind.from_arrays(pa.array(offsets, width), flat)
 
 
-def read_rows(vectors: InitialVectors) -> dict[int, list[float]]:
+def read_rows(vectors: initial_vectors.InitialVectors) -> dict[int, list[float]]:
     """Row → vector, after all batches."""
     out: dict[int, list[float]] = {}
     for rows, numbers in vectors.batches():
@@ -122,7 +118,9 @@ def test_each_vector_is_in_the_row_that_training_reads_for_its_id(data: st.DataO
                     vectors.count_rows()
                 return
             named = vectors.count_rows()
-        assert named == NamedRows(ids=len(ids), rows=len(expected), without_row=len(ids) - len(with_row))
+        assert named == initial_vectors.NamedRows(
+            ids=len(ids), rows=len(expected), without_row=len(ids) - len(with_row)
+        )
 
 
 IDENTITY = SparseFeature(name="item")
@@ -246,7 +244,9 @@ def test_the_text_counts_rows_and_ids(tmp_path: Path) -> None:
         "the last one counts"
     )
     vectors = vectors_of(tmp_path / "v.parquet", SparseFeature(name="item"), id="row")
-    assert vectors.text(NamedRows(ids=3, rows=2, without_row=1), 5).endswith("; 1 id is outside the table's rows")
+    assert vectors.text(initial_vectors.NamedRows(ids=3, rows=2, without_row=1), 5).endswith(
+        "; 1 id is outside the table's rows"
+    )
 
 
 @pytest.mark.parametrize("failing", range(7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.data import BatchStream, Cursor, DataError, DataSet, Manifest, ReadOptions, Schema, write_index
-from rayrec.data.source import footers
 from rayrec.train import Trainer, parse_config
 from tests.train import small
 
@@ -115,14 +115,11 @@ def test_delta_tables_that_are_more_than_their_files_are_refused_by_name(delta: 
 
 
 @pytest.fixture
-def iceberg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def iceberg(tmp_path: Path, catalogs: Callable[..., None]) -> Any:
     """A table of a catalog in a file, snapshots as `delta`'s versions."""
     import pyiceberg.catalog
-    from pyiceberg.utils.config import Config
 
-    monkeypatch.setenv("PYICEBERG_CATALOG__TEST__URI", f"sqlite:///{tmp_path}/catalog.db")
-    monkeypatch.setenv("PYICEBERG_CATALOG__TEST__WAREHOUSE", f"file://{tmp_path}/warehouse")
-    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # which is read once a process
+    catalogs(TEST__URI=f"sqlite:///{tmp_path}/catalog.db", TEST__WAREHOUSE=f"file://{tmp_path}/warehouse")
     catalog = pyiceberg.catalog.load_catalog("test")
     catalog.create_namespace("db")
     table = catalog.create_table("db.clicks", rows(0).schema)
@@ -222,27 +219,21 @@ def test_a_run_keeps_to_the_version_that_it_began_with(tmp_path: Path) -> None:
     assert "version: 1" in again.folder.joinpath("config.yaml").read_text() and again.train["samples"] == 500
 
 
-def test_the_credentials_of_a_catalog_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyiceberg.catalog
-    from pyiceberg.utils.config import Config
-
-    monkeypatch.setenv("PYICEBERG_CATALOG__WRONG__URI", "oracle://reader:s3cret@host/db")
-    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())
+def test_the_credentials_of_a_catalog_are_not_told(catalogs: Callable[..., None]) -> None:
+    catalogs(WRONG__URI="oracle://reader:s3cret@host/db")
     with pytest.raises(DataError, match=r"cannot open .* oracle://\*\*\*@host") as caught:
         Manifest.of(DataSet(path="iceberg://wrong/db.clicks", table="iceberg"), SCHEMA)
     assert "s3cret" not in str(caught.value)
 
 
-def test_the_footers_of_a_table_are_kept_for_the_next_launch(
-    delta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_footers_of_a_table_are_kept_for_the_next_launch(delta: Path, tmp_path: Path, opened: list[str]) -> None:
     out = tmp_path / "index.arrow"
     done = write_index([str(delta)], str(out), table="delta")
     assert (done.files, done.rows) == (len(DataSet(path=str(delta), table="delta").listed().files), 7)
     with pytest.raises(DataError, match="a table has no folder for the index"):
         write_index([str(delta)], table="delta")
-    monkeypatch.setattr(footers, "read_footer", None)
-    assert ids_of(DataSet(path=str(delta), table="delta", index=str(out))) == [0, 1, 2, 4, 5, 6, 7]
+    opened.clear()
+    assert ids_of(DataSet(path=str(delta), table="delta", index=str(out))) == [0, 1, 2, 4, 5, 6, 7] and not opened
 
 
 def test_what_is_no_table_is_said_when_the_config_is_read() -> None:

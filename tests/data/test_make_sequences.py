@@ -9,15 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from rayrec.cli.app import app
+from rayrec.cli import run
 from rayrec.data import DataError
-from rayrec.data.tools.histories import Log, by_time, make_sequences
-from rayrec.data.tools.times import TimeColumn
+from tests.data.histories import write_histories
 
-LOG = Log(user="user", times=(TimeColumn("at"),), columns=("item", "stars"))
+COLUMNS = ("item", "stars")
 
 
 def write_log(folder: Path, rows: int = 200) -> pa.Table:
@@ -44,7 +41,7 @@ def read(folder: Path) -> pa.Table:
 
 def test_an_impression_has_what_came_strictly_before_it(tmp_path: Path) -> None:
     log = write_log(tmp_path / "log").to_pylist()
-    assert make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, length=4) == {tmp_path / "out": 200}
+    assert write_histories(tmp_path / "log", tmp_path / "out", *COLUMNS, length=4) == {tmp_path / "out": 200}
     made = read(tmp_path / "out").to_pylist()
     assert [row["at"] for row in made] == sorted(row["at"] for row in log)
     assert sorted(row["row"] for row in made) == list(range(200))
@@ -58,12 +55,11 @@ def test_an_impression_has_what_came_strictly_before_it(tmp_path: Path) -> None:
     assert 0 < cut < 200
 
 
-def test_a_user_has_one_row_with_all_of_its_log(tmp_path: Path) -> None:
+def test_a_user_has_one_row_with_all_of_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write_log(tmp_path / "log").to_pylist()
     arguments = ["data", "sequence", str(tmp_path / "log"), "--out", str(tmp_path / "out"), "--user", "user"]
     arguments += ["--time", "at", "--column", "item", "--rows", "users"]
-    answer = CliRunner().invoke(app, arguments)
-    assert answer.exit_code == 0 and "7 rows" in answer.output, answer.output
+    assert run(arguments) == 0 and "7 rows" in capsys.readouterr().out
     made = read(tmp_path / "out").to_pylist()
     assert len(made) == 7
     for row in made:
@@ -84,27 +80,29 @@ def part_of(one: dict[str, Any], log: list[dict[str, Any]], by: str) -> str:
     return {1: "test", 2: "validation"}.get(len(own) - own.index(one), "train") if len(own) > 2 else "train"
 
 
-def sequence(folder: Path, *options: str) -> Result:
+def sequence(folder: Path, *options: str) -> int:
     """The command, from the log in a folder to `out` beside it."""
     words = ["data", "sequence", str(folder / "log"), "--out", str(folder / "out"), "--user", "user", "--time", "at"]
-    return CliRunner().invoke(app, [*words, *options])
+    return run([*words, *options])
 
 
 @pytest.mark.parametrize("by", DIVIDED)
 @pytest.mark.parametrize("rows", ["impressions", "users"])
-def test_divided_by_time_or_position_no_part_sees_what_is_later(tmp_path: Path, by: str, rows: str) -> None:
+def test_divided_by_time_or_position_no_part_sees_what_is_later(
+    tmp_path: Path, by: str, rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = write_log(tmp_path / "log")
     few = pa.table(
         {"user": ["few"] * 2, "item": [1, 2], "at": [3, 4], "stars": pa.array([1, 2], pa.float32()), "row": [200, 201]}
     )
     pq.write_table(few, tmp_path / "log" / "c.parquet")
     log = [*table.to_pylist(), *few.to_pylist()]
-    answer = sequence(tmp_path, "--column", "item", "--column", "row", "--rows", rows, *DIVIDED[by])
-    assert answer.exit_code == 0, answer.output
+    assert sequence(tmp_path, "--column", "item", "--column", "row", "--rows", rows, *DIVIDED[by]) == 0
+    said = capsys.readouterr().out.replace("\n", "")
     parts = {name: [one for one in log if part_of(one, log, by) == name] for name in PARTS}
     for name in PARTS:
         made = read(tmp_path / "out" / name).to_pylist()
-        assert f"{len(made):,} rows in {tmp_path / 'out' / name}" in answer.output.replace("\n", "")
+        assert f"{len(made):,} rows in {tmp_path / 'out' / name}" in said
         if rows == "impressions":
             assert sorted(row["row"] for row in made) == sorted(one["row"] for one in parts[name])
             continue
@@ -120,28 +118,28 @@ def test_divided_by_time_or_position_no_part_sees_what_is_later(tmp_path: Path, 
     assert {one["user"] for one in parts["test"]} == everyone - {"few"}
 
 
-def test_a_part_without_rows_and_moments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_a_part_without_rows_and_moments_that_do_not_fit_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_log(tmp_path / "log")
     with pytest.raises(DataError, match="'test' is empty"):
-        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, split=by_time(10_000))
+        write_histories(tmp_path / "log", tmp_path / "out", split=(10_000,))
     with pytest.raises(DataError, match="is not a time of the column"):
-        make_sequences([str(tmp_path / "log")], tmp_path / "out", LOG, split=by_time("yesterday"))
+        write_histories(tmp_path / "log", tmp_path / "out", split=("yesterday",))
     assert not (tmp_path / "out").exists()
     for options in (["--split", "time"], ["--test-from", "3"], ["--split", "position", "--test-from", "3"]):
-        answer = sequence(tmp_path, "--column", "item", *options)
-        assert answer.exit_code == 2 and "belong together" in answer.output
+        assert sequence(tmp_path, "--column", "item", *options) == 2
+        assert "belong together" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_what_cannot_be_a_history_is_refused(tmp_path: Path) -> None:
     table = write_log(tmp_path / "log")
     with pytest.raises(DataError, match="'itm' is missing"):
-        make_sequences(
-            [str(tmp_path / "log")], tmp_path / "out", Log(user="user", times=(TimeColumn("at"),), columns=("itm",))
-        )
+        write_histories(tmp_path / "log", tmp_path / "out", "itm")
     pq.write_table(table.append_column("history_item", table["item"]), tmp_path / "again.parquet")
     with pytest.raises(DataError, match="already has this column"):
-        make_sequences([str(tmp_path / "again.parquet")], tmp_path / "out", LOG)
+        write_histories(tmp_path / "again.parquet", tmp_path / "out")
     nulls = table.set_column(0, "user", pa.array([None] + ["u"] * 199))
     pq.write_table(nulls, tmp_path / "nulls.parquet")
     with pytest.raises(DataError, match="null or NaN in 1 of 200 rows"):
-        make_sequences([str(tmp_path / "nulls.parquet")], tmp_path / "out", LOG)
+        write_histories(tmp_path / "nulls.parquet", tmp_path / "out")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from jobs.bench import many_files
-from rayrec.cli.app import app
+from rayrec.cli import run
 from rayrec.data import (
     BadRows,
     BatchStream,
     Cursor,
     DataError,
     DataSet,
-    DataUnavailable,
     FileChanged,
     FooterIndex,
     FooterReading,
@@ -31,11 +28,7 @@ from rayrec.data import (
     write_index,
 )
 from rayrec.data.order.epoch_planner import EpochPlanner, Ordering
-from rayrec.data.source import footers
-from rayrec.data.source.footer_index import INDEX_NAME
 from rayrec.data.stream.shared_manifest import shared
-from rayrec.storage.parquet import Footer
-from rayrec.storage.retries import Patience
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
 from tests.data.test_stream import LOCAL, row_ids, same
 
@@ -70,65 +63,51 @@ def test_a_manifest_takes_100_bytes_a_row_group_and_a_rank_gets_its_part(many: P
     assert max(size for _, size in parts) < sent / 4
 
 
-@pytest.fixture
-def read_now(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The files whose footers were read from the files themselves."""
-    names: list[str] = []
-
-    def spy(uri: str) -> Footer:
-        names.append(uri)
-        return read_footer(uri)
-
-    read_footer = footers.read_footer
-    monkeypatch.setattr(footers, "read_footer", spy)
-    return names
-
-
-def test_the_index_of_a_folder_is_found_and_filters_are_asked_of_it(many: Path, read_now: list[str]) -> None:
+def test_the_index_of_a_folder_is_found_and_filters_are_asked_of_it(many: Path, opened: list[str]) -> None:
     data = DataSet(path=str(many), filters=[["day", ">=", 3], ["price", "<", 1e9]])
     manifest = Manifest.of(data, many_files.SCHEMA, window_rows=1)
-    assert not read_now
+    assert not opened
     without = Manifest.read(data.path, many_files.SCHEMA, filters=data.filters, window_rows=1)
-    assert read_now and without.fingerprint == manifest.fingerprint and without.columns == manifest.columns
+    assert opened and without.fingerprint == manifest.fingerprint and without.columns == manifest.columns
     # templates hold the days 0 … 9, or 4 … 13, one a row group
     assert manifest.rows == FILES // 2 * (7 + 10) * many_files.ROWS
 
 
-def test_the_command_writes_an_index(tmp_path: Path, read_now: list[str]) -> None:
+def test_the_command_writes_an_index(tmp_path: Path, opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     folder = write(tmp_path, [50, 60], row_group_size=20)
-    done = CliRunner().invoke(app, ["data", "index", str(folder), "--column", "row"])
-    assert done.exit_code == 0 and "2 files, 6 row groups, 110 rows" in done.output
-    read_now.clear()
-    assert Manifest.of(DataSet(path=str(folder), filters=[["row", "<", 20]]), SCHEMA).rows == 20 and not read_now
+    assert run(["data", "index", str(folder), "--column", "row"]) == 0
+    assert "2 files, 6 row groups, 110 rows" in capsys.readouterr().out
+    opened.clear()
+    assert Manifest.of(DataSet(path=str(folder), filters=[["row", "<", 20]]), SCHEMA).rows == 20 and not opened
 
 
-def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, read_now: list[str]) -> None:
+def test_new_and_changed_files_are_read_beside_an_index(tmp_path: Path, opened: list[str]) -> None:
     folder = write(tmp_path / "set", [50, 60])
     out = tmp_path / "elsewhere.arrow"
     write_index([str(folder)], str(out), ["row"])
-    read_now.clear()
+    opened.clear()
     data = DataSet(path=str(folder), index=str(out), filters=[["row", ">=", 70]])
-    assert Manifest.of(data, SCHEMA).rows == 60 and not read_now
+    assert Manifest.of(data, SCHEMA).rows == 60 and not opened
     pq.write_table(table(30, 110), folder / "part-002.parquet")
     assert Manifest.of(data, SCHEMA).rows == 90
-    assert {Path(name).name for name in read_now} == {"part-002.parquet"}
-    read_now.clear()
+    assert {Path(name).name for name in opened} == {"part-002.parquet"}
+    opened.clear()
     with pytest.raises(DataError, match=r"does not exist \(file .*nowhere\.arrow"):
         Manifest.of(data.model_copy(update={"index": str(tmp_path / "nowhere.arrow")}), SCHEMA)
     other = DataSet(path=str(folder), index=str(out), filters=[["age", ">", 0]])
-    assert Manifest.of(other, SCHEMA).rows == 140 and len(set(read_now)) == 3, "the index knows nothing of this column"
-    read_now.clear()
+    assert Manifest.of(other, SCHEMA).rows == 140 and len(set(opened)) == 3, "the index knows nothing of this column"
+    opened.clear()
     assert write_index([str(folder)], str(out), ["row"]).files == 3
-    assert {Path(name).name for name in read_now} == {"part-002.parquet"}
+    assert {Path(name).name for name in opened} == {"part-002.parquet"}
     with pytest.raises(DataError, match="--out FILE"):
         write_index([str(folder), str(folder)])
     with pytest.raises(DataError, match="cannot write the index"):
         write_index([str(folder)], str(tmp_path / "nowhere" / "x.arrow"))
     write_index([str(folder)])
-    assert (folder / INDEX_NAME).exists() and Manifest.of(DataSet(path=f"{folder}/*"), SCHEMA).rows == 140
+    assert (folder / "_rayrec_index.arrow").exists() and Manifest.of(DataSet(path=f"{folder}/*"), SCHEMA).rows == 140
 
 
-def opened(manifest: Any, cursor: Cursor, rank: int, world: int, options: ReadOptions = LOCAL) -> BatchStream:
+def streamed(manifest: Any, cursor: Cursor, rank: int, world: int, options: ReadOptions = LOCAL) -> BatchStream:
     return BatchStream(
         manifest, SCHEMA, ROWS_OF, batch_rows=16, rank=rank, world_size=world, cursor=cursor, seed=0, options=options
     )
@@ -142,18 +121,21 @@ def test_workers_that_ask_an_actor_read_the_same_batches(tmp_path: Path, running
         assert len(pickle.dumps(held)) < len(pickle.dumps(manifest)) and held.rows == 400
         cursors = []
         for rank in range(2):
-            with opened(manifest, Cursor.start(1), rank, 2) as whole, opened(held, Cursor.start(1), rank, 2) as part:
+            with (
+                streamed(manifest, Cursor.start(1), rank, 2) as whole,
+                streamed(held, Cursor.start(1), rank, 2) as part,
+            ):
                 assert all(same(a, b) and x == y for (a, x), (b, y) in zip(whole, part, strict=True))
-            with opened(held, Cursor.start(1), rank, 2) as part:
+            with streamed(held, Cursor.start(1), rank, 2) as part:
                 cursors.append([next(part)[1] for _ in range(5)][-1])
         cursor = Cursor.merge(cursors)
         for rank in range(3):
-            with opened(manifest, cursor, rank, 3) as whole, opened(held, cursor, rank, 3) as part:
+            with streamed(manifest, cursor, rank, 3) as whole, streamed(held, cursor, rank, 3) as part:
                 assert row_ids([b for b, _ in whole]) == row_ids([b for b, _ in part])
-        with opened(Manifest.read(str(tmp_path), SCHEMA), Cursor.start(1), 0, 1) as other:
+        with streamed(Manifest.read(str(tmp_path), SCHEMA), Cursor.start(1), 0, 1) as other:
             wrong = Cursor.merge([other.start_cursor])
         with pytest.raises(DataError, match="does not fit"):
-            opened(held, wrong, 0, 1)
+            streamed(held, wrong, 0, 1)
     with shared(manifest) as (whole_manifest,):
         assert whole_manifest is manifest, "a small one is sent as it is"
 
@@ -167,24 +149,9 @@ def test_a_worker_gets_its_part_piece_by_piece(many: Path, running_ray: None) ->
     assert sum(one["sent"] for one in found) < 100 * len(manifest.files.group_rows)
 
 
-def test_footers_are_read_by_ray_tasks(many: Path, running_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = footers.read_footer
-    seen: list[str] = []
-    monkeypatch.setattr(footers, "_read_chunk", InAnotherProcess(os.getpid()))
-    monkeypatch.setattr(footers, "read_footer", lambda uri: seen.append(uri) or first(uri))
+def test_footers_are_read_by_ray_tasks(many: Path, running_ray: None, opened: list[str]) -> None:
     assert len(Manifest.read(str(many), many_files.SCHEMA, window_rows=1).files) == FILES
-    assert len(seen) == 1, "one file tells the types"
-
-
-class InAnotherProcess:
-    """Reads a chunk of footers, but not in the process of the test."""
-
-    def __init__(self, here: int) -> None:
-        self.here = here
-
-    def __call__(self, *args: Any, **more: Any) -> Any:
-        assert os.getpid() != self.here
-        return footers._read_chunk(*args, **more)
+    assert len(opened) == 1, "one file tells the types, and other processes read the rest"
 
 
 @pytest.mark.parametrize("how", ["bytes", "footer", "time", "no Parquet"])
@@ -209,7 +176,7 @@ def test_a_file_that_is_rewritten_in_place_is_noticed(tmp_path: Path, how: str, 
     what = "footer" if how == "no Parquet" else how
     options = ReadOptions(reader="local", bad_rows=BadRows(policy=policy))
     with (
-        opened(manifest, Cursor.start(0), 0, 1, options) as batches,
+        streamed(manifest, Cursor.start(0), 0, 1, options) as batches,
         pytest.raises(FileChanged, match=f"changed .* {what}") as caught,
     ):
         next(batches)
@@ -218,42 +185,22 @@ def test_a_file_that_is_rewritten_in_place_is_noticed(tmp_path: Path, how: str, 
 
 def test_a_rewritten_file_does_not_fit_a_cursor(tmp_path: Path) -> None:
     folder = write(tmp_path, [100])
-    with opened(Manifest.read(str(folder), SCHEMA), Cursor.start(0), 0, 1) as batches:
+    with streamed(Manifest.read(str(folder), SCHEMA), Cursor.start(0), 0, 1) as batches:
         _, cursor = next(batches)
     other = table(100, label=[1] * 100)
     pq.write_table(other, folder / "part-000.parquet", row_group_size=100)
     with pytest.raises(DataError, match="does not fit"):
-        opened(Manifest.read(str(folder), SCHEMA), Cursor.merge([cursor]), 0, 1)
+        streamed(Manifest.read(str(folder), SCHEMA), Cursor.merge([cursor]), 0, 1)
     pq.write_table(table(20, 100), folder / "part-001.parquet")
-    with opened(Manifest.read(str(folder), SCHEMA), Cursor.start(1), 0, 1) as batches:
+    with streamed(Manifest.read(str(folder), SCHEMA), Cursor.start(1), 0, 1) as batches:
         assert sorted(row_ids([b for b, _ in batches])) == list(range(120)), "new files come with the next epoch"
 
 
-def test_footers_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(tmp_path / "set", [10, 20])
-    away = threading.Event()
-    threading.Timer(0.7, away.set).start()
-    first = footers.read_footer
-
-    def read(uri: str) -> Footer:
-        if not away.is_set():
-            raise DataError("no answer", file=uri) from OSError("no route to host")
-        return first(uri)
-
-    monkeypatch.setattr(footers, "read_footer", read)
-    monkeypatch.setattr("rayrec.storage.retries._answers", lambda uri: away.is_set())
-    patient = FooterReading(patience=Patience(0, 20))
-    assert Manifest.read(str(folder), SCHEMA, reading=patient).rows == 30
-    away.clear()
-    with pytest.raises(DataUnavailable, match=r"has not answered for 0\.1 s"):
-        Manifest.read(str(folder), SCHEMA, reading=FooterReading(patience=Patience(0, 0.1)))
-
-
-def test_mixes_and_several_paths_share_one_index(tmp_path: Path, read_now: list[str]) -> None:
+def test_mixes_and_several_paths_share_one_index(tmp_path: Path, opened: list[str]) -> None:
     sets = [WeightedDataSet(path=str(write(tmp_path / name, [30, 20]))) for name in "ab"]
     index = FooterIndex.open(tmp_path / "run.arrow")
     Mix.of(sets, SCHEMA, FooterReading(index))
     assert index.save()
-    read_now.clear()
+    opened.clear()
     again = FooterIndex.open(tmp_path / "run.arrow")
-    assert Mix.of(sets, SCHEMA, FooterReading(again)).num_files == 4 and not read_now
+    assert Mix.of(sets, SCHEMA, FooterReading(again)).num_files == 4 and not opened

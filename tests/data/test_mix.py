@@ -16,8 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import BadRows, Cursor, DataError, Mix, MixedStream, ReadOptions, Schema, WeightedDataSet
-from rayrec.data.order.deal import deal
-from rayrec.data.order.epoch import EpochOrder
 from rayrec.data.order.mix import batch_shares, shares
 from rayrec.models import Batch
 from tests.data.sets import ROWS_OF, SCHEMA, table, write
@@ -53,27 +51,6 @@ def test_every_rank_and_all_together_have_their_shares(weights: list[int], world
                 assert abs(sum(one[number] for one in step) - batch_rows * weight / sum(weights)) <= len(weights)
     resumed = islice(batch_shares(weights, 7 * batch_rows, batch_rows, world - 1, world), steps - 7)
     assert list(resumed) == by_rank[-1][7:]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 5))
-def test_passes_come_whole_one_after_another_and_do_not_depend_on_how_many(
-    sizes: list[int], passes: int, world: int
-) -> None:
-    order = EpochOrder.of(sizes, seed=1, epoch=2, shuffle=True, passes=passes)
-    longer = EpochOrder.of(sizes, seed=1, epoch=2, shuffle=True, passes=passes + 1)
-    assert longer.windows[: len(order.windows)].tolist() == order.windows.tolist()
-    rows, n = sum(sizes), len(sizes)
-    ranks, more = deal(order, (), world), deal(longer, (), world)
-    for rank, pieces in enumerate(ranks):
-        assert more[rank][: len(pieces)].tolist() == pieces.tolist()
-        by_pass = [a // rows for a, b in pieces]
-        assert by_pass == sorted(by_pass)
-        held = Counter(a // rows for a, b in pieces for _ in range(b - a))
-        assert all(abs(held[number] - rows / world) < 1 for number in range(passes))
-    found = sorted(i for pieces in ranks for a, b in pieces for i in range(a, b))
-    assert found == list(range(passes * rows))
-    assert sorted(order.windows.tolist()) == list(range(passes * n))
 
 
 def mix_of(folder: Path, sizes: list[int], weights: list[float], **filters: list[Any]) -> Mix:

@@ -73,6 +73,8 @@ def test_a_seed_draws_the_same_rows_as_ever() -> None:
     assert np.flatnonzero(kept).tolist() == [1, 2, 4, 9, 22, 23, 26, 27]
     later = keep_mask(label.slice(10), RATE, seed=7, epoch=1, window=3, first=110)
     assert (later == kept[10:]).all()
+    coded = pa.chunked_array([label.combine_chunks().dictionary_encode()])
+    assert (keep_mask(coded, RATE, seed=7, epoch=1, window=3, first=100) == kept).all()
 
 
 @settings(max_examples=10, deadline=None)

@@ -15,16 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import Cursor, DataError, Manifest
-from rayrec.data.arrays.hashing import mix64, seed_of
 from rayrec.data.order import epoch_planner
 from rayrec.data.order.cursor import Progress
 from rayrec.data.order.deal import deal, deal_steps
-from rayrec.data.order.epoch import EpochOrder, row_order, steps_of
-from rayrec.data.order.epoch import dealt as dealt_rows
-from rayrec.data.order.epoch_planner import EpochPlanner, Ordering, RankShare
+from rayrec.data.order.epoch import EpochOrder, dealt, row_order, steps_of
 from rayrec.data.order.intervals import Interval, Spans, between, count, cut, inside, spans, union
 from rayrec.data.stream.reading import window_shares
+from tests.data.reference import mix64, seed_of
 from tests.data.sets import SCHEMA, write
+
+EpochPlanner, Ordering, RankShare = epoch_planner.EpochPlanner, epoch_planner.Ordering, epoch_planner.RankShare
 
 intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda p: (min(p), max(p))), max_size=8)
 windows = st.lists(st.integers(0, 40), min_size=1, max_size=12)
@@ -40,7 +40,7 @@ def place(order: EpochOrder, position: int) -> tuple[int, int]:
     return block, int(np.searchsorted(order.groups, block, side="right")) - 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(intervals, intervals, st.lists(st.integers(0, 60), min_size=2), st.integers(0, 70))
 def test_intervals_are_sets_of_positions(
     some: list[Interval], others: list[Interval], edges: list[int], number: int
@@ -59,16 +59,16 @@ def test_intervals_are_sets_of_positions(
     assert positions(inside(sequence, spans(merged))) == [everything[i] for i in wanted]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(windows, intervals, st.integers(1, 9))
 def test_deal_gives_all_that_is_left_evenly(sizes: list[int], done: list[Interval], world_size: int) -> None:
     order = EpochOrder.of(sizes, seed=3, epoch=0, shuffle=True)
     before = union((min(a, order.rows), min(b, order.rows)) for a, b in done)
-    dealt = deal(order, before, world_size)
-    everything = [i for part in dealt for i in positions(part)] + positions(before)
+    parts = deal(order, before, world_size)
+    everything = [i for part in parts for i in positions(part)] + positions(before)
     assert sorted(everything) == list(range(order.rows))
-    assert max(map(count, dealt)) - min(map(count, dealt)) <= 1
-    for start, stop in (piece for part in dealt for piece in part):
+    assert max(map(count, parts)) - min(map(count, parts)) <= 1
+    for start, stop in (piece for part in parts for piece in part):
         assert place(order, start) == place(order, stop - 1), "a piece lies in one window"
 
 
@@ -105,9 +105,9 @@ def test_an_epoch_has_every_window_once_and_runs_in_their_order(
         for number in range(passes):
             part = mine[number * length : (number + 1) * length]
             assert part == sorted(part)
-    dealt = deal(order, (), world_size)
-    assert sorted(i for part in dealt for i in positions(part)) == list(range(order.rows))
-    assert max(map(count, dealt)) - min(map(count, dealt)) <= 1
+    parts = deal(order, (), world_size)
+    assert sorted(i for part in parts for i in positions(part)) == list(range(order.rows))
+    assert max(map(count, parts)) - min(map(count, parts)) <= 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -120,7 +120,7 @@ def test_steps_go_along_the_sequence(sizes: list[int], done: list[Interval], wor
     for first, size in steps_of(len(left), batch_rows):
         step = []
         for rank, mine in enumerate(ranks):
-            rows = dealt_rows(size, rank, world_size)
+            rows = dealt(size, rank, world_size)
             step += mine[:rows]
             del mine[:rows]
         assert step == left[first : first + size]
@@ -138,6 +138,27 @@ def test_windows_after_one_that_fits_nowhere_go_whole_to_the_rank_with_the_fewes
     order = EpochOrder.of([30, 5, 5, 5, 5], seed=0, epoch=0, shuffle=False)
     sizes = [sorted(stop - start for start, stop in part) for part in deal(order, (), 2)]
     assert sizes == [[5, 5, 15], [5, 5, 15]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 5))
+def test_passes_come_whole_one_after_another_and_do_not_depend_on_how_many(
+    sizes: list[int], passes: int, world: int
+) -> None:
+    order = EpochOrder.of(sizes, seed=1, epoch=2, shuffle=True, passes=passes)
+    longer = EpochOrder.of(sizes, seed=1, epoch=2, shuffle=True, passes=passes + 1)
+    assert longer.windows[: len(order.windows)].tolist() == order.windows.tolist()
+    rows, n = sum(sizes), len(sizes)
+    ranks, more = deal(order, (), world), deal(longer, (), world)
+    for rank, pieces in enumerate(ranks):
+        assert more[rank][: len(pieces)].tolist() == pieces.tolist()
+        by_pass = [a // rows for a, b in pieces]
+        assert by_pass == sorted(by_pass)
+        held = Counter(a // rows for a, b in pieces for _ in range(b - a))
+        assert all(abs(held[number] - rows / world) < 1 for number in range(passes))
+    found = sorted(i for pieces in ranks for a, b in pieces for i in range(a, b))
+    assert found == list(range(passes * rows))
+    assert sorted(order.windows.tolist()) == list(range(passes * n))
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +221,7 @@ def test_exactly_once_under_any_stops_and_resizes(
                 rows = round(mine.rows * (part if part == 1.0 else part * random.random()))
                 if step_rows is not None:  # all ranks are equally far
                     done = [size for _, size in steps_of(mine.rows_of_all, step_rows)][: round(part * steps)]
-                    rows = sum(dealt_rows(size, rank, world_size) for size in done)
+                    rows = sum(dealt(size, rank, world_size) for size in done)
                 consumed += rows_of(planner, mine)[:rows]
                 after.append(mine.cursor(rows))
             cursor = Cursor.from_dict(json.loads(json.dumps(Cursor.merge(after).to_dict())))
@@ -321,19 +342,6 @@ def test_columns_are_sent_in_as_few_bytes_as_they_need(planners: list[EpochPlann
     found = pickle.loads(sent)
     assert found.files.all() == pieces.files.all() and found.intervals.tolist() == pieces.intervals.tolist()
     assert found.slices.first_row.tolist() == pieces.slices.first_row.tolist()
-
-
-def test_only_the_last_few_orders_are_kept(planners: list[EpochPlanner]) -> None:
-    planner = EpochPlanner(planners[0].manifest)
-    made: list[int] = []
-
-    def make(number: int) -> int:
-        made.append(number)
-        return number
-
-    for number in [*range(8), 0, 8, 0, 1]:  # 1 is the one that was asked for longest ago when 8 comes
-        assert planner._remember(number, lambda number=number: make(number)) == number
-    assert made == [*range(9), 1]
 
 
 def test_cursor_of_other_data_is_refused(planners: list[EpochPlanner]) -> None:

@@ -22,10 +22,7 @@ from rich.console import Console
 
 from rayrec.data import Cursor, DataSet, Manifest, count_column, inspect
 from rayrec.data.formats.find_parquet import converting_into, find_parquet
-from rayrec.storage.files import find_files
-from rayrec.storage.locations import open_filesystem
-from rayrec.train import Trainer, evaluate_run, parse_config
-from rayrec.train.driver.console import Display
+from rayrec.train import Display, Trainer, evaluate_run, parse_config
 from rayrec.train.run.mirror import run_here
 from tests.data.sets import table as clicks
 from tests.data.test_convert import avro, csv, jsonl
@@ -95,19 +92,21 @@ def test_a_run_in_object_storage_keeps_there_what_it_makes_of_its_files(
         result, told = trained(tmp_path, tmp_path / "*.csv", "a", storage)
         assert told.count("to Parquet in") == 2 and result.train["samples"] == 480
         assert not list((tmp_path / "first").rglob("*.parquet")), "nothing is left on the node"
-        there = [Path(file.uri).name for file in find_files(f"s3://made/runs/a/converted{options}")]
-        assert len(there) == 1
+        filesystem, path = pafs.FileSystem.from_uri(f"s3://made/runs/a/converted{options}")
+
+        def kept(suffix: str) -> list[str]:
+            found = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+            return [info.path for info in found if info.path.endswith(suffix)]
+
+        assert len(kept(".parquet")) == 1
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
         again, told = trained(tmp_path, tmp_path / "*.csv", "a", storage, epochs=3)
         assert "to Parquet in" not in told and again.train["samples"] == 720
         with run_here(f"s3://made/runs/a{options}", pytest.fail) as here:
             found = evaluate_run(here, str(tmp_path / "x.csv"), display=Display(Console(file=io.StringIO())))
-        assert found["samples"] == 240 and len(find_files(f"s3://made/runs/a/converted{options}")) == 1
-        filesystem, path = open_filesystem(f"s3://made/runs/a/converted{options}")
-        marks = [info.path for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True))]
-        marks = [one for one in marks if one.endswith("_whole")]
-        assert len(marks) == 2
-        for mark in marks:
+        assert found["samples"] == 240 and len(kept(".parquet")) == 1
+        assert len(kept("_whole")) == 2
+        for mark in kept("_whole"):
             filesystem.delete_file(mark)
         _, told = trained(tmp_path, tmp_path / "*.csv", "a", storage, epochs=4)
         assert told.count("to Parquet in") == 2, "what was not whole is made anew"

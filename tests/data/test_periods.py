@@ -10,8 +10,8 @@ import pytest
 
 from rayrec.data import Cursor, DataError, DataSet, Manifest, Schema
 from rayrec.data.config import DataConfig
-from rayrec.data.mapping.column_types import fill_id_types
 from rayrec.data.order.periods import Periods
+from tests.data.mapped import kept
 from tests.data.sets import SCHEMA, write
 
 
@@ -99,7 +99,7 @@ def test_numbers_of_folders_are_texts_where_training_had_texts(tmp_path: Path) -
         for name in ("3", "x")
     }
     assert dict(read["3"].columns)["hour"] == pa.int64() and dict(read["x"].columns)["hour"] == pa.string()
-    trained = fill_id_types(schema, dict(read["x"].columns))
+    trained = kept(schema, dict(read["x"].columns))
     assert [feature.id_type for feature in trained.sparse] == ["text", "integer"] and trained.text_columns == ["hour"]
     assert dict(Manifest.read(str(tmp_path / "3"), trained).files[0].partition) == {"hour": "3"}
     assert Periods.of(DataSet(path=str(tmp_path / "3")), "hour", trained.text_columns).values == ("3",)

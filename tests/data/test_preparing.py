@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,95 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.synthetic.clicks import SyntheticSpec, write_files
 from rayrec.data import DataError, Layout, Schema, inspect
-from rayrec.data.arrays.arrow_types import UNITS, is_list
-from rayrec.data.arrays.hashing import hash_strings, seed_of
-from rayrec.data.formats.binary_files import _arrow
-from rayrec.data.formats.parquet_writer import write_parts
-from rayrec.data.formats.text_options import arrow_type
-from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.targets import LATEST_S, map_targets, unknown_targets
-from rayrec.data.stream.downsampling import keep_mask
-from rayrec.data.tools import vocabulary
-from rayrec.data.tools.init.column_facts import column_facts, time_unit
-from rayrec.data.tools.init.outcomes import _auc
+from tests.data.mapped import mapped
+from tests.data.reference import seed_of, text_hash
 
 BEAUTY = runpy.run_path(str(Path(__file__).parents[2] / "data/beauty/prepare.py"))
+LATEST_S = 7_258_118_400  # 2200-01-01
 CRITEO = runpy.run_path(str(Path(__file__).parents[2] / "data/criteo/prepare.py"))
-
-
-def test_the_units_of_times() -> None:
-    assert UNITS == {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9} and np.datetime64(LATEST_S, "s") == np.datetime64(
-        "2200"
-    )
-    for unit, each in UNITS.items():
-        assert time_unit(10**8 * each, LATEST_S * each - 1) == unit
-        assert time_unit(10**8 * each, LATEST_S * each) is None
-    assert time_unit(10**8 - 1, 10**8) is None
-
-
-def facts(name: str, values: Any, kind: pa.DataType | None = None) -> tuple[str, str]:
-    found = column_facts(name, pa.chunked_array([pa.array(values, kind)]), 1.0)
-    return found.role, found.note.partition(":")[0]
-
-
-def test_times_that_a_schema_can_read() -> None:
-    seconds = pa.timestamp("s")
-    assert facts("x", [0, LATEST_S - 1], seconds) == ("timestamp", "")
-    outside = ("unused", "a time with nulls, or outside 1970 to 2200")
-    assert (
-        facts("x", [0, LATEST_S], seconds) == facts("x", [-1, 5], seconds) == facts("x", [None, 5], seconds) == outside
-    )
-    assert (
-        facts("x", [0, 90_000], pa.date32())[0] == "unused" and facts("x", [0, 80_000], pa.date32())[0] == "timestamp"
-    )
-    assert facts("ts", [1_700_000_000 + second for second in range(50)])[0] == "timestamp", "an event a second"
-    assert facts("ts", [1_700_000_000] * 3)[0] == "timestamp" and facts("ts", [5, 6, 7])[0] == "id"
-
-
-def test_rows_are_counted_only_where_nearly_all_go_up_by_one() -> None:
-    def with_jumps(rows: int, jumps: int) -> list[int]:
-        steps = np.ones(rows, int)
-        steps[:jumps] = 5
-        return np.cumsum(steps).tolist()
-
-    counts = ("unused", "counts the rows")
-    assert facts("n_id", with_jumps(201, 2)) == counts and facts("n_id", with_jumps(201, 3))[0] == "id"
-    assert facts("n_id", with_jumps(10, 0)) == counts and facts("n_id", with_jumps(9, 0))[0] == "id"
-    assert facts("n_id", with_jumps(100, 1)) == counts, "the first number is no step"
-    assert facts("n_id", with_jumps(100, 2))[0] == "id"
-    assert facts("Index", [4, 4, 9]) == counts and facts("index", [0.5, 0.1]) == counts
-
-
-def test_columns_that_are_told_by_name() -> None:
-    numbers = [0.5, 1.5, 0.0]
-    assert facts("Weight", numbers)[0] == "sample_weight" and facts("weight", [0.5, -0.1, 2])[0] == "dense"
-    assert facts("weight", [0.5, None, 2.0])[0] == "dense" and facts("weight", [0.5, np.inf])[0] == "unused"
-    assert facts("PScore", numbers)[0] == "unused" and facts("session_id", [3, 3, 9])[0] == "group"
-    assert facts("session_id", [3, None, 9])[0] == "id" and facts("y", [0, 1, 1])[0] == "label"
-    assert facts("y", [0, 1, None])[0] == "id" and facts("y", [True, None])[0] == "unused"
-
-
-@pytest.mark.parametrize(("highest", "log"), [(100, False), (101, True)])
-def test_a_logarithm_is_taken_of_what_reaches_far_above_the_others(highest: int, log: bool) -> None:
-    assert column_facts("x", pa.chunked_array([[0.0] * 20 + [float(highest)]]), 1.0).log is log
-
-
-def test_how_well_a_column_tells_the_label() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        counts = rng.integers(0, 4, (2, 5)) + np.eye(2, 5, dtype=int)
-        won = sum(
-            zeros * ones * (1.0 if high > low else 0.5 if high == low else 0.0)
-            for low, zeros in enumerate(counts[0])
-            for high, ones in enumerate(counts[1])
-        )
-        auc = won / counts[0].sum() / counts[1].sum()
-        assert _auc(counts) == pytest.approx(max(auc, 1 - auc))
 
 
 def looked_at(folder: Path, **columns: Any) -> dict[str, str]:
@@ -141,63 +60,6 @@ def test_one_column_keeps_a_role_that_there_is_once(tmp_path: Path) -> None:
     assert looked_at(tmp_path, a=flags, b=flags[::-1])["b"] == "label", "the last one where none is named"
     found = {one.name: one for one in inspect(str(tmp_path)).columns}["a"]
     assert (found.distinct, found.ids_estimate) == (2, 2)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.integers(1, 30), st.integers(1, 9), max_size=9), st.integers(1, 20))
-def test_ranges_of_counts_hold_about_so_many_ids(sizes: dict[int, int], at_once: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary, "_RANGE_IDS", at_once)
-        ranges = list(vocabulary._ranges(Counter(sizes)))
-    held = [[count for count in sorted(sizes, reverse=True) if low <= count <= high] for low, high in ranges]
-    assert [count for some in held for count in some] == sorted(sizes, reverse=True)
-    for number, some in enumerate(held):
-        ids = sum(sizes[count] for count in some)
-        assert len(some) == 1 or ids <= at_once
-        if number + 1 < len(held):
-            assert ids + sizes[held[number + 1][0]] > at_once
-
-
-@pytest.mark.parametrize("limits", [{}, {"_SPILL_IDS": 3}, {"_SPILL_IDS": 3, "_RANGE_IDS": 2, "_PARTS": 3}])
-@pytest.mark.parametrize(("min_count", "max_size"), [(1, None), (2, None), (1, 5), (3, 4), (1, 100)])
-def test_ids_are_counted_whatever_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int], min_count: int, max_size: int | None
-) -> None:
-    for name, value in limits.items():
-        monkeypatch.setattr(vocabulary, name, value)
-    rng = np.random.default_rng(2)
-    ids = [(rng.random(60) ** 2 * 20).astype(int) for _ in range(3)]
-    (tmp_path / "in").mkdir()
-    for number, some in enumerate(ids):
-        pq.write_table(pa.table({"id": some}), tmp_path / "in" / f"{number}.parquet")
-    found = vocabulary.count_column(
-        str(tmp_path / "in"), "id", tmp_path / "out.parquet", min_count=min_count, max_size=max_size
-    )
-    counts = Counter(np.concatenate(ids).tolist())
-    wanted = sorted(((-times, one) for one, times in counts.items() if times >= min_count))[:max_size]
-    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == [{"id": one, "count": -n} for n, one in wanted]
-    assert (found.kept, found.seen) == (len(wanted), len(counts))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.parquet"]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 12), st.integers(1, 12))
-def test_files_and_row_groups_have_the_rows_that_are_asked_for(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], file_rows: int, group_rows: int
-) -> None:
-    folder, total = tmp_path_factory.mktemp("x") / "new", sum(sizes)
-    ends = np.cumsum([0, *sizes]).tolist()
-    batches = [pa.record_batch({"n": np.arange(a, b)}) for a, b in zip(ends, ends[1:], strict=False)]
-    files = write_parts(batches, folder, "x", Layout(rows_per_file=file_rows, row_group_rows=group_rows))
-    assert [file.name for file in files] == [f"x-{n:05d}.parquet" for n in range(-(-total // file_rows))]
-    groups = [[len(g) for g in cut(len(of), group_rows)] for of in cut(total, file_rows)]
-    metadata = [pq.read_metadata(file) for file in files]
-    assert [[one.row_group(n).num_rows for n in range(one.num_row_groups)] for one in metadata] == groups
-    assert [n for file in files for n in pq.read_table(file)["n"].to_pylist()] == list(range(total))
-
-
-def cut(rows: int, size: int) -> list[range]:
-    return [range(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
 @pytest.mark.parametrize(
@@ -276,66 +138,16 @@ def test_hexadecimal_digits() -> None:
     assert names[:2] == ("label", "I1") and names[13:15] == ("I13", "C1") and len(names) == 40
 
 
-def test_avro_types_as_arrow_has_them() -> None:
-    def arrow(kind: Any) -> pa.DataType:
-        return _arrow(kind, {}, "x.avro", "c")
-
-    assert [arrow(kind) for kind in ("int", "long", "float", "bytes")] == [
-        pa.int32(),
-        pa.int64(),
-        pa.float32(),
-        pa.binary(),
-    ]
-    assert arrow(["null", "string"]) == arrow({"type": "string"}) == pa.string()
-    assert (
-        arrow(["int", "long"]) == pa.int64() and arrow(["int", "double"]) == arrow(["float", "double"]) == pa.float64()
-    )
-    assert arrow({"type": "long", "logicalType": "timestamp-micros"}) == pa.timestamp("us", "UTC")
-    assert arrow({"type": "bytes", "logicalType": "decimal", "precision": 5}) == pa.decimal128(5, 0)
-    assert arrow({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}) == pa.decimal128(5, 2)
-    assert arrow({"type": "array", "items": ["null", "int"]}) == pa.list_(pa.int32())
-    record = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}, {"name": "w", "type": "float"}]}
-    assert arrow(record) == pa.struct({"id": pa.int64(), "w": pa.float32()})
-    color, code = {"type": "enum", "name": "color", "symbols": ["a"]}, {"type": "fixed", "name": "code", "size": 3}
-    assert (arrow(color), arrow(code)) == (pa.string(), pa.binary(3))
-    twice = {
-        "type": "record",
-        "name": "t",
-        "fields": [{"name": "one", "type": code}, {"name": "other", "type": "code"}],
-    }
-    assert arrow(twice) == pa.struct({"one": pa.binary(3), "other": pa.binary(3)})
-    for kind in (["string", "int"], {"type": "map", "values": "int"}, "unknown", ["null"]):
-        with pytest.raises(DataError, match="unsupported Avro type"):
-            arrow(kind)
-
-
-def test_types_as_users_write_them() -> None:
-    assert (arrow_type("c", "list<int64>"), arrow_type("c", "double")) == (pa.list_(pa.int64()), pa.float64())
-    for wrong in ("list<int64", "int64>", "list<>"):
-        with pytest.raises(DataError, match="unknown type"):
-            arrow_type("c", wrong)
-    kinds = [
-        pa.list_(pa.int8()),
-        pa.large_list(pa.int8()),
-        pa.list_(pa.int8(), 2),
-        pa.list_view(pa.int8()),
-        pa.large_list_view(pa.int8()),
-    ]
-    assert [is_list(kind) for kind in kinds] == [True] * 5
-    assert not any(map(is_list, (pa.int8(), pa.string(), pa.struct({"a": pa.int8()}))))
-
-
-class Nowhere:
-    def locate(self, row: int) -> tuple[str, int, int]:
-        return "x.parquet", 0, row
+def as_int64(number: int) -> int:
+    return int(np.uint64(number).astype(np.int64))
 
 
 def targets(schema: dict[str, Any], **columns: pa.Array) -> tuple[Any, dict[int, str]]:
     """The targets, and the bad rows with what is wrong."""
-    problems = Problems(Nowhere())
     whole = Schema.model_validate({"dense": [{"name": "x"}], **schema})
-    found = map_targets(columns, whole, problems)
-    return found, {int(row): str(problems.error(int(row)).value) for row in problems.rows()}
+    count = len(next(iter(columns.values())))
+    rows, errors = mapped(pa.table({"x": [0.0] * count, **columns}), whole, {}, labelled=True)
+    return rows.targets, {row: str(error.value) for row, error in errors.items()}
 
 
 def test_labels_of_every_type() -> None:
@@ -357,7 +169,6 @@ def test_labels_of_every_type() -> None:
     several = {"labels": [{"name": "a", "on_null": "ignore"}, {"name": "b", "kind": "number"}]}
     found, bad = targets(several, a=pa.array([None, True]), b=pa.array([4, None]))
     assert np.array_equal(found.label, [[np.nan, 4], [1, 0]], equal_nan=True) and list(bad) == [1]
-    assert unknown_targets(Schema.model_validate({**several, "dense": [{"name": "x"}]}), 3).label.shape == (3, 2)
 
 
 def test_weights_groups_and_times() -> None:
@@ -373,7 +184,7 @@ def test_weights_groups_and_times() -> None:
     for given_texts in (texts, texts.dictionary_encode(), texts.cast(pa.large_string())):
         found, bad = targets(group, **label, group=given_texts)
         assert found.group[0] == found.group[2] != found.group[1] and list(bad) == [3]
-    assert found.group[:2].tolist() == hash_strings([b"a", b"b"], seed_of(3)).view(np.int64).tolist()
+    assert found.group[:2].tolist() == [as_int64(text_hash(text, seed_of(3))) for text in (b"a", b"b")]
     time_ = {"label": {"column": "y"}, "timestamp": {"unit": "ms"}}
     for given_times, wanted in (
         (pa.array([0, 999, 1000, LATEST_S * 1000 - 1]), [0, 0, 1, LATEST_S - 1]),
@@ -386,22 +197,6 @@ def test_weights_groups_and_times() -> None:
         assert found.time.tolist() == wanted and not bad
     found, bad = targets(time_, **label, timestamp=pa.array([-1, LATEST_S * 1000, None, 5]))
     assert list(bad) == [0, 1, 2] and found.time.tolist() == [0, 0, 0, 0]
-
-
-def test_negatives_are_drawn_by_their_place_alone() -> None:
-    labels = pa.chunked_array([pa.array([0, 1, 0, None, 0, 2] * 500)])
-    how = {"seed": 1, "epoch": 2, "window": 3}
-    whole = keep_mask(labels, 0.25, first=0, **how)
-    kept = whole.reshape(-1, 6)
-    assert kept[:, [1, 3, 5]].all() and 0.2 < kept[:, [0, 2, 4]].mean() < 0.3
-    assert keep_mask(labels.slice(700), 0.25, first=700, **how).tolist() == whole[700:].tolist()
-    assert not keep_mask(labels, 0.0, first=0, **how)[::6].any()
-    for change in ({"seed": 2}, {"epoch": 3}, {"window": 4}):
-        assert keep_mask(labels, 0.25, first=0, **{**how, **change}).tolist() != whole.tolist()
-    assert (
-        keep_mask(pa.chunked_array([labels.chunk(0).dictionary_encode()]), 0.25, first=0, **how).tolist()
-        == whole.tolist()
-    )
 
 
 def test_generated_files_share_the_rows(tmp_path: Path) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from pydantic import ValidationError
 
-from rayrec.data import DataError, Schema, empty_batch, to_batch
-from rayrec.data.mapping.collate import collate
-from rayrec.data.mapping.map_rows import map_rows
-from rayrec.data.mapping.problems import Problems
-from rayrec.data.mapping.rows import from_columns, to_columns
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema, empty_batch, to_batch
 from rayrec.data.stream.mixed_stream import joined
 from rayrec.models import Batch
 from rayrec.train.worker.micro_batches import micro_batch_of
@@ -71,17 +69,21 @@ def test_all_lists_of_a_sequence_are_cut_and_turned_alike(keep: str, order: str)
     assert batch.sequences["history"].values["stars"].dtype == torch.float32
 
 
-def test_a_sequence_survives_transport_orders_parts_and_joins() -> None:
+def test_a_sequence_survives_transport_orders_parts_and_joins(tmp_path: Path) -> None:
+    """Rows are read in another order, in batches of several windows, and batches are joined and cut."""
     table, of = rows(30), schema()
-    order = np.random.default_rng(1).permutation(30)
     whole = as_lists(to_batch(table, of, ROWS_OF))
-    mapped = map_rows(table, of, ROWS_OF, Problems(), order)
-    sent = from_columns(pa.RecordBatch.from_pydict(to_columns(mapped)), of.num_lists)
-    one, other = collate([(sent, 0, 11)], of), collate([(sent, 11, 20), (sent, 20, 30)], of)
-    both = joined([one, other]).to(torch.device("cpu"))
-    assert as_lists(both) == {name: [lists[i] for i in order] for name, lists in whole.items()}
+    pq.write_table(table, tmp_path / "x.parquet")
+    how: dict[str, Any] = {"rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 1}
+    manifest = Manifest.read(str(tmp_path), of, window_rows=11)
+    with BatchStream(manifest, of, ROWS_OF, batch_rows=12, options=ReadOptions(reader="local"), **how) as stream:
+        batches = [batch for batch, _ in stream]
+    both = joined(batches).to(torch.device("cpu"))
+    read = as_lists(both)
+    rows_of = [list(zip(*lists.values(), strict=True)) for lists in (read, whole)]
+    assert len(rows_of[0]) == 30 and rows_of[0] != rows_of[1] and sorted(rows_of[0]) == sorted(rows_of[1])
     parts = [micro_batch_of(both, 0, 7), micro_batch_of(both, 7, 7), micro_batch_of(both, 7, 30)]
-    assert as_lists(joined(parts)) == as_lists(both)
+    assert as_lists(joined(parts)) == read
     assert empty_batch(of).sequences["history"].offsets.tolist() == [0]
     assert as_lists(empty_batch(of)) == {name: [] for name in whole}
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from rayrec.cli import run
 from rayrec.data import inspect
-from rayrec.data.mapping.vocabulary import ids_in
 
 ROWS = 2000
 
@@ -67,7 +66,7 @@ def test_an_id_and_a_list_share_a_table(owner: str, name: str, text: bool, first
     assert {owner, name} in [set(features) for features in tables.values()] and ["user_id"] in tables.values()
     mappings = {feature["name"]: feature["mapping"] for feature in proposal["schema"]["sparse"]}
     assert mappings[owner] == mappings[name] != mappings["user_id"]
-    known = {id for ids in ids_in(mappings[owner]["path"]) for id in ids.tolist()}
+    known = {*pq.read_table(mappings[owner]["path"])["id"].to_pylist()}
     assert known == {id for c in (owner, name) for v in columns[c].to_pylist() for id in (v if c == name else [v])}
     hashed = {feature["name"]: feature["mapping"] for feature in inspection.proposal(8)["schema"]["sparse"]}
     assert hashed[owner] == hashed[name]

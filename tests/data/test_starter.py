@@ -12,24 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data import DataError, DataSet, Layout, Manifest, Schema, check
-from rayrec.data.source import partitions
-from rayrec.data.source.partitions import Partitioned
-from rayrec.data.tools.init import make_config
-from rayrec.data.tools.init.make_config import (
-    Machine,
-    _training,
-    by_hash,
-    from_time,
-    last_by_time,
-    removed_on_failure,
-    start,
-    write_split,
-)
-from rayrec.storage.files import find_files
+from rayrec.data import DataError, DataSet, Manifest, Schema, check
+from rayrec.data.tools.init.make_config import Machine, _training
+from tests.data.public import started
 
 ROWS = 400
-ONE = Machine(cores=2)
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 
 
@@ -69,7 +56,7 @@ SECONDS = [int(moment.timestamp()) for moment in MOMENTS]
 def test_parquet_with_times_stays_where_it_is_and_is_divided_by_filters(tmp_path: Path, times: pa.Array) -> None:
     pq.write_table(pa.table(columns(ts=times)), tmp_path / "x.parquet")
     said: list[str] = []
-    given = start([str(tmp_path / "x.parquet")], "a", tmp_path / "a-data", ONE, tell=said.append).config
+    given = started(tmp_path / "x.parquet", tmp_path / "a-data", tell=said.append)
     assert given["data"]["train"]["path"] == str(tmp_path / "x.parquet")
     assert not (tmp_path / "a-data" / "train").exists()
     train, held = rows_of(given)
@@ -91,7 +78,7 @@ def test_nothing_that_is_held_out_shapes_the_config(tmp_path: Path) -> None:
         more["amount"] = pa.array(np.where(other, 1e9, amount), mask=other & (user < 9))
         pq.write_table(pa.table(same | more), tmp_path / "x.parquet")
         folder = tmp_path / f"data{number}"
-        given = start([str(tmp_path / "x.parquet")], "a", folder, ONE, tell=lambda _: None).config
+        given = started(tmp_path / "x.parquet", folder)
         ids = {path.name: pq.read_table(path).to_pydict() for path in sorted((folder / "vocabularies").iterdir())}
         text = json.dumps([given["schema"], given["tables"], given["data"]]).replace(str(folder), "")
         found.append((text, ids))
@@ -105,13 +92,13 @@ def test_without_times_a_tenth_is_drawn_by_the_number_of_the_row(tmp_path: Path)
         rows = columns(row=range(part * ROWS, (part + 1) * ROWS))
         pq.write_table(pa.table(rows), tmp_path / "in" / f"{part}.parquet")
     said: list[str] = []
-    given = start([str(tmp_path / "in")], "a", tmp_path / "a-data", ONE, tell=said.append).config
+    given = started(tmp_path / "in", tmp_path / "a-data", tell=said.append)
     sides = [pq.read_table(given["data"][side])["row"].to_pylist() for side in ("train", "eval")]
     assert sorted(sides[0] + sides[1]) == list(range(3 * ROWS)) and 0.06 < len(sides[1]) / (3 * ROWS) < 0.14
     assert f"{len(sides[0]):,} training rows and {len(sides[1]):,} evaluation rows" in said[-2]
     assert "too few for a reliable AUC" in said[-1]
     assert rows_of(given) == [len(side) for side in sides]
-    again = start([str(tmp_path / "in" / "*.parquet")], "b", tmp_path / "b-data", ONE, tell=said.append).config
+    again = started(tmp_path / "in" / "*.parquet", tmp_path / "b-data")
     assert pq.read_table(again["data"]["eval"])["row"].to_pylist() == sides[1]
 
 
@@ -119,16 +106,8 @@ def test_times_that_cannot_be_cut_are_not(tmp_path: Path) -> None:
     days = pa.array([1_700_000_000] * (ROWS // 3) + [1_700_086_400] * (ROWS - ROWS // 3))
     pq.write_table(pa.table(columns(ts=days)), tmp_path / "x.parquet")
     said: list[str] = []
-    start([str(tmp_path / "x.parquet")], "a", tmp_path / "a-data", ONE, tell=said.append)
+    started(tmp_path / "x.parquet", tmp_path / "a-data", tell=said.append)
     assert "by a hash of their number, because 'ts' has too few distinct times" in said[0]
-
-
-def test_of_very_many_times_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_config, "_MAX_TIMES", 64)
-    monkeypatch.setattr(partitions, "READ_ROWS", 50)
-    pq.write_table(pa.table(columns(ts=SECONDS)), tmp_path / "x.parquet")
-    cut = last_by_time(Partitioned.of(find_files(str(tmp_path))), "ts", 0.1)
-    assert 0.05 < sum(second >= cut for second in SECONDS) / ROWS < 0.2
 
 
 def test_converted_files_are_written_once_and_folders_stay_columns(tmp_path: Path) -> None:
@@ -137,7 +116,7 @@ def test_converted_files_are_written_once_and_folders_stay_columns(tmp_path: Pat
         folder.mkdir(parents=True)
         lines = [f"{n % 7},{n % 3 / 2},{n % 2},{1_700_000_000 + day * 1000 + n}" for n in range(100)]
         (folder / "x.csv").write_text("\n".join(["user_id,x,click,ts", *lines]))
-    given = start([str(tmp_path / "in")], "a", tmp_path / "a-data", ONE, tell=lambda _: None).config
+    given = started(tmp_path / "in", tmp_path / "a-data")
     assert sorted(path.name for path in (tmp_path / "a-data").iterdir()) == ["eval", "train", "vocabularies"]
     train, held = (pq.read_table(given["data"][side]) for side in ("train", "eval"))
     assert (len(train), len(held)) == (180, 20) and set(train["day"].to_pylist()) > set(held["day"].to_pylist())
@@ -147,9 +126,9 @@ def test_converted_files_are_written_once_and_folders_stay_columns(tmp_path: Pat
 @pytest.mark.parametrize(
     ("rows", "machine", "workers", "batch", "epochs"),
     [
-        (100, ONE, 0, 8, 5),
-        (90_000, ONE, 0, 256, 5),
-        (2_000_000, ONE, 1, 8192, 3),
+        (100, Machine(cores=2), 0, 8, 5),
+        (90_000, Machine(cores=2), 0, 256, 5),
+        (2_000_000, Machine(cores=2), 1, 8192, 3),
         (5_000_000, Machine(cores=64), 10, 8192, 3),
         (50_000_000, Machine(cores=8, gpus=4), 4, 8192, 1),
         (100, Machine(cores=64, gpus=40), 40, 40, 5),
@@ -163,7 +142,7 @@ def test_sizes_fit_rows_and_machine(rows: int, machine: Machine, workers: int, b
 def test_data_that_no_model_can_be_made_of(tmp_path: Path) -> None:
     def refused(*sources: Path) -> str:
         with pytest.raises(DataError) as caught:
-            start([str(source) for source in sources], "a", tmp_path / "a-data", ONE, tell=lambda _: None)
+            started(sources, tmp_path / "a-data")
         return str(caught.value)
 
     pq.write_table(
@@ -180,25 +159,3 @@ def test_data_that_no_model_can_be_made_of(tmp_path: Path) -> None:
     assert "the folder holds a table in Delta format" in refused(tmp_path / "delta")
     pq.write_table(pa.table({"user": ["a"], "label": [1]}), tmp_path / "x.parquet")
     assert "the files have a single row" in refused(tmp_path / "x.parquet")
-
-
-def test_sides_are_never_empty_and_columns_alike(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": [1, 2, 3]}), tmp_path / "x.parquet")
-    found = Partitioned.of(find_files(str(tmp_path)))
-    layout = Layout()
-    assert write_split(found, from_time("a", 3), tmp_path / "t", tmp_path / "e", layout) == (2, 1)
-    for held in (by_hash(0.0), by_hash(1.0 - 2**-40)):
-        with pytest.raises(DataError, match="too few rows"):
-            write_split(found, held, tmp_path / "t", tmp_path / "e", layout)
-    pq.write_table(pa.table({"a": ["1"]}), tmp_path / "y.parquet")
-    found = Partitioned.of(find_files([str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet")]))
-    with pytest.raises(DataError, match=r"string here, int64 in .*x\.parquet"):
-        write_split(found, by_hash(0.5), tmp_path / "t", tmp_path / "e", layout)
-
-
-@pytest.mark.parametrize("ending", [ValueError, KeyboardInterrupt, SystemExit])
-def test_what_was_begun_is_removed_whatever_ends_it(tmp_path: Path, ending: type[BaseException]) -> None:
-    with pytest.raises(ending), removed_on_failure(tmp_path / "a"):
-        (tmp_path / "a" / "b").mkdir(parents=True)
-        raise ending()
-    assert not (tmp_path / "a").exists()

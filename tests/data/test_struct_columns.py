@@ -17,9 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.cli import run
-from rayrec.data import DataError, FooterIndex, Manifest, Mapping, Schema, check, inspect
-from rayrec.data.source.footers import FooterReading, write_index
-from rayrec.data.source.lake import _physical_names
+from rayrec.data import (
+    DataError,
+    DataSet,
+    FooterIndex,
+    FooterReading,
+    Manifest,
+    Mapping,
+    Schema,
+    check,
+    inspect,
+    write_index,
+)
 from rayrec.data.stream.reading import read_window
 from rayrec.storage.parquet import open_parquet
 from rayrec.storage.struct_fields import columns_named, leaf_columns, leaf_table, with_types
@@ -231,14 +240,8 @@ def test_init_proposes_fields_as_columns(suffix: str, tmp_path: Path, monkeypatc
     columns = {f.get("column", f["name"]) for kind in ("dense", "sparse") for f in config["schema"].get(kind, [])}
     assert {"user.id", "user.home.city", "user.home.tags", "user.age"} <= columns
     schema = Schema.model_validate(config["schema"])
-    manifest = Manifest.of(_data_set(config["data"]["eval"]), schema)
+    manifest = Manifest.of(DataSet.model_validate(config["data"]["eval"]), schema)
     assert not check(manifest, schema, {f.name: 64 for f in schema.sparse}).bad_rows
-
-
-def _data_set(section: Any) -> Any:
-    from rayrec.data.source.dataset import DataSet
-
-    return DataSet.model_validate(section)
 
 
 def test_inspect_and_vocabulary_read_fields(tmp_path: Path) -> None:
@@ -314,7 +317,7 @@ LAKE = pa.table({"user": [{"id": n, "home": {"city": f"city {n}"}} for n in rang
 def cities(data: dict[str, Any], column: str) -> list[Any]:
     feature = {"name": "city", "column": column, "kind": "id", "mapping": {"kind": "hash"}}
     schema = Schema.model_validate({"label": {"column": "label"}, "sparse": [feature]})
-    rows, problems = read_window(Manifest.of(_data_set(data), schema), 0)
+    rows, problems = read_window(Manifest.of(DataSet.model_validate(data), schema), 0)
     assert not problems
     return sorted(rows[column].to_pylist())
 
@@ -323,16 +326,6 @@ def test_fields_of_a_delta_table(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     deltalake.write_deltalake(str(tmp_path), LAKE)
     assert cities({"path": str(tmp_path), "table": "delta"}, "user.home.city") == [f"city {n}" for n in range(6)]
-
-
-def test_physical_names_of_fields_of_a_delta_table() -> None:
-    def column(name: str, kind: Any, in_file: str) -> dict[str, Any]:
-        return {"name": name, "type": kind, "metadata": {"delta.columnMapping.physicalName": in_file}}
-
-    home = {"type": "struct", "fields": [column("city", "string", "c-3")]}
-    user = {"type": "struct", "fields": [column("id", "long", "c-1"), column("home", home, "c-2")]}
-    names = dict(_physical_names([column("user", user, "c-0"), {"name": "item", "type": "long", "metadata": {}}]))
-    assert names["user.id"] == "c-0.c-1" and names["user.home.city"] == "c-0.c-2.c-3" and names["item"] == "item"
 
 
 def test_a_renamed_field_of_an_iceberg_table_is_found_by_its_id(tmp_path: Path) -> None:

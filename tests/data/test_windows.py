@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import DataError
+from rayrec.data import Condition, Manifest
 from rayrec.data.source import windows
 from rayrec.data.source.file_table import COLUMNS, FileTable
-from rayrec.data.source.slices import check_size
-from rayrec.data.source.windows import Windows
-from rayrec.storage.parquet import open_parquet
 
 
 class Slice(NamedTuple):
@@ -30,7 +26,7 @@ class Slice(NamedTuple):
     first_row: int
 
 
-def slices_in(windows: Windows) -> list[list[Slice]]:
+def slices_in(windows: windows.Windows) -> list[list[Slice]]:
     """Those of each window."""
     found = windows.slices(np.arange(windows.edges[-1]))
     rows = [Slice(*row) for row in zip(*(getattr(found, name).tolist() for name in Slice._fields), strict=True)]
@@ -111,7 +107,7 @@ def test_windows_are_cut_and_joined_by_their_law(
     left_out = [{number for number in one[2] if number < len(one[0])} for one in files]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "_AT_ONCE", at_once)
-        found = Windows.of(files_of(groups, row_bytes, left_out), rows, size)
+        found = windows.Windows.of(files_of(groups, row_bytes, left_out), rows, size)
     expected = by_hand(groups, row_bytes, left_out, rows, size)
     assert slices_in(found) == expected and len(found) == len(expected)
     assert found.rows.tolist() == [sum(s.stop - s.start for s in window) for window in expected]
@@ -127,37 +123,17 @@ def test_windows_are_cut_and_joined_by_their_law(
     assert found.runs.tolist() == runs
 
 
-@pytest.fixture
-def parquet(tmp_path: Path) -> pq.ParquetFile:
-    """8,000 rows: numbers that take 8 bytes each however they are packed, and one text of 1,000 bytes for all."""
-    path = tmp_path / "x.parquet"
-    rows = {"n": np.zeros(8000, np.int64), "text": ["t" * 1000] * 8000, "list": [["t" * 1000]] * 8000}
-    pq.write_table(pa.table(rows), path)
-    return open_parquet(str(path))
-
-
-def sized(parquet: pq.ParquetFile, columns: list[str], chunk: int | None, tmp_path: Path, **limits: int) -> int:
-    return check_size(parquet, str(tmp_path / "x.parquet"), 0, columns, chunk, **limits)
-
-
-def test_rows_are_decoded_in_chunks_that_fit(parquet: pq.ParquetFile, tmp_path: Path) -> None:
-    assert sized(parquet, ["n"], None, tmp_path) == 8000
-    assert [sized(parquet, ["n"], chunk, tmp_path) for chunk in (1, 100, 8000, 9000)] == [1, 100, 8000, 8000]
-    small = {"chunk_bytes": 8 * 100}
-    assert [sized(parquet, ["n"], chunk, tmp_path, **small) for chunk in (99, 100, 101, 8000)] == [99, 100, 100, 100]
-    assert sized(parquet, ["n"], None, tmp_path, **small) == 8000
-    assert sized(parquet, ["n"], 10, tmp_path, chunk_bytes=7) == 1, "never less than a row"
-
-
-def test_what_decodes_to_too_much_is_refused_before_it_is_decoded(parquet: pq.ParquetFile, tmp_path: Path) -> None:
-    assert sized(parquet, ["n"], None, tmp_path, max_bytes=8 * 8000) == 8000
-    with pytest.raises(DataError, match=r"decoding 8,000 rows needs 0\.0 GB") as caught:
-        sized(parquet, ["n"], None, tmp_path, max_bytes=8 * 8000 - 1)
-    assert (caught.value.row_group, caught.value.column) == (0, None)
-    assert sized(parquet, ["text", "list"], None, tmp_path, max_bytes=8000 * 1000) == 8000
-    limit = {"max_bytes": 8000 * 1000 - 1}
-    for column in ("text", "list"):
-        with pytest.raises(DataError, match=r"decoding 8,000 rows needs 0\.0 GB") as caught:
-            sized(parquet, [column], None, tmp_path, **limit)
-        assert caught.value.column == column
-        assert sized(parquet, [column], 7999, tmp_path, **limit) == 7999, "a text counts for each row of a chunk"
+def test_the_fingerprint_never_changes() -> None:
+    """A cursor fits the data set that has the fingerprint in it."""
+    numbers = [pa.array([number, number + 1]) for number in (1000, 5, 77, 0)]
+    columns = pa.record_batch(
+        [[0, 1], ["x", "y"], *numbers, [8.0, 16.0], *([None] * 2 for _ in range(2))], schema=COLUMNS
+    )
+    folders = (("/a/day=1/", (("day", 1),)), ("/a/day=2/", (("day", 2),)))
+    files = FileTable(folders, columns, np.array([0, 2, 3]), np.array([50, 60, 300]), np.array([False, True, False]))
+    cut = windows.Windows.of(files, 100, 1 << 20)
+    manifest = Manifest(files, cut, (("x", pa.int64()),))
+    assert manifest.fingerprint == "3fe35fd1e99888069c3931e7d758c204"
+    filtered = replace(manifest, filters=(Condition.parse(["x", "<", 3]),))
+    assert filtered.fingerprint == "3510c0f43e599660705d6a3016da8dc8"
+    assert manifest.nbytes == files.nbytes + cut.slice_counts.nbytes + cut.edges.nbytes

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import random
+import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +62,31 @@ def write_source(folder: Path, ratings: list[Rating]) -> Path:
     return folder
 
 
-def prepare(*args: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+Done = subprocess.CompletedProcess[str]
+
+
+def prepare_as_a_user(*args: str | Path, **environment: str) -> Done:
     command = [sys.executable, str(FOLDER / "prepare.py"), *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+
+
+@functools.cache
+def loaded() -> Callable[[list[str]], int]:
+    """The script's `main`, which finds its modules beside it."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        main: Callable[[list[str]], int] = runpy.run_path(str(FOLDER / "prepare.py"))["main"]
+    finally:
+        sys.path.remove(str(FOLDER))
+    return main
+
+
+def prepare(*args: str | Path) -> Done:
+    """As `prepare_as_a_user`, in this process."""
+    words, out, errors = [*map(str, args)], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        status = loaded()(words)
+    return Done(words, status, out.getvalue(), errors.getvalue())
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -76,7 +101,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prepared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("prepared") / "parquet"
-    done = prepare("--source", source, "--out", out)
+    done = prepare_as_a_user("--source", source, "--out", out)
     assert done.returncode == 0, done.stderr
     assert "Harper" in done.stdout and "commercial" in done.stdout
     yield out
@@ -196,7 +221,7 @@ def test_tiny_sources_work(tmp_path: Path) -> None:
 
 
 def refused(*args: str | Path, **environment: str) -> str:
-    done = prepare(*args, **environment)
+    done = prepare_as_a_user(*args, **environment) if environment else prepare(*args)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr, done
     return done.stderr
 
@@ -292,5 +317,5 @@ def test_published_ratings(tmp_path: Path) -> None:
     assert sum(table.label.sum() for table in tables) == 55_375
     assert tables[0].timestamp.max() <= tables[1].timestamp.min()
     # A second run without --source takes it for what it is, wherever it came from.
-    again = prepare("--out", tmp_path / "parquet", PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    again = prepare_as_a_user("--out", tmp_path / "parquet", PIP_INDEX_URL="http://127.0.0.1:9/simple")
     assert again.returncode == 0 and "already there" in again.stdout

@@ -14,10 +14,9 @@ import pytest
 
 from rayrec.cli import run
 from rayrec.data import DataError, Manifest, Schema, check, inspect
-from rayrec.data.tools.init.make_config import Machine, start
-from rayrec.modules.embedding import submodule_name
 from rayrec.storage.column_names import check_names
-from rayrec.train.config.file import parse_config
+from rayrec.train import parse_config
+from tests.data.public import started
 
 TWICE = pa.table([["a", "b"] * 4, ["x", "y"] * 4, ["x", "z"] * 4, [0, 1] * 4], names=["u", "c", "c", "click"])
 
@@ -90,7 +89,7 @@ def test_files_of_no_or_one_row(name: str, text: str | int, problem: str, tmp_pa
         (tmp_path / name).write_text(text)
     for label in (None, "click"):
         with pytest.raises(DataError, match=problem):
-            start([str(tmp_path / name)], "a", tmp_path / f"{label}-data", Machine(cores=2), label, lambda _: None)
+            started(tmp_path / name, tmp_path / f"{label}-data", label)
 
 
 def test_float16_is_a_number(tmp_path: Path) -> None:
@@ -117,15 +116,10 @@ def test_a_table_gets_a_name_that_fits_and_the_column_keeps_its_own(tmp_path: Pa
     columns = {name: rng.choice(["a", "b", "c"], 400) for name in names}
     columns["a.price"] = rng.random(1200)[:400]
     pq.write_table(pa.table(columns | {"click": rng.integers(0, 2, 400)}), tmp_path / "x.parquet")
-    given = start([str(tmp_path / "x.parquet")], "a", tmp_path / "d", Machine(cores=2), tell=lambda _: None).config
+    given = started(tmp_path / "x.parquet", tmp_path / "d")
     assert [feature["name"] for feature in given["schema"]["sparse"]] == names
     tables = {table["features"][0]: table["name"] for table in given["tables"]}
     assert list(tables.values())[:4] == ["type_", "items_", "site_id", "site_id_"]
     assert tables["类别"] == "类别"
     parse_config(given)  # as `train` checks it
     json.dumps(given)
-
-
-def test_names_for_tables() -> None:
-    assert [submodule_name(name) for name in ("user", "pop", "a.b.c")] == ["user", "pop_", "a_b_c"]
-    assert submodule_name("type", ["type_"]) == "type__"

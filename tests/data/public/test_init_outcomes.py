@@ -12,14 +12,13 @@ import pytest
 
 from rayrec.cli import run
 from rayrec.data import inspect
-from rayrec.data.tools.init.column_facts import ColumnFacts
-from rayrec.data.tools.init.make_config import Machine, start
+from tests.data.public import started
 
 ROWS = 2000
 TIMES = 1_650_000_000_000 + 1000 * np.arange(ROWS)
 
 
-def found(folder: Path, columns: dict[str, Any], label: str | list[str], **options: Any) -> dict[str, ColumnFacts]:
+def found(folder: Path, columns: dict[str, Any], label: str | list[str], **options: Any) -> dict[str, Any]:
     pq.write_table(pa.table(columns), folder / "x.parquet")
     return {facts.name: facts for facts in inspect(str(folder), label=label, **options).columns}
 
@@ -105,10 +104,10 @@ def test_columns_are_compared_with_each_label(tmp_path: Path, capsys: pytest.Cap
     columns["is_buy"] = (rng.random(ROWS) < 0.1).astype(np.int64)
     columns["price_paid"] = pa.array(rng.random(ROWS), mask=columns["is_buy"] == 0)
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
-    started = start([str(tmp_path / "x.parquet")], "a", tmp_path / "d", Machine(cores=2), ["is_click", "is_buy"], print)
-    schema = started.config["schema"]
+    config = started(tmp_path / "x.parquet", tmp_path / "d", ["is_click", "is_buy"])
+    schema = config["schema"]
     assert [label["name"] for label in schema["labels"]] == ["is_click", "is_buy"]
-    assert started.config["model"]["args"]["over_arch"][-1] == 2
+    assert config["model"]["args"]["over_arch"][-1] == 2
     assert "price_paid" not in str(schema)
     assert run(["data", "inspect", str(tmp_path / "x.parquet"), "--label", "is_click"]) == 0
     text = capsys.readouterr().err

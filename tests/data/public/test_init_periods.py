@@ -10,24 +10,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.data.source import partitions
-from rayrec.data.tools.init import make_config
-from rayrec.data.tools.init.make_config import Machine, start
+from tests.data.public import started
 
 MONDAY = 1_704_067_200  # 2024-01-01 00:00 UTC
 HOUR, DAY = 3600, 86_400
 ROWS = 4000
 
 
-def started(folder: Path, seconds: Any, click: Any = None) -> tuple[dict[str, Any], list[str]]:
+def of_log(folder: Path, seconds: Any, click: Any = None) -> tuple[dict[str, Any], list[str]]:
     """The config for a log with these times, and the lines that are printed."""
     rng = np.random.default_rng(0)
     columns = {"user_id": rng.integers(0, 40, len(seconds)), "x": rng.normal(size=len(seconds)), "ts": seconds}
     columns["click"] = rng.integers(0, 2, len(seconds)) if click is None else click
     pq.write_table(pa.table(columns), folder / "x.parquet")
     lines: list[str] = []
-    config = start([str(folder / "x.parquet")], "a", folder / "a-data", Machine(cores=2), tell=lines.append).config
-    return config, lines
+    return started(folder / "x.parquet", folder / "a-data", tell=lines.append), lines
 
 
 def parts(config: dict[str, Any]) -> set[str]:
@@ -50,7 +47,7 @@ def test_a_part_of_times_is_proposed_if_the_training_rows_cover_it(
 ) -> None:
     seconds = pa.array(MONDAY + np.linspace(0, days * DAY, ROWS).astype(np.int64))
     times = seconds if pa.types.is_integer(kind) else seconds.cast(pa.timestamp("s")).cast(pa.timestamp(kind.unit))
-    config, _ = started(tmp_path, times.cast(kind))
+    config, _ = of_log(tmp_path, times.cast(kind))
     assert parts(config) == expected
 
 
@@ -58,21 +55,21 @@ def test_a_part_of_times_is_proposed_if_the_training_rows_cover_it(
 @pytest.mark.parametrize(("days", "expected"), [(13, set()), (20, {"weekday"})])
 def test_of_dates_only_the_weekday(tmp_path: Path, days: int, expected: set[str], kind: pa.DataType) -> None:
     dates = pa.array(np.linspace(19_723, 19_723 + days, ROWS).astype(np.int32)).cast(pa.date32()).cast(kind)
-    assert parts(started(tmp_path, dates)[0]) == expected
+    assert parts(of_log(tmp_path, dates)[0]) == expected
 
 
 def test_a_value_that_no_training_row_has_rules_the_part_out(tmp_path: Path) -> None:
     """Four weeks of a shop that is closed on Sundays and at night, with a Sunday among the evaluation rows."""
     times = MONDAY + np.linspace(0, 28 * DAY, 20_000).astype(np.int64)
     is_open = (times // HOUR % 24 >= 6) & ((times - MONDAY) // DAY % 7 < 6)
-    config, _ = started(tmp_path, times[is_open | (times > MONDAY + 27 * DAY)])
+    config, _ = of_log(tmp_path, times[is_open | (times > MONDAY + 27 * DAY)])
     assert parts(config) == set()
 
 
-def test_all_training_rows_count_not_only_the_inspected_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rows of a sorted file are those of one day; its times are read as a whole."""
-    monkeypatch.setattr("rayrec.data.tools.init.inspect.inspect.__defaults__", (1000, (), None, (), None, None))
-    config, _ = started(tmp_path, MONDAY + np.linspace(0, 40 * DAY, 40_000).astype(np.int64))
+def test_all_training_rows_count_not_only_the_inspected_ones(tmp_path: Path) -> None:
+    """The first half million rows of a sorted file are those of two days; its times are read as a whole."""
+    first, later = np.linspace(0, 2 * DAY, 510_000), np.linspace(2 * DAY, 40 * DAY, 200_000)
+    config, _ = of_log(tmp_path, MONDAY + np.concatenate([first, later]).astype(np.int64))
     assert parts(config) == {"hour", "weekday"}
 
 
@@ -83,7 +80,7 @@ def test_few_rows_of_a_label_in_the_evaluation_are_told(
 ) -> None:
     click = (np.arange(ROWS) * 7919 % ROWS < share * ROWS).astype(np.int64)
     times = MONDAY + 60 * np.arange(ROWS) if timed else np.random.default_rng(1).normal(size=ROWS)
-    _, lines = started(tmp_path, times, click)
+    _, lines = of_log(tmp_path, times, click)
     told = [line for line in lines if "too few for a reliable AUC" in line]
     if label is None:
         assert not told
@@ -92,15 +89,3 @@ def test_few_rows_of_a_label_in_the_evaluation_are_told(
         assert f"of its rows have label {label} (click)" in line and "use more rows" in line
         count = int(line.split("about ")[1].split()[0])
         assert 1 <= count <= 2, "0.4 % of a tenth of 4,000 rows"
-
-
-def test_each_footer_is_opened_once_to_find_the_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in range(3):
-        times = MONDAY + 1000 * part + np.arange(1000)
-        pq.write_table(pa.table({"ts": times}), tmp_path / f"{part}.parquet")
-    opened: list[str] = []
-    original = make_config.open_parquet
-    monkeypatch.setattr(make_config, "open_parquet", lambda uri, *more: opened.append(uri) or original(uri, *more))
-    files = partitions.Partitioned.of(make_config.find_files([str(tmp_path)]))
-    assert make_config.last_by_time(files, "ts", 0.1) == MONDAY + 2700
-    assert len(opened) == 3

@@ -14,9 +14,7 @@ import pytest
 
 from rayrec.cli import run
 from rayrec.data import DataError, inspect
-from rayrec.data.tools.init.inspect import Inspection
-from rayrec.data.tools.init.make_config import Machine, start
-from rayrec.data.tools.init.times import read_seconds
+from tests.data.public import started
 
 ROWS = 400
 FIRST = datetime(2014, 10, 1, 0, 30, tzinfo=UTC)
@@ -38,7 +36,7 @@ def columns(**more: Any) -> dict[str, Any]:
     return {**ids, **more, "click": rng.integers(0, 2, ROWS)}
 
 
-def found(folder: Path, option: str | None = None, **more: Any) -> Inspection:
+def found(folder: Path, option: str | None = None, **more: Any) -> Any:
     pq.write_table(pa.table(columns(**more)), folder / "x.parquet")
     return inspect(str(folder), label="click", time=option)
 
@@ -67,7 +65,7 @@ def test_times_are_recognized_by_their_values(tmp_path: Path, name: str, values:
     assert facts.role == ("timestamp" if expected in ("s", "ms", "us") else "unused")
     folder = tmp_path / "d"
     said: list[str] = []
-    config = start([str(tmp_path / "x.parquet")], "a", folder, Machine(cores=2), "click", said.append).config
+    config = started(tmp_path / "x.parquet", folder, "click", said.append)
     assert f"the last rows by {name!r}" in said[0]
     if facts.role == "timestamp":
         assert config["schema"]["timestamp"].get("unit", "s") == expected
@@ -148,16 +146,14 @@ def test_the_time_is_what_the_user_says(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=problem) as caught:
             found(tmp_path, option, **more)
         assert caught.value.fix
-    with pytest.raises(DataError, match="null in 1 of 2 rows"):
-        read_seconds(pa.array([20141001, None]), "yyyymmdd", "c")
+    with pytest.raises(DataError, match=f"null in 1 of {ROWS} rows"):
+        found(tmp_path, "c=yyyymmdd", c=[*digits("%Y%m%d")[:-1], None])
 
 
-def test_digits_that_are_no_date_are_refused() -> None:
-    assert read_seconds(pa.array([20240229, 19730101]), "yyyymmdd", "c").tolist() == [1_709_164_800, 94_694_400]
-    assert read_seconds(pa.array(["14102123"]), "yymmddhh", "c").tolist() == [1_413_932_400]
+def test_digits_that_are_no_date_are_refused(tmp_path: Path) -> None:
     for value in (20230229, 20231301, 20230100, 230101, 220230101):
         with pytest.raises(DataError, match=f"{value} is not a time"):
-            read_seconds(pa.array([value]), "yyyymmdd", "c")
+            found(tmp_path, "c=yyyymmdd", c=[*digits("%Y%m%d")[:-1], value])
 
 
 @pytest.mark.parametrize("time", ["timestamp", "time_ms"])

@@ -18,11 +18,9 @@ from typer.testing import CliRunner
 
 from rayrec.cli.app import app
 from rayrec.data import DataError
-from rayrec.data.tools.histories import Log, by_time, make_sequences
-from rayrec.data.tools.times import TimeColumn
+from tests.data.histories import write_histories
 
 US = "%m/%d/%Y %I:%M:%S %p"
-LOG = Log(user="user", times=(TimeColumn("at"),), columns=("item",))
 
 
 def sequence(folder: Path, columns: dict[str, Any], *options: str, files: int = 1) -> Result:
@@ -194,9 +192,9 @@ def test_whole_numbers_have_a_format_too(tmp_path: Path) -> None:
         ("%Y %U", "ignores"),
     ],
 )
-def test_formats_that_would_read_other_times_are_refused(written: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        TimeColumn.parse(f"at={written}")
+def test_formats_that_would_read_other_times_are_refused(tmp_path: Path, written: str, problem: str) -> None:
+    answer = sequence(tmp_path, {"at": ["2024-01-01"]}, "--time", f"at={written}")
+    assert answer.exit_code and problem in " ".join(f"{answer.output} {answer.exception}".replace("│", " ").split())
 
 
 SPLITS = [
@@ -272,9 +270,8 @@ def test_the_order_is_that_of_the_real_times_and_no_row_sees_a_later_one(
     users = [index % 2 for index in range(len(drawn))]
     table = pa.table({"user": users, "item": range(len(drawn)), "at": texts})
     pq.write_table(table, folder / "log.parquet")
-    column = TimeColumn("at", name if write is None else None)
-    log = Log(user="user", times=(column,), columns=("item",))
-    make_sequences([str(folder / "log.parquet")], folder / "out", log)
+    how = {"time_format": name if write is None else None}
+    write_histories(folder / "log.parquet", folder / "out", **how)
     found = rows_of(folder / "out")
     assert list(found) == sorted(range(len(drawn)), key=lambda row: (real[row], row))
     for row, history in found.items():
@@ -282,11 +279,11 @@ def test_the_order_is_that_of_the_real_times_and_no_row_sees_a_later_one(
         assert history == sorted(before, key=lambda other: (real[other], other))
     if len(set(real)) > 1:  # a split at any of the times, written as the column's times are
         latest = max(range(len(drawn)), key=lambda row: real[row])
-        counts = make_sequences([str(folder / "log.parquet")], folder / "split", log, split=by_time(texts[latest]))
+        counts = write_histories(folder / "log.parquet", folder / "split", split=(texts[latest],), **how)
         assert counts[folder / "split" / "test"] == sum(time == real[latest] for time in real)
 
 
 def test_a_library_call_takes_numbers_as_times_of_a_split(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": [1, 1, 1], "item": [1, 2, 3], "at": [1, 2, 3]}), tmp_path / "log.parquet")
-    counts = make_sequences([str(tmp_path / "log.parquet")], tmp_path / "out", LOG, split=by_time(3, 1.5))
+    counts = write_histories(tmp_path / "log.parquet", tmp_path / "out", split=(3, 1.5))
     assert [folder.name for folder in counts] == ["train", "validation", "test"]

@@ -88,8 +88,8 @@ def test_leading_zeros_make_a_text(tmp_path: Path) -> None:
     assert [row["shop"] for row in rows] == ["007", "7"] and rows[0]["zip"] == "01234"
     rows, _ = read(tmp_path / "b.csv", "n\n0\n-0.5\n0.25\n")
     assert [row["n"] for row in rows] == [0, -0.5, 0.25]
-    late = "shop,x\n" + "7,1\n" * 2_200_000 + "007,1\n"  # after the 8 MB from which types are inferred
-    with pytest.raises(DataError, match=r"line 2200002: '007' has a leading zero, .*--type shop=string"):
+    late = "shop,x\n" + f"7,{'x' * 1000}\n" * 9000 + "007,x\n"  # after the 8 MB from which types are inferred
+    with pytest.raises(DataError, match=r"line 9002: '007' has a leading zero, .*--type shop=string"):
         read(tmp_path / "c.csv", late)
 
 

@@ -14,17 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.data import BatchStream, Cursor, DataError, Manifest, Mapping, ReadOptions, Schema
+from rayrec.cli import run
+from rayrec.data import (
+    BatchStream,
+    Cursor,
+    DataError,
+    DataSet,
+    Manifest,
+    Mapping,
+    ReadOptions,
+    Schema,
+    check,
+    convert,
+    inspect,
+)
 from rayrec.data.arrays.widening import concatenated, wider
-from rayrec.data.formats.convert import convert
-from rayrec.data.formats.parquet_writer import Layout
-from rayrec.data.mapping.column_types import fill_id_types
-from rayrec.data.source.partitions import Partitioned
-from rayrec.data.tools.histories import Log, make_sequences
-from rayrec.data.tools.init.inspect import inspect
-from rayrec.data.tools.init.make_config import from_time, last_by_time, write_split
-from rayrec.data.tools.times import TimeColumn
-from rayrec.storage.files import find_files
+from tests.data.mapped import kept
+from tests.data.public import started
 
 HASH = {"kind": "hash"}
 SCHEMA: dict[str, Any] = {
@@ -92,9 +98,9 @@ def test_nulls_only_do_not_tell_the_type_of_the_ids() -> None:
         "brand": pa.null(),
         "tags": pa.list_(pa.null()),
     }
-    first = fill_id_types(Schema.model_validate(SCHEMA), types)
+    first = kept(Schema.model_validate(SCHEMA), types)
     assert [feature.id_type for feature in first.sparse] == ["integer", None, None]
-    later = fill_id_types(first, types | {"brand": pa.string(), "tags": pa.list_(pa.int32())})
+    later = kept(first, types | {"brand": pa.string(), "tags": pa.list_(pa.int32())})
     assert [feature.id_type for feature in later.sparse] == ["integer", "text", "integer"]
 
 
@@ -187,16 +193,16 @@ def test_inputs_of_derived_columns_widen_after_training_too(trained: pa.DataType
         "brand": pa.string(),
         "tags": pa.list_(pa.string()),
     }
-    schema = fill_id_types(Schema.model_validate(DERIVED), types)
+    schema = kept(Schema.model_validate(DERIVED), types)
     names = {pa.int64(): "integer", pa.float64(): "number", pa.decimal128(5, 2): "decimal"}
     assert schema.column_types == {"price": names[trained]}
     table = {"row": [1, 2, 3, 4], "price": price, "brand": pa.nulls(4), "tags": pa.nulls(4)}
     batch = Mapping(schema, ROWS_OF | {"band": 8}, labels=False).to_batch(pa.table(table))
     assert [len(bag) for bag in batch.sparse["band"].to_dense()] == [bands] * 4
     assert batch.dense[:, 1].tolist() == [1.0 - bands] * 4
-    again = fill_id_types(schema, types | {"price": pa.float64()})
+    again = kept(schema, types | {"price": pa.float64()})
     assert again.column_types == {"price": "decimal" if trained == pa.decimal128(5, 2) else "number"}
-    assert fill_id_types(schema, types | {"price": pa.null()}).column_types == schema.column_types
+    assert kept(schema, types | {"price": pa.null()}).column_types == schema.column_types
 
 
 def test_crosses_of_ids_stay_ids() -> None:
@@ -208,7 +214,7 @@ def test_crosses_of_ids_stay_ids() -> None:
         "brand": pa.string(),
         "tags": pa.list_(pa.string()),
     }
-    schema = fill_id_types(Schema.model_validate(DERIVED | {"dense": [], "derived": derived}), types)
+    schema = kept(Schema.model_validate(DERIVED | {"dense": [], "derived": derived}), types)
     table = {"row": [1], "price": [1.5], "brand": ["b"], "tags": [["t"]]}
     with pytest.raises(DataError, match="ids are integers or texts, not double"):
         Mapping(schema, ROWS_OF | {"band": 8}, labels=False).to_batch(pa.table(table))
@@ -237,9 +243,10 @@ def test_commands_without_a_schema_read_what_training_reads(tmp_path: Path, turn
         )
     inspection = inspect([str(tmp_path / "data")])
     assert inspection.rows == 8 and {*PAIRS, "late"} <= {column.name for column in inspection.columns}
-    log = Log(user="user", times=(TimeColumn("time"),), columns=tuple(PAIRS))
-    assert sum(make_sequences([str(tmp_path / "data")], tmp_path / "out", log).values()) == 8
+    words = ["data", "sequence", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--user", "user"]
+    assert run([*words, "--time", "time", *(word for name in PAIRS for word in ("--column", name))]) == 0
     written = pq.read_table(tmp_path / "out")
+    assert len(written) == 8
     assert written["dense"].type == pa.float64() and written["time"].type == pa.timestamp("ns")
     for name, pair in PAIRS.items():
         assert written[name].type == wider(*(array.type for array in pair)) or name == "lists"
@@ -248,18 +255,20 @@ def test_commands_without_a_schema_read_what_training_reads(tmp_path: Path, turn
 def test_init_splits_files_of_other_types_by_time(tmp_path: Path) -> None:
     """Times of two units are compared as times, and a column that a file lacks is null."""
     for number, unit in enumerate(("us", "ns")):
-        at = [number * 100 + row for row in range(100)]
-        columns: dict[str, Any] = {"at": pa.array(at, pa.timestamp("s")).cast(pa.timestamp(unit)), "n": at}
-        columns["n"] = pa.array(at, pa.int64() if number else pa.int32())
-        columns |= {"late": pa.array(at)} if number else {}
-        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
-    partitioned = Partitioned.of(find_files(str(tmp_path)))
-    cut = last_by_time(partitioned, "at", 0.1)
-    assert cut == "1970-01-01 00:03:00"
-    train, held_out = tmp_path / "train", tmp_path / "held_out"
-    assert write_split(partitioned, from_time("at", cut), train, held_out, Layout()) == (180, 20)
-    written = pq.read_table(train)
-    assert written["n"].to_pylist() == list(range(180)) and written["late"].null_count == 100
+        at = [10**9 + number * 100 + row for row in range(100)]
+        columns: dict[str, Any] = {"at": pa.array(at, pa.timestamp("s")).cast(pa.timestamp(unit))}
+        columns |= {"n": pa.array(at, pa.int64() if number else pa.int32()), "user": [row % 9 for row in range(100)]}
+        columns |= {"click": [row % 2 for row in range(100)]} | (
+            {"late": [row % 7 for row in range(100)]} if number else {}
+        )
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pq.write_table(pa.table(columns), tmp_path / "in" / f"{number}.parquet")
+    config = started(tmp_path / "in", tmp_path / "a-data", "click")
+    schema = Schema.model_validate(config["schema"])
+    rows_of = {feature.name: 100 for feature in schema.sparse}
+    manifests = (Manifest.of(DataSet.model_validate(config["data"][side]), schema) for side in ("train", "eval"))
+    sides = [check(manifest, schema, rows_of) for manifest in manifests]
+    assert [side.rows for side in sides] == [180, 20]
 
 
 def test_a_text_beside_a_number_names_both_files(tmp_path: Path) -> None:
