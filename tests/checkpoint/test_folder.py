@@ -83,7 +83,7 @@ def cached(path: Path) -> float:
     return found / len(places)
 
 
-def test_bytes_that_were_written_or_read_do_not_stay_in_memory(tmp_path: Path) -> None:
+def test_bytes_that_were_read_do_not_stay_in_memory(tmp_path: Path) -> None:
     folder, size = LocalFolder(tmp_path), 48 << 20
     with folder.create("data") as file:
         file.write(os.urandom(1 << 20) * (size >> 20))

@@ -298,6 +298,7 @@ def test_avro_types_become_those_of_arrow(tmp_path: Path) -> None:
         "pair": ({"type": "record", "name": "pair", "fields": pair}, {"id": 1, "w": 0.5},
                  pa.struct({"id": pa.int64(), "w": pa.float32()})),
         "color": ({"type": "enum", "name": "color", "symbols": ["a"]}, "a", pa.string()),
+        "hue": ("color", "a", pa.string()),
         "codes": ({"type": "record", "name": "codes", "fields": [
                       {"name": "one", "type": code}, {"name": "other", "type": "code"}]},
                   {"one": b"abc", "other": b"def"}, pa.struct({"one": pa.binary(3), "other": pa.binary(3)})),

@@ -47,7 +47,8 @@ class Avro:
             raise DataError(
                 "the Avro schema is not a record", file=uri, fix="write records; their fields become columns"
             )
-        return pa.schema([(f["name"], _arrow(f["type"], {}, uri, f["name"])) for f in writer["fields"]])
+        known: dict[str, Any] = {}  # a type that one field names may be used by the next ones
+        return pa.schema([(f["name"], _arrow(f["type"], known, uri, f["name"])) for f in writer["fields"]])
 
     def batches(self, uri: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """All rows; missing columns are null.
