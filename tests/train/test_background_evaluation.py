@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +88,9 @@ class Inline:
         write_all(folder)
         self.raw = raw_config(folder, trainer__eval_every=8, storage__keep=20, storage__keep_best="auc")
         self.folder = folder
-        self.result, self.records, _ = fit(folder, trainer__eval_every=8, storage__keep=20, storage__keep_best="auc")
+        self.result, self.records, _ = fit(
+            folder, waits(), trainer__eval_every=8, storage__keep=20, storage__keep_best="auc"
+        )
 
     def checkpoint(self, step: int) -> str:
         return f"step_{step:08}-0001"
@@ -99,9 +104,7 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> Inline:
 class Driver:
     """The driver's part of background evaluations of a run, with its mailbox."""
 
-    def __init__(self, raw: dict[str, Any], factory: Any = None) -> None:
-        from dataclasses import replace
-
+    def __init__(self, raw: dict[str, Any], factory: Any) -> None:
         self.mailbox = actor_here(Mailbox)
         self.evaluations = Evaluations(replace(make_job(raw), factory=factory), self.mailbox, RunState())
         self.records: list[Record] = []
@@ -131,11 +134,12 @@ class Driver:
 
 def evaluators() -> list[psutil.Process]:
     """The processes of this test's Ray that evaluate."""
-    return [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if "CheckpointEvaluator.evaluate" in " ".join(process.cmdline())
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if "CheckpointEvaluator.evaluate" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def kill_evaluator() -> None:
@@ -145,14 +149,15 @@ def kill_evaluator() -> None:
         time.sleep(0.05)
     for process in running:
         process.kill()
-        process.wait(10)
+        with suppress(psutil.Error):
+            process.wait(10)
 
 
 def test_a_checkpoint_has_the_figures_of_its_inline_evaluation(inline: Inline) -> None:
     expected = figures(inline.records)
     steps = sorted(step for step, _ in expected)
     assert len(steps) >= 4
-    with Driver(inline.raw) as driver:
+    with Driver(inline.raw, waits()) as driver:
         for number, step in enumerate(steps, start=1):
             driver.request(step, inline.checkpoint(step))
             outcome = driver.outcomes(number)[-1]
@@ -166,7 +171,7 @@ def test_a_killed_evaluator_is_replaced_and_given_up_after_the_third(inline: Inl
         driver.request(8, inline.checkpoint(8))
         kill_evaluator()
         (outcome,) = driver.outcomes(1)
-        assert outcome["scores"] is not None, driver.records
+        assert outcome["scores"] is not None, [record.get("message") for record in driver.records]
         assert driver.said("eval_restarted") == ["The process that evaluates step 8 was lost; starting another."]
         driver.request(16, inline.checkpoint(16))
         for _ in range(3):
@@ -179,14 +184,14 @@ def test_a_killed_evaluator_is_replaced_and_given_up_after_the_third(inline: Inl
 
 
 def test_a_damaged_and_a_removed_checkpoint_are_named(inline: Inline, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(inline.folder / "runs", tmp_path / "runs")
     raw = {**inline.raw, "storage": {**inline.raw["storage"], "path": str(tmp_path / "runs")}}
     checkpoints = tmp_path / "runs" / "small" / "checkpoints"
-    for part in (checkpoints / inline.checkpoint(8)).glob("*.bin"):
-        part.write_bytes(bytes(len(part.read_bytes())))
-    with Driver(raw) as driver:
+    parts = list((checkpoints / inline.checkpoint(8)).glob("*.safetensors"))
+    for part in parts:
+        content = part.read_bytes()
+        part.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    with Driver(raw, waits()) as driver:
         driver.request(8, inline.checkpoint(8))
         driver.request(9, inline.checkpoint(9))
         driver.request(16, inline.checkpoint(16))
@@ -194,7 +199,7 @@ def test_a_damaged_and_a_removed_checkpoint_are_named(inline: Inline, tmp_path: 
         texts = driver.said("eval_failed")
     assert damaged["scores"] is removed["scores"] is None
     assert whole["scores"]["samples"] == 301
-    assert "step 8 failed" in texts[0] and "is damaged" in texts[0]
+    assert parts and "step 8 failed" in texts[0] and "is damaged" in texts[0]
     assert "step 9 failed" in texts[1] and "was removed" in texts[1]
 
 
@@ -226,8 +231,7 @@ def test_workers_that_restart_hear_what_there_is_before_their_checkpoint(inline:
         driver.evaluations({"kind": "begin", "resumed_step": 16})
         outcomes = driver.outcomes(3)
         driver.request(16, inline.checkpoint(16))  # as the workers do, which return to it
-        time.sleep(1.0)
-        assert driver.outcomes(3) == outcomes
+        assert driver.outcomes(4) == [*outcomes, outcomes[2]]  # told again, without another evaluation
     assert [(outcome["step"], outcome.get("pending", False)) for outcome in outcomes] == [
         (8, False), (16, True), (16, False),
     ]  # fmt: skip
@@ -289,7 +293,5 @@ def test_a_run_that_ends_before_its_evaluations_says_which_are_missing(tmp_path:
 
 
 def test_it_needs_workers(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"num_workers: 0 trains in this process, without Ray"
-    ):
+    with pytest.raises(ConfigError, match=r"num_workers: 0 trains in this process, without Ray"):
         parse_config(raw_config(tmp_path, trainer__evaluate="background"))

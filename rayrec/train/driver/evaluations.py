@@ -2,7 +2,7 @@
 
     rank 0     `worker/background.py` sends a record `evaluate` for each complete checkpoint to evaluate
     driver     `Evaluations` queues it, and restarts the actor if it is lost
-    actor      restores the checkpoint in one process and scores it as training does at its position
+    actor      restores the checkpoint in one process, on its CPUs, and scores it as training does at its position
     mailbox    the records of the evaluation go to the driver's files; its outcome goes to the workers, who use it for
                `storage.keep_best`, early stopping and the plateau
 
@@ -59,18 +59,13 @@ class CheckpointEvaluator:
         Returns:
             `records` for the run's mailbox, `scores`, and `error`; of the last two, one is None.
         """
-        import ray
-        import torch
-
         from rayrec.train.worker.loop import score_as_training
         from rayrec.train.worker.session import session_alone
 
         sink = Mailbox()
-        device = torch.device("cuda" if ray.get_gpu_ids() else "cpu")
         scores, error = None, None
         try:
-            session = session_alone(sink, device=device)
-            scores = score_as_training(replace(self._job, checkpoint=checkpoint), session, max_rows)
+            scores = score_as_training(replace(self._job, checkpoint=checkpoint), session_alone(sink), max_rows)
         except Exception as caught:
             error = line_of(describe(caught), 400)
         records = [record for record in sink.take() if record["kind"] in ("eval", "event")]
@@ -214,22 +209,14 @@ class Evaluations:
         self._mailbox.evaluated.remote(outcome)
 
     def _start_actor(self) -> Any:
-        """The actor: on a free GPU of the cluster if the run uses GPUs, else on a node of the workers.
-
-        The nodes of the workers see the run's storage and data. A GPU that is free would be a worker's in an elastic
-        run.
-        """
+        """The actor, on a node of the workers: those see the run's storage and data."""
         import ray
         from ray import cloudpickle
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        trainer, nodes = self._job.config.trainer, sorted(self._state.nodes)
-        free_gpus = 0 if trainer.use_gpu is False or trainer.elastic else ray.available_resources().get("GPU", 0)
         options: dict[str, Any] = {"num_cpus": 0}
-        if free_gpus >= 1:
-            options["num_gpus"] = 1
-        elif nodes:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(nodes[0], soft=True)
+        if self._state.nodes:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(min(self._state.nodes), soft=True)
         actor_class: Any = ray.remote(CheckpointEvaluator)
         return actor_class.options(**options).remote(cloudpickle.dumps(_evaluation_job(self._job)))
 
@@ -246,9 +233,10 @@ def _evaluation_job(job: Job) -> Job:
     """The job that evaluates a checkpoint of a run in one process: with a plan for one rank, without a lease."""
     config = without_read_reservations(job.config)
     sharding = config.sharding.model_copy(update={"replicas": 1, "plan": None, "calibration": None})
+    trainer = config.trainer.model_copy(update={"compile_dense": False})  # it would compile for each evaluation
     return replace(
         job,
-        config=config.model_copy(update={"sharding": sharding}),
+        config=config.model_copy(update={"sharding": sharding, "trainer": trainer}),
         task="evaluate",
         launch=None,
         calibration=None,

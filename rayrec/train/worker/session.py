@@ -138,12 +138,10 @@ def session_of(
     return Session(device=device, group=group, control=control, sink=sink, machines=tuple(machines))
 
 
-def session_alone(
-    sink: Mailbox, stop_requested: Callable[[], bool] = lambda: False, device: torch.device | None = None
-) -> Session:
-    """A session with a single rank in this process, by default on the CPU."""
+def session_alone(sink: Mailbox, stop_requested: Callable[[], bool] = lambda: False) -> Session:
+    """A session with a single rank, on the CPU of this process."""
     control = Control(0, 1, None, stop_requested=stop_requested)
-    return session_of(device or torch.device("cpu"), None, control, sink)
+    return session_of(torch.device("cpu"), None, control, sink)
 
 
 def session_on_ray(
