@@ -65,7 +65,7 @@ def run(folder: Path, evaluate: str, step_s: float) -> dict[str, float]:
     )
     display = Display(Console(file=StringIO()))
     result = Trainer(parse_config(raw), factory=waits(step_s), display=display).fit()
-    records = RunFolder(result.folder).read_metrics()
+    records = list(RunFolder(result.folder).read_metrics())
     lines = [record for record in records if record["kind"] == "train"]
     evals = [record for record in records if record["kind"] == "eval"]
     assert len(evals) == EVALUATIONS, [record.get("message") for record in records if record["kind"] == "event"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_PENDING = 2  # besides the one that is being evaluated; each keeps a checkpoint from being removed
 RESTARTS = 2  # of the actor, for one evaluation
-NICENESS = 10  # training goes first where both share CPUs
+NICENESS = 10  # more than Ray gives to all workers, so that training goes first where both share CPUs
 MOST_OUTCOMES = 100  # kept for workers that restart
 
 
@@ -117,9 +117,10 @@ class Evaluations:
         with self._changed:
             known = next((outcome for outcome in self._outcomes if request.items() <= outcome.items()), None)
             if known is None and request != self._running and request not in self._pending:
-                if len(self._pending) >= MOST_PENDING:
-                    skipped = self._pending.popleft()
                 self._pending.append(request)
+                # The thread may be about to take the first one.
+                if len(self._pending) + (self._running is not None) > MOST_PENDING + 1:
+                    skipped = self._pending.popleft()
                 self._changed.notify_all()
         if known is not None:
             self._mailbox.evaluated.remote(known)
