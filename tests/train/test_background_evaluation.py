@@ -246,7 +246,7 @@ def test_a_run_has_the_figures_and_the_best_checkpoint_of_an_inline_run(tmp_path
     write_all(tmp_path)
     changes = {**BACKGROUND, "storage__keep": 2, "storage__keep_best": "auc"}
     inline, inline_records, _ = fit(tmp_path, waits(), **{**changes, "name": "inline", "trainer__evaluate": "inline"})
-    result, records, text = fit(tmp_path, waits(step_s=0.4), **changes)
+    result, records, text = fit(tmp_path, waits(step_s=0.8), **changes)
     expected, scored = figures(inline_records), figures(records)
     assert scored.keys() == expected.keys()
     for key, metrics in expected.items():
