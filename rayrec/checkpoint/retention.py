@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +36,8 @@ def checkpoint_names(root: Folder) -> list[str]:
     return [name for _, name in sorted(folders)]
 
 
-def remove_old(root: Folder, keep: int, best: Best | None) -> None:
-    """Remove all but the `keep` newest committed checkpoints and the best ones, and unfinished older folders.
+def remove_old(root: Folder, keep: int, best: Best | None, held: Collection[str] = ()) -> None:
+    """Remove all but the `keep` newest committed checkpoints, the best ones and `held`, and unfinished older folders.
 
     A process that reads a removed checkpoint raises `RemovedCheckpointError` (`reader.py`).
 
@@ -46,7 +46,7 @@ def remove_old(root: Folder, keep: int, best: Best | None) -> None:
     """
     names = checkpoint_names(root)
     committed = [name for name in names if _is_committed(root.sub(name))]
-    keep_names = set(committed[-max(keep, 1) :])
+    keep_names = {*held, *committed[-max(keep, 1) :]}
     if best is not None:
         keep_names.update(_ranked(root, committed, best)[: best.count])
     newest = order_of(committed[-1]) if committed else None

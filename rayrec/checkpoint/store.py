@@ -79,6 +79,7 @@ class CheckpointStore:
         self._keep, self._best, self._stall_s, self._launch = keep, best, stall_s, launch
         self._attempt: Attempt | None = None
         self._steps: set[int] = set()  # that this attempt has saved
+        self._held: frozenset[str] = frozenset()  # a thread that commits a checkpoint reads it, so it is replaced whole
         self._loaded: Checkpoint | None = None
         self.copied = True  # whether the last save during training was from copies
         self._background = BackgroundSave()
@@ -391,25 +392,47 @@ class CheckpointStore:
         except DamagedCheckpointError as error:
             return list(error.damages)
 
-    def note_scores(self, step: int, scores: Mapping[str, Any]) -> bool:
-        """Record the metrics of the checkpoint of a step that was saved or loaded, and prune. Call on rank 0 only.
+    def name_of(self, step: int) -> str | None:
+        """The folder of the checkpoint of a step that was saved or loaded; None without one."""
+        if self._attempt is not None and step in self._steps:
+            return folder_name(step, self._attempt.number)
+        return self._loaded.name if self._loaded is not None and self._loaded.step == step else None
+
+    def note_scores(self, step: int, scores: Mapping[str, Any], name: str | None = None) -> bool:
+        """Record the metrics of the checkpoint of a step, and prune. Call on rank 0 only.
+
+        Args:
+            name: folder of the checkpoint; default: the one of the step that was saved or loaded.
 
         Returns:
             Whether the checkpoint exists.
         """
-        if self._attempt is not None and step in self._steps:
-            name = folder_name(step, self._attempt.number)
-        elif self._loaded is not None and self._loaded.step == step:
-            name = self._loaded.name
-        else:
+        name = name or self.name_of(step)
+        if name is None:
             return False
         note_scores(self.root, name, scores)
-        if self._keep is not None and not self._background.running:
-            self.prune(self._keep)
+        self._prune_if_idle()
         return True
 
+    def hold(self, name: str) -> None:
+        """Keep a checkpoint until it is released. Call on rank 0 only."""
+        self._held |= {name}
+
+    def release(self, name: str) -> None:
+        """End `hold`, and prune. Call on rank 0 only.
+
+        Raises:
+            FencedError, OSError, DamagedScoresError: like `prune`.
+        """
+        self._held -= {name}
+        self._prune_if_idle()
+
+    def _prune_if_idle(self) -> None:
+        if self._keep is not None and not self._background.running:
+            self.prune(self._keep)
+
     def prune(self, keep: int) -> None:
-        """Remove all but the `keep` newest committed checkpoints and the best one, and unfinished older folders.
+        """Remove all but the `keep` newest committed checkpoints, the best and held ones, and unfinished older folders.
 
         Call from one process of a run only, and not during a save of another process.
 
@@ -419,7 +442,7 @@ class CheckpointStore:
         """
         if self._attempt is not None:
             self._attempt.check(self.root)
-        remove_old(self.root, keep, self._best)
+        remove_old(self.root, keep, self._best, self._held)
 
     def _read(self, name: str) -> Checkpoint | None:
         return read_checkpoint(self.root.sub(name))

@@ -42,6 +42,13 @@ SHOWN = {
         "train/test_evaluation_check.py::test_a_broken_set_ends_the_run_on_every_rank_before_the_first_step",
         "train/test_evaluation_check.py::test_an_empty_test_set_is_refused_but_not_an_empty_named_set",
     ],
+    "a background evaluation fails: its process is killed, or its checkpoint is damaged": [
+        "train/test_background_evaluation.py::test_a_killed_evaluator_is_replaced_and_given_up_after_the_third",
+        "train/test_background_evaluation.py::test_a_damaged_and_a_removed_checkpoint_are_named",
+    ],
+    "the run ends before its background evaluations": [
+        "train/test_background_evaluation.py::test_a_run_that_ends_before_its_evaluations_says_which_are_missing",
+    ],
     "a tracker or another callback does not answer": [
         "train/test_callbacks.py::test_a_callback_that_does_not_return_holds_nothing_up",
     ],

@@ -81,6 +81,7 @@ def _job(
     checkpoint: str,
 ) -> Job:
     raw["trainer"]["num_workers"] = num_workers
+    raw["trainer"]["evaluate"] = "inline"  # which the run's own evaluations need not be
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
     # Evaluation needs no replicas; a single group uses the least memory.
     raw["sharding"]["replicas"] = 1

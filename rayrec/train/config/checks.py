@@ -247,6 +247,12 @@ def check_trainer(trainer: TrainerConfig) -> None:
         )
     if trainer.num_workers == 0 and trainer.use_gpu is True:
         raise refusal("trainer.use_gpu", "num_workers: 0 trains in this process, on CPU; use num_workers: 1 for a GPU")
+    if trainer.num_workers == 0 and trainer.evaluate == "background":
+        raise refusal(
+            "trainer.evaluate",
+            "num_workers: 0 trains in this process, without Ray, which runs evaluations in the background; use "
+            "num_workers: 1, or evaluate: inline",
+        )
     selection = trainer.resources
     if trainer.elastic and (selection.label_selector or selection.placement_strategy.startswith("STRICT")):
         # Ray counts every node when it chooses the size, and would then wait for workers that fit nowhere.

@@ -148,6 +148,9 @@ class TrainerConfig(Section):
     """evaluation interval, in addition to the evaluation after each epoch; `null`: only that"""
     eval_rows: Annotated[int, Field(ge=1)] | None = None
     """approximate number of rows for evaluations inside an epoch, from the start of the data; `null`: all"""
+    evaluate: Literal["inline", "background"] = "inline"
+    """`inline`: training waits for evaluations; `background`: a process beside the workers evaluates checkpoints while
+    training continues, see FAULTS.md; saves a checkpoint at each evaluation; needs `num_workers` of at least 1"""
     metrics: list[MetricConfig] = Field(default=[], description="additional evaluation metrics")
     trackers: list[TrackerConfig] = Field(default=[])
     """experiment trackers; a run that resumes, also on another machine, continues its entry in each"""

@@ -24,6 +24,7 @@ from rayrec.train.driver.elastic import (
     resizing,
     without_read_reservations,
 )
+from rayrec.train.driver.evaluations import Evaluations, evaluating
 from rayrec.train.driver.failures import RestartLimit, failure_reason, failure_reporter, line_of
 from rayrec.train.driver.placement import FailedNodes
 from rayrec.train.driver.resources import Demand, capacity, demand_of, one_worker_per_gpu
@@ -166,11 +167,14 @@ def _run_on_ray(
         return taken
 
     exported = ExportedMetrics(job.config.name, trainer.batch_size)
+    evaluations: Evaluations | None = None
 
     def export_and_handle(record: Record) -> None:
         with display.tolerance.drop_errors():
             exported(record)
         handle(record)
+        if evaluations is not None:
+            evaluations(record)
 
     try:
         with (
@@ -178,6 +182,7 @@ def _run_on_ray(
             _stop_requests(job, signals),
             handling_records(take, export_and_handle, display.tolerance),
             shared(job.train, job.eval) as (train, evaluation),
+            evaluating(replace(job, train=train, eval=evaluation), mailbox, state) as evaluations,
             resizing(trainer, need, state, request_restart, cluster),
             waiting_for_room(trainer.wait_for_room_s, need, mailbox, cluster, display),
             # A frozen worker process cannot report a hang, but fails Ray's health check.

@@ -112,9 +112,13 @@ class WandB(_Tracker):
             resume="allow",
             config=run.config.to_dict(),
         )
+        self._step = 0
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        self._run.log(metrics, step=step)
+        # W&B drops a line of an earlier step, such as an evaluation in the background.
+        self._step = max(self._step, step)
+        evaluated = {} if step == self._step else {"eval/step": float(step)}
+        self._run.log({**metrics, **evaluated}, step=self._step)
 
     def on_end(self, result: Result | None, error: Exception | None) -> None:
         self._run.finish(exit_code=0 if error is None else 1)

@@ -7,8 +7,9 @@
     files      `driver/recorder.py` appends lines to metrics.jsonl and TensorBoard
     display    `driver/console.py` prints them, `driver/trackers.py` exports them to Prometheus
 
-Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, failure and restart
-(from Ray's controller), stopped, fatal, errors_discarded (fatal records so far were caused by a lost worker), done.
+Workers never wait for the driver. Kinds of records: begin, plan, progress, train, eval, event, evaluate (a checkpoint
+to evaluate in the background), failure and restart (from Ray's controller), stopped, fatal, errors_discarded (fatal
+records so far were caused by a lost worker), done.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Mailbox:
         self._saved_step = self._failures = 0
         self._failed_nodes: set[str] = set()
         self._idle_since: float | None = time.monotonic()
+        self._outcomes: list[Record] = []
 
     def begin(self, leader: bool) -> bool:
         """Start an attempt. Every rank calls this; the leader increments the attempt number.
@@ -56,6 +58,7 @@ class Mailbox:
         self._discards_errors, self._idle_since = False, None
         self._attempt += leader and not self._failed_ranks
         self._restart = None if leader else self._restart
+        self._outcomes = [] if leader else self._outcomes  # the driver sends them again
         self._waiting.clear()
         self._exit_reason = None
         return bool(self._failed_ranks)
@@ -130,6 +133,14 @@ class Mailbox:
     def restart_reason(self) -> str | None:
         """Why the workers are restarted after the stop; None if they are not."""
         return None if self._stop else self._restart
+
+    def evaluated(self, outcome: Record) -> None:
+        """Pass the outcome of a background evaluation to the workers of this attempt."""
+        self._outcomes.append(outcome)
+
+    def outcomes(self, after: int) -> list[Record]:
+        """The outcomes of background evaluations in this attempt, without the first `after`."""
+        return self._outcomes[after:]
 
     def report_waiting(self, rank: int, waiting: Waiting | None) -> None:
         """Report where a rank waits for others; None: it does not."""

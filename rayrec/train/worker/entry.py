@@ -27,10 +27,13 @@ def work_on_ray(job: Job, mailbox: Any) -> None:
     set_threads(job.config, context.get_local_world_size())
     sink, trainer = sink_to(mailbox), job.config.trainer
     rank, world_size = context.get_world_rank(), context.get_world_size()
-    with Watch(sink, rank, world_size, hang_s=trainer.hang_s) as watch:
-        timeout_s = trainer.collective_timeout_s
-        with _reporting_broken_device(sink, rank):
-            attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, timeout_s, watch.stop_requested))
+    evaluates = trainer.evaluate == "background"
+    with (
+        Watch(sink, rank, world_size, hang_s=trainer.hang_s, evaluates=evaluates) as watch,
+        _reporting_broken_device(sink, rank),
+    ):
+        received = trainer.collective_timeout_s, watch.stop_requested, watch.evaluated
+        attempt(job, sink, rank, world_size, lambda: session_on_ray(sink, *received))
 
 
 @contextmanager

@@ -63,7 +63,8 @@ class Purpose(IntEnum):
 class Load(NamedTuple):
     """Totals over ranks for a step: rows, weight sum, longest data wait, stop flag.
 
-    `clock` is rank 0's clock, by which all ranks make the same decisions about time.
+    `clock` is rank 0's clock, by which all ranks make the same decisions about time. `evaluated`: rank 0 has results of
+    background evaluations.
     """
 
     rows: int
@@ -71,6 +72,7 @@ class Load(NamedTuple):
     wait_s: float
     stop: bool
     clock: float
+    evaluated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class Control:
 
     Args:
         stop_requested: returns whether this rank knows of a stop request; called at every step.
+        evaluated: returns whether this rank has results of background evaluations; called at every step.
         numbers: counts this rank's exchanges.
     """
 
@@ -86,6 +89,7 @@ class Control:
     world_size: int
     group: Group
     stop_requested: Callable[[], bool] = lambda: False
+    evaluated: Callable[[], bool] = lambda: False
     numbers: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
 
     def load(
@@ -105,9 +109,9 @@ class Control:
             RankError: on every rank, if some rank has an error, or if they are not at the same exchange.
         """
         clock = time.monotonic() if self.rank == 0 else 0.0
-        mine = [rows, weight, float(self.stop_requested()), clock]
-        (all_rows, all_weight, stop, clock, *_), wait_s = self._exchange(purpose, mine, error, wait_s)
-        return Load(int(all_rows), all_weight, wait_s, bool(stop), clock)
+        mine = [rows, weight, float(self.stop_requested()), clock, float(self.evaluated())]
+        (all_rows, all_weight, stop, clock, evaluated, *_), wait_s = self._exchange(purpose, mine, error, wait_s)
+        return Load(int(all_rows), all_weight, wait_s, bool(stop), clock, bool(evaluated))
 
     def together(self, act: Callable[[], T]) -> T:
         """Call a function on every rank, and raise on all ranks if it fails on some. It must not use collectives.
@@ -187,6 +191,7 @@ class StepInput:
         wait_s: longest wait of a rank for its batch, in seconds.
         stop: whether to stop after this step.
         clock: clock of rank 0, in seconds.
+        evaluated: whether rank 0 has results of background evaluations.
     """
 
     batch: Batch
@@ -197,6 +202,7 @@ class StepInput:
     wait_s: float
     stop: bool = False
     clock: float = 0.0
+    evaluated: bool = False
 
     def on(self, device: torch.device) -> StepInput:
         """This input with the batch on `device`."""
@@ -239,7 +245,7 @@ def in_step(
         if load.rows == 0:
             return
         share = weight / load.weight if load.weight else 0.0
-        yield StepInput(batch, load.rows, weight, share, cursor, load.wait_s, load.stop, load.clock)
+        yield StepInput(batch, load.rows, weight, share, cursor, load.wait_s, load.stop, load.clock, load.evaluated)
 
 
 class Every:

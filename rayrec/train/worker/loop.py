@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -19,6 +19,8 @@ from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
 from rayrec.storage.folder import open_folder
 from rayrec.train.errors import TrainError
+from rayrec.train.run.log import Record
+from rayrec.train.worker.background import BackgroundEvaluations
 from rayrec.train.worker.evaluator import Evaluator
 from rayrec.train.worker.guards import Guards
 from rayrec.train.worker.learner import Learner, make_learner
@@ -104,15 +106,32 @@ def _load(job: Job, session: Session, saver: Saver) -> tuple[Learner, Mapping[st
 
 def score_checkpoint(job: Job, session: Session) -> dict[str, Any]:
     """Metrics of the job's checkpoint (default: the newest one) on the evaluation rows."""
+    with _evaluator_of(job, session) as (evaluator, checkpoint):
+        scores = evaluator.score_all()
+    return {**scores, "step": checkpoint.step, "checkpoint": checkpoint.path, "data": str(job.config.data.eval)}
+
+
+def score_as_training(job: Job, session: Session, max_rows: int | None) -> dict[str, Any]:
+    """Metrics of the job's checkpoint, evaluated and reported as training does at the checkpoint's position.
+
+    Args:
+        max_rows: approximate number of rows to read; None: all, and those of `data.eval_sets`.
+    """
+    with _evaluator_of(job, session) as (evaluator, checkpoint):
+        return evaluator.evaluate(Position.from_dict(checkpoint.extra["position"]), max_rows)
+
+
+@contextmanager
+def _evaluator_of(job: Job, session: Session) -> Iterator[tuple[Evaluator, Checkpoint]]:
+    """An evaluator with the weights of the job's checkpoint (default: the newest one), and this checkpoint."""
     with Streams(job, session) as streams:
         reporter = Reporter(job, session)
         saver = Saver(job, session, reporter.event)
         learner, _ = _load(job, session, saver)
-        resumed = saver.resumed
-        if resumed is None:  # the driver has listed it
+        if saver.resumed is None:  # the driver has listed it
             raise ValueError(f"{job.checkpoints}: the checkpoint was removed meanwhile; run the command again")
-        scores = Evaluator(job, session, streams, learner, reporter).score_all()
-    return {**scores, "step": resumed.step, "checkpoint": resumed.path, "data": str(job.config.data.eval)}
+        reporter.position = Position.from_dict(saver.resumed.extra["position"])
+        yield Evaluator(job, session, streams, learner, reporter), saver.resumed
 
 
 class Loop:
@@ -137,6 +156,9 @@ class Loop:
         self.job, self.session, self.streams, self.config = job, session, streams, job.config
         self.saver, self.learner, self.reporter = saver, learner, reporter
         self.evaluator = Evaluator(job, session, streams, learner, reporter)
+        self.background: BackgroundEvaluations | None = None  # evaluations that training does not wait for
+        if job.eval is not None and self.config.trainer.evaluate == "background":
+            self.background = BackgroundEvaluations(session, saver, reporter, self.config.trainer.hang_s)
         self.last_epoch = self._last_epoch(reporter.position)
         self.saved: Checkpoint | None = None  # the last complete one
         schema, trainer = self.config.data_schema, self.config.trainer
@@ -184,10 +206,12 @@ class Loop:
             last = position.epoch >= self.last_epoch or self.ended is not None
             if last:
                 self._save_last(position)
-            elif self.config.storage.keep_best is not None and self.job.eval is not None:
+            elif self.config.storage.keep_best is not None and self.job.eval is not None and self.background is None:
                 self._save(position)
             if self.job.eval is not None and self.evaluator.is_missing(position, last):
-                position = self._evaluate(position)
+                position = self._evaluate(position) if self.background is None else self._request(position)
+            if last and self.background is not None:
+                position = self._await_evaluations(position)
             if last or self.ended is not None:
                 self._save_last(position)
                 if self.config.data.test is not None:
@@ -252,7 +276,7 @@ class Loop:
 
     def _prepare_next(self, position: Position) -> None:
         """Start to read the rows after this epoch: of the evaluation and of the next epoch."""
-        if self.job.eval is not None:
+        if self.job.eval is not None and self.background is None:
             self.streams.prepare("eval", self.evaluator.rows(position))
         if position.epoch < self.last_epoch:
             self.streams.prepare("train", position.next_epoch(self.job.periods).cursor)
@@ -264,11 +288,16 @@ class Loop:
         due = self._lines.is_due(position.step, step.clock)
         if due or self._lines.is_early(position.step):
             self._log(position, guarded=due, **self._tables(step))
+        if step.evaluated and self.background is not None:
+            position = self._use(position, self.background.take())
         if self.job.eval is not None and self._evaluations.is_due(position.step, step.clock):
             max_rows = self.config.trainer.eval_rows
-            if self.config.storage.keep_best is not None and max_rows is None:
+            if self.background is not None:
+                self._request(position.merged(self.session.control), max_rows)
+            elif self.config.storage.keep_best is not None and max_rows is None:
                 self._save(position.merged(self.session.control), to_score=True)
-            position = self._evaluate(position, max_rows, within_epoch=True)
+            if self.background is None:
+                position = self._evaluate(position, max_rows, within_epoch=True)
             self._evaluations.restart()
         if self.saver.every.is_due(position.step, step.clock):
             self._save(position.merged(self.session.control))
@@ -322,9 +351,45 @@ class Loop:
         with self._saving_at_stop(interrupted, within_epoch), self._stalls.measured():
             scores = self.evaluator.evaluate(position, max_rows)
         if max_rows is None:
-            self.saver.note_scores(position, scores)
-        position = self._counted(position, scores, max_rows)
+            self.saver.note_scores(position.step, scores)
+        position = self._counted(position, scores, max_rows, position.step)
         self._end_early(position)
+        return position
+
+    def _request(self, position: Position, max_rows: int | None = None) -> Position:
+        """Save a checkpoint of the merged position and request its evaluation, for which training does not wait.
+
+        Returns:
+            The position.
+        """
+        assert self.background is not None
+        self._save(position, to_score=True, score_rows=max_rows)
+        self.background.request(position, max_rows)
+        if max_rows is None:
+            self.evaluator.scored_step = position.step
+        return position
+
+    def _use(self, position: Position, outcomes: Sequence[Record]) -> Position:
+        """Use outcomes of background evaluations; returns the position with the best evaluation so far."""
+        assert self.background is not None
+        for outcome in outcomes:
+            step, scores, name = outcome["step"], outcome.get("scores"), outcome["checkpoint"]
+            # The run may have returned to a checkpoint before this one, and will not reach the same weights.
+            if scores is not None and step <= position.step:
+                if outcome["max_rows"] is None:
+                    self.saver.note_scores(step, scores, name)
+                self.evaluator.scores = scores
+                position = self._counted(position, scores, outcome["max_rows"], step)
+                self._end_early(position, step)
+            self.background.release(name)
+        return position
+
+    def _await_evaluations(self, position: Position) -> Position:
+        """Wait for the pending background evaluations at the end of the run, and use them."""
+        assert self.background is not None
+        with self._saving_at_stop(position), self._stalls.measured():
+            for outcomes in self.background.remaining():
+                position = self._use(position, outcomes)
         return position
 
     def _counts(self, max_rows: int | None) -> bool:
@@ -336,6 +401,12 @@ class Loop:
     def _evaluate_resumed(self, position: Position) -> Position:
         """Repeat the evaluation of the checkpoint to resume from, if it was interrupted or is not in the position."""
         resumed, trainer = self.saver.resumed, self.config.trainer
+        if self.background is not None:
+            if resumed is not None and (resumed.extra.get("to_score") or position.interrupted):
+                rows = resumed.extra.get("score_rows")
+                if self.saver.unscored or rows is not None or self.evaluator.is_missing(position, last=False):
+                    self.background.request(position, rows)  # the driver does not repeat an evaluation of this launch
+            return position
         if self.saver.unscored:
             return self._evaluate(position)
         if resumed is None or self.job.eval is None or position.counted >= position.step:
@@ -346,12 +417,16 @@ class Loop:
             return self._evaluate(position)
         return position
 
-    def _counted(self, position: Position, scores: Mapping[str, Any], max_rows: int | None) -> Position:
-        """The position with an evaluation in the state of early stopping and of the plateau. Counts a step once."""
+    def _counted(self, position: Position, scores: Mapping[str, Any], max_rows: int | None, step: int) -> Position:
+        """The position with an evaluation in the state of early stopping and of the plateau. Counts a step once.
+
+        Args:
+            step: the evaluated step.
+        """
         trainer, plateau = self.config.trainer, self.config.optimizers.plateau
-        if self.ended is not None or not self._counts(max_rows) or position.counted >= position.step:
+        if self.ended is not None or not self._counts(max_rows) or position.counted >= step:
             return position
-        step, own = position.step, trainer.own_metrics
+        own = trainer.own_metrics
         position = replace(position, counted=step)
         if trainer.early_stopping is not None:
             position = replace(position, best=position.best.after(scores, step, trainer.early_stopping, own))
@@ -359,18 +434,22 @@ class Loop:
             after = position.plateau.after(scores, step, plateau, own)
             if after.reductions > position.plateau.reductions:
                 text = (
-                    f"learning rates times {after.factor(plateau):g} after step {step}: {plateau.metric} has not "
-                    f"improved in {plateau.patience} evaluations (optimizers.plateau)"
+                    f"learning rates times {after.factor(plateau):g} after step {position.step}: {plateau.metric} has "
+                    f"not improved in {plateau.patience} evaluations{_up_to(step, position)} (optimizers.plateau)"
                 )
                 self.reporter.record("event", position, event="plateau", message=text)
             position = replace(position, plateau=after)
         return position
 
-    def _end_early(self, position: Position) -> None:
-        """End the run if `trainer.early_stopping` says so."""
+    def _end_early(self, position: Position, step: int | None = None) -> None:
+        """End the run if `trainer.early_stopping` says so.
+
+        Args:
+            step: the evaluated step; default: the position's.
+        """
         early = self.config.trainer.early_stopping
         if early is not None and self.ended is None and (why := position.best.end(early)) is not None:
-            self._end(position, why)
+            self._end(position, why + ("" if step is None else _up_to(step, position)))
 
     def _test(self, position: Position) -> dict[str, Any]:
         """Evaluate the best checkpoint, or without `storage.keep_best` the last one, on `data.test`.
@@ -406,17 +485,18 @@ class Loop:
             raise RankError(f"stopped at step {position.step} to restart: {reason}", retry=True)
         raise StopRequested(f"stopped at step {position.step} with a complete checkpoint")
 
-    def _save(self, position: Position, to_score: bool = False) -> None:
+    def _save(self, position: Position, to_score: bool = False, score_rows: int | None = None) -> None:
         """Start a checkpoint of the merged position of all ranks.
 
         Args:
             to_score: an evaluation of the checkpoint follows.
+            score_rows: approximate number of its rows; None: all.
 
         Raises:
             NotFiniteError: the loss or a dense parameter is not finite; nothing is written.
         """
         with self._stalls.measured(), self._as_saved(position) as tensors:
-            self.saver.save(position, self.learner, tensors, to_score)
+            self.saver.save(position, self.learner, tensors, to_score, score_rows)
 
     def _save_last(self, position: Position) -> None:
         """Save the merged position of all ranks, unless its step has a checkpoint. Waits until it is complete.
@@ -465,3 +545,8 @@ class Loop:
             "samples_per_second": position.samples / max(position.seconds, 1e-9),
             "checkpoint": None if self.saved is None else self.saved.path,
         }
+
+
+def _up_to(step: int, position: Position) -> str:
+    """For messages: the last evaluated step, if the run has gone on since."""
+    return "" if step == position.step else f", the last of them in the background, of step {step}"

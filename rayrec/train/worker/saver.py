@@ -70,6 +70,9 @@ class Saver:
         self._candidates: list[Checkpoint] = []
         self._damaged: list[DamagedCheckpointError] = []
         self._scored: set[str] = set()
+        self._complete_step: int | None = None
+        # Called on rank 0 with the step of a checkpoint that ended, and whether it is complete.
+        self.on_ended: Callable[[int, bool], object] = lambda step, complete: None
         self._retry("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
         trainer = job.config.trainer
@@ -140,7 +143,7 @@ class Saver:
         if checkpoint.manifest.world_size != self._session.world_size:
             # Random states are valid for one world size only. A new seed avoids drawing the same numbers again.
             torch.manual_seed((torch.initial_seed() + 1_000_003 * checkpoint.step) % (1 << 63))
-        self._saved_step = checkpoint.step
+        self._saved_step = self._complete_step = checkpoint.step
         return _with_shift(learner, checkpoint), tensors
 
     def _read(self, checkpoint: Checkpoint, learner: Learner) -> dict[str, torch.Tensor]:
@@ -206,6 +209,7 @@ class Saver:
         learner: Learner,
         tensors: Mapping[str, torch.Tensor] | None = None,
         to_score: bool = False,
+        score_rows: int | None = None,
     ) -> None:
         """Start a checkpoint. If it fails, report the failure and continue.
 
@@ -213,12 +217,13 @@ class Saver:
             position: merged position of all ranks.
             tensors: additional tensors to save.
             to_score: an evaluation of the checkpoint follows; `unscored` is true after a resume without its result.
+            score_rows: approximate number of rows of this evaluation; None: all.
         """
         step = position.step
         if self._saved_step == step:
             return
         try:
-            self._begin(step, learner, self._saving(position, learner, tensors, to_score))
+            self._begin(step, learner, self._saving(position, learner, tensors, to_score, score_rows))
         except OSError as error:
             if not is_storage_fault(error):
                 raise
@@ -271,17 +276,38 @@ class Saver:
         self._report_complete(step)
         return saved
 
-    def note_scores(self, position: Position, scores: Mapping[str, Any]) -> None:
-        """Record the metrics at `position`, if `storage.keep_best` is set. Not a collective."""
-        storage, step = self._job.config.storage, position.step
+    def note_scores(self, step: int, scores: Mapping[str, Any], name: str | None = None) -> None:
+        """Record the metrics of a step, if `storage.keep_best` is set. Not a collective.
+
+        Args:
+            name: folder of the checkpoint; default: the one of this attempt.
+        """
+        storage = self._job.config.storage
         if self._session.rank != 0 or storage.keep_best is None:
             return
         try:
-            if not call_within(min(storage.patience_s, MAX_WAIT_S), lambda: self.store.note_scores(step, scores)):
+            if not call_within(min(storage.patience_s, MAX_WAIT_S), lambda: self.store.note_scores(step, scores, name)):
                 text = f"No checkpoint exists for step {step}, so storage.keep_best ignores this evaluation."
                 self._report_first(step, "save_skipped", text)
         except (OSError, DamagedScoresError) as error:
             self._report_first(step, "save_failed", f"Could not store the metrics of step {step}: {error}")
+
+    def name_of(self, step: int) -> str | None:
+        """The folder of the checkpoint of a step, complete or being written; None without one."""
+        return self.store.name_of(step) if self._saved_step == step else None
+
+    def is_complete(self, step: int) -> bool:
+        """On rank 0: whether the newest complete checkpoint is the one of this step."""
+        return self._complete_step == step
+
+    def hold(self, name: str) -> None:
+        """Keep a checkpoint until it is released. Call on rank 0."""
+        self.store.hold(name)
+
+    def release(self, name: str) -> None:
+        """End `hold`. Call on rank 0. An error is reported where the next checkpoint is pruned."""
+        with suppress(OSError, CheckpointError, DamagedScoresError):
+            call_within(min(self._job.config.storage.patience_s, MAX_WAIT_S), lambda: self.store.release(name))
 
     def report_ended(self) -> None:
         """Report checkpoints that completed or failed. Not a collective."""
@@ -302,6 +328,7 @@ class Saver:
         learner: Learner,
         tensors: Mapping[str, torch.Tensor] | None,
         to_score: bool = False,
+        score_rows: int | None = None,
     ) -> Saving:
         config: TrainConfig = self._job.config
         extra = {
@@ -310,6 +337,7 @@ class Saver:
             "world_size": self._session.world_size,
             "logit_shift": learner.logit_shift,
             "to_score": to_score,
+            "score_rows": score_rows,
         }
         return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
 
@@ -317,9 +345,12 @@ class Saver:
         reason = f"{type(error).__name__}: {error}"
         text = f"The checkpoint at step {step} failed ({reason}). Earlier ones are intact."
         self._report_first(step, "save_failed", text)
+        self.on_ended(step, False)
 
     def _report_complete(self, step: int) -> None:
+        self._complete_step = step
         self._report_first(step, "checkpoint", f"checkpoint of step {step} is complete")
+        self.on_ended(step, True)
 
     def _report_first(self, step: int, event: str, message: str) -> None:
         if self._session.rank == 0:

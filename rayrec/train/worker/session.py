@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.planner.machine.calibration import Calibration
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.folder import RunFolder
-from rayrec.train.run.log import Mailbox
+from rayrec.train.run.log import Mailbox, Record
 from rayrec.train.setup.build import Factory
 from rayrec.train.setup.init_from import WarmStart
 from rayrec.train.setup.init_vectors import TableVectors
@@ -95,6 +96,7 @@ class Session:
         control: small exchanges on the CPU.
         sink: sends records to the driver.
         machines: host of every rank.
+        evaluated: outcomes of background evaluations that rank 0 has received.
     """
 
     device: torch.device
@@ -102,6 +104,7 @@ class Session:
     control: Control
     sink: Mailbox
     machines: tuple[Machine, ...]
+    evaluated: deque[Record] = field(default_factory=deque)
 
     @property
     def rank(self) -> int:
@@ -141,7 +144,9 @@ def session_alone(sink: Mailbox, stop_requested: Callable[[], bool] = lambda: Fa
     return session_of(torch.device("cpu"), None, control, sink)
 
 
-def session_on_ray(sink: Mailbox, timeout_s: float, stop_requested: Callable[[], bool]) -> Session:
+def session_on_ray(
+    sink: Mailbox, timeout_s: float, stop_requested: Callable[[], bool], evaluated: deque[Record]
+) -> Session:
     """The session of a Ray Train worker. Uses Ray's process group for the model; control exchanges fail after
     `timeout_s`."""
     import ray
@@ -152,9 +157,9 @@ def session_on_ray(sink: Mailbox, timeout_s: float, stop_requested: Callable[[],
     assert group is not None
     # A separate group: a control exchange must never wait for a GPU, nor match a collective of the model.
     control_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    control = Control(group.rank(), group.size(), control_group, stop_requested=stop_requested)
+    control = Control(group.rank(), group.size(), control_group, stop_requested, lambda: bool(evaluated))
     machine = Machine.here(device, ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
-    return session_of(device, group, control, sink, machine)
+    return replace(session_of(device, group, control, sink, machine), evaluated=evaluated)
 
 
 def set_threads(config: TrainConfig, workers_here: int) -> None:

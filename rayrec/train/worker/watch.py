@@ -1,4 +1,5 @@
-"""A watchdog thread in each worker: polls for stop requests, and detects hangs and deadlocks between ranks.
+"""A watchdog thread in each worker: polls for stop requests and results of evaluations, and detects hangs and deadlocks
+between ranks.
 
 It only reads the main thread's stack and a counter of collectives, so it does not slow down a step.
 """
@@ -10,13 +11,13 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
 from rayrec.distributed.comm import count_collectives
-from rayrec.train.run.log import Mailbox, Waiting
+from rayrec.train.run.log import Mailbox, Record, Waiting
 
 POLL_S = 0.5
 TURN_S = 30.0  # for which a rank compares the reports of all, before the next rank does
@@ -76,6 +77,10 @@ class Watch:
         suspicious_s: seconds in one collective after which ranks compare their code locations. If the locations
             differ for the same collective, the process ends, so that the worker group restarts.
         end: ends the process; None: only report hangs.
+        evaluates: rank 0 also asks for outcomes of background evaluations.
+
+    Attributes:
+        evaluated: outcomes that arrived; the main thread takes them out.
     """
 
     def __init__(
@@ -87,11 +92,14 @@ class Watch:
         hang_s: float,
         suspicious_s: float = 5.0,
         end: Callable[[int], object] | None = os._exit,
+        evaluates: bool = False,
     ) -> None:
         self._sink, self._rank, self._world_size, self._end = sink, rank, world_size, end
         self._hang_s, self._suspicious_s = hang_s, suspicious_s
         self._main = threading.get_ident()
         self._stop, self._closed = threading.Event(), threading.Event()
+        self._asks, self._received = evaluates and rank == 0, 0
+        self.evaluated: deque[Record] = deque()
         self._steps = 0
         self._reported: tuple[Waiting | None, int] = (None, 0)  # the last report and its turn
         self._mismatch: dict[int, Waiting] | None = None  # of the last check
@@ -131,6 +139,10 @@ class Watch:
     def _check(self, location: CodeLocation, still_s: float) -> None:
         if self._rank == 0 and not self._stop.is_set() and self._sink.stop_requested():
             self._stop.set()
+        if self._asks:
+            outcomes = self._sink.outcomes(self._received)
+            self._received += len(outcomes)
+            self.evaluated.extend(outcomes)
         waits = location.in_exchange and still_s > self._suspicious_s
         waiting = (self._exchanges.total(), location.line) if waits else None
         # Each rank reports once, and again at each turn, because a mailbox that replaces a lost one knows no reports.
