@@ -198,6 +198,8 @@ class Trainer:
         sets = {name: Manifest.of(data_set, config.data_schema, reading) for name, data_set in data_sets.items()}
         for metric in config.trainer.metrics:
             metric_of(metric)
+        if config.trainer.on_batch is not None:
+            build.import_factory(config.trainer.on_batch, "trainer.on_batch")
         footers.save()
         model = build.model(config, "meta", self.factory)
         build.given_plan(config, config.trainer.least_workers)

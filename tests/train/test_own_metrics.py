@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score
 
+from rayrec.models import Batch
 from rayrec.train import ConfigError, Display, Trainer, TrainError, evaluate_run, parse_config
 from rayrec.train.worker.own_metrics import OwnMetrics, metric_of
 from tests.ranks import PerRank, on_ranks
@@ -221,3 +223,41 @@ def test_the_test_set_is_scored_with_the_checkpoint_that_export_takes(
     assert f"(checkpoint of {which})" in out.getvalue()
     assert f"(checkpoint of {which})" in trainer.folder.report.read_text()
     assert ("data.test is evaluated with the last checkpoint instead" in out.getvalue()) == damaged
+
+
+def noted(step: int, batch: Batch, logits: torch.Tensor, loss: torch.Tensor) -> None:
+    """Writes the rows of a step of this process to a file."""
+    assert logits.shape == batch.label.shape and not logits.requires_grad
+    with open(os.environ["STEPS_FILE"], "a") as file:
+        file.write(f"{step} {batch.rows} {float(loss)}\n")
+    if step == int(os.environ.get("FAIL_AT", 0)):
+        raise KeyError("no such feature")
+
+
+def test_a_function_sees_every_step_and_a_metric_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS_FILE", str(tmp_path / "steps"))
+    function = f"{__name__}:noted"
+    trained = {"trainer__metrics": [F1 | {"training": True}], "trainer__on_batch": function, "trainer__log_every": 4}
+    config = parse_config(raw_config(write_all(tmp_path, rows=300), trainer__num_workers=0, **trained))
+    trainer = Trainer(config, display=Display(Console(file=io.StringIO())))
+    result = trainer.fit()
+    steps = [line.split() for line in (tmp_path / "steps").read_text().splitlines()]
+    assert [int(step) for step, _, _ in steps] == list(range(1, result.steps + 1))
+    assert sum(int(rows) for _, rows, _ in steps) == 300 * result.epochs
+    lines = [record for record in trainer.folder.read_metrics() if record["kind"] == "train"]
+    assert len(lines) > 2 and all(0 <= line["f1"] <= 1 for line in lines)
+    assert len({line["f1"] for line in lines}) > 1
+
+    monkeypatch.setenv("FAIL_AT", "3")
+    with pytest.raises(
+        TrainError, match=rf"trainer.on_batch: {function} failed at step 3: KeyError: 'no such feature'"
+    ):
+        Trainer(parse_config(raw_config(tmp_path, trainer__num_workers=0, name="other", **trained))).fit()
+    with pytest.raises(TrainError, match=r"trainer.on_batch: module .* has no function 'nothing'"):
+        Trainer(
+            parse_config(
+                raw_config(tmp_path, trainer__num_workers=0, name="none", trainer__on_batch=f"{__name__}:nothing")
+            )
+        ).fit()
+    with pytest.raises(ConfigError, match=r"'loss' is already used"):
+        parse_config(raw_config(tmp_path, trainer__metrics=[F1 | {"name": "loss", "training": True}]))

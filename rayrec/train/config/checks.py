@@ -179,12 +179,17 @@ def check_loss(model: ModelConfig, schema: Schema) -> None:
         raise refusal("model.loss", "pairwise works with one label; choose bce, focal or mse")
 
 
+# Fields of the lines of training in metrics.jsonl.
+OF_TRAINING = frozenset({"kind", "time", "attempt", "step", "epoch", "loss", "lr", "samples", "samples_per_second"})
+OF_TRAINING |= {"data_wait_fraction", "exchange_fraction", "stall_fraction", "gradient_norm", "tables", "partial"}
+
+
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
     """Additional metrics have unique names and existing labels."""
     used_names = {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets", "by_time", "by_value"}
     labels = [task.name for task in schema.tasks]
     for number, metric in enumerate(trainer.metrics):
-        if metric.name in used_names:
+        if metric.name in used_names or (metric.training and metric.name in OF_TRAINING):
             raise refusal(f"trainer.metrics.{number}.name", f"{metric.name!r} is already used; choose another name")
         used_names.add(metric.name)
         if metric.label is not None and metric.label not in labels:

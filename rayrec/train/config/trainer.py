@@ -47,11 +47,14 @@ class GuardsConfig(Section):
     patience: int = Field(default=5, ge=1, description="consecutive bad log lines before the run ends")
 
 
+FACTORY = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # `package.module:name`
+
+
 class MetricConfig(Section):
     """An additional evaluation metric: any `torchmetrics.Metric`."""
 
     name: str = Field(pattern=r"^[A-Za-z][\w@.\-]*$", description="name of the metric in evaluations")
-    factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    factory: str = Field(pattern=FACTORY)
     """`package.module:Class`, e.g. `torchmetrics.classification:BinaryF1Score`; its `update` receives probabilities and
     labels (for numeric labels: predictions and values), without weights"""
     args: dict[str, Any] = Field(default={}, description="arguments of the class")
@@ -59,6 +62,7 @@ class MetricConfig(Section):
     lower_is_better: bool = Field(
         default=False, description="for early stopping, `storage.keep_best` and `rayrec tune`"
     )
+    training: bool = Field(default=False, description="also compute it over the training rows of each logged line")
 
 
 def lower_is_better(metric: str, own: Sequence[Mapping[str, Any]]) -> bool:
@@ -152,6 +156,9 @@ class TrainerConfig(Section):
     """`inline`: training waits for evaluations; `background`: a process beside the workers evaluates checkpoints while
     training continues, see FAULTS.md; saves a checkpoint at each evaluation; needs `num_workers` of at least 1"""
     metrics: list[MetricConfig] = Field(default=[], description="additional evaluation metrics")
+    on_batch: Annotated[str, Field(pattern=FACTORY)] | None = None
+    """`package.module:function`, which every worker calls after each step with `step`, `batch`, `logits` and `loss` of
+    its own rows; an error in it ends the run; `null`: none"""
     trackers: list[TrackerConfig] = Field(default=[])
     """experiment trackers; a run that resumes, also on another machine, continues its entry in each"""
     slices: list[str] = Field(default=[])

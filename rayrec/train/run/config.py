@@ -46,6 +46,8 @@ def _code_in(raw: dict[str, Any]) -> str | None:
     model, trainer = (section if isinstance(section := raw.get(name), dict) else {} for name in ("model", "trainer"))
     if model.get("factory") is not None:
         return f"model.factory={model['factory']}"
+    if trainer.get("on_batch") is not None:
+        return f"trainer.on_batch={trainer['on_batch']}"
     metrics = trainer.get("metrics")
     paths = [item.get("factory") for item in metrics if isinstance(item, dict)] if isinstance(metrics, list) else []
     restricted = [path for path in paths if not str(path).startswith("torchmetrics.")]
@@ -53,7 +55,7 @@ def _code_in(raw: dict[str, Any]) -> str | None:
 
 
 def refuse_code_from_elsewhere(config: TrainConfig, here: Path, *, allow_code: bool) -> None:
-    """In a Ray job, refuse model and metric factories outside the submitted working folder. Does not import them.
+    """In a Ray job, refuse models, metrics and functions from outside the submitted working folder; imports none.
 
     Args:
         here: the working folder. The check applies only if it is Ray's copy of a job's working folder.
@@ -65,6 +67,7 @@ def refuse_code_from_elsewhere(config: TrainConfig, here: Path, *, allow_code: b
         return
     named = [("model.factory", config.model.factory)]
     named += [(f"trainer.metrics.{metric.name}.factory", metric.factory) for metric in config.trainer.metrics]
+    named += [("trainer.on_batch", config.trainer.on_batch)]
     for field, path in named:
         if path is not None and not path.startswith("torchmetrics."):
             _refuse_elsewhere(field, path, here)

@@ -32,6 +32,7 @@ from rayrec.train.worker.profiling import ExchangeClock, Profile, Stalls
 from rayrec.train.worker.reporter import Reporter
 from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session
+from rayrec.train.worker.step_hooks import StepHooks
 from rayrec.train.worker.streams import Stream, Streams
 from rayrec.train.worker.window import Window, touched
 
@@ -167,6 +168,7 @@ class Loop:
         self.empty = empty_batch(schema.for_training)
         self.metrics: dict[str, Any] = {}  # of the last logging line
         self.total_steps = 0
+        self.hooks = session.control.together(lambda: StepHooks(trainer, schema, session.control, session.device))
         self.guards = Guards(trainer.guards)
         self.test: dict[str, Any] | None = None
         self.ended: str | None = None  # why training ends before the last epoch
@@ -238,6 +240,7 @@ class Loop:
                 seconds, exchange_s = time.perf_counter() - start, self._exchanges.seconds - exchange_s
                 self.reporter.position = position = position.after(step, seconds, step.clock - self._began)
                 self.window.add(step, loss, logits, seconds, exchange_s)
+                self.hooks.after_step(position.step, step.batch, logits, loss)
                 self.total_steps = position.step + self._steps_left(position, stream)
                 self.reporter.position = position = self._after_step(position, step)
                 self._end_at_limit(position)
@@ -327,7 +330,7 @@ class Loop:
         return factor * dense.lr * dense.schedule.factor(*at), factor * sparse.lr * sparse.schedule.factor(*at)
 
     def _log(self, position: Position, *, guarded: bool = True, **values: Any) -> None:
-        self.metrics = self.window.close(position.step)
+        self.metrics = self.window.close(position.step) | self.hooks.take_metrics()
         dense, sparse = self._learning_rates(replace(position, step=position.step - 1))
         values |= {"stall_fraction": self._stalls.close(), "gradient_norm": self.learner.gradient_norm()}
         self.reporter.record("train", position, **self.metrics, lr={"dense": dense, "sparse": sparse}, **values)
