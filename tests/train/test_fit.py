@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from rich.console import Console
 from torch import nn
 
@@ -216,6 +218,16 @@ def test_evaluating_a_run_gives_its_own_figures(finished: tuple[Path, Result], t
     (result.folder / "evaluation.json").unlink()
     with pytest.raises(TrainError, match="is not a run folder"):
         evaluate_run(tmp_path)
+
+
+def test_a_run_on_gpus_is_evaluated_in_this_process(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished[1].folder, copy)
+    raw = yaml.safe_load((copy / "config.yaml").read_text())
+    raw["trainer"] |= {"num_workers": [2, 8], "use_gpu": True, "resources": {"memory": "64GB"}}
+    raw["storage"]["path"] = str(tmp_path)
+    (copy / "config.yaml").write_text(yaml.safe_dump(raw))
+    assert evaluate_run(copy, display=Display(Console(quiet=True)))["step"] == 32
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def _job(
 ) -> Job:
     raw["trainer"]["num_workers"] = num_workers
     raw["trainer"]["evaluate"] = "inline"  # which the run's own evaluations need not be
+    if num_workers == 0:  # in this process, whatever the run's workers needed
+        raw["trainer"] |= {"use_gpu": False, "resources": {}}
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
     # Evaluation needs no replicas; a single group uses the least memory.
     raw["sharding"]["replicas"] = 1
