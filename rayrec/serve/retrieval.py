@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from rayrec._runtime.strict import Strict
 from rayrec.inference.artifact import ExportError, check_listed
+from rayrec.inference.export_store import natural_order
 from rayrec.inference.index import INDEX_JSON, ItemIndex, read_report
 from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
@@ -119,15 +120,17 @@ def _history(query: Query, seen_column: str | None) -> Ids:
 
 
 def newest_index(path: Path) -> Path:
-    """The index at a path, or the last by name in a folder of indexes.
+    """The index at a path, or the last by name in a folder of indexes; numbers in names count as numbers.
 
     Raises:
         ExportError: The path has no index.
     """
-    indexes = [path] if (path / INDEX_JSON).exists() else sorted(inner.parent for inner in path.glob(f"*/{INDEX_JSON}"))
-    if not indexes:
+    if (path / INDEX_JSON).exists():
+        return path
+    names = [inner.parent.name for inner in path.glob(f"*/{INDEX_JSON}")]
+    if not names:
         raise ExportError(f"{path} has no index ({INDEX_JSON}), nor a folder with one: make one with `rayrec index`")
-    return indexes[-1]
+    return path / max(names, key=natural_order)
 
 
 def check_index(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,6 @@ def test_of_a_folder_of_indexes_the_last_by_name_is_served(retrieval: Retrieval,
     assert newest_index(folder) == folder == newest_index(folder.parent)
     with pytest.raises(ExportError, match="has no index"):
         newest_index(tmp_path)
+    for name in ("8", "9", "10"):
+        shutil.copytree(folder, tmp_path / name)
+    assert newest_index(tmp_path) == tmp_path / "10"
