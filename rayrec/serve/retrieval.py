@@ -19,6 +19,8 @@ from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 
 MAX_K = 1000
+# Numbers and ids of an answer: each is a Python object for a while, and about 20 bytes of JSON.
+MAX_ANSWER = 1_000_000
 _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
 Ids = list[int | str]
 Number = Annotated[float, Field(gt=-1e30, lt=1e30, allow_inf_nan=False)]
@@ -61,6 +63,9 @@ class Retrieval:
     with the columns that the query tower reads. Results exclude the items of the history unless `keep_seen`. With
     `vectors`, each result includes the vector of its query.
 
+    A result has `ids` and `scores`, best first, and `known`, the number of ids of the history that the model knows. If
+    nothing of a query is known, so that all items have the same score, `ids` is empty.
+
     Raises:
         ExportError: The index is missing or incomplete.
     """
@@ -76,6 +81,7 @@ class Retrieval:
         request = _parse(body)
         self.limits.check_rows(len(request.queries))
         seen_column = self.index.seen_column
+        _check_answer(request, self.index.report.dim)
         histories = [_history(query, seen_column) for query in request.queries]
         seen = [[] if request.keep_seen else history for history in histories]
         exclude = [[*history, *query.exclude] for history, query in zip(seen, request.queries, strict=True)]
@@ -83,6 +89,7 @@ class Retrieval:
         self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)) + sum(map(len, lists)))
         try:
             queries = self._queries(request.queries, histories)
+            known = self._known(request.queries, histories)
             scores, rows = self.index.search(queries, request.k, exclude, request.filter)
         except _UNREADABLE as error:
             raise RequestError(422, str(error)[:300]) from None
@@ -90,9 +97,17 @@ class Retrieval:
             {"ids": ids, "scores": [float(f"{score:.9g}") for score in query_scores[: len(ids)]]}
             for ids, query_scores in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
         ]
+        if known is not None:
+            results = [{**result, "known": count} for result, count in zip(results, known, strict=True)]
         if request.vectors:
             results = [{**result, "vector": vector} for result, vector in zip(results, queries.tolist(), strict=True)]
         return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
+
+    def _known(self, queries: Sequence[Query], histories: Sequence[Ids]) -> list[int] | None:
+        """Known ids of each history; None if the queries have no history."""
+        if queries[0].kind == "vector" or (queries[0].kind == "row" and self.index.seen_column is None):
+            return None
+        return self.index.known(histories)
 
     def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> torch.Tensor:
         """
@@ -111,6 +126,18 @@ class Retrieval:
             if len(vector) != dim:
                 raise ValueError(f"query {index}: vector must be {dim} finite numbers")
         return torch.tensor(vectors)
+
+
+def _check_answer(request: Request, dim: int) -> None:
+    """
+    Raises:
+        RequestError: The answer would be too large.
+    """
+    dim = dim if request.vectors else 0
+    if len(request.queries) * (request.k + dim) > MAX_ANSWER:
+        vectors = f" and vectors of {dim} numbers" if dim else ""
+        wanted = f"{len(request.queries):,} queries, {request.k:,} items for each{vectors}"
+        raise RequestError(413, f"{wanted} exceed the limit of {MAX_ANSWER:,} per request; split the request")
 
 
 def _history(query: Query, seen_column: str | None) -> Ids:

@@ -59,6 +59,13 @@ def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> Non
     assert filtered["ids"] == [100 + row for row in shop]
 
 
+def test_a_query_of_which_nothing_is_known_gets_no_items(retrieval: Retrieval) -> None:
+    results = ask(retrieval, queries=[{"history": ids} for ids in ([], [7], [101, 7, 105], [101, 105])], k=3)
+    assert [result["known"] for result in results] == [0, 0, 2, 2]
+    assert [len(result["ids"]) for result in results] == [0, 0, 3, 3] and results[2] == results[3]
+    assert "known" not in ask(retrieval, queries=[{"vector": [1.0] * DIM}])[0]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
@@ -78,6 +85,12 @@ def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> Non
         ('{"queries": [{"history": []}], "filter": {"colour": ["red"]}}', 422, "unknown attribute 'colour'"),
         ('{"queries": [{"history": []}], "filter": {"shop": [3]}}', 422, "filter 'shop'"),
         ('{"queries": [{"history": []}], "filter": {"shop": "b"}}', 422, "filter.shop: .* array"),
+        (
+            '{"queries": [{"history": [101]}, {"history": ["105"]}]}',
+            422,
+            "query 1: `history` has the id '105'; .* integers",
+        ),
+        ('{"queries": [{"history": [101], "exclude": ["x"]}]}', 422, "query 0: `exclude` has the id 'x'; .* integers"),
         (json.dumps({"queries": [{"history": []}] * 9}), 413, "9 rows exceed the limit of 8"),
         (json.dumps({"queries": [{"history": [1] * 31}]}), 413, "62 ids exceed the limit of 60"),
     ],
@@ -113,6 +126,15 @@ def test_whatever_is_sent_is_answered_or_refused(retrieval: Retrieval, asked: di
         assert 400 <= error.status < 500 and error.text
     else:
         assert len(answer["results"]) == len(asked["queries"])
+
+
+def test_the_size_of_an_answer_is_limited(retrieval: Retrieval) -> None:
+    wide = Retrieval(retrieval.index.folder, Limits(rows=100_000))
+    for queries, k, vectors in ((1001, 1000, False), (99_000, 8, True)):
+        body = json.dumps({"queries": [{"history": []}] * queries, "k": k, "vectors": vectors})
+        with pytest.raises(RequestError, match=r"exceed the limit of 1,000,000 per request; split") as error:
+            wide.answer(body.encode())
+        assert error.value.status == 413
 
 
 def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service: Service, tmp_path: Path) -> None:
