@@ -188,6 +188,10 @@ def test_wrong_or_damaged_indexes_are_named(tmp_path: Path) -> None:
         write_index(tmp_path / "a", vectors.index_fill(0, torch.tensor([7]), torch.nan), corpus(50))
     with pytest.raises(ExportError, match="is not a complete index"):
         ItemIndex(tmp_path)
+    durations = pa.array([(1, 2, 3)] * 50, pa.month_day_nano_interval())  # Parquet has no such type
+    with pytest.raises(pa.ArrowNotImplementedError):
+        write_index(tmp_path / "a", vectors, corpus(50).append_column("every", durations))
+    assert not any(tmp_path.iterdir())
     write_index(tmp_path / "a", vectors, corpus(50))
     with pytest.raises(ExportError, match="already exists"):
         write_index(tmp_path / "a", vectors, corpus(50))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.inference import ExportError, write_index
-from rayrec.serve import App, Limits, RequestError, Retrieval, Service, parse_config
+from rayrec.serve import App, ClientConfig, Clients, Limits, RequestError, Retrieval, Service, parse_config
 from rayrec.serve.retrieval import newest_index
 from tests.inference.towers import tower_of
 from tests.serve.server import Server, clients_of
@@ -152,6 +152,24 @@ def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service
     server = Server(App(service))
     try:
         assert server.ask("POST", "/retrieve", good)[0] == 404
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("client", "status"),
+    [({}, 200), ({"models": ["ctr"]}, 403), ({"models": [], "index": True}, 200), ({"index": False}, 403)],
+)
+def test_a_client_that_is_limited_to_models_needs_leave_for_the_index(
+    retrieval: Retrieval, service: Service, tmp_path: Path, client: dict[str, Any], status: int
+) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    clients = Clients([ClientConfig(name="one", token_file=str(tmp_path / "token"), **client)])
+    server = Server(App(service, clients, retrieval=retrieval))
+    try:
+        code, answer = server.ask("POST", "/retrieve", {"queries": [{"history": [101]}]}, authorization="Bearer s3cret")
+        assert code == status
+        assert status == 200 or "client 'one' may not use /retrieve" in answer["error"]
     finally:
         server.close()
 
