@@ -180,7 +180,8 @@ def index(
             f"left out: {report.left_out:,} items that the model does not know; train with them, then index again"
         )
     if report.apart is not None:
-        typer.echo(f"parity: queries differ by at most {report.apart:.2g} from the trained model's")
+        found = "" if report.overlap is None else f"; {report.overlap:.1%} of the 10 best items are the same"
+        typer.echo(f"parity: queries differ by at most {report.apart:.2g} from the trained model's{found}")
     if report.recall is not None:
         typer.echo(
             f"recall@{report.k} {report.recall:.4f} of exact search, {report.speedup:.1f} times as fast, measured with "

@@ -61,6 +61,7 @@ class IndexReport:
         speedup: Time of exact search divided by the time of the approximate index, for `k`.
         tuned_on: A description of the queries.
         apart: Maximum difference between queries of the stored tower and the trained model (`tower.difference`).
+        overlap: Share of the trained model's ten best items that the stored tower finds.
         left_out: Items that were not indexed, because the model does not know them.
     """
 
@@ -77,6 +78,7 @@ class IndexReport:
     speedup: float | None = None
     tuned_on: str | None = None
     apart: float | None = None
+    overlap: float | None = None
     left_out: int = 0
 
 
@@ -137,6 +139,7 @@ def write_index(
     tower: Tower | None = None,
     queries: torch.Tensor | TuningQueries | None = None,
     apart: float | None = None,
+    overlap: float | None = None,
     left_out: int = 0,
 ) -> IndexReport:
     """Writes an index. The folder appears complete, or not at all.
@@ -148,7 +151,7 @@ def write_index(
         tower: The query tower; its item rows are the rows of `items`.
         queries: Queries to tune an approximate index with; None: vectors of random items, which are found more easily
             than those of queries.
-        apart, left_out: For the report.
+        apart, overlap, left_out: For the report.
 
     Raises:
         ExportError: The folder exists, vectors and items do not fit, or a vector is not finite.
@@ -176,6 +179,7 @@ def write_index(
             search=search.kind,
             files=artifact.listed_files(unfinished),
             apart=apart,
+            overlap=overlap,
             left_out=left_out,
             **measured,
         )
@@ -355,7 +359,14 @@ class ItemIndex:
         queries = TuningQueries.read(path) if path.exists() else None
         all_vectors = torch.cat([self.vectors, vectors])
         return write_index(
-            folder, all_vectors, all_items, search=search, tower=self.tower, queries=queries, apart=report.apart
+            folder,
+            all_vectors,
+            all_items,
+            search=search,
+            tower=self.tower,
+            queries=queries,
+            apart=report.apart,
+            overlap=report.overlap,
         )
 
     def search(

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,14 +112,24 @@ def test_a_checkpoint_is_indexed_as_its_run_and_options_of_the_other_form_are_re
 
 def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path) -> None:
     report = index_run(trained, tmp_path / "index", tables="int8")
-    assert report.apart is not None and 0 < report.apart < 0.1
+    assert report.apart is not None and 0 < report.apart < 0.1 and report.overlap is not None
     queries, vectors = queries_as_trained(trained)
     rows = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"])
     found = ItemIndex(tmp_path / "index").queries_of(rows)
     assert 0 < float((found - queries).abs().max()) < 0.1
     best = [set(one.tolist()) for one in (queries @ vectors.T).topk(10).indices]
     again = [set(one.tolist()) for one in (found @ vectors.T).topk(10).indices]
-    assert sum(len(a & b) for a, b in zip(best, again, strict=True)) / (10 * len(best)) > 0.9
+    shares = torch.tensor([len(a & b) / 10 for a, b in zip(best, again, strict=True)])[queries.any(1)]
+    assert report.overlap == pytest.approx(float(shares.mean()), abs=1e-4) and report.overlap > 0.9
+
+
+def test_the_next_command_of_a_retrievers_run_is_index(trained: Path, tmp_path: Path) -> None:
+    raw = yaml.safe_load((trained / "config.yaml").read_text())
+    raw["trainer"]["epochs"], raw["storage"]["path"] = 1, str(tmp_path / "runs")
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(raw))
+    for words in (["train", tmp_path / "train.yaml"], ["evaluate", trained]):
+        told = command(*words)
+        assert "next: rayrec index " in told and "rayrec export" not in told
 
 
 def test_items_that_the_model_does_not_know_are_left_out_and_counted(trained: Path, tmp_path: Path) -> None:
@@ -152,7 +163,7 @@ def test_an_approximate_index_is_tuned_with_what_users_ask(
     finally:
         (trained.parents[1] / "elsewhere").rename(trained.parents[1] / "eval")
     assert report.tuned_on == "vectors of random items"
-    assert "the index is tuned with item vectors" in capsys.readouterr().err
+    assert "the index is tuned and compared with random items" in capsys.readouterr().err
 
 
 def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> None:

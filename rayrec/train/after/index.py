@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +16,10 @@ from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping.rules import Identity
 from rayrec.inference.graph import collections_in, configs_of, table_path
 from rayrec.inference.index import TUNING_QUERIES, IndexReport, Search, TuningQueries, write_index
+from rayrec.inference.topk import recall_of, top_k
 from rayrec.inference.tower import Tower, TowerSpec, difference, item_rows
 from rayrec.metrics.ranking import Jagged
-from rayrec.models import RETRIEVERS
+from rayrec.models import RETRIEVERS, Batch
 from rayrec.storage.parquet import open_parquet
 from rayrec.storage.struct_fields import leaf_table
 from rayrec.train.after.export import find_checkpoint, trained_of
@@ -29,7 +31,9 @@ from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.terminal import notice
 
-LIMITS = {"fp32": 1e-5, "fp16": 1e-2, "int8": 0.1, "int4": 1.0}
+OVERLAP_K = 10
+# By number format of the tower's tables: the share of the trained model's best items that it must find.
+MIN_OVERLAP = {"fp32": 1.0, "fp16": 0.95, "int8": 0.8, "int4": 0.5}
 
 
 def index_run(
@@ -57,63 +61,99 @@ def index_run(
         tables: number format of the tower's tables; item vectors are float32.
 
     Raises:
-        ValueError: not a run of a built-in retriever, no item that the model knows, or queries outside their limits.
+        ValueError: not a run of a built-in retriever, no item that the model knows, or a number format with which
+            queries find too few of the trained model's best items.
     """
     folder, selected = find_checkpoint(Path(source).absolute(), checkpoint)
     config = parse_config(config_of_run(folder, allow_code=False))
     if config.model.name not in RETRIEVERS:
         raise TrainError(f"{folder.path} trained {config.model.name}, which scores rows; use `rayrec export`")
-    if tables not in LIMITS:
-        raise TrainError(f"tables: got {tables!r}; allowed: {', '.join(LIMITS)}")
+    if tables not in MIN_OVERLAP:
+        raise TrainError(f"tables: got {tables!r}; allowed: {', '.join(MIN_OVERLAP)}")
     tower = _tower(config, CheckpointWeights(selected.path))
     table, rows, left_out = _items(config, tower, items, id_column)
     vectors = tower.vectors(rows)
-    queries = None if search is None or search.kind == "exact" else _queries(folder, selected, tower, rows)
-    drawn = tower.examples()
-    trained = tower.queries(drawn)
+    approximate = search is not None and search.kind != "exact"
+    asked = _evaluation_rows(folder, selected) if approximate or tables != "fp32" else []
+    queries = _queries(tower, asked, rows) if approximate else None
+    compared = [tower.examples(), *asked]
+    trained = torch.cat([tower.queries(batch) for batch in compared])
     if tables != "fp32":
         tower = tower.in_format(tables)
-    apart = difference(tower.queries(drawn), trained)
-    if not apart <= LIMITS[tables]:
+    stored = torch.cat([tower.queries(batch) for batch in compared])
+    apart = difference(stored, trained)
+    if not apart < float("inf"):
+        raise TrainError(f"{folder.path}: a query is not finite; check the training")
+    overlap = _overlap(stored, trained, vectors, skip=compared[0].rows if asked else 0)
+    if overlap < MIN_OVERLAP[tables]:
         raise TrainError(
-            f"queries from {tables} tables differ by {apart:.2g} from the trained ones; choose a wider format"
+            f"with {tables} tables, {overlap:.0%} of the {OVERLAP_K} best items are those of the trained model, fewer "
+            f"than {MIN_OVERLAP[tables]:.0%}; choose a wider format"
         )
-    return write_index(out, vectors, table, search=search, tower=tower, queries=queries, apart=apart, left_out=left_out)
+    return write_index(
+        out,
+        vectors,
+        table,
+        search=search,
+        tower=tower,
+        queries=queries,
+        apart=apart,
+        overlap=round(overlap, 5),
+        left_out=left_out,
+    )
 
 
-@torch.no_grad()
-def _queries(folder: RunFolder, checkpoint: Checkpoint, tower: Tower, rows: torch.Tensor) -> TuningQueries | None:
-    """Queries of a sample of evaluation rows; None if they cannot be read.
+def _evaluation_rows(folder: RunFolder, checkpoint: Checkpoint) -> list[Batch]:
+    """Batches of a sample of evaluation rows, at least `TUNING_QUERIES` if there are so many; empty without any."""
+    batches, count = [], 0
+    try:
+        for batch in trained_of(folder, checkpoint).batches(16 * TUNING_QUERIES):
+            batches.append(batch)
+            count += batch.rows
+            if count >= TUNING_QUERIES:
+                break
+    except (DataError, TrainError) as error:
+        notice(f"the index is tuned and compared with random items, which are easier than evaluation rows: {error}")
+        return []
+    return batches
+
+
+def _overlap(stored: torch.Tensor, trained: torch.Tensor, vectors: torch.Tensor, skip: int) -> float:
+    """Mean share of the trained model's best items that the stored tower finds, without the first `skip` queries."""
+    asks = trained.any(1)
+    asks[:skip] = False
+    stored, trained = stored[asks][:TUNING_QUERIES], trained[asks][:TUNING_QUERIES]
+    if stored.equal(trained):
+        return 1.0
+    k = min(OVERLAP_K, len(vectors))
+    return recall_of(top_k(stored, vectors, k)[1], top_k(trained, vectors, k)[1])
+
+
+def _queries(tower: Tower, batches: Sequence[Batch], rows: torch.Tensor) -> TuningQueries | None:
+    """Queries of the batches and the items that they have seen; None without any.
 
     Args:
         rows: `[num_items]`, the table row of each item of the index.
     """
+    # The queries of empty histories are zero, and have no answer.
+    vectors = [tower.queries(batch) for batch in batches]
+    asks = [batch_vectors.any(1) for batch_vectors in vectors]
+    found = [batch_vectors[mask] for batch_vectors, mask in zip(vectors, asks, strict=True)]
+    if not any(map(len, found)):
+        return None
+    queries, feature = torch.cat(found)[:TUNING_QUERIES], tower.model.reads.seen
+    if feature is None:
+        return TuningQueries(queries, source="evaluation rows")
     index_row = torch.full((tower.model.num_items,), -1)
     index_row[rows] = torch.arange(len(rows))
-    feature, asked = tower.model.reads.seen, list[tuple[torch.Tensor, torch.Tensor]]()
-    try:
-        for batch in trained_of(folder, checkpoint).batches(16 * TUNING_QUERIES):
-            vectors = tower.queries(batch)
-            seen = [index_row[:0]] * len(vectors)
-            if feature is not None:
-                lists = batch.sparse[feature]
-                seen = [*index_row[lists.values().long()].split(lists.lengths().tolist())]
-            # The query of an empty history is zero, and has no answer.
-            asked += [(vector, items) for vector, items in zip(vectors, seen, strict=True) if bool(vector.any())]
-            if len(asked) >= TUNING_QUERIES:
-                break
-    except (DataError, TrainError) as error:
-        notice(f"the index is tuned with item vectors, which are found more easily than those of queries: {error}")
-        return None
-    if not asked:
-        return None
-    asked = asked[:TUNING_QUERIES]
-    stacked = torch.stack([vector for vector, _ in asked])
-    if feature is None:
-        return TuningQueries(stacked, source="evaluation rows")
-    indexed = [items[items >= 0] for _, items in asked]
-    excluded = Jagged(torch.cat(indexed), torch.tensor([0, *map(len, indexed)]).cumsum(0))
-    return TuningQueries(stacked, excluded, "evaluation rows without the items that they have seen")
+    lists = []
+    for batch, mask in zip(batches, asks, strict=True):
+        seen = batch.sparse[feature]
+        items = index_row[seen.values().long()].split(seen.lengths().tolist())
+        lists += [row[row >= 0] for row, is_query in zip(items, mask.tolist(), strict=True) if is_query]
+    lists = lists[: len(queries)]
+    excluded = Jagged(torch.cat(lists), torch.tensor([0, *map(len, lists)]).cumsum(0))
+    return TuningQueries(queries, excluded, "evaluation rows without the items that they have seen")
 
 
 def _tower(config: TrainConfig, weights: CheckpointWeights) -> Tower:
