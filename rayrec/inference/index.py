@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from rayrec.data.arrays.arrow_types import is_text
 from rayrec.inference import artifact
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.topk import KINDS, NO_SCORE, Approximate, top_k
-from rayrec.inference.tower import TOWER, Tower, item_rows
+from rayrec.inference.tower import TOWER, ItemRows, Tower
 from rayrec.metrics.ranking import Jagged
 
 if TYPE_CHECKING:
@@ -256,17 +256,23 @@ class ItemIndex:
         Raises:
             ValueError: The index has no query tower, the tower reads more than a history, or an id has the wrong type.
         """
+        return self.queries_and_known(histories)[0]
+
+    def queries_and_known(self, histories: Sequence[Sequence[Any]]) -> tuple[torch.Tensor, list[int]]:
+        """As `queries`, and how many ids of each history the model knows; see `known`."""
         self._check_ids(histories, "`history`")
         tower = self._tower()
         if tower.mapping is None:
             num_items = tower.model.num_items
-            return tower.queries([[row for row in self.rows_of(ids) if row < num_items] for ids in histories])
+            item_rows = [[row for row in self.rows_of(ids) if row < num_items] for ids in histories]
+            return tower.queries(item_rows), [len(rows) for rows in item_rows]
         columns = tower.mapping.schema.feature_columns
         if columns != [self.seen_column]:
             raise ValueError(f"the model reads {columns}, not only a history: send rows with these columns")
-        rows, _ = self._mapped(histories)
+        rows, known = self._mapped(histories)
         mapped = [[id for id in ids if rows[id] >= 0] for ids in histories]
-        return self.queries_of(pa.table({columns[0]: pa.array(mapped, pa.list_(self._id_type))}))
+        queries = self.queries_of(pa.table({columns[0]: pa.array(mapped, pa.list_(self._id_type))}))
+        return queries, [sum(known[id] for id in ids) for ids in histories]
 
     def known(self, histories: Sequence[Sequence[Any]]) -> list[int]:
         """How many ids of each history the model knows; ids outside of its vocabulary are unknown."""
@@ -276,16 +282,22 @@ class ItemIndex:
         if self.seen_column is None:
             return [0] * len(histories)
         _, known = self._mapped(histories)
-        return [sum(known.get(id, False) for id in ids) for ids in histories]
+        return [sum(known[id] for id in ids) for ids in histories]
 
     def _mapped(self, histories: Sequence[Sequence[Any]]) -> tuple[dict[Any, int], dict[Any, bool]]:
         """By id of the histories: its table row (-1: none), and whether the model knows it."""
         distinct = list(dict.fromkeys(id for ids in histories for id in ids if id is not None))
+        rows, known = self._item_rows(pa.array(distinct, self._id_type))
+        keys = [*distinct, None]
+        return dict(zip(keys, [*rows.tolist(), -1], strict=True)), dict(
+            zip(keys, [*known.tolist(), False], strict=True)
+        )
+
+    @cached_property
+    def _item_rows(self) -> ItemRows:
         tower = self._tower()
         assert tower.mapping is not None and tower.model.reads.seen is not None
-        rows, known = item_rows(tower.mapping, tower.model.reads.seen, pa.array(distinct, self._id_type))
-        row_of: dict[Any, int] = dict(zip(distinct, rows.tolist(), strict=True))
-        return {None: -1, **row_of}, dict(zip(distinct, known.tolist(), strict=True))
+        return ItemRows(tower.mapping, tower.model.reads.seen)
 
     def _check_ids(self, lists: Sequence[Sequence[Any]], name: str) -> None:
         """
@@ -323,7 +335,7 @@ class ItemIndex:
         columns = {feature.name: feature.column for feature in self.tower.mapping.schema.sparse}
         return columns[self.tower.model.reads.seen]
 
-    @property
+    @cached_property
     def _id_type(self) -> pa.DataType:
         """The type of ids; integers are wide enough for ids that the index does not have."""
         kind = self.items.column(0).type

@@ -88,8 +88,7 @@ class Retrieval:
         lists = [value for query in request.queries for value in (query.row or {}).values() if isinstance(value, list)]
         self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)) + sum(map(len, lists)))
         try:
-            queries = self._queries(request.queries, histories)
-            known = self._known(request.queries, histories)
+            queries, known = self._queries(request.queries, histories)
             scores, rows = self.index.search(queries, request.k, exclude, request.filter)
         except _UNREADABLE as error:
             raise RequestError(422, str(error)[:300]) from None
@@ -103,14 +102,11 @@ class Retrieval:
             results = [{**result, "vector": vector} for result, vector in zip(results, queries.tolist(), strict=True)]
         return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
 
-    def _known(self, queries: Sequence[Query], histories: Sequence[Ids]) -> list[int] | None:
-        """Known ids of each history; None if the queries have no history."""
-        if queries[0].kind == "vector" or (queries[0].kind == "row" and self.index.seen_column is None):
-            return None
-        return self.index.known(histories)
-
-    def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> torch.Tensor:
+    def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> tuple[torch.Tensor, list[int] | None]:
         """
+        Returns:
+            vectors `[Q, D]`; the number of known ids of each history, None if the queries have no history.
+
         Raises:
             ValueError: The queries are of different kinds, or a vector does not have the index's dimension.
         """
@@ -119,13 +115,14 @@ class Retrieval:
         if len({query.kind for query in queries}) > 1:
             raise ValueError("queries must be all histories, all vectors, or all rows")
         if rows:
-            return self.index.queries_of(rows)
+            known = None if self.index.seen_column is None else self.index.known(histories)
+            return self.index.queries_of(rows), known
         if not vectors:
-            return self.index.queries(histories)
+            return self.index.queries_and_known(histories)
         for index, vector in enumerate(vectors):
             if len(vector) != dim:
                 raise ValueError(f"query {index}: vector must be {dim} finite numbers")
-        return torch.tensor(vectors)
+        return torch.tensor(vectors), None
 
 
 def _check_answer(request: Request, dim: int) -> None:

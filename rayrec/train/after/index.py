@@ -17,7 +17,7 @@ from rayrec.data.mapping.rules import Identity
 from rayrec.inference.graph import collections_in, configs_of, table_path
 from rayrec.inference.index import TUNING_QUERIES, IndexReport, Search, TuningQueries, write_index
 from rayrec.inference.topk import recall_of, top_k
-from rayrec.inference.tower import Tower, TowerSpec, difference, item_rows
+from rayrec.inference.tower import ItemRows, Tower, TowerSpec, difference
 from rayrec.metrics.ranking import Jagged
 from rayrec.models import RETRIEVERS, Batch
 from rayrec.storage.parquet import open_parquet
@@ -187,7 +187,7 @@ def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) ->
     table = concatenated([leaf_table(open_parquet(uri).read()) for uri in uris], uris)
     if column not in table.column_names:
         raise TrainError(f"{items} has no column {column!r}; it has {table.column_names}: name the ids' with --id")
-    rows, known = item_rows(mapping, feature.name, table.column(column))
+    rows, known = ItemRows(mapping, feature.name)(table.column(column))
     if not bool(known.any()):
         raise TrainError(f"{items}: the model knows no item of column {column!r}; name the ids' column with --id")
     table, rows = table.filter(pa.array(known.numpy())), rows[known]
