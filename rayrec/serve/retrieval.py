@@ -115,8 +115,8 @@ class Retrieval:
         if len({query.kind for query in queries}) > 1:
             raise ValueError("queries must be all histories, all vectors, or all rows")
         if rows:
-            known = None if self.index.seen_column is None else self.index.known(histories)
-            return self.index.queries_of(rows), known
+            vectors_QD = self.index.queries_of(rows)
+            return vectors_QD, None if self.index.seen_column is None else self.index.known(histories)
         if not vectors:
             return self.index.queries_and_known(histories)
         for index, vector in enumerate(vectors):
