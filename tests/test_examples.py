@@ -44,6 +44,7 @@ WITHOUT = {
         "Scorer",
         "Search",
         "Trained",
+        "TuningQueries",
         "write_index",
     },
     "models": {"Ranker", "Retriever", "Sequence"},

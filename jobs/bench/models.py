@@ -94,7 +94,7 @@ def search() -> dict[str, float]:
     recall, _ = index.tune(queries, top_k(queries, items, 100)[1], 0.98)
     ivf_s = seconds(lambda: index.search(queries, 100, None))
     print(
-        f"ivf (2,000 clusters): built in {build_s:.1f} s, {index.effort} lists probed, recall {recall:.4f}, "
+        f"ivf (2,000 clusters): built in {build_s:.1f} s, {index.effort(100)} lists probed, recall {recall:.4f}, "
         f"{ivf_s:.3f} s, 1 / {exact_s / ivf_s:.1f} of exact"
     )
     singles = []

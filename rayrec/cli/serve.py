@@ -175,8 +175,13 @@ def index(
             tuning = None if queries is None else read_vectors(queries, vector, None)[0]
             report = write_index(out, vectors, table, search=settings, queries=tuning)
     typer.echo(f"{out}: {report.items:,} items of {report.dim} numbers, {report.search} search, {report.version}")
+    if report.left_out:
+        typer.echo(
+            f"left out: {report.left_out:,} items that the model does not know; train with them, then index again"
+        )
     if report.apart is not None:
-        typer.echo(f"parity: queries differ by at most {report.apart:.2g} from the trained model's")
+        found = "" if report.overlap is None else f"; {report.overlap:.1%} of the 10 best items are the same"
+        typer.echo(f"parity: queries differ by at most {report.apart:.2g} from the trained model's{found}")
     if report.recall is not None:
         typer.echo(
             f"recall@{report.k} {report.recall:.4f} of exact search, {report.speedup:.1f} times as fast, measured with "
@@ -205,7 +210,7 @@ def retrieve(
     keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Allow items of the history in the results.")] = False,
     vectors: Annotated[bool, typer.Option("--vectors", help="Also add the query vector of each row.")] = False,
 ) -> None:
-    """Find the best items for each row; adds the columns `items` and `scores`.
+    """Find the best items for each row; adds the columns `items` and `scores`. Run the same command again to resume.
 
     Without --history or --vector, the data must have the columns that the run was trained with.
     """
@@ -218,6 +223,8 @@ def retrieve(
     )
     done = run(ItemIndex(folder), data, out, settings)
     typer.echo(f"{out}: {done.rows:,} rows in {done.files} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
+    if done.empty:
+        typer.echo(f"{done.empty:,} rows without items: the model knows nothing of their history, or all is excluded")
 
 
 def serve(

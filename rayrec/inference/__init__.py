@@ -12,7 +12,7 @@ from rayrec.inference.parity import Parity
 
 if TYPE_CHECKING:
     from rayrec.inference.export_store import ExportStore
-    from rayrec.inference.index import ItemIndex, Search, write_index
+    from rayrec.inference.index import ItemIndex, Search, TuningQueries, write_index
     from rayrec.inference.retrieve import RetrieveOptions
     from rayrec.inference.scorer import Scorer
 
@@ -31,6 +31,7 @@ __all__ = [
     "Scorer",
     "Search",
     "Trained",
+    "TuningQueries",
     "export",
     "write_index",
 ]

@@ -65,7 +65,7 @@ class ExportStore:
 
     def names(self) -> Iterator[str]:
         """Names of the exports in a folder, the newest first. Folders without an index are still being written."""
-        for name in sorted(self._folder.names(), key=_order, reverse=True):
+        for name in sorted(self._folder.names(), key=natural_order, reverse=True):
             with suppress(NotADirectoryError):
                 if INDEX in self._folder.sub(name).names():
                     yield name
@@ -123,7 +123,7 @@ def files_of(export: Folder) -> Files:
     return tuple((info.path, info.size or 0, info.mtime_ns or 0) for info in infos)
 
 
-def _order(name: str) -> tuple[Sequence[str | int], str]:
+def natural_order(name: str) -> tuple[Sequence[str | int], str]:
     """Sort key: text and numbers of a name alternately; then the name, to order v01 and v1."""
     tokens: list[str | int] = [*re.split("([0-9]+)", name)]
     tokens[1::2] = map(int, tokens[1::2])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +18,13 @@ import torch
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.index import ItemIndex
+from rayrec.storage.files import Found
 from rayrec.storage.locations import plain_path
 from rayrec.storage.parquet import open_parquet
 from rayrec.storage.struct_fields import columns_named, leaf_columns, leaf_table
 
 BATCH_ROWS = 4096
+RECORD = b"rayrec.retrieve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,31 +53,40 @@ class RetrieveOptions:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """Rows and files that were written."""
+    """Rows and files that were written; `empty` rows have no items, because the model knows nothing of them."""
 
     rows: int
     files: int
     seconds: float
+    empty: int = 0
 
 
 def retrieve(index: ItemIndex, data: str | Path, out: str | Path, options: RetrieveOptions) -> Retrieved:
     """Writes a file for each input file: its columns, `items` (ids, best first), `scores`, and with `vectors` the query
-    `vector`. Existing files are kept, so that the same call resumes an interrupted one.
+    `vector`. Files that the same call wrote before are kept, so that it resumes an interrupted one.
+
+    The schema of each file records what it was made from: index, options, and size and time of the input file.
 
     Args:
         data: Parquet file, folder or glob.
 
     Raises:
         DataError: `data` matches no file.
-        ExportError: A column does not exist, or two files have the same name.
+        ExportError: A column does not exist, or exists already; two files have the same name; or `out` has results of
+            another index, other options or other data.
     """
-    begin, num_rows, num_files, folder = time.perf_counter(), 0, 0, Path(out)
-    targets = {file.uri: folder / Path(plain_path(file.uri)).name for file in find_parquet(str(data))}
+    begin, num_rows, num_files, empty, folder = time.perf_counter(), 0, 0, 0, Path(out)
+    files = {file.uri: file for file in find_parquet(str(data))}
+    targets = {uri: folder / Path(plain_path(uri)).name for uri in files}
     if len(set(targets.values())) < len(targets):
         raise ExportError(f"{data}: files in different folders have the same name; retrieve for one folder at a time")
+    records = {uri: _record(index, file, options) for uri, file in files.items()}
+    done = {uri for uri, target in targets.items() if target.exists()}
+    for uri in done:
+        _check_record(targets[uri], records[uri])
     folder.mkdir(parents=True, exist_ok=True)
     for path, target in targets.items():
-        if target.exists():
+        if path in done:
             continue
         scratch = target.with_name(f".{target.name}.partial")
         source = open_parquet(path)
@@ -81,17 +94,41 @@ def retrieve(index: ItemIndex, data: str | Path, out: str | Path, options: Retri
         writer: pq.ParquetWriter | None = None
         for batch in source.iter_batches(BATCH_ROWS):
             table = _with_items(index, pa.Table.from_batches([batch]), options)
+            table = table.replace_schema_metadata({**(table.schema.metadata or {}), RECORD: json.dumps(records[path])})
             writer = writer or pq.ParquetWriter(scratch, table.schema)
             writer.write_table(table)
             num_rows += len(table)
+            empty += pc.sum(pc.equal(pc.list_value_length(table.column("items")), 0)).as_py() or 0
         if writer is not None:
             writer.close()
             scratch.rename(target)
             num_files += 1
-    return Retrieved(num_rows, num_files, time.perf_counter() - begin)
+    return Retrieved(num_rows, num_files, time.perf_counter() - begin, empty)
+
+
+def _record(index: ItemIndex, file: Found, options: RetrieveOptions) -> dict[str, Any]:
+    return {"index": index.report.version, "options": asdict(options), "data": [file.size_bytes, file.changed_ns]}
+
+
+def _check_record(target: Path, record: dict[str, Any]) -> None:
+    """
+    Raises:
+        ExportError: The file was made from something else.
+    """
+    try:
+        found = json.loads((pq.read_schema(target).metadata or {})[RECORD])
+    except (OSError, KeyError, ValueError):
+        found = {}
+    for part in record:
+        if found.get(part) != record[part]:
+            made = f"of {part} {found[part]}, not {record[part]}" if part in found else "of an unknown index"
+            raise ExportError(f"{target} has results {made}: give another folder, or remove this one")
 
 
 def _check_columns(path: str, schema: pa.Schema, options: RetrieveOptions) -> None:
+    for added in ("items", "scores", *(["vector"] if options.vectors else [])):
+        if added in schema.names:
+            raise ExportError(f"{path} has a column {added!r}, which the results have as well: rename it")
     for column in (options.history, options.vector, options.exclude):
         if column is None:
             continue

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rayrec.inference.artifact import ExportError
@@ -91,11 +95,12 @@ class Approximate:
     Args:
         kind: One of `KINDS`.
         index: The faiss index.
-        effort: Lists to probe (IVF), or candidates to keep (HNSW), per query.
+        efforts: (k, effort) by ascending k. The effort is the number of lists to probe (IVF), or of candidates to keep
+            (HNSW), per query. More results, or more excluded items, need a larger one.
     """
 
-    def __init__(self, kind: str, index: Any, effort: int) -> None:
-        self.kind, self.index, self.effort = kind, index, effort
+    def __init__(self, kind: str, index: Any, efforts: Sequence[tuple[int, int]] = ()) -> None:
+        self.kind, self.index, self.efforts = kind, index, list(efforts)
 
     @classmethod
     def build(cls, kind: str, vectors_ID: torch.Tensor) -> Approximate:
@@ -115,55 +120,94 @@ class Approximate:
             index.cp.max_points_per_centroid = 64
             index.train(vectors_ID.numpy())
         index.add(vectors_ID.numpy())
-        return cls(kind, index, 1)
+        return cls(kind, index)
 
-    def tune(self, queries: torch.Tensor, exact_QK: torch.Tensor, min_recall: float) -> tuple[float, float]:
-        """Doubles the effort until the recall of `exact_QK` is reached; returns the last (recall, seconds)."""
+    def tune(
+        self, queries: torch.Tensor, exact_QK: torch.Tensor, min_recall: float, excluded: Jagged | None = None
+    ) -> tuple[float, float]:
+        """Doubles the effort until the recall of `exact_QK` is reached, and keeps it for this k.
+
+        Call it with ascending k.
+
+        Returns:
+            (recall, seconds) of the last search.
+        """
         k = exact_QK.shape[1]
         max_effort = self.index.nlist if self.kind == "ivf" else self.index.ntotal
-        self.effort = 1 if self.kind == "ivf" else k
+        effort = max([1 if self.kind == "ivf" else k, *(effort for _, effort in self.efforts)])
+        smaller = self.efforts
         while True:
+            self.efforts = [*smaller, (k, effort)]
             begin = time.perf_counter()
-            _, rows = self.search(queries, k, None)
+            _, rows = self._search(queries, k, excluded, effort)
             seconds = time.perf_counter() - begin
             recall = recall_of(rows, exact_QK)
-            if recall >= min_recall or self.effort >= max_effort:
+            if recall >= min_recall or effort >= max_effort:
                 return recall, seconds
-            self.effort = min(2 * self.effort, max_effort)
+            effort = min(2 * effort, max_effort)
+
+    def effort(self, count: int) -> int:
+        """The effort to find `count` items: a power of it between two tuned k, in proportion beyond the largest."""
+        points = [*self.efforts, (2 * self.efforts[-1][0], 2 * self.efforts[-1][1])]
+        if count <= points[0][0]:
+            return points[0][1]
+        (k, effort), (next_k, next_effort) = next(
+            (pair for pair in pairwise(points) if count <= pair[1][0]), (points[-2], points[-1])
+        )
+        power = math.log(next_effort / effort) / math.log(next_k / k)
+        return math.ceil(effort * (count / k) ** power - 1e-6)
 
     def search(self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `top_k`. Searches for more items, to replace the excluded ones."""
+        """As `top_k`."""
+        return self._search(queries_QD, k, excluded)
+
+    def _search(
+        self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None, effort: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        queries = queries_QD.detach().float().contiguous().numpy()
+        if excluded is None:
+            return self._search_alike(queries, k, effort or self.effort(k))
+        scores = torch.empty(len(queries), k)
+        rows = torch.empty(len(queries), k, dtype=torch.int64)
+        ids, offsets = excluded.ids.numpy(), excluded.offsets.numpy()
+        free = np.flatnonzero(np.diff(offsets) == 0)
+        if len(free):
+            scores[free], rows[free] = self._search_alike(queries[free], k, effort or self.effort(k))
+        # A selector of faiss holds for a whole call.
+        for query in np.flatnonzero(np.diff(offsets)):
+            banned = np.unique(ids[offsets[query] : offsets[query + 1]])
+            one = slice(query, query + 1)
+            wanted = effort or self.effort(k + len(banned))
+            scores[one], rows[one] = self._search_alike(queries[one], k, wanted, banned)
+        return scores, rows
+
+    def _search_alike(
+        self, queries: Any, k: int, effort: int, banned: Any | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A search that excludes the same rows for all queries."""
         faiss = _faiss()
+        selector = None if banned is None else faiss.IDSelectorBatch(banned)
+        others = None if selector is None else faiss.IDSelectorNot(selector)
         if self.kind == "ivf":
-            params = faiss.SearchParametersIVF(nprobe=self.effort)
+            params = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=others)
         else:
-            params = faiss.SearchParametersHNSW(efSearch=max(self.effort, k))
-        num_excluded = 0 if excluded is None else int(excluded.offsets.diff().max())
-        count = min(k + num_excluded, self.index.ntotal)
-        result = self.index.search(queries_QD.contiguous().numpy(), count, params=params)
-        scores, rows = map(torch.from_numpy, result)
-        scores = scores.masked_fill(rows < 0, NO_SCORE)
-        if excluded is not None:
-            query_indices, item_rows = excluded.rows(0, len(rows))
-            is_excluded = torch.zeros_like(rows, dtype=torch.bool)
-            for query in query_indices.unique().tolist():
-                is_excluded[query] = torch.isin(rows[query], item_rows[query_indices == query])
-            scores = scores.masked_fill(is_excluded, NO_SCORE)
-        scores, order = scores.topk(min(k, scores.shape[1]), dim=1)
-        return scores, rows.gather(1, order).masked_fill(scores == NO_SCORE, -1)
+            needed = k if banned is None else k + len(banned)
+            params = faiss.SearchParametersHNSW(efSearch=max(effort, needed), sel=others)
+        scores, rows = map(torch.from_numpy, self.index.search(queries, k, params=params))
+        return scores.masked_fill(rows < 0, NO_SCORE), rows
 
     def write(self, path: Path) -> None:
         _faiss().write_index(self.index, str(path))
 
     @classmethod
-    def read(cls, kind: str, path: Path, effort: int) -> Approximate:
+    def read(cls, kind: str, path: Path, efforts: Sequence[tuple[int, int]]) -> Approximate:
         """
         Raises:
             ExportError: faiss is not installed, or cannot read the file.
         """
         faiss = _faiss()
         try:
-            return cls(kind, faiss.read_index(str(path)), effort)
+            return cls(kind, faiss.read_index(str(path)), efforts)
         except RuntimeError as error:
             raise ExportError(
                 f"{path} cannot be read by faiss {faiss.__version__}: write the index again ({error})"
@@ -171,9 +215,12 @@ class Approximate:
 
 
 def recall_of(rows_QK: torch.Tensor, exact_QK: torch.Tensor) -> float:
-    """Mean share of the exact rows that are among `rows_QK`."""
-    hits = (rows_QK[:, :, None] == exact_QK[:, None, :]).any(1).float()
-    return float(hits.mean())
+    """Mean share of the exact rows, without padding, that are among `rows_QK`."""
+    width = int(max(exact_QK.max(), rows_QK.max())) + 1
+    query = width * torch.arange(len(exact_QK))[:, None]
+    real = exact_QK >= 0
+    found = torch.isin((exact_QK + query)[real], (rows_QK + query)[rows_QK >= 0])
+    return float(found.float().mean()) if len(found) else 1.0
 
 
 def _faiss() -> Any:

@@ -6,6 +6,7 @@ was written.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping as Dict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,10 +14,11 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import nn
 
-from rayrec.data import Mapping
+from rayrec.data import Identity, Mapping, Vocabulary
 from rayrec.inference import artifact
 from rayrec.inference.artifact import ExportError
 from rayrec.inference.export import write_mapping
@@ -27,7 +29,10 @@ from rayrec.modules import EmbeddingBagConfig
 from rayrec.quant.embedding import EmbeddingCollection
 from rayrec.sparse import KeyedJaggedTensor
 
-TOWER, EXAMPLES, TOLERANCE = "tower.pt", 32, 1e-5
+TOWER, EXAMPLES = "tower.pt", 32
+# Another processor or another release of torch rounds otherwise: above the first, a warning; above the second, refused.
+TOLERANCE, MAX_DEVIATION = 1e-5, 1e-3
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +128,8 @@ class Tower:
     def read(cls, folder: Path) -> Tower:
         """
         Raises:
-            ExportError: The file is damaged, or its queries differ from those when it was written.
+            ExportError: The file is damaged, or its queries differ by more than `MAX_DEVIATION` from those when it was
+                written. Smaller differences are logged: they change the order of items with nearly equal scores only.
         """
         try:
             saved = torch.load(folder / TOWER, weights_only=True)
@@ -133,9 +139,45 @@ class Tower:
         except (OSError, RuntimeError, KeyError, TypeError, ValueError, UnpicklingError) as error:
             raise ExportError(f"{folder / TOWER} cannot be read ({error}): write the index again") from error
         if not deviation <= TOLERANCE:
-            text = f"queries differ by {deviation:.2g} from those when it was written"
-            raise ExportError(f"{folder / TOWER}: {text}; write the index again")
+            text = f"{folder / TOWER}: queries differ by {deviation:.2g} from those when it was written"
+            if not deviation <= MAX_DEVIATION:
+                raise ExportError(f"{text}; write the index again, on this machine if it was written on another kind")
+            _logger.warning("%s, as on another processor or release of torch; served all the same", text)
         return tower
+
+
+class ItemRows:
+    """Table rows of ids, as the mapping of a feature gives them.
+
+    Args:
+        mapping: Has the feature.
+    """
+
+    def __init__(self, mapping: Mapping, feature: str) -> None:
+        sparse = next(sparse for sparse in mapping.schema.sparse if sparse.name == feature)
+        scalar = sparse.model_copy(update={"kind": "id", "column": "id", "max_length": None})
+        schema = mapping.schema.model_copy(update={"sparse": [scalar], "dense": [], "sequences": []})
+        self._rule, self._mapping = scalar.mapping, Mapping(schema, mapping.rows_of, labels=False)
+
+    def __call__(self, ids: pa.Array | pa.ChunkedArray) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Returns:
+            rows `[n]`, -1 for ids that the mapping refuses or drops; bool `[n]`, False for ids that have no row of
+            their own, because they are outside of the vocabulary or of the table's rows.
+
+        Raises:
+            DataError: The ids have another type than in training.
+        """
+        batch, errors = self._mapping.to_batch_and_errors(pa.table({"id": ids}))
+        rows = torch.full((len(ids),), -1)
+        rows[batch.sparse.lengths() > 0] = batch.sparse.values().long()
+        rows[list(errors)] = -1
+        known = rows >= 0
+        if isinstance(self._rule, Vocabulary):
+            known &= rows >= self._rule.oov_rows
+        elif isinstance(self._rule, Identity):
+            known &= torch.from_numpy(rows.numpy() == ids.to_numpy(zero_copy_only=False))
+        return rows, known
 
 
 def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -113,6 +113,17 @@ def check_model(client: ClientConfig | None, model: str) -> None:
         raise RequestError(403, f"client {client.name!r} may only use {', '.join(client.models)}, not {model!r}")
 
 
+def check_index_access(client: ClientConfig | None) -> None:
+    """
+    Raises:
+        RequestError: 403, the client may not query the index.
+    """
+    if client is not None and not client.retrieves:
+        raise RequestError(
+            403, f"client {client.name!r} may not use /retrieve; `index: true` in its settings allows it"
+        )
+
+
 def read_token(path: Path) -> str:
     """
     Raises:

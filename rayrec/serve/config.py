@@ -118,6 +118,13 @@ class ClientConfig(Strict):
     """Rate limit per replica; requests above it get 429. None: unlimited."""
     models: tuple[str, ...] | None = Field(None, strict=False)
     """Models that the client may use. None: all."""
+    index: bool | None = None
+    """May send `POST /retrieve`. None: unless `models` limits the client."""
+
+    @property
+    def retrieves(self) -> bool:
+        """Whether the client may query the index."""
+        return self.models is None if self.index is None else self.index
 
 
 class TlsConfig(Strict):

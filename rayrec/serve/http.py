@@ -27,7 +27,7 @@ from starlette.responses import Response
 
 from rayrec.serve import v2
 from rayrec.serve.batching import Batcher
-from rayrec.serve.clients import Clients, check_model
+from rayrec.serve.clients import Clients, check_index_access, check_model
 from rayrec.serve.errors import RequestError
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.retrieval import Retrieval
@@ -107,6 +107,7 @@ class App:
             name, loaded = self._service.find(Target(model=model_path.model, version=model_path.version))
             return _json({"name": name, "ready": True} if model_path.verb else v2.metadata(name, loaded))
         if path == "/retrieve" and self._retrieval is not None:
+            check_index_access(client)
             return Response(await self._retrieve(self._retrieval, method, headers, receive), media_type=JSON)
         if scored is None:
             raise RequestError(404, "unknown path; use POST /score, GET /schema, /healthz, /metrics and /v2")

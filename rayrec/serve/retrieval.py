@@ -13,11 +13,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from rayrec._runtime.strict import Strict
 from rayrec.inference.artifact import ExportError, check_listed
+from rayrec.inference.export_store import natural_order
 from rayrec.inference.index import INDEX_JSON, ItemIndex, read_report
 from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
 
 MAX_K = 1000
+# Numbers and ids of an answer: each is a Python object for a while, and about 20 bytes of JSON.
+MAX_ANSWER = 1_000_000
 _UNREADABLE = (pa.ArrowException, TypeError, ValueError, OverflowError, KeyError)
 Ids = list[int | str]
 Number = Annotated[float, Field(gt=-1e30, lt=1e30, allow_inf_nan=False)]
@@ -60,6 +63,9 @@ class Retrieval:
     with the columns that the query tower reads. Results exclude the items of the history unless `keep_seen`. With
     `vectors`, each result includes the vector of its query.
 
+    A result has `ids` and `scores`, best first, and `known`, the number of ids of the history that the model knows. If
+    nothing of a query is known, so that all items have the same score, `ids` is empty.
+
     Raises:
         ExportError: The index is missing or incomplete.
     """
@@ -75,13 +81,14 @@ class Retrieval:
         request = _parse(body)
         self.limits.check_rows(len(request.queries))
         seen_column = self.index.seen_column
+        _check_answer(request, self.index.report.dim)
         histories = [_history(query, seen_column) for query in request.queries]
         seen = [[] if request.keep_seen else history for history in histories]
         exclude = [[*history, *query.exclude] for history, query in zip(seen, request.queries, strict=True)]
         lists = [value for query in request.queries for value in (query.row or {}).values() if isinstance(value, list)]
         self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)) + sum(map(len, lists)))
         try:
-            queries = self._queries(request.queries, histories)
+            queries, known = self._queries(request.queries, histories)
             scores, rows = self.index.search(queries, request.k, exclude, request.filter)
         except _UNREADABLE as error:
             raise RequestError(422, str(error)[:300]) from None
@@ -89,12 +96,17 @@ class Retrieval:
             {"ids": ids, "scores": [float(f"{score:.9g}") for score in query_scores[: len(ids)]]}
             for ids, query_scores in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
         ]
+        if known is not None:
+            results = [{**result, "known": count} for result, count in zip(results, known, strict=True)]
         if request.vectors:
             results = [{**result, "vector": vector} for result, vector in zip(results, queries.tolist(), strict=True)]
         return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
 
-    def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> torch.Tensor:
+    def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> tuple[torch.Tensor, list[int] | None]:
         """
+        Returns:
+            vectors `[Q, D]`; the number of known ids of each history, None if the queries have no history.
+
         Raises:
             ValueError: The queries are of different kinds, or a vector does not have the index's dimension.
         """
@@ -103,13 +115,26 @@ class Retrieval:
         if len({query.kind for query in queries}) > 1:
             raise ValueError("queries must be all histories, all vectors, or all rows")
         if rows:
-            return self.index.queries_of(rows)
+            vectors_QD = self.index.queries_of(rows)
+            return vectors_QD, None if self.index.seen_column is None else self.index.known(histories)
         if not vectors:
-            return self.index.queries(histories)
+            return self.index.queries_and_known(histories)
         for index, vector in enumerate(vectors):
             if len(vector) != dim:
                 raise ValueError(f"query {index}: vector must be {dim} finite numbers")
-        return torch.tensor(vectors)
+        return torch.tensor(vectors), None
+
+
+def _check_answer(request: Request, dim: int) -> None:
+    """
+    Raises:
+        RequestError: The answer would be too large.
+    """
+    dim = dim if request.vectors else 0
+    if len(request.queries) * (request.k + dim) > MAX_ANSWER:
+        vectors = f" and vectors of {dim} numbers" if dim else ""
+        wanted = f"{len(request.queries):,} queries, {request.k:,} items for each{vectors}"
+        raise RequestError(413, f"{wanted} exceed the limit of {MAX_ANSWER:,} per request; split the request")
 
 
 def _history(query: Query, seen_column: str | None) -> Ids:
@@ -119,15 +144,17 @@ def _history(query: Query, seen_column: str | None) -> Ids:
 
 
 def newest_index(path: Path) -> Path:
-    """The index at a path, or the last by name in a folder of indexes.
+    """The index at a path, or the last by name in a folder of indexes; numbers in names count as numbers.
 
     Raises:
         ExportError: The path has no index.
     """
-    indexes = [path] if (path / INDEX_JSON).exists() else sorted(inner.parent for inner in path.glob(f"*/{INDEX_JSON}"))
-    if not indexes:
+    if (path / INDEX_JSON).exists():
+        return path
+    names = [inner.parent.name for inner in path.glob(f"*/{INDEX_JSON}")]
+    if not names:
         raise ExportError(f"{path} has no index ({INDEX_JSON}), nor a folder with one: make one with `rayrec index`")
-    return indexes[-1]
+    return path / max(names, key=natural_order)
 
 
 def check_index(folder: Path) -> None:

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.nn.functional as F
 
-from rayrec.inference import ExportError, ItemIndex, Search, write_index
+from rayrec.inference import ExportError, ItemIndex, Search, TuningQueries, write_index
 from rayrec.inference.topk import BLOCK_ITEMS, BLOCK_QUERIES, top_k
 from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
@@ -74,10 +75,77 @@ def test_an_approximate_index_is_tuned_to_the_recall_that_was_asked_for(kind: st
     assert reports[0.97].tuned_on == "given queries"
 
 
+def recall(found: torch.Tensor, exact: torch.Tensor) -> float:
+    hits = sum(len(set(a) & set(b) - {-1}) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
+    return hits / int((exact >= 0).sum())
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_recall_holds_for_every_k_and_without_what_was_seen(kind: str, tmp_path: Path) -> None:
+    """Seen items are the best ones of each query; every third query has none."""
+    pytest.importorskip("faiss")
+    vectors, queries = drawn(queries=90)
+    _, best = top_k(queries, vectors, 200)
+    counts = torch.tensor([200 if query % 3 else 0 for query in range(90)])
+    seen = Jagged(
+        torch.cat([rows[:count] for rows, count in zip(best, counts, strict=True)]), F.pad(counts.cumsum(0), (1, 0))
+    )
+    ids = [[f"i{row}" for row in rows[:count]] for rows, count in zip(best.tolist(), counts, strict=True)]
+    tuning = TuningQueries(queries, seen, "users")
+    report = write_index(tmp_path / "index", vectors, corpus(), search=Search(kind=kind, recall=0.95), queries=tuning)
+    assert report.tuned_on == "users" and [k for k, _, _ in report.tuned] == [100, 1000]
+    assert report.recall == report.tuned[0][2] and all(measured >= 0.95 for _, _, measured in report.tuned)
+    index = ItemIndex(tmp_path / "index")
+    for k in (10, 100, 300, 1000):
+        scores, found = index.search(queries, k, ids)
+        exact_scores, exact = top_k(queries, vectors, k, seen)
+        assert recall(found, exact) >= 0.94, k
+        assert not any(set(rows) & set(row_ids) for rows, row_ids in zip(index.ids_of(found), ids, strict=True))
+        assert (scores.diff(dim=1) <= 0).all() and (scores <= exact_scores + 1e-4).all()
+        assert recall(index.search(queries, k)[1], top_k(queries, vectors, k)[1]) >= 0.94, k
+
+
+def test_appending_keeps_the_recall_that_was_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    vectors, queries = drawn(queries=100)
+    search = Search(kind="ivf", recall=0.9, k=10, max_k=10)
+    first = write_index(
+        tmp_path / "0", vectors, corpus(), search=search, queries=TuningQueries(queries, source="users")
+    )
+    assert first.recall is not None and first.recall > 0.9  # what an extension must not ask for
+    for day in range(1, 5):
+        more = pa.table({"item": [f"{day}-{row}" for row in range(20)], "shop": [0] * 20})
+        report = ItemIndex(tmp_path / str(day - 1)).extended(tmp_path / str(day), drawn(20, seed=day)[0], more)
+        assert (report.target_recall, report.tuned_on, report.k) == (0.9, "users", 10)
+    assert report.effort == first.effort and (report.recall or 0) >= 0.9
+
+
 def tower(seed: int = 0) -> Tower:
     torch.manual_seed(seed)
     made = tower_of("sasrec", {"max_length": 6, "normalize": True, "loss": {"kind": "softmax"}}, 50, DIM)
     return made
+
+
+@pytest.mark.parametrize("rule", ["identity", "vocabulary"])
+def test_a_history_asks_as_its_row_does_whatever_the_index_holds(rule: str, tmp_path: Path) -> None:
+    """The index has ten items of fifty, the model all but those from 50 on."""
+    ids = [str(row) for row in range(50)] if rule == "vocabulary" else list(range(50))
+    mapping: dict[str, Any] = {"kind": rule}
+    if rule == "vocabulary":
+        pq.write_table(pa.table({"id": ids}), tmp_path / "ids.parquet")
+        mapping |= {"path": str(tmp_path / "ids.parquet"), "oov_rows": 2}
+    raw = {
+        "schema": {"sparse": [{"name": "history", "kind": "id_list", "mapping": mapping}]},
+        "tables": [{"rows": 52, "features": ["history"]}],
+    }
+    made = tower_of("sasrec", {"max_length": 6}, 52, DIM, raw)
+    write_index(tmp_path / "index", made.vectors(torch.arange(10)), pa.table({"item": ids[:10]}), tower=made)
+    index, one = ItemIndex(tmp_path / "index"), type(ids[0])
+    histories = [[one(id) for id in history] for history in ([3, 40, 7], [45], [5, 60])]
+    assert index.known(histories) == [3, 1, 1]
+    known = [*histories[:2], [one(5)]] if rule == "identity" else histories  # a vocabulary has rows for others
+    assert torch.equal(index.queries(histories), index.queries_of({"history": known}))
+    assert index.queries([[one(60)]]).any() == (rule == "vocabulary") and index.known([[one(60)], []]) == [0, 0]
 
 
 @pytest.mark.parametrize("family", ["sasrec", "hstu"])
@@ -93,11 +161,15 @@ def test_an_index_answers_as_the_model_that_it_was_made_from(family: str, tmp_pa
     torch.testing.assert_close(scores[0], made.vectors(torch.arange(50))[rows[0]] @ found[0])
 
 
-def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = tower()
     write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
     saved = torch.load(tmp_path / "index" / TOWER, weights_only=True)
-    saved["queries"] += 0.01
+    saved["queries"] += 1e-4  # another processor
+    torch.save(saved, tmp_path / TOWER)
+    Tower.read(tmp_path)
+    assert "queries differ by 0.0001 from those when it was written, as on another processor" in caplog.text
+    saved["queries"] += 0.0099
     torch.save(saved, tmp_path / TOWER)
     with pytest.raises(ExportError, match=r"queries differ by 0\.01 from those"):
         Tower.read(tmp_path)
@@ -116,6 +188,10 @@ def test_wrong_or_damaged_indexes_are_named(tmp_path: Path) -> None:
         write_index(tmp_path / "a", vectors.index_fill(0, torch.tensor([7]), torch.nan), corpus(50))
     with pytest.raises(ExportError, match="is not a complete index"):
         ItemIndex(tmp_path)
+    durations = pa.array([(1, 2, 3)] * 50, pa.month_day_nano_interval())  # Parquet has no such type
+    with pytest.raises(pa.ArrowNotImplementedError):
+        write_index(tmp_path / "a", vectors, corpus(50).append_column("every", durations))
+    assert not any(tmp_path.iterdir())
     write_index(tmp_path / "a", vectors, corpus(50))
     with pytest.raises(ExportError, match="already exists"):
         write_index(tmp_path / "a", vectors, corpus(50))
@@ -144,7 +220,10 @@ def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> No
     for part in range(2):
         pq.write_table(asked.slice(5 * part, 5), tmp_path / "asked" / f"{part}.parquet")
     words = ["retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "out", "--k", 4, "--vector", "vector"]
-    assert "10 rows in 2 files" in command(*words, "--exclude", "not")
+    words += ["--exclude", "not"]
+    assert "10 rows in 2 files" in command(*words)
+    (tmp_path / "out" / "1.parquet").unlink()  # as if interrupted
+    assert "5 rows in 1 files" in command(*words)
     assert "0 rows in 0 files" in command(*words)
     found = pq.read_table(tmp_path / "out").sort_by("user").to_pylist()
     for row in found:
@@ -162,14 +241,35 @@ def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> No
     assert "not both" in refused(*asked_again, "--vector", "a", "--history", "b")
 
 
+def test_results_of_something_else_are_not_kept(tmp_path: Path) -> None:
+    vectors, queries = drawn(60, 3)
+    for name, scale in (("a", 1), ("b", -1)):
+        write_index(tmp_path / name, scale * vectors, corpus(60))
+    asked = tmp_path / "asked.parquet"
+    pq.write_table(pa.table({"vector": queries.tolist()}), asked)
+    words = [asked, tmp_path / "out", "--vector", "vector", "--k"]
+    command("retrieve", tmp_path / "a", *words, 3)
+    assert "of index 20" in refused("retrieve", tmp_path / "b", *words, 3)
+    assert "of options" in refused("retrieve", tmp_path / "a", *words, 4)
+    pq.write_table(pa.table({"vector": (2 * queries).tolist()}), asked)
+    assert "of data" in refused("retrieve", tmp_path / "a", *words, 3)
+    result = tmp_path / "out" / "asked.parquet"
+    table = pq.read_table(result)
+    pq.write_table(table.replace_schema_metadata(), result)  # as earlier releases wrote it
+    assert "of an unknown index: give another folder" in refused("retrieve", tmp_path / "a", *words, 3)
+    words[1] = tmp_path / "again"
+    assert "has a column 'items', which the results have" in refused("retrieve", tmp_path / "a", result, *words[1:], 3)
+
+
 def test_retrieval_by_history_leaves_out_what_was_seen(tmp_path: Path) -> None:
     made = tower()
     write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
     pq.write_table(pa.table({"history": [["i1", "i2"], [], None]}), tmp_path / "asked.parquet")
     words = ["retrieve", tmp_path / "index", tmp_path / "asked.parquet"]
-    command(*words, tmp_path / "out", "--history", "history", "--k", 50)
+    said = command(*words, tmp_path / "out", "--history", "history", "--k", 50)
+    assert "2 rows without items: the model knows nothing of their history" in said
     found = pq.read_table(tmp_path / "out").to_pylist()
-    assert [len(row["items"]) for row in found] == [48, 50, 50] and not {"i1", "i2"} & set(found[0]["items"])
+    assert [len(row["items"]) for row in found] == [48, 0, 0] and not {"i1", "i2"} & set(found[0]["items"])
     command(*words, tmp_path / "seen", "--history", "history", "--k", 50, "--keep-seen")
     assert {"i1", "i2"} <= set(pq.read_table(tmp_path / "seen").to_pylist()[0]["items"])
     assert json.loads((tmp_path / "index" / "index.json").read_text())["search"] == "exact"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.inference import ExportError, write_index
-from rayrec.serve import App, Limits, RequestError, Retrieval, Service, parse_config
+from rayrec.serve import App, ClientConfig, Clients, Limits, RequestError, Retrieval, Service, parse_config
 from rayrec.serve.retrieval import newest_index
 from tests.inference.towers import tower_of
 from tests.serve.server import Server, clients_of
@@ -58,6 +59,13 @@ def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> Non
     assert filtered["ids"] == [100 + row for row in shop]
 
 
+def test_a_query_of_which_nothing_is_known_gets_no_items(retrieval: Retrieval) -> None:
+    results = ask(retrieval, queries=[{"history": ids} for ids in ([], [7], [101, 7, 105], [101, 105])], k=3)
+    assert [result["known"] for result in results] == [0, 0, 2, 2]
+    assert [len(result["ids"]) for result in results] == [0, 0, 3, 3] and results[2] == results[3]
+    assert "known" not in ask(retrieval, queries=[{"vector": [1.0] * DIM}])[0]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
@@ -77,6 +85,12 @@ def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> Non
         ('{"queries": [{"history": []}], "filter": {"colour": ["red"]}}', 422, "unknown attribute 'colour'"),
         ('{"queries": [{"history": []}], "filter": {"shop": [3]}}', 422, "filter 'shop'"),
         ('{"queries": [{"history": []}], "filter": {"shop": "b"}}', 422, "filter.shop: .* array"),
+        (
+            '{"queries": [{"history": [101]}, {"history": ["105"]}]}',
+            422,
+            "query 1: `history` has the id '105'; .* integers",
+        ),
+        ('{"queries": [{"history": [101], "exclude": ["x"]}]}', 422, "query 0: `exclude` has the id 'x'; .* integers"),
         (json.dumps({"queries": [{"history": []}] * 9}), 413, "9 rows exceed the limit of 8"),
         (json.dumps({"queries": [{"history": [1] * 31}]}), 413, "62 ids exceed the limit of 60"),
     ],
@@ -114,6 +128,15 @@ def test_whatever_is_sent_is_answered_or_refused(retrieval: Retrieval, asked: di
         assert len(answer["results"]) == len(asked["queries"])
 
 
+def test_the_size_of_an_answer_is_limited(retrieval: Retrieval) -> None:
+    wide = Retrieval(retrieval.index.folder, Limits(rows=100_000))
+    for queries, k, vectors in ((1001, 1000, False), (99_000, 8, True)):
+        body = json.dumps({"queries": [{"history": []}] * queries, "k": k, "vectors": vectors})
+        with pytest.raises(RequestError, match=r"exceed the limit of 1,000,000 per request; split") as error:
+            wide.answer(body.encode())
+        assert error.value.status == 413
+
+
 def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service: Service, tmp_path: Path) -> None:
     server = Server(App(service, clients_of(tmp_path, one="s3cret"), retrieval=retrieval))
     good: dict[str, Any] = {"queries": [{"history": [101]}], "k": 3}
@@ -129,6 +152,24 @@ def test_a_service_with_an_index_answers_over_http(retrieval: Retrieval, service
     server = Server(App(service))
     try:
         assert server.ask("POST", "/retrieve", good)[0] == 404
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("client", "status"),
+    [({}, 200), ({"models": ["ctr"]}, 403), ({"models": [], "index": True}, 200), ({"index": False}, 403)],
+)
+def test_a_client_that_is_limited_to_models_needs_leave_for_the_index(
+    retrieval: Retrieval, service: Service, tmp_path: Path, client: dict[str, Any], status: int
+) -> None:
+    (tmp_path / "token").write_text("s3cret")
+    clients = Clients([ClientConfig(name="one", token_file=str(tmp_path / "token"), **client)])
+    server = Server(App(service, clients, retrieval=retrieval))
+    try:
+        code, answer = server.ask("POST", "/retrieve", {"queries": [{"history": [101]}]}, authorization="Bearer s3cret")
+        assert code == status
+        assert status == 200 or "client 'one' may not use /retrieve" in answer["error"]
     finally:
         server.close()
 
@@ -157,3 +198,6 @@ def test_of_a_folder_of_indexes_the_last_by_name_is_served(retrieval: Retrieval,
     assert newest_index(folder) == folder == newest_index(folder.parent)
     with pytest.raises(ExportError, match="has no index"):
         newest_index(tmp_path)
+    for name in ("8", "9", "10"):
+        shutil.copytree(folder, tmp_path / name)
+    assert newest_index(tmp_path) == tmp_path / "10"

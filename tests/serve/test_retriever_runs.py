@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.cli import run
-from rayrec.inference import ExportError, ItemIndex
+from rayrec.inference import ExportError, ItemIndex, Search, TuningQueries
 from rayrec.models import RETRIEVERS, Retriever
 from rayrec.serve import App, RequestError, Retrieval, Service
 from rayrec.train import Trainer, TrainError, evaluate_run, export_run, index_run, parse_config
@@ -59,7 +60,10 @@ def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: 
     found = pq.read_table(tmp_path / "out")
     torch.testing.assert_close(torch.tensor(found["vector"].to_pylist()), queries, rtol=0, atol=1e-6)
     want = (queries @ vectors.T).topk(5)
-    torch.testing.assert_close(torch.tensor(found["scores"].to_pylist()), want.values, rtol=1e-5, atol=1e-6)
+    asks = queries.any(1)  # the query of an empty history is zero, and finds nothing
+    assert [bool(ids) for ids in found["items"].to_pylist()] == asks.tolist() and asks.any()
+    scores = torch.tensor([scores for scores in found["scores"].to_pylist() if scores])
+    torch.testing.assert_close(scores, want.values[asks], rtol=1e-5, atol=1e-6)
     rows = pq.read_table(root / "eval").drop_columns(["item", "label"]).to_pylist()
     server = Server(App(service, retrieval=Retrieval(index.folder)))
     try:
@@ -75,7 +79,9 @@ def test_trained_evaluated_indexed_retrieved_and_served(trained: Path, service: 
         _, answer = server.ask("POST", "/retrieve", asked)
         seen = [row["history"] if index.seen_column else [] for row in rows]
         for history, one in zip(seen, answer["results"], strict=True):
-            assert len(one["ids"]) == 5 and not set(one["ids"]) & set(history)
+            assert len(one["ids"]) == (5 if history or not index.seen_column else 0) and not set(one["ids"]) & set(
+                history
+            )
             assert all((ITEMS - 1 - sku) % 3 == 1 for sku in one["ids"])
         for wrong, text in [({"row": {}}, "missing"), ({"row": {**rows[0], "history": [ITEMS]}}, "query 0")]:
             status, answer = server.ask("POST", "/retrieve", {"queries": [wrong]})
@@ -106,14 +112,58 @@ def test_a_checkpoint_is_indexed_as_its_run_and_options_of_the_other_form_are_re
 
 def test_tables_in_eight_bits_ask_nearly_the_same(trained: Path, tmp_path: Path) -> None:
     report = index_run(trained, tmp_path / "index", tables="int8")
-    assert report.apart is not None and 0 < report.apart < 0.1
+    assert report.apart is not None and 0 < report.apart < 0.1 and report.overlap is not None
     queries, vectors = queries_as_trained(trained)
     rows = pq.read_table(trained.parents[1] / "eval").drop_columns(["item", "label"])
     found = ItemIndex(tmp_path / "index").queries_of(rows)
     assert 0 < float((found - queries).abs().max()) < 0.1
     best = [set(one.tolist()) for one in (queries @ vectors.T).topk(10).indices]
     again = [set(one.tolist()) for one in (found @ vectors.T).topk(10).indices]
-    assert sum(len(a & b) for a, b in zip(best, again, strict=True)) / (10 * len(best)) > 0.9
+    shares = torch.tensor([len(a & b) / 10 for a, b in zip(best, again, strict=True)])[queries.any(1)]
+    assert report.overlap == pytest.approx(float(shares.mean()), abs=1e-4) and report.overlap > 0.9
+
+
+def test_the_next_command_of_a_retrievers_run_is_index(trained: Path, tmp_path: Path) -> None:
+    raw = yaml.safe_load((trained / "config.yaml").read_text())
+    raw["trainer"]["epochs"], raw["storage"]["path"] = 1, str(tmp_path / "runs")
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(raw))
+    for words in (["train", tmp_path / "train.yaml"], ["evaluate", trained]):
+        told = command(*words)
+        assert "next: rayrec index " in told and "rayrec export" not in told
+
+
+def test_items_that_the_model_does_not_know_are_left_out_and_counted(trained: Path, tmp_path: Path) -> None:
+    skus = [3, ITEMS + 1, 5, ITEMS, 4]
+    pq.write_table(pa.table({"shop": range(5), "sku": skus}), tmp_path / "items.parquet")
+    words = ["index", trained, tmp_path / "index", "--items", tmp_path / "items.parquet", "--id"]
+    assert "left out: 2 items that the model does not know" in command(*words, "sku")
+    index = ItemIndex(tmp_path / "index")
+    assert index.items.to_pydict() == {"sku": [3, 5, 4], "shop": [0, 2, 4]} and index.report.left_out == 2
+    torch.testing.assert_close(index.vectors, queries_as_trained(trained)[1][[3, 5, 4]], rtol=0, atol=1e-6)
+    pq.write_table(pa.table({"sku": [ITEMS]}), tmp_path / "none.parquet")
+    with pytest.raises(TrainError, match="the model knows no item of column 'sku'"):
+        index_run(trained, tmp_path / "none", str(tmp_path / "none.parquet"), "sku")
+
+
+def test_an_approximate_index_is_tuned_with_what_users_ask(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("faiss")
+    report = index_run(trained, tmp_path / "index", search=Search(kind="ivf", recall=0.9, k=5))
+    tuning = TuningQueries.read(tmp_path / "index" / "tuning.pt")
+    queries, _ = queries_as_trained(trained)
+    asked = {tuple(query) for query in queries[queries.any(1)].mul(1e5).round().tolist()}
+    assert {tuple(query) for query in tuning.vectors.mul(1e5).round().tolist()} == asked
+    sequences = trained.name != "two_tower"
+    assert (tuning.seen is not None) == sequences
+    assert report.tuned_on == f"evaluation rows{' without the items that they have seen' if sequences else ''}"
+    (trained.parents[1] / "eval").rename(trained.parents[1] / "elsewhere")
+    try:
+        report = index_run(trained, tmp_path / "other", search=Search(kind="ivf", k=5))
+    finally:
+        (trained.parents[1] / "elsewhere").rename(trained.parents[1] / "eval")
+    assert report.tuned_on == "vectors of random items"
+    assert "the index is tuned and compared with random items" in capsys.readouterr().err
 
 
 def test_items_are_appended_without_training(trained: Path, tmp_path: Path) -> None:
