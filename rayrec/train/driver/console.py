@@ -188,4 +188,5 @@ def _quality(scores: Mapping[str, Any]) -> str:
         return f"HR@10 {text['recall@10']}{popular}  NDCG@10 {text['ndcg@10']} of all items{unseen}"
     grouped = f"GAUC {text['gauc']}  " if "gauc" in scores else ""
     calibration = format_metric(scores["calibration"], 3)
-    return f"AUC {text['auc']}  {grouped}NE {text['ne']}  logloss {text['logloss']}  calibration {calibration}"
+    error = f" (±{scores['auc_error']:.3f})" if "auc_error" in scores else ""
+    return f"AUC {text['auc']}{error}  {grouped}NE {text['ne']}  logloss {text['logloss']}  calibration {calibration}"

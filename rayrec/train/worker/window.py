@@ -123,8 +123,9 @@ class Window:
 
 
 def _quality(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of a label that training logs: `ne` and `auc` for a binary label, `rmse` and `r2` for a number."""
-    return {name: metrics[name] for name in ("ne", "auc", "rmse", "r2") if name in metrics}
+    """The metrics of a label that training logs: `ne` and `auc` for a binary label (and `auc_error`, see
+    `BinarySums`), `rmse` and `r2` for a number."""
+    return {name: metrics[name] for name in ("ne", "auc", "auc_error", "rmse", "r2") if name in metrics}
 
 
 def _refuse_infinite(loss_sum: float, step: int) -> None:
