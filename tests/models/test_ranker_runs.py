@@ -138,7 +138,7 @@ def test_bfloat16_layers_are_counted_and_stay_near(name: str, data: Path, tmp_pa
     made = export_run(run, tmp_path / "model", ExportOptions(dense="bf16", force=True))
     assert made.index.dense_parameters is not None
     assert made.index.bf16_parameters > 0.7 * made.index.dense_parameters
-    assert (made.folder / "graph.pt2").stat().st_size and 0 < made.parity.logit_max < 0.05
+    assert 0 < made.parity.logit_max < 0.05
     assert made.parity.exported["auc"] == pytest.approx(made.parity.trained["auc"], abs=5e-3)
 
 
