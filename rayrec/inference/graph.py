@@ -158,7 +158,9 @@ class _ParameterUses(TorchFunctionMode):
         super().__init__()
         self.in_products, self.elsewhere = set[str](), set[str]()
         # The tensors are kept, because an id identifies a tensor only as long as it exists.
-        self._names = {id(tensor): (tensor, frozenset({name})) for name, tensor in model.named_parameters()}
+        self._names: dict[int, tuple[torch.Tensor, frozenset[str]]] = {
+            id(tensor): (tensor, frozenset({name})) for name, tensor in model.named_parameters()
+        }
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

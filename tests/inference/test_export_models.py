@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 from rayrec import cli
 from rayrec.inference import ExportOptions, Model
@@ -106,7 +107,8 @@ def test_bfloat16_layers_are_counted_and_stay_near(
     counts = f"{index.bf16_parameters:,} of {index.dense_parameters:,} dense parameters in bf16"
     assert counts in capsys.readouterr().out
     # all but the logits' layer of 16 and 1, and the FM part of deepfm, which sums vectors
-    other = 7 * 6 + 1 if run.name == "deepfm" else 0
+    model = yaml.safe_load((run / "config.yaml").read_text())["model"]["name"]
+    other = 7 * 6 + 1 if model == "deepfm" else 0
     assert index.dense_parameters - index.bf16_parameters == 17 + other
 
 
