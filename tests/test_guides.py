@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -76,6 +77,22 @@ def aucs(run_name: str) -> dict[str, float]:
     best = max((record for record in evaluation if record["kind"] == "eval"), key=lambda record: record["auc"])
     tasks = best.get("tasks", {"": best})
     return {name: of["auc"] for name, of in tasks.items()}
+
+
+@pytest.mark.long
+def test_the_guide_of_retrieval_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "guides" / "retrieval.md"
+    (source,), (config,), (shell, _) = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    exec(compile(source, page.name, "exec"), {})
+    Path("retrieval.yaml").write_text(config)
+    for line in shell.splitlines():
+        run(line)
+    evaluations = [record for record in RunFolder(Path("runs/retrieval")).read_metrics() if record["kind"] == "eval"]
+    best = max(evaluations, key=lambda record: record["mrr"])
+    assert best["recall@10"] > 0.7 > 5 * best["popularity"]["recall@10"], best
+    found = pa.concat_tables([pq.read_table(path) for path in sorted(Path("found").glob("*.parquet"))])
+    assert found.num_rows == best["samples"] == 1000
 
 
 @pytest.mark.long

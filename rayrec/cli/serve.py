@@ -74,6 +74,10 @@ def export(
         f"{exported.folder}: {exported.index.version}, {parity_report.bytes['tables']:,} bytes of tables "
         f"({parity_report.bytes['tables'] / parity_report.bytes['fp32']:.0%} of fp32)"
     )
+    if dense != "fp32":
+        typer.echo(
+            f"{exported.index.bf16_parameters:,} of {exported.index.dense_parameters:,} dense parameters in bf16"
+        )
     sampled = " sampled from all" if parity_report.sampled else ""
     metrics = [f"{name} {a or 0:.6f} trained, {b or 0:.6f} exported" for name, a, b, _ in parity_report.compared()]
     typer.echo(

@@ -57,6 +57,8 @@ class ExportIndex:
         places: Offsets of the tables in `tables.bin`.
         logit_shift: Already part of the graph; recorded for comparisons.
         dense: Number format of the dense layers.
+        dense_parameters: Number of dense parameters; None if it was not recorded.
+        bf16_parameters: How many of them are bf16: those that only matrix products read, except for the logits.
         targets: Graphs in the folder: "eager", and "aoti" if compiled.
         version: Unique name of the export.
         versions: Software and processor that created it.
@@ -77,6 +79,8 @@ class ExportIndex:
     versions: dict[str, str]
     origin: dict[str, Any]
     files: dict[str, tuple[int, int]]
+    dense_parameters: int | None = None
+    bf16_parameters: int = 0
     march: str | None = None
     instructions: list[str] = field(default_factory=list)
 

@@ -127,6 +127,7 @@ class _Exporter:
         ]
         self._check_tables()
         self.dense = trained.weights.dense()
+        self.bf16: frozenset[str] = frozenset()  # names of the dense parameters that become bfloat16
 
     def run(self, folder: Path) -> Export:
         all_rows, auto = self.options.parity is None, self.options.tables == AUTO
@@ -150,6 +151,7 @@ class _Exporter:
         march = self.options.march
         if march is not None:
             compilation.compile_graph(program, folder / artifact.AOTI, march)
+        sizes = self._dense_sizes()
         index = ExportIndex(
             inputs=inputs,
             rows_of=dict(self.trained.rows_of),
@@ -157,6 +159,8 @@ class _Exporter:
             places=places,
             logit_shift=self.trained.logit_shift,
             dense=self.options.dense,
+            dense_parameters=sum(sizes.values()),
+            bf16_parameters=sum(sizes[name] for name in self.bf16),
             targets=["eager", "aoti"] if self.options.target == "aoti" else ["eager"],
             version=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
             versions=artifact.versions_here(),
@@ -203,6 +207,12 @@ class _Exporter:
                 )
             tensor.copy_(self.dense[name])
         return model.eval()
+
+    def _dense_sizes(self) -> dict[str, int]:
+        """Numbers in each dense parameter."""
+        table_prefixes = tuple(f"{path}." for path in self.paths.values())
+        parameters = self.trained.make_model().named_parameters()
+        return {name: x.numel() for name, x in parameters if not name.startswith(table_prefixes)}
 
     def _sample(self) -> tuple[list[Batch], bool]:
         """Rows to compare scores on, limited by the bytes of the table rows that they read; whether there are more."""
@@ -259,9 +269,16 @@ class _Exporter:
         """Exports the graph; with a context row, unless the model reads ids other than through its collections."""
         inputs = self.trained.inputs
         shared = replace(inputs, context=graph.pooled_keys(self.trained.make_model(), inputs.keys))
-        plain = self.scoring(places, self.options.dense, inputs)
+        plain = self.scoring(places, inputs)
+        if self.options.dense == "bf16":
+            self.bf16 = graph.matrix_parameters(plain)
+            if not self.bf16:
+                raise ExportError("--dense bf16: the model multiplies no parameters that could be bf16; use fp32")
+            graph.use_bfloat16(plain, self.bf16)
         if shared.context:
-            scoring = self.scoring(places, self.options.dense, shared)
+            scoring = self.scoring(places, shared)
+            if self.bf16:
+                graph.use_bfloat16(scoring, self.bf16)
             try:
                 program = graph.to_graph(scoring)
             except ValueError:
@@ -270,12 +287,10 @@ class _Exporter:
                 return shared, program
         return inputs, graph.to_graph(plain)
 
-    def scoring(self, places: Mapping[str, Any], dense: str, inputs: Inputs) -> graph.Scoring:
-        """The function to export."""
+    def scoring(self, places: Mapping[str, Any], inputs: Inputs) -> graph.Scoring:
+        """The function to export, in fp32."""
         model = self._model()
         slots = graph.replace_collections(model, places)
-        if dense == "bf16":
-            graph.with_bfloat16_layers(model)
         sequences = {spec["name"]: tuple(spec["ids"]) for spec in self.trained.mapping["schema"].get("sequences", ())}
         return graph.Scoring(model, slots, inputs, self.trained.logit_shift, sequences)
 

@@ -5,13 +5,17 @@ The function is `logits(dense [B, N], values [n], offsets [F * B + 1], tables ui
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim, ExportedProgram
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rayrec import quant
 from rayrec.inference.context import add_first_row, with_first_row
@@ -123,25 +127,106 @@ def replace_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
     return model
 
 
-class Bfloat16Linear(nn.Module):
-    """A linear layer that multiplies in bfloat16; input and output are float32."""
+# Operators that multiply matrices, and those between a parameter and its product that need no other tensor.
+_PRODUCTS = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "einsum"})
+_MOVES = frozenset(
+    {
+        "mT", "T", "t", "transpose", "permute", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze",
+        "contiguous", "__getitem__", "select", "narrow", "unbind", "split", "chunk", "expand", "cat", "concat", "stack",
+        "add", "__add__", "__radd__", "sub", "__sub__", "__rsub__",
+    }
+)  # fmt: skip
 
-    def __init__(self, linear: nn.Linear) -> None:
+
+def _tensors_in(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _name_of(operator: Callable[..., Any]) -> str:
+    """The name of an operator of a `TorchFunctionMode`; of a property, the property's."""
+    name = operator.__name__
+    return getattr(getattr(operator, "__self__", None), "__name__", name) if name == "__get__" else name
+
+
+class _ParameterUses(TorchFunctionMode):
+    """Records which parameters of a model are factors or biases of matrix products, and which have other uses.
+
+    A product of one column is another use, so that logits stay float32.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().bfloat16(), requires_grad=False)
-        bias = linear.bias
-        self.bias = None if bias is None else nn.Parameter(bias.detach().bfloat16(), requires_grad=False)
+        self.in_products, self.elsewhere = set[str](), set[str]()
+        # The tensors are kept, because an id identifies a tensor only as long as it exists.
+        self._names: dict[int, tuple[torch.Tensor, frozenset[str]]] = {
+            id(tensor): (tensor, frozenset({name})) for name, tensor in model.named_parameters()
+        }
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x.bfloat16(), self.weight, self.bias).float()
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs, outputs = _tensors_in((args, kwargs)), _tensors_in(result)
+        names = frozenset[str]().union(*(self._names[id(x)][1] for x in inputs if id(x) in self._names))
+        operator = _name_of(func)
+        if not names or not (outputs or operator == "__setitem__"):
+            return result
+        if operator in _MOVES and all(id(x) in self._names for x in inputs):
+            self._names |= {id(x): (x, names) for x in outputs}
+        elif operator in _PRODUCTS and outputs[0].shape[-1] != 1:
+            self.in_products |= names
+        else:
+            self.elsewhere |= names
+        return result
 
 
-def with_bfloat16_layers(model: nn.Module) -> None:
-    """Replaces every `nn.Linear` by a `Bfloat16Linear`, except those with one output: logits stay float32."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Linear) and child.out_features > 1:
-                setattr(module, name, Bfloat16Linear(child))
+class _Bfloat16Products(TorchFunctionMode):
+    """Multiplies in bfloat16 if an operand is bfloat16; the other operands and the result are float32."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _name_of(func) in _PRODUCTS:
+            dtypes = {x.dtype for x in _tensors_in((args, kwargs))}
+            if dtypes == {torch.float32, torch.bfloat16}:
+
+                def narrow(value: Any) -> Any:
+                    return value.bfloat16() if isinstance(value, torch.Tensor) else value
+
+                return func(*tree_map(narrow, args), **tree_map(narrow, kwargs or {})).float()
+        return func(*args, **(kwargs or {}))
+
+
+def matrix_parameters(scoring: Scoring) -> frozenset[str]:
+    """The parameters that matrix products alone read, in the model's export.
+
+    Raises:
+        ValueError: As for `to_graph`.
+    """
+    uses: list[_ParameterUses] = []
+
+    def recorder() -> _ParameterUses:
+        uses.append(_ParameterUses(scoring.model))
+        return uses[-1]
+
+    scoring.mode = recorder
+    try:
+        to_graph(scoring)
+    finally:
+        scoring.mode = nullcontext
+    elsewhere = set[str]().union(*(use.elsewhere for use in uses))
+    return frozenset[str]().union(*(use.in_products for use in uses)) - elsewhere
+
+
+def use_bfloat16(scoring: Scoring, parameters: AbstractSet[str]) -> None:
+    """Converts parameters of `matrix_parameters` to bfloat16; their products are bfloat16, all else is float32."""
+    originals = [parameter for name, parameter in scoring.model.named_parameters() if name in parameters]
+    converted = {id(x): nn.Parameter(x.detach().bfloat16(), requires_grad=False) for x in originals}
+    for module in scoring.model.modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in converted:  # also a parameter that modules share
+                setattr(module, name, converted[id(parameter)])
+    scoring.mode = _Bfloat16Products
 
 
 class Scoring(nn.Module):
@@ -164,6 +249,7 @@ class Scoring(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.inputs, self.logit_shift, self.sequences = model, inputs, logit_shift, sequences or {}
+        self.mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # that the model runs in
         self._slots = tuple(slots)
         if inputs.context is not None:
             for module in model.modules():
@@ -190,7 +276,8 @@ class Scoring(nn.Module):
         try:
             for slot in self._slots:
                 slot.instead = tables
-            _, logits = self.model(Batch(dense=dense, sparse=sparse, label=label, layout=self.sequences))
+            with self.mode():
+                _, logits = self.model(Batch(dense=dense, sparse=sparse, label=label, layout=self.sequences))
         finally:
             for slot in self._slots:
                 slot.instead = None

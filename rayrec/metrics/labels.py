@@ -27,6 +27,7 @@ class LabelMetrics:
         device: Device of the state (1 MiB per binary label). The device of the logits avoids copies.
         names: Names of T labels. None for one label.
         bins: Bins of the logits of binary labels, for the AUC.
+        shape: Leading dimensions of the sums: (S,) keeps the sums of S subsets of the samples.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class LabelMetrics:
         device: torch.device | str | None = None,
         names: Sequence[str] | None = None,
         bins: LogitBins | None = None,
+        shape: tuple[int, ...] = (),
     ) -> None:
         self._names, self._device = names, torch.device(device or "cpu")
         kinds = kinds or ["binary"] * (1 if names is None else len(names))
@@ -45,23 +47,31 @@ class LabelMetrics:
                 [index for index, label_kind in enumerate(kinds) if label_kind == kind], device=device
             )
             of_kind = (
-                NumberSums(len(label_numbers), device)
+                NumberSums(len(label_numbers), device, shape)
                 if kind == "number"
-                else BinarySums(len(label_numbers), device, bins or LogitBins())
+                else BinarySums(len(label_numbers), device, bins or LogitBins(), shape)
             )
             self._sums_by_kind.append((label_numbers, of_kind))
 
     @property
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The sums by name, which `update` changes in place."""
         return {name: tensor for _, sums in self._sums_by_kind for name, tensor in sums.tensors.items()}
 
-    def update(self, logits: torch.Tensor, labels: torch.Tensor, weights_B: torch.Tensor | None = None) -> None:
+    def update(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        weights_B: torch.Tensor | None = None,
+        subset_B: torch.Tensor | None = None,
+    ) -> None:
         """Adds a batch. Never waits for the device.
 
         Args:
             logits: [B], or [B, T] with several labels: logits of binary labels, predictions of numbers. B may be 0.
             labels: The same shape: 0 or 1, or a number; NaN if a label was not observed.
             weights_B: [B], finite and at least 0. Default: all 1.
+            subset_B: [B], the subset of each row, in [0, S); only with `shape` (S,).
 
         Raises:
             ValueError: Other shapes.
@@ -80,16 +90,17 @@ class LabelMetrics:
         weights_BT = seen_BT = (~labels_BT.isnan()).double()
         if weights_B is not None:
             weights_BT = seen_BT * weights_B.detach().to(self._device).double()[:, None]
-        labels_BT, seen_T = labels_BT.nan_to_num(), seen_BT.sum(0)
+        labels_BT = labels_BT.nan_to_num()
         if len(self._sums_by_kind) == 1:
-            self._sums_by_kind[0][1].add(outputs_BT, labels_BT, weights_BT, seen_T)
+            self._sums_by_kind[0][1].add(outputs_BT, labels_BT, weights_BT, seen_BT, subset_B)
             return
         for label_numbers, sums in self._sums_by_kind:
             sums.add(
                 outputs_BT[:, label_numbers],
                 labels_BT[:, label_numbers],
                 weights_BT[:, label_numbers],
-                seen_T[label_numbers],
+                seen_BT[:, label_numbers],
+                subset_B,
             )
 
     def compute(self, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
@@ -99,7 +110,11 @@ class LabelMetrics:
             group: Process group of the ranks to combine by one all-reduce; every rank must call this. None for this
                 process alone.
         """
-        state, metrics = self.state(group), {}
+        return self.metrics_of(self.state(group))
+
+    def metrics_of(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Metrics of a result of `state`, or of one subset of it."""
+        metrics = {}
         for label_numbers, sums in self._sums_by_kind:
             for label, number in enumerate(label_numbers.tolist()):
                 metrics[number] = sums.metrics(*(state[name][label] for name in sums.tensors))
@@ -109,7 +124,7 @@ class LabelMetrics:
 
     def reset(self) -> None:
         """Discards all batches."""
-        for tensor in self._tensors.values():
+        for tensor in self.tensors.values():
             tensor.zero_()
 
     def state(self, group: dist.ProcessGroup | None = None) -> dict[str, torch.Tensor]:
@@ -118,7 +133,7 @@ class LabelMetrics:
         The state of a run is the sum over its ranks. With a `group` this returns the sum (collective like `compute`);
         load it on one rank of the resumed run, whatever the number of ranks, and start the others empty.
         """
-        tensors = self._tensors
+        tensors = self.tensors
         if group is None:
             return {name: tensor.cpu().clone() for name, tensor in tensors.items()}
         packed = all_reduce(torch.cat([tensor.view(-1) for tensor in tensors.values()]), group).cpu()
@@ -131,7 +146,7 @@ class LabelMetrics:
         Raises:
             ValueError: Not a state, or a state of other labels or bins.
         """
-        tensors = self._tensors
+        tensors = self.tensors
         if set(state) != set(tensors):
             raise ValueError(f"metrics state has {sorted(state)}; expected {sorted(tensors)}")
         for name, current in tensors.items():

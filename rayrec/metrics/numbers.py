@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from rayrec.metrics.binary import add_terms
+
 SUMS = 7  # weighted sums of 1, label, label², prediction, error², |error|; number of samples
 
 
@@ -20,17 +22,21 @@ class NumberSums:
     - `samples`: number of samples.
     """
 
-    def __init__(self, num_labels: int, device: torch.device | str | None) -> None:
-        self.tensors = {"numbers": torch.zeros(num_labels, SUMS, dtype=torch.float64, device=device)}
+    def __init__(self, num_labels: int, device: torch.device | str | None, shape: tuple[int, ...] = ()) -> None:
+        self.tensors = {"numbers": torch.zeros(*shape, num_labels, SUMS, dtype=torch.float64, device=device)}
 
     def add(
-        self, predicted_BT: torch.Tensor, labels_BT: torch.Tensor, weights_BT: torch.Tensor, seen_T: torch.Tensor
+        self,
+        predicted_BT: torch.Tensor,
+        labels_BT: torch.Tensor,
+        weights_BT: torch.Tensor,
+        seen_BT: torch.Tensor,
+        subset_B: torch.Tensor | None = None,
     ) -> None:
         """As for `BinarySums`."""
         error_BT = predicted_BT - labels_BT
         terms = [labels_BT, labels_BT.square(), predicted_BT, error_BT.square(), error_BT.abs()]
-        sums = [weights_BT.sum(0), *((term * weights_BT).sum(0) for term in terms), seen_T]
-        self.tensors["numbers"] += torch.stack(sums, dim=1)
+        add_terms(self.tensors["numbers"], [weights_BT, *(term * weights_BT for term in terms), seen_BT], subset_B)
 
     @staticmethod
     def metrics(numbers: torch.Tensor) -> dict[str, float | int | None]:

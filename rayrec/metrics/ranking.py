@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from rayrec.distributed import comm
 
+KS = (10, 20, 50, 200)
 BLOCK_BYTES = 64 << 20  # maximum memory of scores
 
 
@@ -28,6 +30,13 @@ class Jagged:
         offsets = self.offsets[start : stop + 1]
         rows = torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff())
         return rows, self.ids[int(offsets[0]) : int(offsets[-1])]
+
+    def selected(self, kept_B: torch.Tensor, ids: range) -> Jagged:
+        """The rows where `kept_B` holds, and of their items those in `ids`, counted from its start."""
+        rows_N = torch.arange(len(kept_B), device=self.ids.device).repeat_interleave(self.offsets.diff())
+        kept_N = kept_B[rows_N] & (self.ids >= ids.start) & (self.ids < ids.stop)
+        lengths = torch.bincount(rows_N[kept_N], minlength=len(kept_B))[kept_B]
+        return Jagged(self.ids[kept_N] - ids.start, F.pad(lengths.cumsum(0), (1, 0)))
 
 
 def target_ranks(
@@ -58,6 +67,17 @@ def target_ranks(
     return ranks
 
 
+def ranking_terms(ranks_B: torch.Tensor, ks: Sequence[int] = KS, weights_B: torch.Tensor | None = None) -> torch.Tensor:
+    """What each row adds to `RankingMetrics.sums`, `[B, 2 len(ks) + 3]`."""
+    ranks, one = ranks_B.double(), torch.ones(len(ranks_B), dtype=torch.float64, device=ranks_B.device)
+    gains = 1 / torch.log2(ranks + 2)
+    found = [(ranks < k).double() for k in ks]
+    terms = torch.stack([*(x for hit in found for x in (hit, hit * gains)), 1 / (ranks + 1), one], dim=1)
+    if weights_B is not None:
+        terms = terms * weights_B.double()[:, None]
+    return torch.cat([terms, one[:, None]], dim=1)
+
+
 @dataclass(frozen=True, slots=True)
 class RankingMetrics:
     """Metrics over rows with one target each: HR@k (equal to recall@k), NDCG@k, MRR.
@@ -65,7 +85,7 @@ class RankingMetrics:
     Args:
         ks: Cutoffs k.
         filtered: Whether seen items were excluded. Part of each metric's name.
-        sums: Sums over rows: HR and NDCG for each k, then reciprocal ranks, then rows.
+        sums: Sums over rows: weighted HR and NDCG for each k, reciprocal ranks and weights; then the number of rows.
     """
 
     ks: tuple[int, ...]
@@ -73,13 +93,15 @@ class RankingMetrics:
     sums: torch.Tensor
 
     @classmethod
-    def of(cls, ranks_B: torch.Tensor, ks: Sequence[int] = (10, 50, 200), filtered: bool = True) -> RankingMetrics:
+    def of(
+        cls,
+        ranks_B: torch.Tensor,
+        ks: Sequence[int] = KS,
+        filtered: bool = True,
+        weights_B: torch.Tensor | None = None,
+    ) -> RankingMetrics:
         """From the rank of each row's target, 0 for the best."""
-        ranks = ranks_B.double()
-        gains = 1 / torch.log2(ranks + 2)
-        summed = [value for k in ks for value in ((ranks < k).double().sum(), gains[ranks < k].sum())]
-        total = torch.tensor(float(len(ranks)), dtype=torch.float64, device=ranks.device)
-        return cls(tuple(ks), filtered, torch.stack([*summed, (1 / (ranks + 1)).sum(), total]))
+        return cls(tuple(ks), filtered, ranking_terms(ranks_B, ks, weights_B).sum(0))
 
     def over(self, group: comm.Group) -> RankingMetrics:
         """Metrics over the rows of all ranks. Collective."""
@@ -90,14 +112,37 @@ class RankingMetrics:
             raise ValueError("ranking metrics of different k, or with and without seen items, do not add up")
         return RankingMetrics(self.ks, self.filtered, self.sums + other.sums)
 
-    def metrics(self) -> dict[str, float]:
-        """Metrics by name; empty without rows. Names end in `/unseen` if seen items were excluded."""
-        *values, rows = self.sums.tolist()
-        if not rows:
-            return {}
+    @property
+    def rows(self) -> int:
+        return int(self.sums[-1])
+
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics by name; None without rows. Names end in `/unseen` if seen items were excluded."""
+        *values, weight, _ = self.sums.tolist()
         names = [name for k in self.ks for name in (f"hr@{k}", f"ndcg@{k}")] + ["mrr"]
         end = "/unseen" if self.filtered else ""
-        return {f"{name}{end}": value / rows for name, value in zip(names, values, strict=True)}
+        return {f"{name}{end}": value / weight if weight else None for name, value in zip(names, values, strict=True)}
+
+
+class BucketedRanks:
+    """`RankingMetrics.sums` of numbered subsets of the rows, for example of days."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def update(self, buckets_B: torch.Tensor, ranks_B: torch.Tensor, weights_B: torch.Tensor | None = None) -> None:
+        """Adds rows, and copies them to the CPU."""
+        terms = ranking_terms(ranks_B, weights_B=weights_B).cpu()
+        buckets, index_B = buckets_B.cpu().unique(return_inverse=True)
+        sums = terms.new_zeros(len(buckets), terms.shape[1]).index_add_(0, index_B, terms)
+        for bucket, total in zip(buckets.tolist(), sums, strict=True):
+            self._sums[bucket] = self._sums[bucket] + total if bucket in self._sums else total
+
+    def compute(self, group: comm.Group) -> dict[int, torch.Tensor]:
+        """The sums of every bucket over the ranks of a gloo group, ascending. Collective."""
+        by_rank = comm.all_gather_object(self._sums, group)
+        buckets = sorted({bucket for sums in by_rank for bucket in sums})
+        return {bucket: torch.stack([sums[bucket] for sums in by_rank if bucket in sums]).sum(0) for bucket in buckets}
 
 
 def popularity_ranks(counts_I: torch.Tensor, targets_B: torch.Tensor, seen: Jagged | None = None) -> torch.Tensor:

@@ -115,7 +115,8 @@ class NextItem(Retriever):
         offsets = F.pad((history.offsets.diff() - has_target.long()).cumsum(0), (1, 0))
         prefix = History(history.ids[is_prefix], offsets, None if history.times is None else history.times[is_prefix])
         seen_offsets = torch.cat([offsets[:1], offsets[1:][has_target]])
-        return EvalQueries(self._query(prefix)[has_target], history.ids[ends], (prefix.ids, seen_offsets))
+        rows = has_target.nonzero().flatten()
+        return EvalQueries(self._query(prefix)[has_target], history.ids[ends], (prefix.ids, seen_offsets), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,11 +150,13 @@ class EvalQueries:
         query: `[Q, D]`.
         target: `[Q]`, the item that should rank first.
         seen: ids `[N]` with offsets `[Q + 1]` that the ranking leaves out; None: no item is left out.
+        rows: `[Q]`, the row of each query, for sample weights, `by_time` and slices; None: query i is of row i.
     """
 
     query: torch.Tensor
     target: torch.Tensor
     seen: tuple[torch.Tensor, torch.Tensor] | None = None
+    rows: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,4 +110,5 @@ class TwoTower(Retriever):
 
     def question(self, batch: Batch) -> EvalQueries:
         """Returns a query per positive pair; the ranking leaves no item out."""
-        return EvalQueries(self.query(batch)[batch.label > 0], self.positives(batch))
+        rows = (batch.label > 0).nonzero().flatten()
+        return EvalQueries(self.query(batch)[rows], self.positives(batch), rows=rows)

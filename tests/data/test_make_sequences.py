@@ -65,6 +65,7 @@ def test_a_user_has_one_row_with_all_of_its_log(tmp_path: Path, capsys: pytest.C
     for row in made:
         own = sorted((one for one in log if one["user"] == row["user"]), key=lambda one: (one["at"], one["row"]))
         assert row["item"] == [one["item"] for one in own] and row["at"] == [one["at"] for one in own]
+        assert row["label"] == 1, "a run needs a label"
 
 
 PARTS = ("train", "validation", "test")

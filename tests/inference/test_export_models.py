@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
+from rayrec import cli
 from rayrec.inference import ExportOptions, Model
 from rayrec.models import MODELS, Batch
 from rayrec.quant import TableFormat
@@ -94,6 +96,20 @@ def test_fp32_is_the_trainers_evaluation_and_odd_batches_are_finite(run: Path, t
         )
         found = model.score(Batch(torch.zeros(rows, 1), nothing, torch.zeros(rows)))
         assert found.shape == (rows,) and bool(found.isfinite().all())
+
+
+def test_bfloat16_layers_are_counted_and_stay_near(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["export", str(run), str(tmp_path / "model"), "--dense", "bf16", "--force"]) == 0
+    index = Model(tmp_path / "model").index
+    assert index.dense_parameters is not None
+    counts = f"{index.bf16_parameters:,} of {index.dense_parameters:,} dense parameters in bf16"
+    assert counts in capsys.readouterr().out
+    # all but the logits' layer of 16 and 1, and the FM part of deepfm, which sums vectors
+    model = yaml.safe_load((run / "config.yaml").read_text())["model"]["name"]
+    other = 7 * 6 + 1 if model == "deepfm" else 0
+    assert index.dense_parameters - index.bf16_parameters == 17 + other
 
 
 @pytest.mark.parametrize("run", [("dcn", True)], indirect=True)

@@ -87,6 +87,22 @@ def test_equals_exact_metrics(spread: float) -> None:
     assert bound is not None and bound < 1e-3
 
 
+@pytest.mark.parametrize("bins", [1 << 16, 1 << 13])
+@pytest.mark.parametrize(("centre", "spread"), [(-9.0, 0.01), (-9.0, 0.003), (0.0, 0.001), (0.0, 1.0)])
+def test_the_auc_of_narrow_logits_tells_how_wrong_it_may_be(centre: float, spread: float, bins: int) -> None:
+    logits, labels = clicks(20_000, seed=4)
+    logits = centre + spread * logits
+    metrics = LabelMetrics(names=["click", "other"], bins=LogitBins(count=bins))
+    metrics.update(torch.stack([logits, torch.zeros(20_000)], dim=1), torch.stack([labels, labels], dim=1))
+    narrow, constant = metrics.compute()["tasks"].values()
+    distance = abs(narrow["auc"] - exact_auc(logits.numpy(), labels.numpy()))
+    assert distance <= narrow.get("auc_error", 1e-3)
+    assert "auc_error" not in narrow or narrow["auc_error"] > 1e-3
+    assert constant["auc"] == constant["auc_error"] == 0.5
+    if (spread, bins) == (0.003, 1 << 13):
+        assert distance > 0.05, "this case must show a wrong AUC"
+
+
 @pytest.mark.parametrize("spread", [0.01, 1.0])
 def test_a_weight_counts_as_so_many_examples(spread: float) -> None:
     """Whole weights against the rows written out as often, any others against the same weights scaled."""

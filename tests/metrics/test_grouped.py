@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.retrieval import RetrievalNormalizedDCG
 
+from rayrec.distributed import comm
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
 from tests.metrics.test_binary import clicks
 from tests.ranks import on_ranks
@@ -157,6 +158,22 @@ def test_buckets_are_measured_apart_on_any_number_of_ranks() -> None:
     for found in on_ranks(2, buckets_of_rank, (buckets, logits, labels, weights), 2):
         assert list(found) == list(alone)
         assert all(found[bucket] == pytest.approx(alone[bucket], rel=1e-12) for bucket in alone)
+
+
+def blocks_of_rank(group: dist.ProcessGroup, count: int) -> tuple[dict[int, dict[str, Any]], int]:
+    metric = BucketedMetrics()
+    buckets = torch.arange(group.rank(), count, group.size())
+    for part in (buckets[: len(buckets) // 3], buckets):  # the second batch has old and new buckets
+        metric.update(part, torch.full((len(part),), 1.0), torch.ones(len(part)))
+    with comm.count_collectives() as counter:
+        return metric.compute(group), counter["all_reduce"]
+
+
+def test_many_buckets_are_combined_in_few_collectives() -> None:
+    for found, collectives in on_ranks(2, blocks_of_rank, 700):
+        assert list(found) == list(range(700))
+        assert sorted({figures["samples"] for figures in found.values()}) == [1, 2]
+        assert collectives == 2, "700 buckets of 128 KiB, 64 MiB at a time"
 
 
 def test_a_thousand_buckets_are_allowed() -> None:

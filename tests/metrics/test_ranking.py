@@ -57,7 +57,11 @@ def test_figures_are_their_definitions_and_say_whether_seen_items_were_left_out(
     assert figures["ndcg@5/unseen"] == pytest.approx((1 + 1 / math.log2(5)) / 3)
     assert figures["mrr/unseen"] == pytest.approx((1 + 1 / 4 + 1 / 13) / 3)
     assert set(RankingMetrics.of(torch.tensor([0]), (5,), filtered=False).metrics()) == {"hr@5", "ndcg@5", "mrr"}
-    assert RankingMetrics.of(torch.tensor([], dtype=torch.int64)).metrics() == {}
+    nothing = RankingMetrics.of(torch.tensor([], dtype=torch.int64)).metrics()
+    assert set(nothing.values()) == {None} and "mrr/unseen" in nothing
+    weighted = RankingMetrics.of(torch.tensor([0, 3, 12]), (5,), weights_B=torch.tensor([3.0, 1.0, 0.0]))
+    repeated = RankingMetrics.of(torch.tensor([0, 0, 0, 3]), (5,))
+    assert weighted.metrics() == pytest.approx(repeated.metrics()) and (weighted.rows, repeated.rows) == (3, 4)
     with pytest.raises(ValueError, match="do not add up"):
         RankingMetrics.of(torch.tensor([0])) + RankingMetrics.of(torch.tensor([0]), filtered=False)
 

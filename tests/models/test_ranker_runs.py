@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.inference import Model
+from rayrec.inference import ExportOptions, Model
 from rayrec.inference.predict import predict
 from rayrec.models import Batch, mean_loss
 from rayrec.modules import EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
@@ -129,6 +129,17 @@ def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, 
     for column, label in enumerate(("click", "buy")):
         np.testing.assert_allclose(found[f"prediction_{label}"].to_numpy(), expected[:, column], rtol=0, atol=2e-6)
         np.testing.assert_allclose(answer["scores"][label], expected[:, column], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", list(ARGS))
+def test_bfloat16_layers_are_counted_and_stay_near(name: str, data: Path, tmp_path: Path) -> None:
+    raw = config(data, name, trainer__epochs=1, storage__path=str(tmp_path / "runs"))
+    run = Trainer(parse_config(raw)).fit().folder
+    made = export_run(run, tmp_path / "model", ExportOptions(dense="bf16", force=True))
+    assert made.index.dense_parameters is not None
+    assert made.index.bf16_parameters > 0.7 * made.index.dense_parameters
+    assert 0 < made.parity.logit_max < 0.05
+    assert made.parity.exported["auc"] == pytest.approx(made.parity.trained["auc"], abs=5e-3)
 
 
 class OfSequences(nn.Module):

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from rayrec.models import RETRIEVERS
 from rayrec.train import ConfigError, Display, Trainer, evaluate_run, load_config, parse_config
+from rayrec.train.run.folder import RunFolder
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
@@ -139,6 +140,53 @@ def test_popularity_stands_beside_the_figures(
         assert "popularity metrics are not computed" in capsys.readouterr().err
     finally:
         (data / "elsewhere").rename(data / "train")
+
+
+def test_unknown_items_are_no_targets_and_no_candidates(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, raw = 45, raw_config(data, "sasrec")
+    (tmp_path / "known.txt").write_text("".join(f"{item}\n" for item in range(known)))
+    raw["schema"]["sparse"][0]["mapping"] = {"kind": "vocabulary", "path": str(tmp_path / "known.txt"), "oov_rows": 2}
+    raw["tables"][0]["rows"] = known + 30  # the last 28 rows belong to no item
+    raw["trainer"] |= {"epochs": 1, "num_workers": 0, "early_stopping": None, "log_every": 1}
+    raw["storage"] |= {"path": str(tmp_path), "keep_best": "hr@20"}
+    raw["data"]["test"] = str(data / "eval")
+    done = Trainer(parse_config(raw)).fit()
+    targets = [row["history"][-1] for row in pq.read_table(data / "eval").to_pylist() if row["history"]]
+    unknown = sum(target >= known for target in targets)
+    assert done.eval is not None and unknown > 10
+    assert (done.eval["num_items"], done.eval["unknown_targets"]) == (known, unknown)
+    assert done.eval["samples"] == len(targets) - unknown
+    assert done.eval["hr@200/unseen"] == 1.0, "there are fewer items"
+    lines = RunFolder(done.folder).read_metrics()
+    for line in lines:
+        assert line["kind"] == "event" or not line.keys() & {"auc", "ne", "logloss", "calibration", "rmse"}, line
+    assert f"test set: hr@10/unseen {done.eval['hr@10/unseen']:.4f}, ndcg@10/unseen " in capsys.readouterr().out
+
+
+def test_a_retriever_is_measured_by_value_and_time_with_weights(data: Path, tmp_path: Path) -> None:
+    raw = raw_config(data, "two_tower")
+    for part in ("train", "eval"):
+        table = pq.read_table(data / part)
+        table = table.append_column("day", pa.array(np.arange(len(table)) % 3 * 86_400))
+        table = table.append_column("weight", pa.array(np.arange(len(table)) % 3 * 0.5))
+        (tmp_path / part).mkdir()
+        pq.write_table(table, tmp_path / part / "rows.parquet")
+        raw["data"][part] = str(tmp_path / part)
+    raw["schema"] |= {"timestamp": {"column": "day"}, "sample_weight": {"column": "weight"}}
+    raw["trainer"] |= {"epochs": 1, "num_workers": 0, "slices": ["item"]}
+    raw["storage"]["path"] = str(tmp_path)
+    found = Trainer(parse_config(raw)).fit().eval
+    assert found is not None
+    days = found["by_time"]
+    assert [day["start"] for day in days] == ["1970-01-01", "1970-01-02", "1970-01-03"]
+    assert sum(day["samples"] for day in days) == found["samples"]
+    assert days[0]["mrr"] is None, "its rows have no weight"
+    weight = [0.5 * day["samples"] * number for number, day in enumerate(days)]
+    assert found["mrr"] == pytest.approx((weight[1] * days[1]["mrr"] + weight[2] * days[2]["mrr"]) / sum(weight))
+    values = found["by_value"]["item"]
+    assert sum(value["samples"] for value in values) == found["samples"] and len(values) > 30
 
 
 def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:

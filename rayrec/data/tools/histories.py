@@ -91,7 +91,8 @@ def make_sequences(
         rows: "impressions": every row of the log, in order of time, with lists `history_C` for each column C of the log
             and `history_TIME` for each time, of the user's earlier rows. "users": a row per user with lists C and TIME
             of all rows, oldest first; rows with the same time in file order. Times that were texts are written as the
-            timestamps or numbers that they were parsed to.
+            timestamps or numbers that they were parsed to. Users also have `label`, 1 in each row, unless the log's
+            columns have that name: a run needs one, though models of histories do not read it.
         length: maximum length of an impression's history; the newest rows are kept. Users have all rows.
         split: `by_position`, or a result of `by_time`; None: no split. With "users", a row of `train` has the user's
             training rows; a row of another split ends with the user's first row in that split.
@@ -215,7 +216,10 @@ def _users(table: pa.Table, log: Log, history_columns: list[str], ordered: _Orde
     """A row per user, with the user's rows up to the given positions."""
     first = ordered.first[ends]
     user_column = {log.user: table[log.user].combine_chunks().take(pa.array(ordered.row[first]))}
-    return pa.table(user_column | dict(_lists(table, history_columns, ordered, first, ends + 1)))
+    lists = dict(_lists(table, history_columns, ordered, first, ends + 1))
+    # A run needs a label column; models of histories learn from the lists alone.
+    label = {"label": pa.array(np.ones(len(ends), np.int8))}
+    return pa.table(label | user_column | lists)
 
 
 def _lists(

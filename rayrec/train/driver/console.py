@@ -150,9 +150,9 @@ class Display:
         if not self._metrics:
             return ""
         speed = self._metrics["samples_per_second"] or 0.0
-        loss, rmse = self._metrics["loss"], self._metrics["rmse"]
-        quality = f"NE {format_metric(self._metrics['ne'])}" if rmse is None else f"RMSE {format_metric(rmse)}"
-        return f"{speed:,.0f} samples/s  loss {format_metric(loss)}  {quality}"
+        by_title = {title: self._metrics[name] for name, title in (("rmse", "RMSE"), ("ne", "NE"))}
+        quality = next((f"  {title} {format_metric(x)}" for title, x in by_title.items() if x is not None), "")
+        return f"{speed:,.0f} samples/s  loss {format_metric(self._metrics['loss'])}{quality}"
 
 
 def evaluation_lines(head: str, scores: Mapping[str, Any]) -> list[str]:
@@ -188,4 +188,5 @@ def _quality(scores: Mapping[str, Any]) -> str:
         return f"HR@10 {text['recall@10']}{popular}  NDCG@10 {text['ndcg@10']} of all items{unseen}"
     grouped = f"GAUC {text['gauc']}  " if "gauc" in scores else ""
     calibration = format_metric(scores["calibration"], 3)
-    return f"AUC {text['auc']}  {grouped}NE {text['ne']}  logloss {text['logloss']}  calibration {calibration}"
+    error = f" (±{scores['auc_error']:.3f})" if "auc_error" in scores else ""
+    return f"AUC {text['auc']}{error}  {grouped}NE {text['ne']}  logloss {text['logloss']}  calibration {calibration}"

@@ -111,7 +111,11 @@ class Evaluator:
             StopRequested: the run stops.
         """
         metrics = self._score(TEST, EVAL_ROWS, learner=learner)
-        values = ((name, metrics.get(name)) for name in ("auc", "ne", "logloss", "rmse", "r2"))
+        names: tuple[str, ...] = ("auc", "ne", "logloss", "rmse", "r2")
+        if "mrr" in metrics:
+            suffix = "/unseen" if "mrr/unseen" in metrics else ""
+            names = tuple(f"{name}{suffix}" for name in ("hr@10", "ndcg@10", "mrr"))
+        values = ((name, metrics.get(name)) for name in names)
         text = ", ".join(f"{name} {value:.4f}" for name, value in values if value is not None)
         message = f"test set: {text} on {metrics['samples']:,} rows (checkpoint of step {checkpoint.step}, {which})"
         self._reporter.record("event", position, event="test", message=message)

@@ -17,6 +17,7 @@ from rayrec.checkpoint import Checkpoint
 from rayrec.data import data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
+from rayrec.models import Retriever
 from rayrec.storage.folder import open_folder
 from rayrec.train.errors import TrainError
 from rayrec.train.run.log import Record
@@ -163,7 +164,9 @@ class Loop:
         self.last_epoch = self._last_epoch(reporter.position)
         self.saved: Checkpoint | None = None  # the last complete one
         schema, trainer = self.config.data_schema, self.config.trainer
-        self.window = Window(session.device, session.control, session.group, schema.task_names, schema.label_kinds)
+        self.scores_rows = not isinstance(learner.model.module, Retriever)  # a retriever has no metrics of labels
+        kinds = schema.label_kinds if self.scores_rows else None
+        self.window = Window(session.device, session.control, session.group, schema.task_names, kinds)
         self.window.load_state(tensors)
         self.empty = empty_batch(schema.for_training)
         self.metrics: dict[str, Any] = {}  # of the last logging line
@@ -533,8 +536,7 @@ class Loop:
             "train": {
                 "loss": self.metrics.get("loss"),
                 **{name: self.metrics.get(name) for name in self.metrics.keys() & {"rmse", "r2"}},
-                "ne": self.metrics.get("ne"),
-                "auc": self.metrics.get("auc"),
+                **{name: self.metrics.get(name) for name in (("ne", "auc") if self.scores_rows else ())},
                 "samples": position.samples,
                 "skipped": position.skipped,
                 "seconds": round(position.seconds, 3),

@@ -19,7 +19,7 @@ class Window:
 
     Args:
         names: names of the labels, if there are several.
-        kinds: "binary" or "number" for each label.
+        kinds: "binary" or "number" for each label; None: without metrics of labels, for a retriever.
     """
 
     def __init__(
@@ -28,10 +28,10 @@ class Window:
         control: Control,
         group: Group,
         names: Sequence[str] | None = None,
-        kinds: Sequence[str] = ("binary",),
+        kinds: Sequence[str] | None = ("binary",),
     ) -> None:
         self._control, self._group = control, group
-        self._metrics = LabelMetrics(kinds, device, names)
+        self._metrics = None if kinds is None else LabelMetrics(kinds, device, names)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._weight = 0.0
         self._rows = self._all_rows = 0
@@ -49,7 +49,8 @@ class Window:
             exchange_s: the part of it in which this rank's host waited in collectives.
         """
         self._loss += loss.double() * step.weight
-        self._metrics.update(logits_B, step.batch.label, step.batch.weight)
+        if self._metrics is not None:
+            self._metrics.update(logits_B, step.batch.label, step.batch.weight)
         self._weight += step.weight
         self._rows += step.batch.rows
         self._all_rows += step.rows
@@ -68,7 +69,7 @@ class Window:
             NotFiniteError: the loss is not finite.
         """
         loss_sum, weight, rows, wait_s, exchange_s, seconds = self._control.sums(self._sums())
-        quality = self._metrics.compute(self._group)
+        quality = {} if self._metrics is None else self._metrics.compute(self._group)
         metrics = {
             "loss": loss_sum / weight if weight else None,
             **_quality(quality),
@@ -79,7 +80,8 @@ class Window:
         if "tasks" in quality:
             tasks = quality["tasks"].items()
             metrics["tasks"] = {name: _quality(task) for name, task in tasks}
-        self._metrics.reset()
+        if self._metrics is not None:
+            self._metrics.reset()
         self._loss.zero_()
         self._weight = 0.0
         self._rows = self._all_rows = 0
@@ -90,7 +92,8 @@ class Window:
     def state(self) -> dict[str, torch.Tensor]:
         """Sums over all ranks, for a checkpoint. A collective."""
         totals = torch.tensor([*self._control.sums(self._sums()), self._all_rows], dtype=torch.float64)
-        return {"window/sums": totals, **{f"window/{k}": v for k, v in self._metrics.state(self._group).items()}}
+        state = {} if self._metrics is None else self._metrics.state(self._group)
+        return {"window/sums": totals, **{f"window/{name}": tensor for name, tensor in state.items()}}
 
     def _sums(self) -> list[float]:
         """The sums of this rank."""
@@ -107,7 +110,8 @@ class Window:
             loss, self._weight, rows, self._wait_s, self._exchange_s, self._seconds = sums
             self._loss.fill_(loss)
             self._rows = int(rows)
-            self._metrics.load_state(saved)
+            if self._metrics is not None:
+                self._metrics.load_state(saved)
 
     def check(self, step: int, sound: bool = True) -> None:
         """Check that the loss is finite, before a checkpoint is saved. A collective.
@@ -123,8 +127,9 @@ class Window:
 
 
 def _quality(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of a label that training logs: `ne` and `auc` for a binary label, `rmse` and `r2` for a number."""
-    return {name: metrics[name] for name in ("ne", "auc", "rmse", "r2") if name in metrics}
+    """The metrics of a label that training logs: `ne` and `auc` for a binary label (and `auc_error`, see
+    `BinarySums`), `rmse` and `r2` for a number."""
+    return {name: metrics[name] for name in ("ne", "auc", "auc_error", "rmse", "r2") if name in metrics}
 
 
 def _refuse_infinite(loss_sum: float, step: int) -> None:
