@@ -223,6 +223,39 @@ def test_a_frequency_is_learned_from_gaps() -> None:
     torch.testing.assert_close(log_q.exp(), torch.tensor([1.0, 0.25]), rtol=0.02, atol=0)
 
 
+def test_the_expected_count_of_items_that_a_batch_has_many_times() -> None:
+    generator, items, rows = torch.Generator().manual_seed(0), 500, 128
+    share = 1 / torch.arange(1, items + 1).double()
+    share /= share.sum()  # from 19 occurrences a step to one in 26 steps
+    frequency, mean = StreamingFrequency(items), torch.zeros(items)
+    for step in range(800):
+        ids = torch.multinomial(share, rows, replacement=True, generator=generator)
+        log_q = frequency.log_q(torch.arange(items), ids, step)
+        mean += log_q / 500 if step >= 300 else 0
+    error = mean - (share * rows).log().float()
+    for first, last in [(0, 1), (1, 5), (5, 20), (20, 100), (100, 500)]:
+        assert abs(float(error[first:last].mean())) < 0.1
+
+
+def test_a_new_item_is_one_of_average_frequency_at_first() -> None:
+    others = torch.arange(1, 100)
+    for start, at_first in [(0, 1.0), (9, 0.1), (50_000, 0.01)]:  # ids of 100 rows among 10,000 items: one in 100 steps
+        frequency = StreamingFrequency(10_000)
+        found = []
+        for step in range(start, start + 21, 10):
+            found.append(float(frequency.log_q(torch.tensor([0]), torch.cat([torch.tensor([0]), others]), step).exp()))
+        assert found == pytest.approx([at_first, 0.1, 0.1])
+
+
+def test_an_evaluation_does_not_change_the_frequencies() -> None:
+    model = make("in_batch")
+    model.loss.frequency = StreamingFrequency(ITEMS)
+    model(batch())
+    before = {name: tensor.clone() for name, tensor in model.loss.state_dict().items()}
+    model.eval()(batch([[1, 2, 3]]))
+    torch.testing.assert_close(model.loss.state_dict(), before)
+
+
 def test_a_run_that_goes_on_draws_what_it_would_have_drawn() -> None:
     model = make("sampled_softmax")
     model(batch())
