@@ -131,6 +131,15 @@ def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, 
         np.testing.assert_allclose(answer["scores"][label], expected[:, column], rtol=0, atol=2e-6)
 
 
+def test_esmm_with_a_conversion_that_is_unknown_without_a_click_is_refused(data: Path) -> None:
+    raw = config(data, "mmoe")
+    raw["model"] = {"name": "esmm", "args": ARGS["esmm"]}
+    with pytest.raises(
+        ConfigError, match=r"schema\.labels\.1\.given: model esmm .* remove `given: click` of label 'buy'"
+    ):
+        parse_config(raw)
+
+
 class OfSequences(nn.Module):
     """A model of one's own that reads its history from `Batch.sequences`."""
 

@@ -115,6 +115,17 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
         raise refusal("model.args.over_arch", f"{over} must end with {num_labels}: the model gives {logits}")
 
 
+def check_esmm(model: ModelConfig, schema: Schema) -> None:
+    """The labels of ESMM are observed in all rows."""
+    for number, task in enumerate(schema.tasks):
+        if model.name == "esmm" and task.given is not None:
+            raise refusal(
+                f"schema.labels.{number}.given",
+                "model esmm learns click and conversion from all rows, where a row without a click is one without a "
+                f"conversion: remove `given: {task.given}` of label {task.name!r}; it must be 0 without a click",
+            )
+
+
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
     """Early stopping and `keep_best` use metrics of the first label, and negative sampling has binary labels."""
     kinds = schema.label_kinds
