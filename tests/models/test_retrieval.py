@@ -20,6 +20,7 @@ from rayrec.models.samplers import PopularitySampler, StreamingFrequency, Unifor
 from rayrec.modules import EmbeddingConfig
 from rayrec.modules.attention import Layout
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.ranks import on_ranks
 
 ITEMS, DIM, MOST = 12, 6, 5
@@ -118,6 +119,21 @@ def test_a_loss_is_its_formula(kind: str) -> None:
     check_formula(kind)
 
 
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_in_bfloat16_stays_near(kind: str) -> None:
+    found = []
+    for enabled in (False, True):
+        model = make(kind)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss, _ = model(batch())
+        loss.backward()
+        assert loss.dtype == torch.float32
+        found.append((loss.detach(), model.item_vectors.embeddings.embeddings["item"].weight.grad))
+    (whole, grad), (half, near) = found
+    torch.testing.assert_close(half, whole, rtol=0.02, atol=0)
+    assert torch.cosine_similarity(grad.flatten(), near.flatten(), dim=0) > 0.995
+
+
 def make(kind: str, family: str = "sasrec") -> NextItem:
     torch.manual_seed(2)
     given: dict[str, Any] = {"history": "item", "tables_device": "cpu", "seed": 1}
@@ -174,24 +190,26 @@ def test_so_is_hstu_and_a_weighted_batch() -> None:
 
 def trained(group: dist.ProcessGroup | None, kind: str) -> dict[str, torch.Tensor]:
     """State after three steps, the item table sharded."""
-    model: nn.Module = make(kind)
+    model: nn.Module = make(kind.removesuffix(", estimated"))
+    if "estimated" in kind:
+        model.loss.frequency = StreamingFrequency(ITEMS)
     env = ShardingEnv.from_local(1, 0) if group is None else ShardingEnv.from_process_group(group)
     sharder = EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.SGD, "learning_rate": 0.1})
-    model = DistributedModelParallel(model, env=env, device=torch.device("cpu"), sharders=[sharder])
+    model = DistributedModelParallel(model, env=env, device=DEVICE, sharders=[sharder])
     optimizer = torch.optim.SGD(model.dense_parameters().values(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
         rows, share = of_rank(group, None)
-        loss, logits = model(rows)
+        loss, logits = model(rows.to(DEVICE))
         (loss * (share * env.world_size) if rows.rows else logits.sum() * 0.0).backward()
         optimizer.step()
     with torch.no_grad():
-        items = model.module.items(torch.arange(ITEMS))
+        items = model.module.items(torch.arange(ITEMS, device=DEVICE))
         dense = {name: p.detach().clone() for name, p in model.other_parameters().items()}
-        return {"items": items, "query": model.module.query(batch()), **dense}
+        return {"items": items, "query": model.module.query(batch().to(DEVICE)), **dense}
 
 
-@pytest.mark.parametrize("kind", ["softmax", "mixed"])
+@pytest.mark.parametrize("kind", ["softmax", "mixed", "in_batch, estimated"])
 def test_a_sharded_table_trains_as_one_process_does(kind: str) -> None:
     want = trained(None, kind)
     for found in on_ranks(3, trained, kind):
