@@ -349,6 +349,38 @@ def test_towers_pool_by_mean_and_score_items_alike() -> None:
         TwoTower(tables(), 0, item="film")
 
 
+def test_one_temperature_for_vectors_of_length_1_in_all_models() -> None:
+    given: dict[str, Any] = {"tables_device": "cpu", "seed": 1}
+    query = replace(tables()[0], name="user", feature_names=["user"])
+    for normalize, expected in [(True, 0.05), (False, 1.0)]:
+        models = [
+            sasrec(tables(), 0, history="item", normalize=normalize, **given),
+            hstu(tables(), 0, history="item", normalize=normalize, **given),
+            TwoTower([query, *tables()], 0, item="item", normalize=normalize, **given),
+        ]
+        assert [model.loss.temperature for model in models] == [expected] * 3
+    assert (
+        sasrec(tables(), 0, history="item", normalize=True, loss={"temperature": 0.3}, **given).loss.temperature == 0.3
+    )
+
+
+def test_without_towers_the_tables_have_to_agree() -> None:
+    query = replace(tables()[0], name="user", feature_names=["user"])
+    with pytest.raises(ValueError, match=r"towers=\[\] .* width 6, but the query has 9 numbers .*user; 3 dense"):
+        TwoTower([query, *tables()], 3, item="item", towers=[])
+
+
+def test_a_retrievers_table_starts_in_its_bound() -> None:
+    table = EmbeddingConfig(num_embeddings=2000, embedding_dim=DIM, name="item", feature_names=["item"])
+    bounded = replace(table, weight_init_min=-1.5, weight_init_max=1.5)
+    for config, deviation in [(table, 0.02), (bounded, 1.5 / math.sqrt(3))]:
+        towers = TwoTower([replace(config, name="user", feature_names=["user"]), config], 0, item="item",
+                          tables_device="cpu", seed=1).embeddings.embeddings  # fmt: skip
+        encoder = sasrec([config], 0, history="item", tables_device="cpu", seed=1).item_vectors.embeddings.embeddings
+        for weight in (towers["user"].weight, towers["item"].weight, encoder["item"].weight):
+            assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.05)
+
+
 def test_a_question_is_the_newest_item_after_those_before_it() -> None:
     model = make("softmax").eval()
     asked = model.question(batch())

@@ -93,6 +93,14 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
     assert f"HR@10 {found['recall@10']:.4f}" in line and ("without seen items" in line) == filtered
 
 
+def test_two_tables_without_towers_are_matrix_factorization(data: Path) -> None:
+    raw = raw_config(data, "two_tower")
+    raw["name"], raw["model"]["args"]["towers"] = "factorization", []
+    raw["optimizers"] = {"sparse": {"kind": "adam", "lr": 0.05}}
+    results = on_ranks(2, fit_on_rank, raw, timeout_s=350)
+    assert results[0]["eval"] == results[1]["eval"] and results[0]["eval"]["recall@10"] > 0.6, results[0]["eval"]
+
+
 def hits_of_popular_items(data: Path, name: str) -> float:
     """The part of the evaluation's targets among the ten items that training rows have most, row by row."""
     trained, asked = (pq.read_table(data / part).to_pylist() for part in ("train", "eval"))
