@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from rayrec.models import RETRIEVERS
-from rayrec.train import ConfigError, Display, Trainer, evaluate_run, load_config, parse_config
+from rayrec.train import ConfigError, Display, Trainer, TrainError, evaluate_run, load_config, parse_config
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
@@ -73,6 +73,8 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
         {"name": "history", "rows": ITEMS, "dim": 16, "features": ["history"]},
         {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]},
     ]
+    if name != "two_tower":
+        del raw["schema"]["sparse"][1], raw["tables"][1]
     raw["model"] = {"name": name, "args": ARGS[name]}
     raw["trainer"]["epochs"] = 3
     raw["trainer"]["early_stopping"] = {"metric": "ndcg@10", "patience": 6}
@@ -147,6 +149,28 @@ def test_popularity_stands_beside_the_figures(
         assert "popularity metrics are not computed" in capsys.readouterr().err
     finally:
         (data / "elsewhere").rename(data / "train")
+
+
+@pytest.mark.parametrize("name", ["sasrec", "hstu"])
+def test_what_a_model_of_histories_does_not_read_is_refused(name: str, data: Path, tmp_path: Path) -> None:
+    raw = raw_config(data, name)
+    raw["trainer"]["num_workers"] = 0
+    raw["storage"]["path"] = str(tmp_path)
+    item = {"name": "item", "mapping": {"kind": "identity"}}
+    raw["schema"]["sparse"].append(item)
+    apart = {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]}
+    shared = {**raw["tables"][0], "features": ["history", "item"]}
+    subject = f"model {name} reads only the history 'history'; remove"
+    for tables, text in [
+        ([*raw["tables"], apart], f"tables.item: {subject} this table and its features: item"),
+        ([shared], f"tables.history.features: {subject} item here and from schema.sparse"),
+    ]:
+        with pytest.raises(TrainError, match=text):
+            Trainer(parse_config({**raw, "tables": tables})).fit()
+    raw["schema"]["sparse"].remove(item)
+    raw["schema"]["dense"] = [{"name": "label"}]
+    with pytest.raises(TrainError, match=f"schema.dense: {subject} this section"):
+        Trainer(parse_config(raw)).fit()
 
 
 def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:
