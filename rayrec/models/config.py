@@ -41,11 +41,13 @@ class TableConfig(Section):
     rows: int = Field(ge=1, description="rows of the table; ids map to `[0, rows)`")
     dim: int = Field(ge=1, description="width of a row")
     features: list[str] = Field(min_length=1, description="sparse features that look up this table")
-    pooling: Literal["sum", "mean"] = Field(default="sum", description="how to pool the vectors of an id list")
+    pooling: Literal["sum", "mean"] = Field(
+        default="sum", description="how to pool the vectors of an id list; `two_tower` takes means"
+    )
     data_type: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of the weights")
     init: Init | None = None
-    """number: initial weights are uniform in ±init; `null`: ±sqrt(1 / rows); section: rows start from vectors in
-    files"""
+    """number: initial weights are uniform in ±init; `null`: ±sqrt(1 / rows), and in `sasrec`, `hstu` and `two_tower`
+    normal with a deviation of 0.02; section: rows start from vectors in files"""
 
     @property
     def vectors(self) -> VectorsConfig | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -100,8 +101,14 @@ class Head(nn.Module):
 
     def forward(self, outputs_BT: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the mean loss, and logits `[B]`, or `[B, T]` with several labels. The logit of a number is its
-        prediction."""
+        prediction.
+
+        The loss is NaN in an export, which reads only the logits, and for "pairwise" outside training, as it would
+        gather the rows of all ranks.
+        """
         logits = outputs_BT.squeeze(1) if self._task_weights is None else outputs_BT
+        if torch.compiler.is_exporting() or (self.loss.kind == "pairwise" and not self.training):
+            return logits.new_full((), math.nan), logits
         if self.loss.kind == "pairwise":
             share = pairwise_loss(logits, batch, self._group)
             # `share * 0` keeps the collectives in the backward of a rank with an empty batch.

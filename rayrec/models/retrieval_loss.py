@@ -27,6 +27,7 @@ from torch import nn
 from rayrec.distributed import comm
 from rayrec.models.samplers import SAMPLERS, Candidates, KnownFrequency, StreamingFrequency
 
+TEMPERATURE = 0.05  # of vectors of length 1
 MASKED = float("-inf")  # score of a candidate that is the positive itself
 
 
@@ -167,13 +168,15 @@ class RetrievalLoss(nn.Module):
         """
         total = comm.all_reduce(pairs.weights.detach().sum(), group).clamp(min=1e-12)
         if not self.kind.in_batch and self.sampler is None:
-            query = pairs.query / self.temperature
-            return _CorpusSoftmax.apply(query, pairs.drawn, pairs.ids, pairs.weights / total)
+            # Sums over a corpus need float32, also with `trainer.dense_precision: bf16`.
+            query, vectors = _at_least_float32(pairs.query), _at_least_float32(pairs.drawn)
+            with torch.autocast(query.device.type, enabled=False):
+                return _CorpusSoftmax.apply(query / self.temperature, vectors, pairs.ids, pairs.weights.float() / total)
         positive_P = (pairs.query * pairs.items).sum(1) / self.temperature
         candidates = [(drawn.ids, pairs.drawn, drawn.log_q)] if self.sampler is not None else []
         log_q_P = torch.zeros_like(positive_P) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
-            counts = comm.all_gather(torch.tensor([len(pairs.ids)]), group).flatten().tolist()
+            counts = comm.all_gather(torch.tensor([len(pairs.ids)], device=pairs.ids.device), group).flatten().tolist()
             all_ids = comm.all_gather_uneven(pairs.ids, group)
             log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, int(self.steps))
             candidates.append((all_ids, comm.gather_rows(pairs.items, counts, group), log_q[: len(all_ids)]))
@@ -187,6 +190,20 @@ class RetrievalLoss(nn.Module):
         if self.training:
             self.steps += 1
         return (losses_P * pairs.weights).sum() / total
+
+
+def with_temperature(loss: dict[str, Any] | None, normalize: bool) -> dict[str, Any]:
+    """Returns the arguments of a `RetrievalLoss`, with the default temperature of a model if they have none.
+
+    Args:
+        normalize: queries and items have length 1. Scores are then in [-1, 1], too narrow for a softmax over many
+            candidates without a temperature.
+    """
+    return {"temperature": TEMPERATURE if normalize else 1.0, **(loss or {})}
+
+
+def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def corrected(scores: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:

@@ -94,31 +94,44 @@ class KnownFrequency(nn.Module):
 
 
 class StreamingFrequency(nn.Module):
-    """Expected count, estimated during training from the mean number of steps between occurrences of an item (Yi et al.
-    2019, "Sampling-bias-corrected neural modeling for large corpus item recommendations", algorithm 2).
+    """Expected count among the positives of a step, estimated during training.
+
+    The count is 1 over the mean number of steps per occurrence of an item: Yi et al. 2019, "Sampling-bias-corrected
+    neural modeling for large corpus item recommendations", algorithm 2, which counts an item once per step, however
+    often it occurs in it. After its first occurrence, an item is taken for one of average frequency, unless it was met
+    sooner than that.
 
     Args:
         num_items: I, items of the corpus.
         rate: weight of the newest gap in the moving average.
     """
 
-    _last: torch.Tensor
-    _gap: torch.Tensor
+    _last: torch.Tensor  # step after the newest occurrence; 0: none
+    _gap: torch.Tensor  # mean steps per occurrence; below 0: minus the guess after the first occurrence; 0: none
 
     def __init__(self, num_items: int, rate: float = 0.05) -> None:
         super().__init__()
-        self.rate = rate
+        self.num_items, self.rate = num_items, rate
         self.register_buffer("_last", torch.zeros(num_items, dtype=torch.int64))
         self.register_buffer("_gap", torch.zeros(num_items))
 
     def log_q(self, ids: torch.Tensor, all_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """See `KnownFrequency.log_q`. Updates the estimate with the occurrences of this step first."""
-        seen = all_ids.unique()
-        gap = (step + 1 - self._last[seen]).float()
-        mean_gap = self._gap[seen]
-        self._gap[seen] = torch.where(mean_gap > 0, (1 - self.rate) * mean_gap + self.rate * gap, gap)
-        self._last[seen] = step + 1
-        return -self._gap[ids].clamp(min=1.0).log()
+        """See `KnownFrequency.log_q`. In training, updates the estimate with the occurrences of this step first."""
+        average = max(self.num_items / max(len(all_ids), 1), 1.0)
+        if self.training:
+            seen, counts = all_ids.unique(return_counts=True)
+            last, mean = self._last[seen], self._gap[seen]
+            gap = (step + 1 - last).float()
+            # The gap belongs to all occurrences of the step. Dividing by the count that the mean predicts (of a Poisson
+            # distribution, given that there is one) keeps the weight of a step at `rate`, whatever the frequency.
+            predicted = 1 / (mean * -torch.expm1(-1 / mean.clamp(min=1e-6))).clamp(min=1e-6)
+            weight = (self.rate * counts / predicted).clamp(max=1.0)
+            known = torch.lerp(mean, gap / counts, weight)
+            first = -gap.clamp(max=average) / counts
+            self._gap[seen] = torch.where(mean > 0, known, torch.where(last > 0, gap / counts, first))
+            self._last[seen] = step + 1
+        gaps = self._gap[ids].abs()
+        return -torch.where(gaps > 0, gaps, average).log()
 
 
 def _generator(seed: int, step: int) -> torch.Generator:

@@ -9,7 +9,7 @@ import torch
 
 from rayrec.models.batch import Batch
 from rayrec.models.loss import common_dim
-from rayrec.models.retrieval_loss import Pairs
+from rayrec.models.retrieval_loss import Pairs, with_temperature
 from rayrec.models.retriever import EvalQueries, QueryInputs, Retriever, normalized, only_table_of, small_normal
 from rayrec.modules import MLP, EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
@@ -27,12 +27,17 @@ class TwoTower(Retriever):
         tables: embedding tables, all with the same `embedding_dim`; the rows of the table of `item` are the items.
         num_dense: N, dense features of the query.
         item: the feature with one item id per row; all other features belong to the query.
-        towers: layer widths of each tower, and so the width of the vectors; empty: no towers.
-        normalize: scale queries and items to length 1.
+        towers: layer widths of each tower, and so the width of the vectors; empty: the
+            tables' own vectors, i.e. matrix factorization; the query then has one feature, which is sparse.
+        normalize: scale queries and items to length 1; `loss.temperature` is then 0.05 by default, else 1.
         loss: arguments of `RetrievalLoss`.
         device: device of the dense part.
         tables_device: device of the tables; they stay on "meta" until they are sharded.
         seed: seed of the initial weights of the tables.
+
+    Raises:
+        ValueError: no table or several tables read `item`, widths of tables differ, or `towers` is empty and the query
+            is wider than an item.
     """
 
     def __init__(
@@ -51,12 +56,18 @@ class TwoTower(Retriever):
         num_items = only_table_of(item, tables).num_embeddings
         features = [name for table in tables for name in table.feature_names]
         reads = QueryInputs(tuple(name for name in features if name != item), dense=num_dense > 0)
-        super().__init__(num_items, item, reads, {"kind": "in_batch", "temperature": 0.1, **(loss or {})})
+        super().__init__(num_items, item, reads, {"kind": "in_batch", **with_temperature(loss, normalize)})
         dim = common_dim("two_tower", list(tables))  # type: ignore[arg-type]
         self.features, self.normalize = features, normalize
         copies = [as_collection_table(table, table.feature_names, small_normal) for table in tables]
         self.embeddings = EmbeddingCollection(copies, device=tables_device, seed=seed)
         width = dim * (len(self.features) - 1) + num_dense
+        if not towers and width != dim:
+            raise ValueError(
+                f"two_tower: towers=[] compares the tables' vectors of width {dim}, but the query has {width} numbers "
+                f"(sparse features {', '.join(reads.features) or 'none'}; {num_dense} dense); give it one sparse "
+                "feature, or set towers"
+            )
         self.query_tower = MLP(width, list(towers), activation_on_last=False, device=device)
         self.item_tower = MLP(dim, list(towers), activation_on_last=False, device=device)
 

@@ -108,7 +108,9 @@ def as_collection_table(
     Args:
         table: The table.
         features: The features that read it.
-        init_fn: Initial weights for a table without `init_fn`.
+        init_fn: Initial weights for a table with neither `init_fn` nor a bound of its weights.
     """
     same = {f.name: getattr(table, f.name) for f in fields(EmbeddingConfig)}
+    if table.weight_init_min is not None or table.weight_init_max is not None:
+        init_fn = None
     return EmbeddingConfig(**{**same, "feature_names": list(features), "init_fn": table.init_fn or init_fn})

@@ -24,6 +24,7 @@ from rayrec.models import Retriever
 from rayrec.storage.folder import open_folder
 from rayrec.storage.retries import Patience
 from rayrec.storage.secrets import without_secrets
+from rayrec.train.config.checks import unread_inputs
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.driver import warnings
 from rayrec.train.driver.callbacks import Callback, Callbacks, RunInfo
@@ -318,8 +319,12 @@ class Trainer:
         return earlier
 
     def _check_earlier(self) -> None:
-        """Refuse a different config if the run has a committed checkpoint."""
+        """Refuse a different config if the run has a committed checkpoint, and inputs that a new run does not read."""
         if newest_checkpoint(self.folder) is None:
+            config = self.config
+            unread = None if self.factory else unread_inputs(config.model, config.tables, config.data_schema)
+            if unread is not None:
+                raise TrainError(unread)
             return
         earlier = self._refuse_other_config()
         if earlier is None:

@@ -20,6 +20,7 @@ WHOLE = [  # those whose code asks for the device
     "tests/checkpoint/test_saving.py",
     "tests/checkpoint/test_state_device.py",
 ]
+RETRIEVAL = "tests/models/test_retrieval.py::test_a_sharded_table_trains_as_one_process_does"
 
 
 @pytest.mark.long
@@ -28,7 +29,8 @@ def test_they_pass() -> None:
     """All in one process, which takes long to start."""
     if shutil.which("g++") is None:
         pytest.skip("pretended GPUs need g++")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", *WHOLE]
+    tests = [*WHOLE, RETRIEVAL]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not long", *tests]
     env = os.environ | {"RAYREC_PRETEND_GPUS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -162,6 +162,11 @@ def test_several_labels_and_tables_chosen_by_measured_loss(tmp_path: Path) -> No
     assert_scores_equal(model, run, atol=0.2)
 
 
+def test_a_model_trained_with_the_pairwise_loss(tmp_path: Path) -> None:
+    run = train(tmp_path, model__loss="pairwise")
+    assert_scores_equal(Model(export_run(run, tmp_path / "model").folder), run, atol=0)
+
+
 def test_a_run_of_two_ranks_is_exported_table_by_table(tmp_path: Path) -> None:
     small.write_all(tmp_path, rows=300)
     kinds = {"user": "row_wise", "item": "column_wise", "tag": "data_parallel"}

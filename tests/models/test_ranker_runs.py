@@ -142,6 +142,15 @@ def test_bfloat16_layers_are_counted_and_stay_near(name: str, data: Path, tmp_pa
     assert made.parity.exported["auc"] == pytest.approx(made.parity.trained["auc"], abs=5e-3)
 
 
+def test_esmm_with_a_conversion_that_is_unknown_without_a_click_is_refused(data: Path) -> None:
+    raw = config(data, "mmoe")
+    raw["model"] = {"name": "esmm", "args": ARGS["esmm"]}
+    with pytest.raises(
+        ConfigError, match=r"schema\.labels\.1\.given: model esmm .* remove `given: click` of label 'buy'"
+    ):
+        parse_config(raw)
+
+
 class OfSequences(nn.Module):
     """A model of one's own that reads its history from `Batch.sequences`."""
 

@@ -20,6 +20,7 @@ from rayrec.models.samplers import PopularitySampler, StreamingFrequency, Unifor
 from rayrec.modules import EmbeddingConfig
 from rayrec.modules.attention import Layout
 from rayrec.sparse import KeyedJaggedTensor
+from tests.device import DEVICE
 from tests.ranks import on_ranks
 
 ITEMS, DIM, MOST = 12, 6, 5
@@ -118,6 +119,21 @@ def test_a_loss_is_its_formula(kind: str) -> None:
     check_formula(kind)
 
 
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_in_bfloat16_stays_near(kind: str) -> None:
+    found = []
+    for enabled in (False, True):
+        model = make(kind)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss, _ = model(batch())
+        loss.backward()
+        assert loss.dtype == torch.float32
+        found.append((loss.detach(), model.item_vectors.embeddings.embeddings["item"].weight.grad))
+    (whole, grad), (half, near) = found
+    torch.testing.assert_close(half, whole, rtol=0.02, atol=0)
+    assert torch.cosine_similarity(grad.flatten(), near.flatten(), dim=0) > 0.995
+
+
 def make(kind: str, family: str = "sasrec") -> NextItem:
     torch.manual_seed(2)
     given: dict[str, Any] = {"history": "item", "tables_device": "cpu", "seed": 1}
@@ -174,24 +190,26 @@ def test_so_is_hstu_and_a_weighted_batch() -> None:
 
 def trained(group: dist.ProcessGroup | None, kind: str) -> dict[str, torch.Tensor]:
     """State after three steps, the item table sharded."""
-    model: nn.Module = make(kind)
+    model: nn.Module = make(kind.removesuffix(", estimated"))
+    if "estimated" in kind:
+        model.loss.frequency = StreamingFrequency(ITEMS)
     env = ShardingEnv.from_local(1, 0) if group is None else ShardingEnv.from_process_group(group)
     sharder = EmbeddingCollectionSharder(fused_params={"optimizer": EmbOptimType.SGD, "learning_rate": 0.1})
-    model = DistributedModelParallel(model, env=env, device=torch.device("cpu"), sharders=[sharder])
+    model = DistributedModelParallel(model, env=env, device=DEVICE, sharders=[sharder])
     optimizer = torch.optim.SGD(model.dense_parameters().values(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
         rows, share = of_rank(group, None)
-        loss, logits = model(rows)
+        loss, logits = model(rows.to(DEVICE))
         (loss * (share * env.world_size) if rows.rows else logits.sum() * 0.0).backward()
         optimizer.step()
     with torch.no_grad():
-        items = model.module.items(torch.arange(ITEMS))
+        items = model.module.items(torch.arange(ITEMS, device=DEVICE))
         dense = {name: p.detach().clone() for name, p in model.other_parameters().items()}
-        return {"items": items, "query": model.module.query(batch()), **dense}
+        return {"items": items, "query": model.module.query(batch().to(DEVICE)), **dense}
 
 
-@pytest.mark.parametrize("kind", ["softmax", "mixed"])
+@pytest.mark.parametrize("kind", ["softmax", "mixed", "in_batch, estimated"])
 def test_a_sharded_table_trains_as_one_process_does(kind: str) -> None:
     want = trained(None, kind)
     for found in on_ranks(3, trained, kind):
@@ -221,6 +239,39 @@ def test_a_frequency_is_learned_from_gaps() -> None:
         batch = torch.tensor([0] + [1] * (step % 4 == 0))
         log_q = frequency.log_q(torch.tensor([0, 1]), batch, step)
     torch.testing.assert_close(log_q.exp(), torch.tensor([1.0, 0.25]), rtol=0.02, atol=0)
+
+
+def test_the_expected_count_of_items_that_a_batch_has_many_times() -> None:
+    generator, items, rows = torch.Generator().manual_seed(0), 500, 128
+    share = 1 / torch.arange(1, items + 1).double()
+    share /= share.sum()  # from 19 occurrences a step to one in 26 steps
+    frequency, mean = StreamingFrequency(items), torch.zeros(items)
+    for step in range(800):
+        ids = torch.multinomial(share, rows, replacement=True, generator=generator)
+        log_q = frequency.log_q(torch.arange(items), ids, step)
+        mean += log_q / 500 if step >= 300 else 0
+    error = mean - (share * rows).log().float()
+    for first, last in [(0, 1), (1, 5), (5, 20), (20, 100), (100, 500)]:
+        assert abs(float(error[first:last].mean())) < 0.1
+
+
+def test_a_new_item_is_one_of_average_frequency_at_first() -> None:
+    others = torch.arange(1, 100)
+    for start, at_first in [(0, 1.0), (9, 0.1), (50_000, 0.01)]:  # ids of 100 rows among 10,000 items: one in 100 steps
+        frequency = StreamingFrequency(10_000)
+        found = []
+        for step in range(start, start + 21, 10):
+            found.append(float(frequency.log_q(torch.tensor([0]), torch.cat([torch.tensor([0]), others]), step).exp()))
+        assert found == pytest.approx([at_first, 0.1, 0.1])
+
+
+def test_an_evaluation_does_not_change_the_frequencies() -> None:
+    model = make("in_batch")
+    model.loss.frequency = StreamingFrequency(ITEMS)
+    model(batch())
+    before = {name: tensor.clone() for name, tensor in model.loss.state_dict().items()}
+    model.eval()(batch([[1, 2, 3]]))
+    torch.testing.assert_close(model.loss.state_dict(), before)
 
 
 def test_a_run_that_goes_on_draws_what_it_would_have_drawn() -> None:
@@ -296,6 +347,38 @@ def test_towers_pool_by_mean_and_score_items_alike() -> None:
         torch.testing.assert_close(model.query(batch_of_users)[row], torch.nn.functional.normalize(want)[0])
     with pytest.raises(ValueError, match="feature 'film' is read by 0 tables"):
         TwoTower(tables(), 0, item="film")
+
+
+def test_one_temperature_for_vectors_of_length_1_in_all_models() -> None:
+    given: dict[str, Any] = {"tables_device": "cpu", "seed": 1}
+    query = replace(tables()[0], name="user", feature_names=["user"])
+    for normalize, expected in [(True, 0.05), (False, 1.0)]:
+        models = [
+            sasrec(tables(), 0, history="item", normalize=normalize, **given),
+            hstu(tables(), 0, history="item", normalize=normalize, **given),
+            TwoTower([query, *tables()], 0, item="item", normalize=normalize, **given),
+        ]
+        assert [model.loss.temperature for model in models] == [expected] * 3
+    assert (
+        sasrec(tables(), 0, history="item", normalize=True, loss={"temperature": 0.3}, **given).loss.temperature == 0.3
+    )
+
+
+def test_without_towers_the_tables_have_to_agree() -> None:
+    query = replace(tables()[0], name="user", feature_names=["user"])
+    with pytest.raises(ValueError, match=r"towers=\[\] .* width 6, but the query has 9 numbers .*user; 3 dense"):
+        TwoTower([query, *tables()], 3, item="item", towers=[])
+
+
+def test_a_retrievers_table_starts_in_its_bound() -> None:
+    table = EmbeddingConfig(num_embeddings=2000, embedding_dim=DIM, name="item", feature_names=["item"])
+    bounded = replace(table, weight_init_min=-1.5, weight_init_max=1.5)
+    for config, deviation in [(table, 0.02), (bounded, 1.5 / math.sqrt(3))]:
+        towers = TwoTower([replace(config, name="user", feature_names=["user"]), config], 0, item="item",
+                          tables_device="cpu", seed=1).embeddings.embeddings  # fmt: skip
+        encoder = sasrec([config], 0, history="item", tables_device="cpu", seed=1).item_vectors.embeddings.embeddings
+        for weight in (towers["user"].weight, towers["item"].weight, encoder["item"].weight):
+            assert float(weight.detach().std()) == pytest.approx(deviation, rel=0.05)
 
 
 def test_a_question_is_the_newest_item_after_those_before_it() -> None:

@@ -175,6 +175,20 @@ def test_the_pairwise_loss_is_over_the_rows_of_all_ranks(folder: Path) -> None:
     assert not torch.allclose(ordinary, wanted, atol=1e-3)
 
 
+def scores_of_one_rank(group: dist.ProcessGroup) -> torch.Tensor | None:
+    """What the first rank scores alone, in evaluation."""
+    head = Head(None).eval()
+    head.loss = Loss(kind="pairwise")
+    head.on_sharded(group)
+    batch = batches([5], 3)[0]
+    return head(torch.arange(5.0)[:, None], batch)[1] if group.rank() == 0 else None
+
+
+def test_an_evaluation_gathers_no_rows_for_the_pairwise_loss() -> None:
+    first, _ = on_ranks(2, scores_of_one_rank, timeout_s=60)
+    assert first.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from rayrec.models import RETRIEVERS
-from rayrec.train import ConfigError, Display, Trainer, evaluate_run, load_config, parse_config
+from rayrec.train import ConfigError, Display, Trainer, TrainError, evaluate_run, load_config, parse_config
 from rayrec.train.run.folder import RunFolder
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job
@@ -74,6 +74,8 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
         {"name": "history", "rows": ITEMS, "dim": 16, "features": ["history"]},
         {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]},
     ]
+    if name != "two_tower":
+        del raw["schema"]["sparse"][1], raw["tables"][1]
     raw["model"] = {"name": name, "args": ARGS[name]}
     raw["trainer"]["epochs"] = 3
     raw["trainer"]["early_stopping"] = {"metric": "ndcg@10", "patience": 6}
@@ -92,6 +94,14 @@ def test_a_named_retriever_trains_and_is_ranked_over_the_corpus(name: str, data:
     Display(Console(file=out, width=300)).evaluation({**found, "epoch": 0, "step": 1})
     line = out.getvalue()
     assert f"HR@10 {found['recall@10']:.4f}" in line and ("without seen items" in line) == filtered
+
+
+def test_two_tables_without_towers_are_matrix_factorization(data: Path) -> None:
+    raw = raw_config(data, "two_tower")
+    raw["name"], raw["model"]["args"]["towers"] = "factorization", []
+    raw["optimizers"] = {"sparse": {"kind": "adam", "lr": 0.05}}
+    results = on_ranks(2, fit_on_rank, raw, timeout_s=350)
+    assert results[0]["eval"] == results[1]["eval"] and results[0]["eval"]["recall@10"] > 0.6, results[0]["eval"]
 
 
 def hits_of_popular_items(data: Path, name: str) -> float:
@@ -187,6 +197,28 @@ def test_a_retriever_is_measured_by_value_and_time_with_weights(data: Path, tmp_
     assert found["mrr"] == pytest.approx((weight[1] * days[1]["mrr"] + weight[2] * days[2]["mrr"]) / sum(weight))
     values = found["by_value"]["item"]
     assert sum(value["samples"] for value in values) == found["samples"] and len(values) > 30
+
+
+@pytest.mark.parametrize("name", ["sasrec", "hstu"])
+def test_what_a_model_of_histories_does_not_read_is_refused(name: str, data: Path, tmp_path: Path) -> None:
+    raw = raw_config(data, name)
+    raw["trainer"]["num_workers"] = 0
+    raw["storage"]["path"] = str(tmp_path)
+    item = {"name": "item", "mapping": {"kind": "identity"}}
+    raw["schema"]["sparse"].append(item)
+    apart = {"name": "item", "rows": ITEMS, "dim": 16, "features": ["item"]}
+    shared = {**raw["tables"][0], "features": ["history", "item"]}
+    subject = f"model {name} reads only the history 'history'; remove"
+    for tables, text in [
+        ([*raw["tables"], apart], f"tables.item: {subject} this table and its features: item"),
+        ([shared], f"tables.history.features: {subject} item here and from schema.sparse"),
+    ]:
+        with pytest.raises(TrainError, match=text):
+            Trainer(parse_config({**raw, "tables": tables})).fit()
+    raw["schema"]["sparse"].remove(item)
+    raw["schema"]["dense"] = [{"name": "label"}]
+    with pytest.raises(TrainError, match=f"schema.dense: {subject} this section"):
+        Trainer(parse_config(raw)).fit()
 
 
 def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:

@@ -115,6 +115,40 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
         raise refusal("model.args.over_arch", f"{over} must end with {num_labels}: the model gives {logits}")
 
 
+READ_A_HISTORY_ONLY = frozenset({"sasrec", "hstu"})
+
+
+def unread_inputs(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> str | None:
+    """What the config has and the model would not read, with the fix; None if there is nothing.
+
+    It is not a check of each config, as earlier versions trained such runs, which can still be evaluated and served.
+    """
+    if model.name not in READ_A_HISTORY_ONLY:
+        return None
+    history = model.args["history"]
+    subject = f"model {model.name} reads only the history {history!r}"
+    for table in tables:
+        unread = [feature for feature in table.features if feature != history]
+        if history not in table.features:
+            return f"tables.{table.name}: {subject}; remove this table and its features: {', '.join(unread)}"
+        if unread:
+            return f"tables.{table.name}.features: {subject}; remove {', '.join(unread)} here and from schema.sparse"
+    if schema.num_dense:
+        return f"schema.dense: {subject}; remove this section"
+    return None
+
+
+def check_esmm(model: ModelConfig, schema: Schema) -> None:
+    """The labels of ESMM are observed in all rows."""
+    for number, task in enumerate(schema.tasks):
+        if model.name == "esmm" and task.given is not None:
+            raise refusal(
+                f"schema.labels.{number}.given",
+                "model esmm learns click and conversion from all rows, where a row without a click is one without a "
+                f"conversion: remove `given: {task.given}` of label {task.name!r}; it must be 0 without a click",
+            )
+
+
 def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
     """Early stopping and `keep_best` use metrics of the first label, and negative sampling has binary labels."""
     kinds = schema.label_kinds

@@ -246,7 +246,8 @@ def dense_optimizer(config: TrainConfig, parameters: Mapping[str, nn.Parameter])
     dense = config.optimizers.dense
     optimizer = KeyedOptimizerWrapper(
         dict(parameters),
-        lambda params: DENSE_OPTIMIZERS[dense.kind](params, lr=dense.lr, weight_decay=dense.weight_decay),
+        # As a group, it may be empty: matrix factorization has tables only.
+        lambda params: DENSE_OPTIMIZERS[dense.kind]([{"params": params}], lr=dense.lr, weight_decay=dense.weight_decay),
     )
     if dense.max_gradient_norm is None:
         return optimizer
