@@ -33,6 +33,8 @@ class Mapping:
         schema: the schema of the columns.
         rows_of: number of table rows for each sparse feature.
         labels: True if rows have labels and weights. If False, labels are NaN and their columns may be missing.
+        max_pairs: pairs of ids that a cross of lists may have in all rows that are mapped at once; rows after that
+            many are bad rows. Default: no limit.
 
     Raises:
         DataError: a feature without a table, a vocabulary that cannot be read or is too long for its table.
@@ -41,6 +43,7 @@ class Mapping:
     schema: Schema
     rows_of: Dict[str, int]
     labels: bool = field(default=True, kw_only=True)
+    max_pairs: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_rows_of(self.schema, self.rows_of)
@@ -101,7 +104,9 @@ class Mapping:
         table = to_table(data, self.schema, self.schema.columns if self.labels else self.schema.feature_columns)
         check_types(self.schema, table.schema, "the given rows", labelled=self.labels)
         problems = Problems()
-        return map_rows(table, self.schema, self.rows_of, problems, labelled=self.labels), problems
+        return map_rows(
+            table, self.schema, self.rows_of, problems, labelled=self.labels, max_pairs=self.max_pairs
+        ), problems
 
     def _batch(self, rows: Rows) -> Batch:
         from rayrec.data.mapping.collate import collate
