@@ -6,7 +6,7 @@ A request has N rows, or a context and N candidates. The context is mapped once 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,7 +59,9 @@ class Reader:
     """
 
     def __init__(self, mapping: Mapping, keys: Sequence[str], limits: Limits, shared: Sequence[str] = ()) -> None:
-        self._mapping, self._keys, self._limits = mapping, tuple(keys), limits
+        # The pairs of a cross are ids that the model looks up, unless the mapping leaves some out.
+        self._mapping = replace(mapping, max_pairs=limits.ids)
+        self._keys, self._limits = tuple(keys), limits
         self._shared = frozenset(shared)
         self._schema = mapping.schema
         self._columns = frozenset(self._schema.feature_columns)
@@ -88,9 +90,9 @@ class Reader:
             RequestError: A query is wrong. For several queries, `RequestError.queries` has the indices of the
                 queries probably at fault, and the message is of no use to their clients.
         """
-        rows = _concat([query.rows for query in queries])
         query_of = np.repeat(np.arange(len(queries)), [query.size for query in queries])
         try:
+            rows = _concat([query.rows for query in queries])
             if not queries[0].context:
                 batch = self._mapped(self._mapping, rows, query_of)
                 self._limits.check_ids(batch.sparse.values().numel())
@@ -112,7 +114,7 @@ class Reader:
         context = raw.get("context", {})
         if not isinstance(context, dict) or (context and keys == ["rows"]):
             raise RequestError(400, "context must be an object of columns, next to candidates")
-        rows = raw[keys[0]]
+        rows = self._read_columns(raw[keys[0]])
         size, equal_lengths = _size_of(rows)
         self._limits.check_rows(size)
         if _is_deeper(context.values(), _MAX_DEPTH) or _is_deeper(_values_of(rows), _MAX_DEPTH + 1):
@@ -124,6 +126,13 @@ class Reader:
             raise RequestError(422, f"column {duplicates[0]!r} is in the context and in the candidates; send it once")
         form = (type(rows), row_columns & self._columns, context_columns) if equal_lengths else None
         return Query({name: context[name] for name in context_columns}, rows, size, form)
+
+    def _read_columns(self, rows: Any) -> Any:
+        """An object of columns without those that the model does not read: queries of one form have equal columns."""
+        if not isinstance(rows, dict):
+            return rows
+        # A request without any column of the model keeps its size; mapping it names a missing column.
+        return {name: column for name, column in rows.items() if name in self._columns} or rows
 
     def _with_contexts(
         self, contexts: Sequence[dict[str, Any]], rows: Any, query_of: I64
@@ -154,7 +163,7 @@ class Reader:
         dense = [feature for feature in self._schema.dense if selected({*self._schema.sources(feature)})]
         sparse = [feature for feature in self._schema.sparse if selected({*self._schema.sources(feature)})]
         schema = self._schema.model_copy(update={"dense": dense, "sparse": sparse})
-        return Mapping(schema, self._mapping.rows_of, labels=False)
+        return replace(self._mapping, schema=schema)
 
     def _mapped(self, mapping: Mapping, rows: Any, query_of: I64) -> Batch:
         """

@@ -75,7 +75,7 @@ class Service:
             RequestError: The request is wrong.
         """
         (answer,) = self.answers([self.read(body, content_type, model)])
-        if isinstance(answer, RequestError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -97,8 +97,10 @@ class Service:
         name, loaded = self.find(target)
         return ScoreRequest(name, loaded, read(loaded), begin, target.id)
 
-    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
+    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | Exception]:
         """Scores requests as one batch; wrong requests are left out and get an error.
+
+        Whatever fails, only the requests that fail by themselves get an error.
 
         Args:
             requests: Of one version and one form.
@@ -107,10 +109,11 @@ class Service:
             return []
         try:
             return list(self._answers(requests))
-        except RequestError as error:
+        except Exception as error:
             if len(requests) == 1:
                 return [error]
-            errors = _mapping_errors(requests, error.queries) or _mapping_errors(requests, range(len(requests)))
+            suspects = error.queries if isinstance(error, RequestError) else frozenset()
+            errors = _mapping_errors(requests, suspects) or _mapping_errors(requests, range(len(requests)))
         if not errors:  # together they exceed a limit, or scoring fails
             return [answer for request in requests for answer in self.answers([request])]
         answers = iter(self.answers([request for index, request in enumerate(requests) if index not in errors]))
@@ -237,12 +240,12 @@ class Service:
             self.refresh()
 
 
-def _mapping_errors(requests: Sequence[ScoreRequest], indices: Iterable[int]) -> dict[int, RequestError]:
+def _mapping_errors(requests: Sequence[ScoreRequest], indices: Iterable[int]) -> dict[int, Exception]:
     """The errors of requests that cannot be mapped by themselves, by index. Nothing is scored."""
-    errors = {}
+    errors: dict[int, Exception] = {}
     for index in sorted(indices):
         try:
             requests[index].loaded.reader.batch([requests[index].query])
-        except RequestError as error:
+        except Exception as error:
             errors[index] = error
     return errors
