@@ -121,7 +121,8 @@ class Service:
 
     def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer]:
         begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
-        batch, context = loaded.reader.batch([request.query for request in requests])
+        mapped = loaded.reader.map([request.query for request in requests])
+        batch, context = mapped.batch, mapped.shared
         try:
             scores = loaded.model.outputs(batch, context)
         except ValueError as error:
@@ -140,7 +141,7 @@ class Service:
             request_scores = {label: values[start:stop] for label, values in scores.items()}
             answers.append(Answer(name, loaded.version, request_scores))
         if self._feature_log is not None:
-            self._feature_log.offer(requests, answers)
+            self._feature_log.offer(requests, answers, mapped)
         return answers
 
     @property
