@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayrec.serve.config import LogConfig, ModelSpec
@@ -119,7 +121,7 @@ class Service:
         answers = iter(self.answers([request for index, request in enumerate(requests) if index not in errors]))
         return [errors[index] if index in errors else next(answers) for index in range(len(requests))]
 
-    def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer]:
+    def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | Exception]:
         begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
         mapped = loaded.reader.map([request.query for request in requests])
         batch, context = mapped.batch, mapped.shared
@@ -132,12 +134,17 @@ class Service:
         for sparse in (batch.sparse, context):
             if sparse is not None:
                 self.stats.ids(name, loaded.reader.schema, sparse)
-        self.stats.scores(name, loaded.version, scores, loaded.quantiles)
+        finite = np.logical_and.reduce([np.isfinite(values) for values in scores.values()])
+        good_scores = scores if finite.all() else {label: values[finite] for label, values in scores.items()}
+        self.stats.scores(name, loaded.version, good_scores, loaded.quantiles)
         self.stats.batch(name, len(requests))
-        answers, stop = [], 0
+        answers, stop = list[Answer | Exception](), 0
         for request in requests:
             start, stop = stop, stop + request.query.size
             self.stats.scored(name, loaded.version, request.query.size, now - request.begin)
+            if not finite[start:stop].all():
+                answers.append(_not_finite(finite[start:stop]))
+                continue
             request_scores = {label: values[start:stop] for label, values in scores.items()}
             answers.append(Answer(name, loaded.version, request_scores))
         if self._feature_log is not None:
@@ -153,25 +160,23 @@ class Service:
         """Checks for newer versions now; returns how many were loaded."""
         return sum(versions.refresh() for _, _, versions in self._entries())
 
-    def health(self) -> dict[str, Any]:
+    def health(self, details: bool = True) -> dict[str, Any]:
         """This process, its cores, and for each model: version, folder, share, warnings, and refused versions with the
-        reason."""
-        return {
-            "status": "ok",
-            "pid": os.getpid(),
-            "cores": torch.get_num_threads(),
-            "models": [
-                {
-                    "name": name,
-                    "version": versions.active.version,
-                    "folder": str(versions.active.folder),
-                    "share": share,
-                    "warnings": versions.active.model.warnings,
-                    "refused": dict(versions.refused),
-                }
-                for name, share, versions in self._entries()
-            ],
-        }
+        reason.
+
+        Args:
+            details: False for anyone: models and versions only.
+        """
+        models = []
+        for name, share, versions in self._entries():
+            active = versions.active
+            entry: dict[str, Any] = {"name": name, "version": active.version}
+            if details:
+                entry |= {"folder": str(active.folder), "share": share, "warnings": active.model.warnings}
+                entry["refused"] = dict(versions.refused)
+            models.append(entry)
+        process = {"pid": os.getpid(), "cores": torch.get_num_threads()} if details else {}
+        return {"status": "ok", **process, "models": models}
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
         """What a request for a model must contain: `columns` lists all columns, and features say how they are read."""
@@ -239,6 +244,18 @@ class Service:
     def _watch(self, seconds: float) -> None:
         while not self._closing.wait(seconds):
             self.refresh()
+
+
+def _not_finite(finite: npt.NDArray[np.bool_]) -> RequestError:
+    """The error of a request with scores that are no numbers; JSON has none for them.
+
+    Args:
+        finite: By row.
+    """
+    row = int(np.flatnonzero(~finite)[0])
+    count = f"{int((~finite).sum())} of {len(finite)} rows cannot be scored; "
+    text = f"row {row}: the score is not finite; are its numbers far outside those of the training data?"
+    return RequestError(422, count + text)
 
 
 def _mapping_errors(requests: Sequence[ScoreRequest], indices: Iterable[int]) -> dict[int, Exception]:
