@@ -78,9 +78,10 @@ class FeatureLog:
         """
         start = 0
         for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-            selected = isinstance(answer, Answer) and unit_hash(f"log {request.id}") < self._config.share
-            if selected and not self._worker.offer(_Item(request, answer, time.time(), mapped, start, place)):
-                self._metrics.logged(request.name, "dropped")
+            if isinstance(answer, Answer) and unit_hash(f"log {request.id}") < self._config.share:
+                item = _Item(request, answer, time.time(), mapped, start, place)
+                if not self._worker.offer(item):
+                    self._metrics.logged(request.name, "dropped")
             start += request.query.size
 
     def close(self) -> None:

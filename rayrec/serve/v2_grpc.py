@@ -72,7 +72,7 @@ def _secure(server: Any, address: str, tls: TlsConfig) -> int:
     return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
 
 
-class _Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class _Admission(grpc.aio.ServerInterceptor):
     """Refuses calls by their metadata, before their message is read and decoded."""
 
     def __init__(self, batcher: Batcher) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,6 @@ _FAILURES = (pa.ArrowException, TypeError, AttributeError, FunctionFailed)
 _MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
     Buckets: buckets,
     Missing: missing,
-    Cross: cross,
     TimePart: time_part,
     Age: age,
     Lookup: lookup,
@@ -116,8 +114,10 @@ def _attempt(
     """The column, or the error. Only an attempt that succeeds adds to `problems`."""
     found = Problems()
     try:
-        make = partial(cross, max_pairs=max_pairs) if isinstance(spec, Cross) else _MAKERS[type(spec)]
-        column = make(spec, arrays, found)
+        if isinstance(spec, Cross):
+            column = cross(spec, arrays, found, max_pairs)
+        else:
+            column = _MAKERS[type(spec)](spec, arrays, found)
     except _FAILURES as error:
         return None, error
     problems.extend(found)
