@@ -165,7 +165,7 @@ class Service:
         reason.
 
         Args:
-            details: False for anyone: models and versions only.
+            details: False for anyone: of models, names and versions only.
         """
         models = []
         for name, share, versions in self._entries():
@@ -175,8 +175,7 @@ class Service:
                 entry |= {"folder": str(active.folder), "share": share, "warnings": active.model.warnings}
                 entry["refused"] = dict(versions.refused)
             models.append(entry)
-        process = {"pid": os.getpid(), "cores": torch.get_num_threads()} if details else {}
-        return {"status": "ok", **process, "models": models}
+        return {"status": "ok", "pid": os.getpid(), "cores": torch.get_num_threads(), "models": models}
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
         """What a request for a model must contain: `columns` lists all columns, and features say how they are read."""
