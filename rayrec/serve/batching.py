@@ -92,7 +92,7 @@ class Batcher:
         """
         if not self._batching:
             (answer,) = await self._answers([request])
-            if isinstance(answer, RequestError):
+            if isinstance(answer, Exception):
                 raise answer
             return answer
         loop = asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class Batcher:
             quiet_passes = quiet_passes + 1 if len(self._waiting) == count else 0
             count = len(self._waiting)
 
-    async def _answers(self, requests: Sequence[ScoreRequest]) -> Sequence[Answer | RequestError]:
+    async def _answers(self, requests: Sequence[ScoreRequest]) -> Sequence[Answer | Exception]:
         rows = sum(request.query.size for request in requests)
         if not requests or requests[0].loaded.pace.seconds(rows) <= MAX_INLINE_S:
             return self.service.answers(requests)

@@ -1,11 +1,13 @@
 """Logs a sample of requests and their scores as Parquet, as training data.
 
-Each model has a folder. A row of a file is a row of a request: the columns that the model reads, as they were sent, and
+Each model has a folder. A row of a file is a row of a request: the columns that the model reads, and
 
 - `_request` (request id) and `_row`: the key to join labels by
 - `_time`: of the answer, in seconds since 1970
 - `_version`
 - `_score`, or `_score_LABEL` for each of several labels
+
+A file has rows of one version, whose schema alone decides the types of the columns.
 """
 
 from __future__ import annotations
@@ -15,39 +17,72 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
 from rayrec.data import Schema
+from rayrec.data.arrays.arrow_types import as_named, leaf_of, type_of
+from rayrec.data.mapping.map_rows import one_array
+from rayrec.data.mapping.null_types import expected_types
 from rayrec.serve.background import BackgroundWorker
 from rayrec.serve.config import LogConfig
 from rayrec.serve.metrics import ServiceMetrics
+from rayrec.serve.requests import Mapped
 from rayrec.serve.routing import Answer, ScoreRequest, unit_hash
-from rayrec.serve.v2 import BYTES, IDS, LENGTHS, WEIGHTS, inputs_of
 
-_ARROW_TYPES = {BYTES: pa.string(), "INT64": pa.int64(), "FP64": pa.float64(), "FP32": pa.float32()}
 _logger = logging.getLogger(__name__)
-_Item = tuple[ScoreRequest, Answer, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """An answered request.
+
+    Args:
+        mapped: The batch in which it was scored.
+        start: Its first row there.
+        place: Of its context there.
+    """
+
+    request: ScoreRequest
+    answer: Answer
+    answered_at: float
+    mapped: Mapped
+    start: int
+    place: int
 
 
 class FeatureLog:
-    """Writes in a background thread. Requests that do not fit its queue are dropped and counted."""
+    """Writes in a background thread. Requests that do not fit its queue are dropped and counted.
+
+    The rows are those that were mapped, already in Arrow's memory: the thread copies and writes them without holding
+    the interpreter for long.
+    """
 
     def __init__(self, config: LogConfig, metrics: ServiceMetrics) -> None:
         self._config, self._metrics = config, metrics
-        self._rows: dict[str, list[dict[str, Any]]] = {}
-        self._schemas: dict[str, Schema] = {}
+        self._tables: dict[tuple[str, str], list[pa.Table]] = {}  # by model and version
         self._last_write, self._num_files = time.monotonic(), 0
         self._worker = BackgroundWorker[_Item]("log", self._work)
 
-    def offer(self, requests: Sequence[ScoreRequest], answers: Sequence[Answer]) -> None:
-        """Queues the requests that the sampling by request id selects."""
-        for request, answer in zip(requests, answers, strict=True):
-            selected = unit_hash(f"log {request.id}") < self._config.share
-            if selected and not self._worker.offer((request, answer, time.time())):
-                self._metrics.logged(request.name, "dropped")
+    def offer(self, requests: Sequence[ScoreRequest], answers: Sequence[Answer | Exception], mapped: Mapped) -> None:
+        """Queues the requests that the sampling by request id selects.
+
+        Args:
+            answers: Requests with an error are not logged.
+            mapped: The batch of the requests.
+        """
+        start = 0
+        for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+            if isinstance(answer, Answer) and unit_hash(f"log {request.id}") < self._config.share:
+                item = _Item(request, answer, time.time(), mapped, start, place)
+                if not self._worker.offer(item):
+                    self._metrics.logged(request.name, "dropped")
+            start += request.query.size
 
     def close(self) -> None:
         """Writes the queued requests, then ends the thread."""
@@ -56,62 +91,83 @@ class FeatureLog:
 
     def _work(self, item: _Item | None) -> None:
         if item is not None:
-            request, answer, answered_at = item
-            rows = self._rows.setdefault(request.name, [])
-            self._schemas[request.name] = request.loaded.reader.schema
-            for number, row in enumerate(_rows_of(request)):
-                scores = {
-                    _score_column(label, answer): float(values[number]) for label, values in answer.scores.items()
-                }
-                keys = {"_request": request.id, "_row": number, "_time": answered_at, "_version": answer.version}
-                rows.append({**row, **keys, **scores})
-            self._metrics.logged(request.name, "logged")
-        full = any(len(rows) >= self._config.file_rows for rows in self._rows.values())
+            model = item.request.name
+            try:
+                table = _table_of(item)
+            except Exception as error:  # this request only
+                _logger.warning("a request of model %s is not logged: %s", model, error)
+                self._metrics.logged(model, "dropped")
+            else:
+                self._tables.setdefault((model, item.answer.version), []).append(table)
+                self._metrics.logged(model, "logged")
+        full = any(sum(map(len, tables)) >= self._config.file_rows for tables in self._tables.values())
         if full or time.monotonic() - self._last_write > self._config.file_s:
             self._write()
 
     def _write(self) -> None:
-        """Writes one file per model that has rows, and removes the oldest files."""
-        for model, rows in self._rows.items():
+        """Writes one file per version that has rows, and removes the oldest files."""
+        tables_by_version, self._tables, self._last_write = self._tables, {}, time.monotonic()
+        for (model, _), tables in tables_by_version.items():
             folder, self._num_files = self._config.folder / model, self._num_files + 1
             replica = f"{socket.gethostname()}-{os.getpid()}"
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{replica}-{self._num_files:06d}.parquet"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                pq.write_table(_table(rows, self._schemas[model]), folder / f".{name}")
+                pq.write_table(pa.concat_tables(tables), folder / f".{name}")
                 os.replace(folder / f".{name}", folder / name)
                 for old in sorted(folder.glob("[0-9]*.parquet"))[: -self._config.files]:
                     old.unlink(missing_ok=True)
-            except (OSError, pa.ArrowException) as error:
-                _logger.warning("lost %d logged rows of model %s: %s", len(rows), model, error)
+            except Exception as error:  # later files may succeed
+                _logger.warning("lost %d logged rows of model %s: %s", sum(map(len, tables)), model, error)
                 self._metrics.logged(model, "lost file")
-        self._rows, self._last_write = {}, time.monotonic()
+
+
+def _table_of(item: _Item) -> pa.Table:
+    """The columns that the model reads; every row includes the context's columns. A copy, so that the rest of the batch
+    is freed.
+    """
+    schema, size, mapped = item.request.loaded.reader.schema, item.request.query.size, item.mapped
+    rows, contexts = (list[int](range(item.start, item.start + size)), [item.place] * size)
+    parts = [
+        part.take(pa.array(places, pa.int64()))
+        for part, places in ((mapped.contexts, contexts), (mapped.rows, rows))
+        if part is not None
+    ]
+    given = {name: part.column(name) for part in parts for name in part.column_names}
+    kinds = expected_types(schema)
+    columns = {name: _typed(name, given[name], schema, kinds.get(name)) for name in schema.feature_columns}
+    answer, keys = item.answer, {"_request": item.request.id, "_version": item.answer.version}
+    columns |= {name: pa.array([value] * size, pa.string()) for name, value in keys.items()}
+    columns |= {"_row": pa.array(np.arange(size)), "_time": pa.array(np.full(size, item.answered_at))}
+    for label, values in answer.scores.items():
+        columns[_score_column(label, answer)] = pa.array(values.astype(np.float64))
+    return pa.table(columns)
 
 
 def _score_column(label: str, answer: Answer) -> str:
     return "_score" if len(answer.scores) == 1 else f"_score_{label}"
 
 
-def _rows_of(request: ScoreRequest) -> list[dict[str, Any]]:
-    """The columns that the model reads; every row includes the context's columns."""
-    query, columns = request.query, request.loaded.reader.schema.feature_columns
-    rows = query.rows
-    if isinstance(rows, pa.Table):
-        rows = rows.select([name for name in columns if name in rows.column_names]).to_pylist()
-    elif isinstance(rows, dict):
-        rows = [{name: rows[name][row] for name in columns if name in rows} for row in range(query.size)]
-    return [{name: values.get(name) for name in columns} for values in ({**query.context, **row} for row in rows)]
+def _typed(name: str, column: pa.ChunkedArray, schema: Schema, expected: pa.DataType | None) -> pa.Array:
+    """A column in the type that depends on the schema alone, so that all files of a version have the same types.
+
+    Inputs of derived columns have the type of the training data. Times of sequences are integers in their unit. An
+    integer of 64 bits without a sign has the bits of the signed one, as in the mapping.
+    """
+    array = one_array(column)
+    plain = schema.column_types.get(name)
+    if plain is not None and (kind := type_of(plain)) is not None:
+        return as_named(_cast(array, kind), plain)
+    units = {v.column_name: v.unit for s in schema.sequences for v in s.values if v.kind == "time"}
+    if name in units:
+        if not pat.is_integer(leaf_of(array.type)):
+            array = _cast(array, pa.list_(pa.timestamp(units[name])))
+        return _cast(array, pa.list_(pa.int64()))
+    return array if expected is None else _cast(array, expected)
 
 
-def _table(rows: Sequence[dict[str, Any]], schema: Schema) -> pa.Table:
-    """Column types depend on the schema alone, so that all files have the same types."""
-    entries = {entry["name"]: entry for entry in inputs_of(schema)}
-    types: dict[str, pa.DataType] = {}
-    for name, entry in entries.items():
-        value_type = _ARROW_TYPES[entry["datatype"]]
-        if name.endswith(IDS) and name.removesuffix(IDS) + WEIGHTS in entries:
-            name, value_type = name.removesuffix(IDS), pa.struct([("id", value_type), ("weight", pa.float32())])
-        is_list = name + LENGTHS in entries or len(entry["shape"]) > 1
-        types[name] = pa.list_(value_type) if is_list else value_type
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names})
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.type == kind:
+        return array
+    options = pc.CastOptions(kind, allow_int_overflow=True, allow_time_truncate=True, allow_float_truncate=True)
+    return pc.cast(array, options=options)

@@ -5,7 +5,7 @@
 | `POST /score`, `POST /score/MODEL` | rows to probabilities; JSON or Arrow IPC streams |
 | `POST /retrieve` | histories or vectors to the best items, if there is an index (`retrieval.py`) |
 | `GET /schema`, `GET /schema/MODEL` | the columns of a request |
-| `GET /healthz` | active and refused versions; needs no token |
+| `GET /healthz` | active versions, without a token; with one also folders, warnings and refused versions |
 | `GET /metrics` | Prometheus metrics |
 | `GET /v2…`, `POST /v2/models/MODEL/infer` | the open inference protocol (`v2.py`); its health checks need no token |
 
@@ -90,20 +90,22 @@ class App:
         await reply(scope, receive, send)
 
     async def _answer(self, method: str, path: str, headers: Headers, receive: Receive, id: str) -> Response:
-        if path == "/healthz":
-            return _json(self._service.health())
-        if path in ("/v2/health/live", "/v2/health/ready"):
-            return Response(b"", media_type=JSON)
-        scored = _scored_model(path)
         token = headers.get("authorization", "").encode("latin-1")
+        if path == "/healthz":
+            return _json(self._service.health(details=self._is_client(token)))
+        if path in ("/v2/health/live", "/v2/health/ready"):
+            return _json({path.rpartition("/")[2]: True})
+        scored = _scored_model(path)
         client = self.batcher.clients.admit(token, scored is not None or path == "/retrieve")
         if path == "/metrics":
             return Response(self._service.metrics(), headers={"content-type": "text/plain; version=0.0.4"})
         if (name := _model_in(path, "/schema")) is not None and method == "GET":
+            check_model(client, name or self._service.default)
             return _json(self._service.schema(name or None))
         if path == "/v2":
             return _json(v2.server_metadata())
         if scored is None and (model_path := ModelPath.of(path)) is not None:
+            check_model(client, model_path.model)
             name, loaded = self._service.find(Target(model=model_path.model, version=model_path.version))
             return _json({"name": name, "ready": True} if model_path.verb else v2.metadata(name, loaded))
         if path == "/retrieve" and self._retrieval is not None:
@@ -126,6 +128,14 @@ class App:
             raise RequestError(504, f"deadline exceeded ({DEADLINE})") from None
         return reply
 
+    def _is_client(self, authorization: bytes) -> bool:
+        """Whether anyone is a client, or the token is one of a client."""
+        try:
+            self.batcher.clients.admit(authorization)
+        except RequestError:
+            return False
+        return True
+
     async def _score(self, headers: Headers, receive: Receive, path: str, id: str) -> Response:
         kind = headers.get("content-type", JSON)
         if not kind.startswith((JSON, ARROW)):
@@ -145,16 +155,16 @@ class App:
         assert model_path is not None
         body = await self._read_body(headers, receive)
         request = read_request(body, headers.get(JSON_BYTES))
-        if request.id is not None and not headers.get(REQUEST_ID):
-            id = request_id(request.id)
+        # A proxy may add the header, so the client's own id is that of the body, if it has one.
+        logged_id = id if request.id is None else request_id(request.id)
+        reply_headers = {REQUEST_ID: id if headers.get(REQUEST_ID) else logged_id}
         key = headers.get(ROUTING_KEY) or None
-        target = Target(model=model_path.model, version=model_path.version, key=key, id=id)
+        target = Target(model=model_path.model, version=model_path.version, key=key, id=logged_id)
         limits = self._service.limits
         answer = await self.batcher.score(
             lambda loaded: v2.query_of(request.tensors, loaded.reader.schema, limits), len(body), target
         )
-        content, json_bytes = encode(answer, request, id)
-        reply_headers = {REQUEST_ID: id}
+        content, json_bytes = encode(answer, request, request.id or logged_id)
         if json_bytes is None:
             return Response(content, headers=reply_headers, media_type=JSON)
         reply_headers[JSON_BYTES] = str(json_bytes)

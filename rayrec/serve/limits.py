@@ -29,6 +29,11 @@ class Limits(Strict):
     batch_ms: Positive = 20.0
     """Expected duration of a batch of several requests, in milliseconds."""
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of a request's values once they are decoded: as large as those of bodies of one byte for each value."""
+        return 8 * self.body_bytes
+
     def check_rows(self, count: int) -> None:
         """
         Raises:
@@ -38,6 +43,15 @@ class Limits(Strict):
             raise RequestError(422, "the request has no rows; send at least one")
         if count > self.rows:
             raise RequestError(413, f"{count:,} rows exceed the limit of {self.rows:,} per request; split the request")
+
+    def check_decoded(self, size: int) -> None:
+        """
+        Raises:
+            RequestError: The decoded values are too large.
+        """
+        if size > self.decoded_bytes:
+            text = f"the values would take {size:,} bytes once they are decoded, at most {self.decoded_bytes:,}"
+            raise RequestError(413, f"{text} (8 × limits.body_bytes); send shorter lists and texts, or fewer rows")
 
     def check_ids(self, count: int) -> None:
         """

@@ -41,6 +41,7 @@ def environment(config: ServeConfig) -> dict[str, str]:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_PORT_QUARANTINE_S": "0",
+        "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",  # 30 by default, too few on a busy machine
     }
     if not config.direct:
         return variables | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}

@@ -6,7 +6,7 @@ A request has N rows, or a context and N candidates. The context is mapped once 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -49,6 +49,23 @@ class Query:
     form: Hashable
 
 
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Queries of one form, mapped.
+
+    Args:
+        batch: The rows of all.
+        shared: For a single query, the features that the model reads once for all rows, as one row.
+        rows: The typed columns that were mapped, of the rows of all; None if there are none.
+        contexts: The typed columns of the contexts, one row per query; None without contexts.
+    """
+
+    batch: Batch
+    shared: KeyedJaggedTensor | None
+    rows: pa.Table | None
+    contexts: pa.Table | None = None
+
+
 class Reader:
     """Parses bodies and maps them to batches, like in training.
 
@@ -59,7 +76,9 @@ class Reader:
     """
 
     def __init__(self, mapping: Mapping, keys: Sequence[str], limits: Limits, shared: Sequence[str] = ()) -> None:
-        self._mapping, self._keys, self._limits = mapping, tuple(keys), limits
+        # The pairs of a cross are ids that the model looks up, unless the mapping leaves some out.
+        self._mapping = replace(mapping, max_pairs=limits.ids)
+        self._keys, self._limits = tuple(keys), limits
         self._shared = frozenset(shared)
         self._schema = mapping.schema
         self._columns = frozenset(self._schema.feature_columns)
@@ -79,22 +98,24 @@ class Reader:
         return self._arrow(body) if content_type.startswith(ARROW) else self._json(body)
 
     def batch(self, queries: Sequence[Query]) -> tuple[Batch, KeyedJaggedTensor | None]:
-        """Maps queries of one form to a batch with the rows of all.
+        """The batch and the shared features of `map`."""
+        mapped = self.map(queries)
+        return mapped.batch, mapped.shared
 
-        Returns:
-            The batch; and for a single query, the features that the model reads once for all rows, as one row.
+    def map(self, queries: Sequence[Query]) -> Mapped:
+        """Maps queries of one form to a batch with the rows of all.
 
         Raises:
             RequestError: A query is wrong. For several queries, `RequestError.queries` has the indices of the
                 queries probably at fault, and the message is of no use to their clients.
         """
-        rows = _concat([query.rows for query in queries])
         query_of = np.repeat(np.arange(len(queries)), [query.size for query in queries])
         try:
+            rows = _concat([query.rows for query in queries])
             if not queries[0].context:
-                batch = self._mapped(self._mapping, rows, query_of)
+                batch, table = self._mapped(self._mapping, rows, query_of)
                 self._limits.check_ids(batch.sparse.values().numel())
-                return batch, None
+                return Mapped(batch, None, table)
             return self._with_contexts([query.context for query in queries], rows, query_of)
         except _UNREADABLE as error:
             raise RequestError(422, f"the rows cannot be mapped: {first_line(error)[:300]}") from error
@@ -112,7 +133,7 @@ class Reader:
         context = raw.get("context", {})
         if not isinstance(context, dict) or (context and keys == ["rows"]):
             raise RequestError(400, "context must be an object of columns, next to candidates")
-        rows = raw[keys[0]]
+        rows = self._read_columns(raw[keys[0]])
         size, equal_lengths = _size_of(rows)
         self._limits.check_rows(size)
         if _is_deeper(context.values(), _MAX_DEPTH) or _is_deeper(_values_of(rows), _MAX_DEPTH + 1):
@@ -125,12 +146,18 @@ class Reader:
         form = (type(rows), row_columns & self._columns, context_columns) if equal_lengths else None
         return Query({name: context[name] for name in context_columns}, rows, size, form)
 
-    def _with_contexts(
-        self, contexts: Sequence[dict[str, Any]], rows: Any, query_of: I64
-    ) -> tuple[Batch, KeyedJaggedTensor | None]:
+    def _read_columns(self, rows: Any) -> Any:
+        """An object of columns without those that the model does not read: queries of one form have equal columns."""
+        if not isinstance(rows, dict):
+            return rows
+        # A request without any column of the model keeps its size; mapping it names a missing column.
+        return {name: column for name, column in rows.items() if name in self._columns} or rows
+
+    def _with_contexts(self, contexts: Sequence[dict[str, Any]], rows: Any, query_of: I64) -> Mapped:
         columns = frozenset(contexts[0])
-        context_batch = self._mapped(self._split_mapping(columns, True), contexts, np.arange(len(contexts)))
-        row_batch = self._mapped(self._split_mapping(columns, False), rows, query_of)
+        places = np.arange(len(contexts))
+        context_batch, context_table = self._mapped(self._split_mapping(columns, True), contexts, places)
+        row_batch, row_table = self._mapped(self._split_mapping(columns, False), rows, query_of)
         # A batch of several queries has several contexts, so the model cannot read one for all rows.
         shared = [key for key in context_batch.sparse.keys() if len(contexts) == 1 and key in self._shared]
         shared_features, repeated = split(context_batch, shared)
@@ -140,7 +167,7 @@ class Reader:
         )
         keys = tuple(key for key in self._keys if key not in shared)
         batch = with_contexts(repeated, row_batch, query_of, self._schema, columns, keys)
-        return batch, shared_features if shared else None
+        return Mapped(batch, shared_features if shared else None, row_table, context_table)
 
     def _split_mapping_uncached(self, columns: frozenset[str], in_context: bool) -> Mapping:
         """The mapping of the features that read these columns, or of all other features."""
@@ -154,19 +181,21 @@ class Reader:
         dense = [feature for feature in self._schema.dense if selected({*self._schema.sources(feature)})]
         sparse = [feature for feature in self._schema.sparse if selected({*self._schema.sources(feature)})]
         schema = self._schema.model_copy(update={"dense": dense, "sparse": sparse})
-        return Mapping(schema, self._mapping.rows_of, labels=False)
+        return replace(self._mapping, schema=schema)
 
-    def _mapped(self, mapping: Mapping, rows: Any, query_of: I64) -> Batch:
-        """
+    def _mapped(self, mapping: Mapping, rows: Any, query_of: I64) -> tuple[Batch, pa.Table | None]:
+        """The batch, and the typed columns that were mapped.
+
         Args:
             query_of: Index of each row's query.
         """
         size = len(query_of)
         if not mapping.schema.feature_columns:  # all features are in the other mapping
             sparse = KeyedJaggedTensor([], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64))
-            return Batch(torch.zeros(size, 0), sparse, torch.zeros(size))
+            return Batch(torch.zeros(size, 0), sparse, torch.zeros(size)), None
         try:
-            batch, errors = mapping.to_batch_and_errors(rows)
+            table = mapping.to_table(rows)
+            batch, errors = mapping.map_table(table)
         except DataError as error:
             if error.column is not None and error.column not in _columns_of(rows):
                 fix = "send it in every row, or in the context; GET /schema lists the columns of a request"
@@ -181,7 +210,7 @@ class Reader:
             first = min(errors)
             text = f"{len(errors)} of {size} rows cannot be scored; row {first}: {errors[first]}"
             raise RequestError(422, text, details, query_of[list(errors)].tolist())
-        return batch
+        return batch, table
 
     def _detail(self, row: int | None, error: DataError) -> dict[str, Any]:
         features = [f.name for f in self._features if error.column in (f.column, *self._schema.sources(f))]

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayrec.serve.config import LogConfig, ModelSpec
@@ -75,7 +77,7 @@ class Service:
             RequestError: The request is wrong.
         """
         (answer,) = self.answers([self.read(body, content_type, model)])
-        if isinstance(answer, RequestError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -97,8 +99,10 @@ class Service:
         name, loaded = self.find(target)
         return ScoreRequest(name, loaded, read(loaded), begin, target.id)
 
-    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | RequestError]:
+    def answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | Exception]:
         """Scores requests as one batch; wrong requests are left out and get an error.
+
+        Whatever fails, only the requests that fail by themselves get an error.
 
         Args:
             requests: Of one version and one form.
@@ -107,18 +111,20 @@ class Service:
             return []
         try:
             return list(self._answers(requests))
-        except RequestError as error:
+        except Exception as error:
             if len(requests) == 1:
                 return [error]
-            errors = _mapping_errors(requests, error.queries) or _mapping_errors(requests, range(len(requests)))
+            suspects = error.queries if isinstance(error, RequestError) else frozenset()
+            errors = _mapping_errors(requests, suspects) or _mapping_errors(requests, range(len(requests)))
         if not errors:  # together they exceed a limit, or scoring fails
             return [answer for request in requests for answer in self.answers([request])]
         answers = iter(self.answers([request for index, request in enumerate(requests) if index not in errors]))
         return [errors[index] if index in errors else next(answers) for index in range(len(requests))]
 
-    def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer]:
+    def _answers(self, requests: Sequence[ScoreRequest]) -> list[Answer | Exception]:
         begin, name, loaded = time.perf_counter(), requests[0].name, requests[0].loaded
-        batch, context = loaded.reader.batch([request.query for request in requests])
+        mapped = loaded.reader.map([request.query for request in requests])
+        batch, context = mapped.batch, mapped.shared
         try:
             scores = loaded.model.outputs(batch, context)
         except ValueError as error:
@@ -128,16 +134,21 @@ class Service:
         for sparse in (batch.sparse, context):
             if sparse is not None:
                 self.stats.ids(name, loaded.reader.schema, sparse)
-        self.stats.scores(name, loaded.version, scores, loaded.quantiles)
+        finite = np.logical_and.reduce([np.isfinite(values) for values in scores.values()])
+        good_scores = scores if finite.all() else {label: values[finite] for label, values in scores.items()}
+        self.stats.scores(name, loaded.version, good_scores, loaded.quantiles)
         self.stats.batch(name, len(requests))
-        answers, stop = [], 0
+        answers, stop = list[Answer | Exception](), 0
         for request in requests:
             start, stop = stop, stop + request.query.size
             self.stats.scored(name, loaded.version, request.query.size, now - request.begin)
+            if not finite[start:stop].all():
+                answers.append(_not_finite(finite[start:stop]))
+                continue
             request_scores = {label: values[start:stop] for label, values in scores.items()}
             answers.append(Answer(name, loaded.version, request_scores))
         if self._feature_log is not None:
-            self._feature_log.offer(requests, answers)
+            self._feature_log.offer(requests, answers, mapped)
         return answers
 
     @property
@@ -149,25 +160,22 @@ class Service:
         """Checks for newer versions now; returns how many were loaded."""
         return sum(versions.refresh() for _, _, versions in self._entries())
 
-    def health(self) -> dict[str, Any]:
+    def health(self, details: bool = True) -> dict[str, Any]:
         """This process, its cores, and for each model: version, folder, share, warnings, and refused versions with the
-        reason."""
-        return {
-            "status": "ok",
-            "pid": os.getpid(),
-            "cores": torch.get_num_threads(),
-            "models": [
-                {
-                    "name": name,
-                    "version": versions.active.version,
-                    "folder": str(versions.active.folder),
-                    "share": share,
-                    "warnings": versions.active.model.warnings,
-                    "refused": dict(versions.refused),
-                }
-                for name, share, versions in self._entries()
-            ],
-        }
+        reason.
+
+        Args:
+            details: False for anyone: of models, names and versions only.
+        """
+        models = []
+        for name, share, versions in self._entries():
+            active = versions.active
+            entry: dict[str, Any] = {"name": name, "version": active.version}
+            if details:
+                entry |= {"folder": str(active.folder), "share": share, "warnings": active.model.warnings}
+                entry["refused"] = dict(versions.refused)
+            models.append(entry)
+        return {"status": "ok", "pid": os.getpid(), "cores": torch.get_num_threads(), "models": models}
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
         """What a request for a model must contain: `columns` lists all columns, and features say how they are read."""
@@ -237,12 +245,24 @@ class Service:
             self.refresh()
 
 
-def _mapping_errors(requests: Sequence[ScoreRequest], indices: Iterable[int]) -> dict[int, RequestError]:
+def _not_finite(finite: npt.NDArray[np.bool_]) -> RequestError:
+    """The error of a request with scores that are no numbers; JSON has none for them.
+
+    Args:
+        finite: By row.
+    """
+    row = int(np.flatnonzero(~finite)[0])
+    count = f"{int((~finite).sum())} of {len(finite)} rows cannot be scored; "
+    text = f"row {row}: the score is not finite; are its numbers far outside those of the training data?"
+    return RequestError(422, count + text)
+
+
+def _mapping_errors(requests: Sequence[ScoreRequest], indices: Iterable[int]) -> dict[int, Exception]:
     """The errors of requests that cannot be mapped by themselves, by index. Nothing is scored."""
-    errors = {}
+    errors: dict[int, Exception] = {}
     for index in sorted(indices):
         try:
             requests[index].loaded.reader.batch([requests[index].query])
-        except RequestError as error:
+        except Exception as error:
             errors[index] = error
     return errors

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+_OPEN = ("ServerLive", "ServerReady")  # need no token
 _logger = logging.getLogger("rayrec.serve")
 
 
@@ -53,7 +54,9 @@ async def serving(batcher: Batcher, host: str, port: int, tls: TlsConfig | None 
     """
     max_bytes = batcher.service.limits.body_bytes + (64 << 10)
     options = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", max_bytes)]
-    server = grpc.aio.server(options=options)
+    # Messages of accepted calls are decoded before they take a slot of the queue.
+    most_calls = 2 * batcher.service.limits.queue
+    server = grpc.aio.server(interceptors=[_Admission(batcher)], options=options, maximum_concurrent_rpcs=most_calls)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _Methods(batcher).handlers()),))
     address = f"{host}:{port}"
     port = server.add_insecure_port(address) if tls is None else _secure(server, address, tls)
@@ -67,6 +70,44 @@ async def serving(batcher: Batcher, host: str, port: int, tls: TlsConfig | None 
 def _secure(server: Any, address: str, tls: TlsConfig) -> int:
     pair = (Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes())
     return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
+
+
+class _Admission(grpc.aio.ServerInterceptor):
+    """Refuses calls by their metadata, before their message is read and decoded."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        method, metadata = details.method.rpartition("/")[2], dict(details.invocation_metadata or ())
+        infers = method == "ModelInfer"
+        try:
+            if method not in _OPEN:
+                self._batcher.clients.admit(_authorization(metadata), infers)
+            if infers:
+                self._batcher.check_queue()
+        except RequestError as error:
+            if infers:
+                self._batcher.service.stats.request("other", error.status)
+            return _refusal(error)
+        return await continuation(details)
+
+
+def _refusal(error: RequestError) -> Any:
+    """A handler that ends a call without reading its message, which only those of streams do."""
+
+    async def abort(requests: Any, context: Any) -> None:
+        await context.abort(_code(error), error.text[:1000])
+
+    return grpc.stream_unary_rpc_method_handler(abort)
+
+
+def _code(error: RequestError) -> Any:
+    return _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def _authorization(metadata: Mapping[str, Any]) -> bytes:
+    return str(metadata.get("authorization", "")).encode()
 
 
 class _Methods:
@@ -100,7 +141,7 @@ class _Methods:
             try:
                 return await method(request, context)
             except RequestError as error:
-                code, text = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT), error.text
+                code, text = _code(error), error.text
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -117,30 +158,39 @@ class _Methods:
         return message("ServerReadyResponse")(ready=True)
 
     async def _server_metadata(self, request: Any, context: Any) -> Any:
-        self._admit(context)
         return message("ServerMetadataResponse")(**v2.server_metadata())
 
     async def _model_ready(self, request: Any, context: Any) -> Any:
-        self._admit(context)
         try:
-            self._service.find(Target(model=request.name, version=request.version or None))
-        except RequestError:
+            self._find(request, context)
+        except RequestError as error:
+            if error.status != 404:
+                raise
             return message("ModelReadyResponse")(ready=False)
         return message("ModelReadyResponse")(ready=True)
 
     async def _model_metadata(self, request: Any, context: Any) -> Any:
-        self._admit(context)
-        name, loaded = self._service.find(Target(model=request.name, version=request.version or None))
-        return message("ModelMetadataResponse")(**v2.metadata(name, loaded))
+        return message("ModelMetadataResponse")(**v2.metadata(*self._find(request, context)))
 
-    def _admit(self, context: Any, scores: bool = False) -> tuple[dict[str, Any], Any]:
-        """The metadata of the call, and the client.
+    def _find(self, request: Any, context: Any) -> tuple[str, Any]:
+        """The model that a call names, and its version.
 
         Raises:
-            RequestError: The client may not send requests, or exceeds its rate limit.
+            RequestError: It is unknown, or the client may not use it.
+        """
+        self._check_client(context, request.name)
+        return self._service.find(Target(model=request.name, version=request.version or None))
+
+    def _check_client(self, context: Any, model: str) -> dict[str, Any]:
+        """The metadata of a call that `_Admission` has let in.
+
+        Raises:
+            RequestError: The client may not use the model.
         """
         metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
-        return metadata, self._batcher.clients.admit(str(metadata.get("authorization", "")).encode(), scores)
+        client = self._batcher.clients.admit(_authorization(metadata))
+        check_model(client, model or self._service.default)
+        return metadata
 
     async def _infer(self, request: Any, context: Any) -> Any:
         name, status = request.model_name, 500
@@ -155,9 +205,9 @@ class _Methods:
             self._service.stats.request(name if name in self._service.names else "other", status)
 
     async def _scored(self, request: Any, context: Any) -> Any:
-        metadata, client = self._admit(context, scores=True)
-        check_model(client, request.model_name or self._service.default)
-        id = request_id(str(metadata.get("x-request-id", "")) or request.id)
+        metadata = self._check_client(context, request.model_name)
+        # A proxy may add the header, so the client's own id is that of the message, if it has one.
+        id = request_id(request.id or str(metadata.get("x-request-id", "")))
         key = str(metadata.get("x-routing-key", "")) or None
         target = Target(model=request.model_name, version=request.model_version or None, key=key, id=id)
         tensors, limits = _tensors(request), self._service.limits
@@ -167,7 +217,7 @@ class _Methods:
         remaining = context.time_remaining()
         if remaining is not None and remaining <= 0:
             raise RequestError(504, "deadline exceeded")
-        return _response(answer, [output.name for output in request.outputs], id)
+        return _response(answer, [output.name for output in request.outputs], request.id or id)
 
 
 def _tensors(request: Any) -> list[v2.Tensor]:

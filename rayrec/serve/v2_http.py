@@ -69,16 +69,16 @@ def read_request(body: bytes, json_bytes: str | None) -> InferRequest:
 def _request(raw: dict[str, Any], binary_data: memoryview) -> InferRequest:
     tensors = []
     for entry in raw["inputs"]:
+        shape = entry["shape"]
+        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+            raise RequestError(400, "a shape must be a list of integers")
         size = (entry.get("parameters") or {}).get(_BINARY)
         if size is None:
-            data: Any = _flat(entry["data"])
+            data: Any = _flat(str(entry["name"]), entry["data"], shape)
         elif type(size) is int and 0 <= size <= len(binary_data):
             data, binary_data = binary_data[:size], binary_data[size:]
         else:
             raise RequestError(400, f"input {str(entry['name'])[:100]!r}: {_BINARY} exceeds the body")
-        shape = entry["shape"]
-        if not isinstance(shape, list) or not all(type(size) is int for size in shape):
-            raise RequestError(400, "a shape must be a list of integers")
         tensors.append(tensor_of(str(entry["name"]), str(entry["datatype"]), shape, data))
     if len(binary_data):
         raise RequestError(400, f"{len(binary_data)} bytes of the body belong to no input")
@@ -91,13 +91,19 @@ def _request(raw: dict[str, Any], binary_data: memoryview) -> InferRequest:
     return InferRequest(None if name is None else str(name), tuple(tensors), outputs, binary)
 
 
-def _flat(data: Any) -> list[Any]:
-    """Flattens nested lists; the protocol allows both forms."""
+def _flat(name: str, data: Any, shape: Sequence[int]) -> list[Any]:
+    """Flattens nested lists; the protocol allows both forms.
+
+    Raises:
+        RequestError: Not a list, or the nested lists do not have the shape.
+    """
     if not isinstance(data, list):
         raise RequestError(400, "data must be a list")
-    if data and isinstance(data[0], list):
-        return [value for row in data for value in (row if isinstance(row, list) else [row])]
-    return data
+    if not any(isinstance(row, list) for row in data):
+        return data
+    if len(shape) != 2 or len(data) != shape[0] or not all(isinstance(r, list) and len(r) == shape[1] for r in data):
+        raise RequestError(422, f"input {name[:100]!r}: the lists in data do not have the shape {list(shape)}")
+    return [value for row in data for value in row]
 
 
 def encode(answer: Answer, request: InferRequest, request_id: str) -> tuple[bytes, int | None]:

@@ -23,7 +23,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rayrec.cli import run
-from rayrec.data import DataError, DataSet, Manifest, Mapping, Schema, SparseFeature, inspect
+from rayrec.data import DataError, DataSet, Hash, Manifest, Mapping, Schema, SparseFeature, inspect
 from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
 from rayrec.data.mapping.problems import Problems
@@ -149,6 +149,21 @@ def test_crosses_keep_the_order_of_columns_and_take_lists() -> None:
     grid = {"l": pa.array([1, 1, 2, 2]), "m": pa.array([5, 6, 5, 6])}
     wanted = made("cross", grid, columns=["l", "m"]).to_pylist()
     assert made("cross", two, columns=["l", "m"]).to_pylist() == [wanted, []]
+
+
+def test_a_row_with_too_many_pairs_of_a_cross_is_bad_before_they_are_made() -> None:
+    derived = [{"name": "out", "kind": "cross", "columns": ["l", "m"]}]
+    sparse = [SparseFeature(name="out", kind="id_list", mapping=Hash(kind="hash"))]
+    crossed = schema(derived).model_copy(update={"sparse": sparse})
+    long = list(range(8000))
+    rows = [{"l": [1, 2], "m": [3]}, {"l": long, "m": long}, {"l": [1], "m": [3]}]  # 64M pairs are gigabytes
+    batch, errors = Mapping(crossed, {"out": 100}, labels=False).to_batch_and_errors(rows)
+    assert batch.sparse.lengths().tolist() == [2, 0, 1]
+    assert [*errors] == [1] and "pairs" in errors[1].problem and errors[1].value == "64,000,000 pairs"
+    few = Mapping(crossed, {"out": 100}, labels=False, max_pairs=5)
+    batch, errors = few.to_batch_and_errors([{"l": [1, 2], "m": [3, 4]}] * 3)
+    assert batch.sparse.lengths().tolist() == [4, 0, 0] and [*errors] == [1, 2]
+    assert few.to_batch({"l": [[1, 2], [1]], "m": [[3, 4], [5]]}).sparse.lengths().tolist() == [4, 1]
 
 
 def test_parts_of_times_are_those_of_the_zone() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema, empty_batch, to_batch
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, Mapping, ReadOptions, Schema, empty_batch, to_batch
 from rayrec.data.stream.mixed_stream import joined
 from rayrec.models import Batch
 from rayrec.train.worker.micro_batches import micro_batch_of
@@ -115,6 +115,28 @@ def test_integers_in_another_unit_are_refused_with_row(time: int, unit: str) -> 
     ) as caught:
         to_batch(table, schema(**changes), ROWS_OF)
     assert (caught.value.row, caught.value.column, caught.value.value) == (13, "at", str(time))
+
+
+def test_times_of_events_may_be_texts_and_a_history_may_be_empty() -> None:
+    raw = {
+        "sparse": [{"name": "items", "kind": "id_list", "id_type": "integer", "mapping": {"kind": "hash"}}],
+        "sequences": [
+            {"name": "h", "ids": ["items"], "values": [{"name": "at", "kind": "time"}, {"name": "price"}]},
+        ],
+    }
+    mapping = Mapping(Schema.model_validate(raw), {"items": 100}, labels=False)
+    new: dict[str, Any] = {"items": [], "at": [], "price": []}
+
+    def times(*rows: dict[str, Any]) -> list[int]:
+        return mapping.to_batch(rows).sequences["h"].values["at"].tolist()
+
+    assert times(new) == times({**new, "at": None}) == []  # a new user, alone
+    known = {"items": [1, 2], "at": ["2024-01-01", "2024-01-01T01:00:00"], "price": [1, 2]}
+    assert times(known, new) == [1704067200, 1704070800]
+    assert times({**known, "at": ["2024-01-01T01:00:00+01:00", "2024-01-01T01:00:00Z"]}) == [1704067200, 1704070800]
+    assert times({**known, "at": [1704067200, 1704070800]}) == [1704067200, 1704070800]
+    with pytest.raises(DataError, match=r"'at'.*ISO 8601"):
+        times({**known, "at": ["yesterday", "today"]})
 
 
 def test_ids_left_out_of_one_list_are_refused() -> None:

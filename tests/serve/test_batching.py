@@ -54,9 +54,9 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, str]:
     return json.dumps(raw).encode(), JSON
 
 
-def together(service: Service, requests: list[Any]) -> list[Answer | RequestError]:
+def together(service: Service, requests: list[Any]) -> list[Answer | Exception]:
     """As a batcher scores them where all of them wait, and there is time for all."""
-    answers: dict[int, Answer | RequestError] = {}
+    answers: dict[int, Answer | Exception] = {}
     while rest := [place for place in range(len(requests)) if place not in answers]:
         form = requests[rest[0]].query.form
         group = [place for place in rest if place == rest[0] or requests[place].query.form == form is not None]
@@ -130,6 +130,25 @@ def test_bad_requests_cost_the_others_no_batch_of_their_own(
         (alone,), answer = service.answers([requests[place]]), answers[place]
         assert isinstance(alone, RequestError) and isinstance(answer, RequestError)
         assert answer.to_dict() == alone.to_dict()
+
+
+def test_columns_that_the_model_does_not_read_fail_no_other_request(service: Service) -> None:
+    columns = {name: [value] for name, value in GOOD.items()}
+    raws = [columns, {**columns, "debug": [7]}, {**columns, "trace": [1, 2]}, {**columns, "debug": ["x"]}]
+    requests = [service.read(json.dumps({"rows": raw}).encode(), JSON) for raw in raws]
+    loaded = replace(requests[0].loaded, pace=Pace(fixed_s=1e-3, row_s=1e-6))
+
+    async def ask() -> list[Any]:
+        batcher = Batcher(service)
+        waiting = (batcher.scored(replace(one, loaded=loaded)) for one in requests)
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    before = len_of(service)
+    answers = asyncio.run(ask())
+    assert len_of(service)[0] - before[0] == 1 and all(isinstance(answer, Answer) for answer in answers), answers
+    assert len({answer.scores["label"].tobytes() for answer in answers}) == 1
+    with pytest.raises(RequestError, match="missing"):
+        service.score(json.dumps({"rows": {"debug": [1, 2]}}).encode(), JSON)
 
 
 def test_a_request_that_is_alone_waits_for_nobody(service: Service) -> None:

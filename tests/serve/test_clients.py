@@ -36,6 +36,9 @@ def test_each_client_has_its_token_rate_and_models(service: Service, tmp_path: P
         assert server.ask("GET", "/schema", authorization="Bearer slow-token")[0] == 200
         code, answer = server.ask("POST", "/score", BODY, authorization="Bearer other-token")
         assert code == 403 and "may only use none, not 'ctr'" in answer["error"]
+        for path in ("/schema", "/schema/ctr", "/v2/models/ctr", "/v2/models/ctr/ready"):
+            codes = [server.ask("GET", path, authorization=f"Bearer {name}-token")[0] for name in ("fast", "other")]
+            assert codes == [200, 403], path
         assert status(server, "fast-token ") == 401 and status(server, "") == 401
         assert server.ask("POST", "/score", BODY, authorization="fast-token")[0] == 401
     finally:

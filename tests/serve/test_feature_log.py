@@ -96,6 +96,29 @@ def test_what_was_logged_and_joined_with_labels_trains_the_same_model(tmp_path: 
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_files_have_one_schema_whatever_form_a_request_had_and_can_be_scored_again(model: Path, tmp_path: Path) -> None:
+    service = Service([ModelSpec(name="ctr", path=model)], log=LogConfig(folder=tmp_path, share=1.0, file_rows=1))
+    rows = pa.table({name: [value] * 2 for name, value in GOOD.items()})
+    large = rows.set_column(1, "item", pa.array([2**63 + 5, 7], pa.uint64()))
+    encoded = rows.set_column(4, "city", rows["city"].dictionary_encode()).set_column(
+        2, "tags", rows["tags"].combine_chunks().cast(pa.large_list(pa.int16()))
+    )
+    floats = {**GOOD, "user": 1.0, "age": 1, "tags": []}  # whole numbers as pandas and JavaScript write them
+    shared = {"context": {"tags": [], "city": "city 3"}, "candidates": [{"user": 1, "item": 2, "age": 0}] * 2}
+    sent: list[tuple[bytes, str]] = [(stream(table), ARROW) for table in (large, encoded)]
+    sent += [(json.dumps(raw).encode(), JSON) for raw in ({"rows": [GOOD, floats]}, {"rows": [floats]}, shared)]
+    scores = [service.score(body, kind).scores["label"].tolist() for body, kind in sent]
+    service.close()
+    files = sorted((tmp_path / "ctr").iterdir())
+    tables = [pq.read_table(file) for file in files]
+    assert len(files) == len(sent) and all(table.schema == tables[0].schema for table in tables)
+    assert tables[0]["item"].to_pylist() == [2**63 + 5 - 2**64, 7]  # the same bits, which are the same id
+    assert tables[4]["city"].to_pylist() == ["city 3"] * 2 and tables[4]["tags"].to_pylist() == [[], []]
+    for table, expected in zip(tables, scores, strict=True):
+        assert table["_score"].to_pylist() == expected
+        assert service.score(stream(table), ARROW).scores["label"].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 def test_a_share_is_drawn_and_files_take_turns(model: Path, tmp_path: Path) -> None:
     log = LogConfig(folder=tmp_path, share=0.25, file_rows=5, files=2)
     service = Service([ModelSpec(name="ctr", path=model)], log=log)

@@ -23,9 +23,10 @@ import torch
 
 from rayrec.inference import ExportError, ExportStore
 from rayrec.inference.artifact import checksum
-from rayrec.serve import ARROW, JSON, App, ModelSpec, Service, versions
+from rayrec.serve import ARROW, JSON, Answer, App, ModelSpec, RequestError, Service, versions
 from rayrec.serve.service import freeze_garbage
-from tests.inference.runs import trainer_scores
+from rayrec.train import export_run
+from tests.inference.runs import train, trainer_scores
 from tests.serve.server import GOOD, Server, clients_of
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -158,10 +159,29 @@ def test_a_token_is_asked_for_everywhere_but_health(service: Service, tmp_path: 
     try:
         assert server.ask("POST", "/score", {"rows": [GOOD]})[0] == 401
         assert server.ask("GET", "/metrics", authorization="Bearer wrong")[0] == 401
-        assert server.ask("GET", "/healthz")[0] == 200
+        status, anyone = server.ask("GET", "/healthz")
+        told = service.health()
+        models = [{"name": "ctr", "version": told["models"][0]["version"]}]
+        assert status == 200 and anyone == {**told, "models": models}
+        assert server.ask("GET", "/healthz", authorization="Bearer s3cret")[1] == service.health()
         assert server.ask("POST", "/score", {"rows": [GOOD]}, authorization="Bearer s3cret")[0] == 200
     finally:
         server.close()
+
+
+def test_a_score_that_is_not_finite_is_no_answer(tmp_path: Path) -> None:
+    run = train(tmp_path, optimizers__dense__lr=3.0)  # weights above 1, so that sums overflow
+    service = Service([ModelSpec(path=export_run(run, tmp_path / "model").folder)])
+    good = {name: GOOD[name] for name in ("user", "item", "tags", "age")}
+    far = {**good, "age": 3e38}  # a finite float32
+
+    def read(*rows: dict[str, Any]) -> Any:
+        return service.read(json.dumps({"rows": rows}).encode(), JSON)
+
+    first, wrong, last = service.answers([read(good), read(good, far), read(good, good)])
+    assert isinstance(first, Answer) and isinstance(last, Answer)
+    assert isinstance(wrong, RequestError) and wrong.status == 422
+    assert "1 of 2 rows" in wrong.text and "row 1" in wrong.text
 
 
 def test_nothing_of_a_request_is_kept_or_logged(

@@ -9,6 +9,8 @@ import json
 import math
 import random
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 
 from rayrec.data import Schema
-from rayrec.serve import Limits, Service, TlsConfig
+from rayrec.serve import Limits, ModelSpec, Service, TlsConfig
 from rayrec.serve.v2 import DTYPES, inputs_of, query_of, tensor_of
 from rayrec.serve.v2_messages import SERVICE, message
 from tests.serve.server import GOOD, GrpcServer, Server, clients_of
@@ -130,6 +132,90 @@ def test_a_request_has_an_id_of_its_own_or_the_clients(server: Server) -> None:
         assert status == 200 and (headers["x-request-id"] == expected or (expected is None and headers["x-request-id"]))
         assert expected or headers["x-request-id"] not in (given, "")
     assert server.ask_all("GET", "/none", x_request_id="abc-2")[2]["x-request-id"] == "abc-2"
+
+
+def test_health_is_json_as_the_protocol_has_it(server: Server) -> None:
+    assert server.ask("GET", "/v2/health/live") == (200, {"live": True})
+    assert server.ask("GET", "/v2/health/ready") == (200, {"ready": True})
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("id", ["mine-1", "an id of words", "x" * 300])
+def test_an_id_comes_back_through_proxies_that_add_their_own(
+    clients: dict[str, tuple[Any, Any]], protocol: str, id: str
+) -> None:
+    module, client = clients[protocol]
+    found = client.infer("ctr", inputs(module, columns()), request_id=id, headers={"x-request-id": "of-a-proxy"})
+    response = found.get_response()
+    assert (response["id"] if protocol == "http" else response.id) == id
+
+
+def test_nested_data_must_have_the_shape_of_its_tensor(server: Server) -> None:
+    def infer(data: list[Any], shape: list[int]) -> tuple[int, Any]:
+        values = {name: value.tolist() for name, value in columns(ROWS[:2]).items() if name != "city"}
+        ints = [
+            {"name": name, "datatype": "FP64" if name == "age" else "INT64", "shape": [len(value)], "data": value}
+            for name, value in values.items()
+            if name not in ("tags", "tags.lengths")
+        ]
+        city = {"name": "city", "datatype": "BYTES", "shape": [2], "data": ["city 1", "city 2"]}
+        tags = {"name": "tags", "datatype": "INT64", "shape": shape, "data": data}
+        return server.ask("POST", "/v2/models/ctr/infer", {"inputs": [*ints, city, tags]})
+
+    assert infer([[1, 2], [3, 4]], [2, 2])[1]["outputs"] == infer([1, 2, 3, 4], [2, 2])[1]["outputs"]
+    for data, shape in (([[1, 2, 3], [4]], [2, 2]), ([[1], [2], [3], [4]], [2, 2]), ([1, [2], 3, 4], [2, 2])):
+        assert infer(data, shape)[0] == 422, data
+
+
+def test_calls_are_refused_before_their_message_is_decoded(service: Service, tmp_path: Path) -> None:
+    server = GrpcServer(service, clients_of(tmp_path, one="s3cret"))
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            for method in ("ModelInfer", "ModelMetadata", "ModelReady"):
+                call = channel.unary_unary(f"/{SERVICE}/{method}")
+                with pytest.raises(grpc.RpcError) as refused:
+                    call(b"\xff" * 100_000)  # no message: decoding it is another error
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.RpcError) as wrong:
+                channel.unary_unary(f"/{SERVICE}/ModelInfer")(
+                    b"\xff" * 100_000, metadata=[("authorization", "Bearer s3cret")]
+                )
+            assert wrong.value.code() is not grpc.StatusCode.UNAUTHENTICATED
+    finally:
+        server.close()
+
+
+def test_more_calls_at_once_than_the_queue_may_hold_are_refused(model: Path) -> None:
+    small = Service([ModelSpec(name="ctr", path=model)], limits=Limits(queue=2))
+    server, ended = GrpcServer(small), threading.Event()
+
+    def never() -> Iterator[bytes]:
+        ended.wait(30)
+        yield b""
+
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            waiting = [channel.stream_unary(f"/{SERVICE}/ModelInfer").future(never()) for _ in range(4)]
+            live = channel.unary_unary(f"/{SERVICE}/ServerLive")
+
+            def refused() -> bool:
+                try:
+                    live(b"")
+                except grpc.RpcError as error:
+                    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                return False
+
+            deadline = time.monotonic() + 20
+            while not refused():
+                assert time.monotonic() < deadline, "calls that wait for their message are not counted"
+            ended.set()
+            while refused():
+                assert time.monotonic() < deadline, "ended calls keep their places"
+            assert all(call.exception() is not None for call in waiting)
+    finally:
+        ended.set()
+        server.close()
+        small.close()
 
 
 def test_tokens_and_tls_hold_for_grpc(service: Service, tmp_path: Path) -> None:

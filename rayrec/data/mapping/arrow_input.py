@@ -46,6 +46,7 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
     features = {feature.column: feature for feature in schema.sparse}
     numbers = {feature.column: feature.width > 1 for feature in schema.dense}
     numbers |= {feature.weight_column: True for feature in schema.sparse if feature.weight_column}
+    times = {v.column_name for sequence in schema.sequences for v in sequence.values if v.kind == "time"}
     zone = _common_zone([array.type for name, array in arrays.items() if name in types])
     for name, array in arrays.items():
         kind = types.get(name)
@@ -55,6 +56,8 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
             arrays[name] = _ids(name, array, features[name])
         elif name in numbers:
             arrays[name] = _nulls(array, pa.float64(), numbers[name]) if _leaf_is_null(array.type) else array
+        elif name in times and is_text(leaf_of(array.type)):
+            arrays[name] = _event_times(name, array)
     return pa.table(arrays)
 
 
@@ -119,10 +122,34 @@ def _typed(values: Any, kind: pa.DataType, from_pandas: bool | None) -> pa.Array
         return pa.array(values, kind, from_pandas=from_pandas)
     if pat.is_integer(leaf_of(array.type)):
         raise TypeError("integers are not times; use ISO 8601 texts or timestamps")
+    return _parsed_times(array, kind)
+
+
+def _parsed_times(array: Any, kind: pa.DataType) -> Any:
+    """Texts (ISO 8601, UTC without a zone) as times.
+
+    Raises:
+        pa.ArrowInvalid: a text is not a time.
+    """
     try:
         return array.cast(kind)
-    except pa.ArrowInvalid:
-        return array.cast(_of_leaf(array.type, pa.timestamp("us", "UTC"))).cast(kind)
+    except pa.ArrowInvalid as error:
+        try:
+            return array.cast(_of_leaf(array.type, pa.timestamp("us", "UTC"))).cast(kind)
+        except pa.ArrowInvalid:
+            raise error from None
+
+
+def _event_times(name: str, array: Any) -> Any:
+    """The times of a sequence, given as texts."""
+    try:
+        return _parsed_times(array, _of_leaf(array.type, pa.timestamp("us")))
+    except pa.ArrowInvalid as error:
+        problem, fix = (
+            f"cannot convert the texts to times: {first_line(error)}",
+            "use ISO 8601, e.g. 2024-01-31T23:59:00",
+        )
+        raise DataError(problem, column=name, fix=fix) from error
 
 
 def _ids(name: str, array: Any, feature: SparseFeature) -> Any:

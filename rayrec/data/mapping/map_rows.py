@@ -36,6 +36,7 @@ def map_rows(
     order: I64 | None = None,
     *,
     labelled: bool = True,
+    max_pairs: int | None = None,
 ) -> Rows:
     """Maps all rows of `table`. Adds bad rows to `problems`; their values are meaningless but valid.
 
@@ -43,11 +44,13 @@ def map_rows(
         order: permutation of the mapped rows; `problems` refers to rows of the table. Each feature is reordered right
             after it is mapped, while it is in the CPU cache.
         labelled: if False, read only the features' columns, and return NaN as labels.
+        max_pairs: as in `derive`.
     """
     names = schema.columns if labelled else schema.feature_columns
     columns = source_columns(table, schema, names)
     if schema.derived:
-        columns = {name: one_array(array) for name, array in derive(schema.derived_needed, columns, problems).items()}
+        derived = derive(schema.derived_needed, columns, problems, max_pairs)
+        columns = {name: one_array(array) for name, array in derived.items()}
         columns = _as_read(columns, schema)
     targets = map_targets(columns, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
     dense = map_dense(schema.dense, columns, table.num_rows, problems)

@@ -21,6 +21,8 @@ from rayrec.data.mapping.schema import Schema
 from rayrec.storage.errors import DataError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from rayrec.data.mapping.arrow_input import Tabular
     from rayrec.models.batch import Batch
 
@@ -33,6 +35,8 @@ class Mapping:
         schema: the schema of the columns.
         rows_of: number of table rows for each sparse feature.
         labels: True if rows have labels and weights. If False, labels are NaN and their columns may be missing.
+        max_pairs: pairs of ids that a cross of lists may have in all rows that are mapped at once; rows after that
+            many are bad rows. Default: no limit.
 
     Raises:
         DataError: a feature without a table, a vocabulary that cannot be read or is too long for its table.
@@ -41,6 +45,7 @@ class Mapping:
     schema: Schema
     rows_of: Dict[str, int]
     labels: bool = field(default=True, kw_only=True)
+    max_pairs: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_rows_of(self.schema, self.rows_of)
@@ -83,7 +88,7 @@ class Mapping:
         Raises:
             DataError: a missing column, a wrong type, or the first bad row.
         """
-        rows, problems = self._rows(data)
+        rows, problems = self._rows(self.to_table(data))
         if problems:
             raise problems.error(int(problems.rows()[0]))
         return self._batch(rows)
@@ -94,14 +99,28 @@ class Mapping:
         Raises:
             DataError: a missing column or a wrong type.
         """
-        rows, problems = self._rows(data)
-        return self._batch(rows), {row: problems.error(row) for row in problems.rows().tolist()}
+        return self.map_table(self.to_table(data))
 
-    def _rows(self, data: Tabular) -> tuple[Rows, Problems]:
+    def to_table(self, data: Tabular) -> pa.Table:
+        """The columns that are mapped, as typed Arrow columns.
+
+        Raises:
+            DataError: a missing column or a wrong type.
+        """
         table = to_table(data, self.schema, self.schema.columns if self.labels else self.schema.feature_columns)
         check_types(self.schema, table.schema, "the given rows", labelled=self.labels)
+        return table
+
+    def map_table(self, table: pa.Table) -> tuple[Batch, dict[int, DataError]]:
+        """As `to_batch_and_errors`, of a table that `to_table` returned."""
+        rows, problems = self._rows(table)
+        return self._batch(rows), {row: problems.error(row) for row in problems.rows().tolist()}
+
+    def _rows(self, table: pa.Table) -> tuple[Rows, Problems]:
         problems = Problems()
-        return map_rows(table, self.schema, self.rows_of, problems, labelled=self.labels), problems
+        return map_rows(
+            table, self.schema, self.rows_of, problems, labelled=self.labels, max_pairs=self.max_pairs
+        ), problems
 
     def _batch(self, rows: Rows) -> Batch:
         from rayrec.data.mapping.collate import collate

@@ -31,7 +31,7 @@ def read_types(schema: Schema, types: Mapping[str, pa.DataType]) -> dict[str, pa
             differs = plain_type(kind) != plain
             out[name] = (wider(kind, recorded) or kind) if differs else kind
     if any(has_null_type(kind) for kind in out.values()):
-        expected = _expected(schema)
+        expected = expected_types(schema)
         out = {name: filled(kind, expected[name]) if name in expected else kind for name, kind in out.items()}
     return out
 
@@ -45,8 +45,8 @@ def wants_text(feature: SparseFeature) -> bool:
     return isinstance(feature.default, str)
 
 
-def _expected(schema: Schema) -> dict[str, pa.DataType]:
-    """By column, a type that the schema accepts."""
+def expected_types(schema: Schema) -> dict[str, pa.DataType]:
+    """By column, a type that the schema accepts. Inputs of derived columns only are left out."""
     types: dict[str, pa.DataType] = {}
     for task in schema.tasks:
         kinds = {str: pa.string(), int: pa.int64()}

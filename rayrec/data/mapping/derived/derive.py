@@ -42,7 +42,6 @@ _FAILURES = (pa.ArrowException, TypeError, AttributeError, FunctionFailed)
 _MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
     Buckets: buckets,
     Missing: missing,
-    Cross: cross,
     TimePart: time_part,
     Age: age,
     Lookup: lookup,
@@ -54,35 +53,40 @@ _MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
 }
 
 
-def derive(specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: Problems) -> dict[str, pa.Array]:
+def derive(
+    specs: Sequence[Derived], columns: Mapping[str, pa.Array], problems: Problems, max_pairs: int | None = None
+) -> dict[str, pa.Array]:
     """The columns and the derived columns. Bad rows become null and are added to `problems`.
+
+    Args:
+        max_pairs: of a cross of lists, in all rows; rows after that many are bad rows. Default: no limit.
 
     Raises:
         DataError: an unsupported column type, statistics that are not fitted, a function that fails for any rows.
     """
     out = dict(columns)
     for spec in specs:
-        out[spec.name] = _computed(spec, [out[name] for name in spec.inputs], problems)
+        out[spec.name] = _computed(spec, [out[name] for name in spec.inputs], problems, max_pairs)
     return out
 
 
-def _computed(spec: Derived, arrays: list[pa.Array], problems: Problems) -> pa.Array:
+def _computed(spec: Derived, arrays: list[pa.Array], problems: Problems, max_pairs: int | None) -> pa.Array:
     """One derived column. Rows on which it fails, e.g. for a text that is not UTF-8, are bad rows."""
-    column, error = _attempt(spec, arrays, problems)
+    column, error = _attempt(spec, arrays, problems, max_pairs)
     if error is None:
         return column
     if any(pat.is_dictionary(array.type) for array in arrays):
         # The wrong value may be in the dictionary only: a slice of a dictionary array has the dictionary of all rows.
         arrays = [decoded(array) for array in arrays]
-        column, error = _attempt(spec, arrays, problems)
+        column, error = _attempt(spec, arrays, problems, max_pairs)
         if error is None:
             return column
-    failed = _failing_rows(spec, arrays)
+    failed = _failing_rows(spec, arrays, max_pairs)
     if failed is not None:
         good = np.ones(len(arrays[0]), np.bool_)
         good[list(failed)] = False
         index = pa.array(np.arange(len(good)), mask=~good)
-        column, error = _attempt(spec, [array.take(index) for array in arrays], problems)
+        column, error = _attempt(spec, [array.take(index) for array in arrays], problems, max_pairs)
         if error is None:
             rows, errors = list(failed), list(failed.values())
             problem = f"derived column {spec.name!r} ({spec.kind}) cannot be computed from this row"
@@ -105,25 +109,28 @@ def _computed(spec: Derived, arrays: list[pa.Array], problems: Problems) -> pa.A
 
 
 def _attempt(
-    spec: Derived, arrays: list[pa.Array], problems: Problems
+    spec: Derived, arrays: list[pa.Array], problems: Problems, max_pairs: int | None = None
 ) -> tuple[pa.Array, None] | tuple[None, Exception]:
     """The column, or the error. Only an attempt that succeeds adds to `problems`."""
     found = Problems()
     try:
-        column = _MAKERS[type(spec)](spec, arrays, found)
+        if isinstance(spec, Cross):
+            column = cross(spec, arrays, found, max_pairs)
+        else:
+            column = _MAKERS[type(spec)](spec, arrays, found)
     except _FAILURES as error:
         return None, error
     problems.extend(found)
     return column, None
 
 
-def _failing_rows(spec: Derived, arrays: list[pa.Array]) -> dict[int, Exception] | None:
+def _failing_rows(spec: Derived, arrays: list[pa.Array], max_pairs: int | None) -> dict[int, Exception] | None:
     """The rows on which the column cannot be computed, with the errors, by bisection; None if no row is at fault."""
     failed: dict[int, Exception] = {}
     ranges = [(0, len(arrays[0])), (0, 0)]
     while ranges:
         start, stop = ranges.pop()
-        _, error = _attempt(spec, [array.slice(start, stop - start) for array in arrays], Problems())
+        _, error = _attempt(spec, [array.slice(start, stop - start) for array in arrays], Problems(), max_pairs)
         if error is not None and start == stop:  # without any rows: the types do not fit, or the function is wrong
             return None
         if error is not None and stop - start == 1:

@@ -18,6 +18,8 @@ from rayrec.data.mapping.problems import Problems
 
 # Seed that distinguishes the hashes of crosses from other hashes.
 _CROSSES = 7
+# Pairs of one row of a cross: two lists of a thousand ids each.
+MAX_ROW_PAIRS = 1 << 20
 # Joins the tokens of an n-gram. Tokens of the default separator do not contain it.
 _JOIN = " "
 
@@ -52,15 +54,40 @@ def _nulls(array: pa.Array) -> Mask | None:
     return nulls_of(decoded(array) if pat.is_dictionary(array.type) and array.dictionary.null_count else array)
 
 
-def cross(spec: Cross, arrays: list[pa.Array], _: Problems) -> pa.Array:
-    """Hashes each column's ids with a seed for its position, and combines them by XOR."""
+def cross(spec: Cross, arrays: list[pa.Array], problems: Problems, max_pairs: int | None = None) -> pa.Array:
+    """Hashes each column's ids with a seed for its position, and combines them by XOR.
+
+    A row with more than `MAX_ROW_PAIRS` pairs is a bad row, and gets none.
+
+    Args:
+        max_pairs: of all rows; rows after that many are bad rows too.
+    """
     state, *columns = (_Hashed.of(array, position) for position, array in enumerate(arrays))
-    for column in columns:
-        state = state.with_column(column)
+    for name, column in zip(spec.columns[1:], columns, strict=True):
+        if state.offsets is None and column.offsets is None:
+            null_rows = _either(state.null_rows, column.null_rows)
+            state = _Hashed(state.values ^ column.values, null_rows, None, null_rows)
+            continue
+        counts = state.pair_counts(column)
+        too_many = counts > MAX_ROW_PAIRS
+        if max_pairs is not None:
+            too_many |= np.cumsum(np.minimum(counts, MAX_ROW_PAIRS)) > max_pairs
+        _add_too_many_pairs(spec, name, counts, np.flatnonzero(too_many), max_pairs, problems)
+        state = state.with_column(column, np.where(too_many, 0, counts))
     values = pa.array(state.values.view(np.int64), mask=state.nulls)
     if state.offsets is None:
         return values
     return relisted(Lists(values, state.offsets, state.null_rows), values)
+
+
+def _add_too_many_pairs(
+    spec: Cross, column: str, counts: I64, bad: I64, max_pairs: int | None, problems: Problems
+) -> None:
+    most = f"{MAX_ROW_PAIRS:,} pairs in a row"
+    if max_pairs is not None:
+        most += f" and {max_pairs:,} in all rows"
+    problem = f"derived column {spec.name!r} (cross): the lists have more pairs than are computed, {most}"
+    problems.add(bad, column, problem, "write shorter lists, or fewer rows", lambda k: f"{counts[bad[k]]:,} pairs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +113,20 @@ class _Hashed:
         values, nulls = mix64_array(_hashes(leaf), seed_of(_CROSSES, position)), _nulls(leaf)
         return cls(values, nulls, None, nulls) if lists is None else cls(values, nulls, lists.offsets, lists.nulls)
 
-    def with_column(self, other: _Hashed) -> _Hashed:
-        """All pairs of a value of the row with a value of the other column's row; none if either row is null."""
+    def pair_counts(self, other: _Hashed) -> I64:
+        """The number of pairs of each row: of a value of the row with a value of the other column's row."""
         null_rows = _either(self.null_rows, other.null_rows)
-        if self.offsets is None and other.offsets is None:
-            return _Hashed(self.values ^ other.values, null_rows, None, null_rows)
-        lengths, other_lengths = self._lengths(), other._lengths()
-        pair_counts = lengths * other_lengths if null_rows is None else np.where(null_rows, 0, lengths * other_lengths)
+        pair_counts = self._lengths() * other._lengths()
+        return pair_counts if null_rows is None else np.where(null_rows, 0, pair_counts)
+
+    def with_column(self, other: _Hashed, pair_counts: I64) -> _Hashed:
+        """The pairs of each row, if one of the columns has lists.
+
+        Args:
+            pair_counts: as `pair_counts` returns them; 0 for rows whose pairs are left out.
+        """
+        null_rows = _either(self.null_rows, other.null_rows)
+        other_lengths = other._lengths()
         offsets, rows = offsets_of(pair_counts), np.repeat(np.arange(len(pair_counts)), pair_counts)
         first_index, second_index = np.divmod(np.arange(len(rows)) - offsets[rows], other_lengths[rows])
         left_positions, right_positions = self._starts()[rows] + first_index, other._starts()[rows] + second_index
