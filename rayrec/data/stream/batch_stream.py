@@ -114,6 +114,7 @@ class BatchStream(Iterator[Item]):
             negative_rate,
             interleave=interleave if shuffle else 1,
             deletes=manifest.leaves_out,
+            encoded=frozenset(schema.plain_id_columns - {condition.column for condition in manifest.filters}),
         )
         reader, activity = choose(options), Activity()
 

@@ -137,6 +137,7 @@ class Recipe:
         negative_rate: probability with which a negative is read.
         interleave: windows whose rows are interleaved.
         deletes: True if files have deleted rows.
+        encoded: columns of text ids that may stay dictionary-encoded.
     """
 
     columns: Columns
@@ -151,11 +152,7 @@ class Recipe:
     negative_rate: float = 1.0
     interleave: int = 1
     deletes: bool = False
-
-    @property
-    def encoded(self) -> frozenset[str]:
-        """Columns of text ids that may stay dictionary-encoded."""
-        return frozenset(self.schema.plain_id_columns - {condition.column for condition in self.filters})
+    encoded: frozenset[str] = frozenset()
 
     @property
     def leaves_out(self) -> bool:
