@@ -160,6 +160,8 @@ def test_unknown_items_are_no_targets_and_no_candidates(
     raw["schema"]["sparse"][0]["mapping"] = {"kind": "vocabulary", "path": str(tmp_path / "known.txt"), "oov_rows": 2}
     raw["tables"][0]["rows"] = known + 30  # the last 28 rows belong to no item
     raw["trainer"] |= {"epochs": 1, "num_workers": 0, "early_stopping": None, "log_every": 1}
+    f1 = {"name": "f1", "factory": "torchmetrics.classification:BinaryF1Score", "training": True}
+    raw["trainer"]["metrics"] = [f1]  # of rows with logits, which a retriever has not
     raw["storage"] |= {"path": str(tmp_path), "keep_best": "hr@20"}
     raw["data"]["test"] = str(data / "eval")
     done = Trainer(parse_config(raw)).fit()
@@ -171,7 +173,7 @@ def test_unknown_items_are_no_targets_and_no_candidates(
     assert done.eval["hr@200/unseen"] == 1.0, "there are fewer items"
     lines = RunFolder(done.folder).read_metrics()
     for line in lines:
-        assert line["kind"] == "event" or not line.keys() & {"auc", "ne", "logloss", "calibration", "rmse"}, line
+        assert line["kind"] == "event" or not line.keys() & {"auc", "ne", "logloss", "calibration", "rmse", "f1"}, line
     assert f"test set: hr@10/unseen {done.eval['hr@10/unseen']:.4f}, ndcg@10/unseen " in capsys.readouterr().out
 
 

@@ -171,7 +171,9 @@ class Loop:
         self.empty = empty_batch(schema.for_training)
         self.metrics: dict[str, Any] = {}  # of the last logging line
         self.total_steps = 0
-        self.hooks = session.control.together(lambda: StepHooks(trainer, schema, session.control, session.device))
+        self.hooks = session.control.together(
+            lambda: StepHooks(trainer, schema, session.control, session.device, self.scores_rows)
+        )
         self.guards = Guards(trainer.guards)
         self.test: dict[str, Any] | None = None
         self.ended: str | None = None  # why training ends before the last epoch

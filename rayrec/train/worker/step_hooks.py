@@ -18,14 +18,19 @@ from rayrec.train.worker.own_metrics import OwnMetrics
 class StepHooks:
     """Calls `trainer.on_batch` after each step, and updates the metrics of `trainer.metrics` with `training: true`.
 
+    Args:
+        scores_rows: whether the model has logits to measure; a retriever has none.
+
     Raises:
         TrainError: a function or metric does not exist; see `OwnMetrics`.
     """
 
-    def __init__(self, trainer: TrainerConfig, schema: Schema, control: Control, device: torch.device) -> None:
+    def __init__(
+        self, trainer: TrainerConfig, schema: Schema, control: Control, device: torch.device, scores_rows: bool
+    ) -> None:
         self._path = trainer.on_batch
         self._on_batch = None if self._path is None else build.import_factory(self._path, "trainer.on_batch")
-        self._configs = [metric for metric in trainer.metrics if metric.training]
+        self._configs = [metric for metric in trainer.metrics if metric.training and scores_rows]
         self._schema, self._control, self._device = schema, control, device
         self._metrics = self._new_metrics()
 
