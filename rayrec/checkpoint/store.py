@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rayrec._runtime.ranks import ranks_text
 from rayrec.checkpoint import contents
 from rayrec.checkpoint.contents import (
     empty_random_states,
@@ -35,6 +36,7 @@ from rayrec.distributed import DistributedModelParallel, ShardingPlan, comm
 from rayrec.storage.folder import Folder, open_folder
 
 TENSOR = "tensor"
+Listing = tuple[list[Checkpoint], list[DamagedCheckpointError]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +255,7 @@ class CheckpointStore:
             if not is_shown:
                 ranks_by_node[node].append(rank)
         if ranks_by_node:
-            nodes = ", ".join(f"{node} (ranks {', '.join(map(str, ranks))})" for node, ranks in ranks_by_node.items())
+            nodes = ", ".join(f"{node} (ranks {ranks_text(ranks)})" for node, ranks in ranks_by_node.items())
             problem = f"what rank 0 on node {states[0][0]} wrote is not found on {nodes}"
             raise NotSharedError(self.root.path, problem)
 
@@ -270,7 +272,7 @@ class CheckpointStore:
         remove_unfinished(self.root)
         return attempt
 
-    def listing(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
+    def listing(self) -> Listing:
         """(committed checkpoints, oldest first; those with a damaged manifest)
 
         Raises:
@@ -295,7 +297,7 @@ class CheckpointStore:
         """
         return self.listing()[0]
 
-    def candidates(self) -> tuple[list[Checkpoint], list[DamagedCheckpointError]]:
+    def candidates(self) -> Listing:
         """(checkpoints to resume from, newest first; those with a damaged manifest)
 
         Raises:
@@ -315,8 +317,11 @@ class CheckpointStore:
         """
         return next(iter(self.candidates()[0]), None)
 
-    def best(self) -> Checkpoint | None:
+    def best(self, listed: Listing | None = None) -> Checkpoint | None:
         """The best committed checkpoint by the store's metric; None without a metric, or if no checkpoint has it.
+
+        Args:
+            listed: what `listing` returned; None: list now.
 
         Raises:
             DamagedCheckpointError: the manifest of the best checkpoint is damaged.
@@ -324,7 +329,7 @@ class CheckpointStore:
         """
         if self._best is None:
             return None
-        readable, damaged = self.listing()
+        readable, damaged = self.listing() if listed is None else listed
         by_name: dict[str, Checkpoint | DamagedCheckpointError] = {item.name: item for item in readable}
         by_name |= {error.name: error for error in damaged}
         name = best_of(self.root, by_name, self._best)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table
 
+from rayrec._runtime.ranks import ranks_text
 from rayrec.distributed.planner.report.text import human_bytes
 
 MAX_RANK_LINES = 16
@@ -73,17 +74,6 @@ def _sizes(shards: Sequence[Mapping[str, Any]]) -> str:
     """`2 of 842 × 32`: the number of shards, and the size of the largest."""
     rows, cols = max((s["shard_sizes"] for s in shards), key=lambda size: size[0] * size[1])
     return f"{len(shards)} of {rows:,} × {cols}"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as ranges: `0–3, 6`."""
-    ranges: list[tuple[int, int]] = []
-    for rank in ranks:
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1] = (ranges[-1][0], rank)
-        else:
-            ranges.append((rank, rank))
-    return ", ".join(str(start) if start == end else f"{start}–{end}" for start, end in ranges)
 
 
 def memory_lines(plan: Mapping[str, Any]) -> list[str]:

@@ -35,10 +35,10 @@ def test_ranks_on_other_disks_are_named_on_every_rank(tmp_path: Path) -> None:
     old = CheckpointStore(tmp_path / "b").root  # what is left of an earlier run does not pass for this one
     for _ in range(3):
         Attempt.claim(old)
-    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "a", tmp_path / "c"]
+    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "c", tmp_path / "b"]
     errors = on_ranks(4, claims, PerRank(paths), 1.0)
     for path, (text, _) in zip(paths, errors, strict=True):
-        assert "what rank 0 on node" in text and "(ranks 1, 3)" in text and "set storage.path" in text, path
+        assert "what rank 0 on node" in text and "(ranks 1–3)" in text and "set storage.path" in text, path
     assert [text for text, _ in on_ranks(4, claims, tmp_path / "a", 60.0)] == [""] * 4
 
 

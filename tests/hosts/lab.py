@@ -58,6 +58,10 @@ class Host:
         read = ["ip", "netns", "exec", self.space, "cat", "/sys/class/net/eth0/statistics/tx_bytes"]
         return int(subprocess.run(read, capture_output=True, text=True, check=True).stdout)
 
+    def has_default_route(self) -> None:
+        """Give the host a default route, by which programs find its address. It leads to the bridge, not further."""
+        _ip("-n", self.space, "route", "add", "default", "dev", "eth0")
+
     def link(self, state: str) -> None:
         """Plug the cable in ("up") or out ("down")."""
         _ip("-n", self.space, "link", "set", "eth0", state)

@@ -182,6 +182,11 @@ def make_job(raw: dict[str, Any]) -> Job:
     return Job(config=config, train=train, eval=evaluation, folder=folder.path, checkpoints=folder.checkpoints)
 
 
+def fit_in(session: Session, job: Job) -> dict[str, Any]:
+    """The outcome of a job in a session, without Ray."""
+    return fit(job, session)
+
+
 def fit_job(
     job: Job,
     group: dist.ProcessGroup | None = None,
@@ -189,7 +194,7 @@ def fit_job(
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """The outcome of a job on one rank, without Ray."""
-    return fit(job, rank_session(group, sink, stop_requested))
+    return fit_in(rank_session(group, sink, stop_requested), job)
 
 
 def score_job(job: Job, group: dist.ProcessGroup | None = None) -> dict[str, Any]:

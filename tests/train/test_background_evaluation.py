@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 import ray
+import torch
 from rich.console import Console
 from torch import nn
 
@@ -26,7 +28,9 @@ from rayrec.train.config.file import ConfigError
 from rayrec.train.driver.evaluations import MOST_PENDING, Evaluations
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, RunState
-from tests.train.small import make_job, raw_config, write_all
+from rayrec.train.worker.lockstep import Control
+from rayrec.train.worker.session import Session, session_of
+from tests.train.small import Silent, fit_in, make_job, raw_config, write_all
 
 EVALUATING = "CheckpointEvaluator.evaluate"  # in Ray's title of the process
 NOT_FIGURES = {"kind", "time", "attempt"}
@@ -240,6 +244,42 @@ def test_workers_that_restart_hear_what_there_is_before_their_checkpoint(inline:
 
 
 BACKGROUND = {"trainer__num_workers": 2, "trainer__evaluate": "background", "trainer__eval_every": 8}
+
+
+class Answering(Silent):
+    """A sink that answers each request for an evaluation at once, with the next of some AUCs; without one, never."""
+
+    def __init__(self, *aucs: float) -> None:
+        super().__init__()
+        self._aucs, self.outcomes = iter(aucs), deque[Record]()
+
+    def put(self, record: Record) -> None:
+        super().put(record)
+        if record["kind"] == "evaluate" and (auc := next(self._aucs, None)) is not None:
+            self.outcomes.append({**record, "scores": {"auc": auc}})
+
+    @property
+    def requested(self) -> list[int]:
+        return [record["step"] for record in self.records if record["kind"] == "evaluate"]
+
+    def session(self) -> Session:
+        control = Control(0, 1, None, lambda: False, lambda: bool(self.outcomes))
+        return replace(session_of(torch.device("cpu"), None, control, self), evaluated=self.outcomes)
+
+
+def test_a_launch_evaluates_what_the_launch_before_left_and_counts_it(tmp_path: Path) -> None:
+    write_all(tmp_path)
+    early = {"metric": "auc", "patience": 2}
+    changes = {**BACKGROUND, "trainer__hang_s": 0.5, "trainer__early_stopping": early, "storage__keep": 1}
+    lost, late = Answering(), Answering(0.9, *[0.5] * 9)
+    fit_in(lost.session(), make_job(raw_config(tmp_path, **changes, trainer__epochs=1)))
+    assert lost.requested == [8, 16]
+    outcome = fit_in(late.session(), make_job(raw_config(tmp_path, **changes, trainer__epochs=4)))
+    evaluated = list(dict.fromkeys(late.requested))  # the driver does not repeat one
+    assert evaluated[:3] == [8, 16, 24], "the checkpoint of step 8 was kept, as it was not evaluated"
+    ended = events(late.records, "ended")
+    assert len(ended) == 1 and "of step 24" in ended[0]["message"], "step 8 is the best; 16 and 24 are no better"
+    assert 24 <= outcome["steps"] < 32
 
 
 @pytest.mark.long

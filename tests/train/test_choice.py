@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 import json
 import shutil
@@ -14,6 +15,7 @@ import yaml
 from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
 from rayrec.train import TrainError, evaluate_run
+from rayrec.train.run.choice import choose
 from tests.train.small import raw_config, run_folder, write_all
 
 STEPS = [4, 8, 10, 12, 16, 20]
@@ -126,6 +128,13 @@ def test_training_alone_goes_on_from_an_older_one_and_says_so(copy: Path, capsys
     assert run(["train", str(data_of(copy) / "c.yaml"), *over]) == 0
     told = " ".join("".join(capsys.readouterr()).split())
     assert f"{new.name} is damaged: " in told and "resuming from step 16" in told
+
+
+def test_the_best_reads_each_manifest_once(trained: Path) -> None:
+    profile = cProfile.Profile()
+    profile.runcall(choose, run_folder(trained), "best")
+    calls = {entry.code.co_name: entry.callcount for entry in profile.getstats() if not isinstance(entry.code, str)}
+    assert calls["read_checkpoint"] == len(STEPS)
 
 
 def test_the_best_is_the_one_with_the_best_score(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

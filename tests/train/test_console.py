@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rayrec._runtime.ranks import ranks_text
 from rayrec.train import Display, StorageError
 from rayrec.train.driver.console import MIN_S_BETWEEN_LINES, WIDTH_OF_FILES, evaluation_lines
-from rayrec.train.terminal import _sizes, format_metric, host_lines, memory_lines, plan_table, ranks_text
+from rayrec.train.terminal import _sizes, format_metric, host_lines, memory_lines, plan_table
 from tests.train.test_driver import TRAIN
 
 

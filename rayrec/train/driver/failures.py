@@ -9,10 +9,10 @@ import os
 import re
 from typing import Any
 
+from rayrec._runtime.ranks import ranks_text
 from rayrec._runtime.ray_internals import is_failed_start
 from rayrec.train.errors import TrainError, describe
 from rayrec.train.run.log import call_actor
-from rayrec.train.terminal import ranks_text
 
 SHUTDOWN_TIMEOUT = "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S"  # how long Ray Train waits for hung ranks
 MAX_REASONS = 4  # different errors in one line

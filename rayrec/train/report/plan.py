@@ -7,12 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from rayrec._runtime.ranks import ranks_text
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner.report.picture import STORAGE, TERM_COLORS, Drawn, rank_chart, tables_by_rank
 from rayrec.distributed.planner.report.text import human_bytes, human_seconds
 from rayrec.train.report.run import number
 from rayrec.train.report.templates import Column, table
-from rayrec.train.terminal import ranks_text
 
 MOST_TABLES = 60  # the largest tables are listed, the others counted
 # Key in plan.json → label and color.

@@ -9,6 +9,7 @@ from rayrec.checkpoint import Best, Checkpoint, CheckpointStore, DamagedCheckpoi
 from rayrec.checkpoint.config import StorageConfig
 from rayrec.checkpoint.ownership import order_of
 from rayrec.checkpoint.retention import read_scores
+from rayrec.checkpoint.store import Listing
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.trainer import lower_is_better
 from rayrec.train.errors import StorageError, TrainError
@@ -49,13 +50,14 @@ def choose(folder: RunFolder, which: str = NEWEST, tell: Tell = lambda text: Non
     """
     if which not in (NEWEST, WHOLE, BEST) and not which.isdecimal():
         raise TrainError(f"--checkpoint {which}: give newest, whole, best, or the number of a step")
-    store = CheckpointStore(folder.checkpoints)
     try:
-        readable, damaged = store.listing()
+        best = best_metric(folder.read_config()) if which == BEST else None
+        store = CheckpointStore(folder.checkpoints, best=best)
+        readable, damaged = listed = store.listing()
         if not readable and not damaged:
             raise TrainError(f"{folder.path} has no complete checkpoint yet; train it first")
         if which == BEST:
-            return _best(folder, readable)
+            return _best(folder, store, best, listed)
         if which == WHOLE:
             return _undamaged(store, readable, damaged, tell)
         if which != NEWEST:
@@ -94,18 +96,17 @@ def _undamaged(
     raise no_whole(store.root.path, damaged)
 
 
-def _best(folder: RunFolder, readable: Sequence[Checkpoint]) -> Checkpoint:
-    best = best_metric(folder.read_config())
+def _best(folder: RunFolder, store: CheckpointStore, best: Best | None, listed: Listing) -> Checkpoint:
     if best is None:
         raise TrainError(
             f"--checkpoint best: {folder.path} was trained without storage.keep_best, so no checkpoint has a score; "
-            f"give newest or a step ({_steps(readable)})"
+            f"give newest or a step ({_steps(listed[0])})"
         )
-    checkpoint = CheckpointStore(folder.checkpoints, best=best).best()
+    checkpoint = store.best(listed)
     if checkpoint is None:
         raise TrainError(
             f"--checkpoint best: no checkpoint of {folder.path} has a score of storage.keep_best={best.metric} yet; "
-            f"give newest or a step ({_steps(readable)})"
+            f"give newest or a step ({_steps(listed[0])})"
         )
     return checkpoint
 

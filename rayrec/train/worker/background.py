@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rayrec.train.run.log import Record
 from rayrec.train.worker.lockstep import StopRequested
@@ -13,7 +13,7 @@ from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Session
 
 POLL_S = 0.2
-
+REQUEST = ("step", "epoch", "checkpoint", "max_rows")
 
 Key = tuple[str, int | None]
 
@@ -35,8 +35,8 @@ class BackgroundEvaluations:
     def __init__(self, session: Session, saver: Saver, reporter: Reporter, patience_s: float) -> None:
         self._session, self._saver, self._reporter, self._patience_s = session, saver, reporter, patience_s
         self._unsaved: dict[int, list[Record]] = {}  # requests by step, until their checkpoints are complete
-        self._pending: dict[Key, int] = {}  # steps
-        saver.on_ended = self._checkpoint_ended
+        self._pending: dict[Key, Record] = {}
+        saver.on_ended, saver.pending_evaluations = self._checkpoint_ended, self._unanswered
 
     def request(self, position: Position, max_rows: int | None) -> None:
         """Request the evaluation of the checkpoint of a position, which is complete or being written.
@@ -50,12 +50,27 @@ class BackgroundEvaluations:
         if name is None:
             self._event("eval_skipped", f"Step {step} is not evaluated: it has no checkpoint.", step)
             return
-        request = {"kind": "evaluate", "step": step, "epoch": position.epoch, "checkpoint": name, "max_rows": max_rows}
+        request = {"step": step, "epoch": position.epoch, "checkpoint": name, "max_rows": max_rows}
         self._saver.hold(name)
         if self._saver.is_complete(step):
             self._send(request)
         else:
             self._unsaved.setdefault(step, []).append(request)
+
+    def resume(self, requests: Sequence[Record]) -> None:
+        """Request again what was pending when the checkpoint to resume from was saved, maybe by an earlier launch.
+
+        Evaluations of checkpoints that no longer exist are left out.
+        """
+        for request in requests if self._session.rank == 0 else ():
+            if self._saver.existed(request["checkpoint"]):
+                self._saver.hold(request["checkpoint"])
+                self._send(request)  # a driver that knows it does not evaluate it again
+
+    def _unanswered(self) -> list[Record]:
+        """Requests whose outcomes are not in the position, oldest first."""
+        unsaved = [request for requests in self._unsaved.values() for request in requests]
+        return sorted([*self._pending.values(), *unsaved], key=lambda request: request["step"])
 
     def _checkpoint_ended(self, step: int, complete: bool) -> None:
         for request in self._unsaved.pop(step, []):
@@ -66,8 +81,8 @@ class BackgroundEvaluations:
                 self._event("eval_skipped", f"Step {step} is not evaluated: its checkpoint failed.", step)
 
     def _send(self, request: Record) -> None:
-        self._pending[key_of(request)] = request["step"]
-        self._session.sink.put(request)
+        self._pending[key_of(request)] = request
+        self._session.sink.put({"kind": "evaluate", **request})
 
     def take(self) -> list[Record]:
         """The outcomes since the last call, the same on every rank. A collective."""
@@ -79,7 +94,7 @@ class BackgroundEvaluations:
         while received:
             outcome = received.popleft()
             if outcome.get("pending"):
-                self._pending[key_of(outcome)] = outcome["step"]
+                self._pending[key_of(outcome)] = {name: outcome[name] for name in REQUEST}
                 self._saver.hold(outcome["checkpoint"])
             else:
                 self._pending.pop(key_of(outcome), None)
@@ -116,7 +131,7 @@ class BackgroundEvaluations:
             time.sleep(POLL_S)
 
     def _report_missing(self) -> None:
-        for step in self._pending.values():
+        for step in (request["step"] for request in self._pending.values()):
             text = (
                 f"The evaluation of step {step} is missing: the run waited {self._patience_s:g} s for it "
                 f"(trainer.hang_s). Evaluate the checkpoint with `rayrec evaluate --checkpoint {step}`."

@@ -407,9 +407,12 @@ class Loop:
         return watched and trainer.counts_early(max_rows)
 
     def _evaluate_resumed(self, position: Position) -> Position:
-        """Repeat the evaluation of the checkpoint to resume from, if it was interrupted or is not in the position."""
+        """Repeat the evaluation of the checkpoint to resume from, if it was interrupted or is not in the position, and
+        those in the background that were pending when it was saved."""
         resumed, trainer = self.saver.resumed, self.config.trainer
         if self.background is not None:
+            if resumed is not None:
+                self.background.resume(resumed.extra.get("evaluations", ()))
             if resumed is not None and (resumed.extra.get("to_score") or position.interrupted):
                 rows = resumed.extra.get("score_rows")
                 if self.saver.unscored or rows is not None or self.evaluator.is_missing(position, last=False):

@@ -30,6 +30,7 @@ from rayrec.distributed.comm import broadcast_object
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.run.choice import best_metric, refused
+from rayrec.train.run.log import Record
 from rayrec.train.setup.init_vectors import load_vectors
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Every
@@ -73,6 +74,8 @@ class Saver:
         self._complete_step: int | None = None
         # Called on rank 0 with the step of a checkpoint that ended, and whether it is complete.
         self.on_ended: Callable[[int, bool], object] = lambda step, complete: None
+        # Called on rank 0: the requests of background evaluations whose outcomes are not in the position to save.
+        self.pending_evaluations: Callable[[], list[Record]] = list
         self._retry("finding the checkpoints", self._find)
         self._saved_step = self.resumed.step if self.resumed is not None else None
         trainer = job.config.trainer
@@ -300,6 +303,10 @@ class Saver:
         """On rank 0: whether the newest complete checkpoint is the one of this step."""
         return self._complete_step == step
 
+    def existed(self, name: str) -> bool:
+        """Whether a checkpoint was there, with a readable manifest, when this rank started."""
+        return any(checkpoint.name == name for checkpoint in self._candidates)
+
     def hold(self, name: str) -> None:
         """Keep a checkpoint until it is released. Call on rank 0."""
         self.store.hold(name)
@@ -338,6 +345,7 @@ class Saver:
             "logit_shift": learner.logit_shift,
             "to_score": to_score,
             "score_rows": score_rows,
+            "evaluations": self.pending_evaluations(),
         }
         return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
 
