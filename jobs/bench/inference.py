@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness import arguments, in_turns, machine, medians, milliseconds, print_json, require
+from harness import arguments, in_turns, machine, medians, milliseconds, paired_ratio, print_json, require
 
 from rayrec import quant
 from rayrec.inference import ExportOptions, Model, Trained, export
 from rayrec.inference.graph import Inputs
 from rayrec.models import DLRM, Batch
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
+from rayrec.quant.check import IdCheck
 from rayrec.sparse import KeyedJaggedTensor
 
 DENSE = 13
@@ -150,8 +151,20 @@ def lookups(bags: torch.nn.Module, keys: list[str], args: argparse.Namespace) ->
         calls: dict[str, Callable[[], Any]] = {"bags": lambda: bags(one), "int8": lambda: made["int8"](one)}
         single = median_ms(calls, args.repeats)
     results["int8_over_fp32_ms"] = ten["int8"] / ten["fp32"]
+    results |= {f"check_over_lookup_{count}": check_over_lookup(count) for count in (len(keys), 1000)}
     results["int8_over_embeddingbag_100"] = single["int8"] / single["bags"]
     return results | {f"lookup_{kind}_10x100_ms": value for kind, value in ten.items()}
+
+
+def check_over_lookup(count: int) -> float:
+    """The check of the ids of one row of `count` features over the lookup, which is a call without the check."""
+    keys = [f"f{i}" for i in range(count)]
+    tables = [EmbeddingBagConfig(name=k, num_embeddings=1000, embedding_dim=16, feature_names=[k]) for k in keys]
+    bags, check = quant.EmbeddingBagCollection.from_float(EmbeddingBagCollection(tables)), IdCheck.of_tables(tables)
+    row = batch_of(keys, 1000, 1, 1).sparse
+    calls = {"check": partial(milliseconds, lambda: check(row)), "all": partial(milliseconds, lambda: bags(row))}
+    times = in_turns(calls, 200, warmup=20)
+    return paired_ratio(times["check"], [a - b for a, b in zip(times["all"], times["check"], strict=True)])
 
 
 if __name__ == "__main__":

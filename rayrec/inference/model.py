@@ -16,7 +16,7 @@ from rayrec.inference import artifact, compilation, processor
 from rayrec.inference.artifact import ExportError, ExportIndex
 from rayrec.inference.graph import arguments
 from rayrec.models import Batch
-from rayrec.quant.check import check_ids
+from rayrec.quant.check import IdCheck
 from rayrec.sparse import KeyedJaggedTensor
 
 _logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Model:
             )
         if self.target == "aoti" and unfit is not None:
             raise ExportError(f"{self.folder}: {unfit}; use target='eager', or export for this machine")
+        self._check_ids = IdCheck(self.index.rows_of, self.index.table_of)
         formats = {self.index.dense, *(place.format.value for place in self.index.places)}
         uncompiled = None if target or unfit is None else f"{unfit}: using the uncompiled graph, which is slower"
         self.warnings = [warning for warning in (uncompiled, processor.why_slow(formats)) if warning is not None]
@@ -121,7 +122,7 @@ class Model:
                     f"the batch has no feature {missing[0]!r}; the model reads {list(self.index.inputs.keys)}"
                 )
             sparse = sparse.permute([sparse.index_per_key()[key] for key in keys])
-        check_ids(sparse, [self.index.rows_of[key] for key in keys], [self.index.table_of[key] for key in keys])
+        self._check_ids(sparse)
         weights = sparse.weights_or_none() if self.index.inputs.weighted else None
         if weights is not None and not bool(weights.isfinite().all()):
             raise ValueError("a weight of an id is not finite")

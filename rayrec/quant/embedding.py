@@ -11,7 +11,7 @@ from torch import nn
 from rayrec import modules
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import check_tables, feature_names, output_names, tables_of
-from rayrec.quant.check import check_lookups
+from rayrec.quant.check import IdCheck
 from rayrec.quant.formats import TableFormat, quantize_rows
 from rayrec.quant.layout import TablePlace, place_tables
 from rayrec.quant.lookup import MEAN, SUM, Call, Reader, calls_of
@@ -62,6 +62,8 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         self.table_bytes = TableBytes()
         self.register_buffer("weights", weights)
         self._output_names = output_names(tables)
+        self._features = feature_names(tables)
+        self._id_check = IdCheck.of_tables(tables)
         self._calls: dict[tuple[object, ...], list[Call]] = {}
         self.eval()
 
@@ -88,7 +90,7 @@ class _Quantized(nn.Module, Generic[ConfigT]):
     def _check(self, features: KeyedJaggedTensor) -> None:
         """Checks ids before the kernel. In an exported graph the caller checks them."""
         if not torch.compiler.is_exporting():
-            check_lookups(features, self._configs)
+            self._id_check(features)
 
     def _readers(self, features: KeyedJaggedTensor) -> list[Reader]:
         readers, column = [], 0
@@ -104,10 +106,13 @@ class _Quantized(nn.Module, Generic[ConfigT]):
         """The calls for these keys, cached for batches with equal keys."""
         keys, device = tuple(features.keys()), features.device()
         if torch.compiler.is_exporting():
-            return calls_of(self._readers(features), device, self.row_alignment)
+            return self._new_calls(features, device)
         if (keys, device) not in self._calls:
-            self._calls = {(keys, device): calls_of(self._readers(features), device, self.row_alignment)}
+            self._calls = {(keys, device): self._new_calls(features, device)}
         return self._calls[keys, device]
+
+    def _new_calls(self, features: KeyedJaggedTensor, device: torch.device) -> list[Call]:
+        return calls_of(self._readers(features), device, self.row_alignment)
 
 
 def _converted(
@@ -166,7 +171,7 @@ class EmbeddingBagCollection(_Quantized[EmbeddingBagConfig]):
             ValueError: A feature is missing, weights of a weighted collection are missing, offsets do not match the
                 ids, or an id is outside its table. Names the feature.
         """
-        check_input(features, feature_names(self._configs), self._flag)
+        check_input(features, self._features, self._flag)
         features = features.expanded()
         self._check(features)
         calls = self._calls_for(features)
@@ -219,17 +224,20 @@ class EmbeddingCollection(_Quantized[EmbeddingConfig]):
         Raises:
             ValueError: A feature is missing, offsets do not match the ids, or an id is outside its table.
         """
-        check_input(features, feature_names(self._configs))
+        check_input(features, self._features)
         self._check(features)
+        calls = iter(self._calls_for(features))
         outputs: dict[str, JaggedTensor] = {}
-        readers = iter(self._readers(features))
         for config, names in zip(self._configs, self._output_names, strict=True):
             for feature, name in zip(config.feature_names, names, strict=True):
                 ids = features[feature]
                 values = ids.values()
-                (call,) = calls_of([next(readers)], features.device(), self.row_alignment)
                 bags = torch.arange(values.shape[0] + 1, device=values.device)  # each id is a bag
-                vectors_ND = call.run(self.data, values.long(), bags, None)
+                vectors_ND = next(calls).run(self.data, values.long(), bags, None)
                 weights = values if self._flag else None
                 outputs[name] = JaggedTensor(values=vectors_ND, weights=weights, lengths=ids.lengths())
         return outputs
+
+    def _new_calls(self, features: KeyedJaggedTensor, device: torch.device) -> list[Call]:
+        """A call for each feature, since features have different numbers of ids."""
+        return [call for reader in self._readers(features) for call in calls_of([reader], device, self.row_alignment)]

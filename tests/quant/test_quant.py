@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayrec import modules, quant
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
@@ -130,6 +132,86 @@ def test_an_id_outside_its_table_is_named(bad: int) -> None:
     batch = KeyedJaggedTensor(["x", "y"], torch.tensor([1, 2, 3, bad, 5]), lengths=torch.tensor([1, 1, 0, 3]))
     with pytest.raises(ValueError, match=re.escape(f"feature 'y', example 1: id {bad} is outside the rows [0, 7)")):
         quantized(batch)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    strides=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    varying=st.booleans(),
+    dtype=st.sampled_from([torch.int64, torch.int32]),
+    data=st.data(),
+)
+def test_the_first_id_outside_its_table_is_named_and_no_other(
+    strides: list[int], varying: bool, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    """A plain loop over lists is the oracle; the last feature is read by no table."""
+    strides = [*strides, 1] if varying else [strides[0]] * (len(strides) + 1)
+    keys = [f"f{i}" for i in range(len(strides))]
+    rows = {key: data.draw(st.integers(1, 9)) for key in keys[:-1]}
+    id_of_most = st.sampled_from([0] * 20 + [1, 8, 9, -1, 2**31 - 1, -(2**31)])
+    lists = [[data.draw(st.lists(id_of_most, max_size=3)) for _ in range(stride)] for stride in strides]
+    tables = [
+        EmbeddingConfig(name=f"t {key}", num_embeddings=count, embedding_dim=4, feature_names=[key])
+        for key, count in rows.items()
+    ]
+    quantized = quant.EmbeddingCollection.from_float(modules.EmbeddingCollection(tables))
+    batch = KeyedJaggedTensor(
+        keys,
+        torch.tensor([id for key_lists in lists for ids in key_lists for id in ids], dtype=dtype),
+        lengths=torch.tensor([len(ids) for key_lists in lists for ids in key_lists], dtype=torch.int64),
+        stride_per_key_per_rank=[[stride] for stride in strides] if varying else None,
+    )
+    outside = [
+        f"feature {key!r}, example {example}: id {id} is outside the rows [0, {rows[key]}) of table 't {key}'"
+        for key, key_lists in zip(keys[:-1], lists[:-1], strict=True)
+        for example, ids in enumerate(key_lists)
+        for id in ids
+        if not 0 <= id < rows[key]
+    ]
+    if outside:
+        with pytest.raises(ValueError, match=re.escape(outside[0])):
+            quantized(batch)
+    else:
+        quantized(batch)
+
+
+class Operators(TorchDispatchMode):
+    """Counts torch's operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.name()] += 1
+        return func(*args, **kwargs or {})
+
+
+def operators_of_second_call(module: Any, keys: list[str]) -> Counter[str]:
+    batch = KeyedJaggedTensor(keys, torch.zeros(len(keys), dtype=torch.int64), offsets=torch.arange(len(keys) + 1))
+    module(batch)
+    with Operators() as operators:
+        module(batch)
+    return operators.counts
+
+
+def test_bags_of_many_features_take_as_many_operators_as_those_of_few() -> None:
+    def operators(count: int) -> int:
+        keys = [f"f{i}" for i in range(count)]
+        tables = [table_of(f"t {key}", features=(key,)) for key in keys]
+        quantized = quant.EmbeddingBagCollection.from_float(modules.EmbeddingBagCollection(tables))
+        return operators_of_second_call(quantized, keys).total()
+
+    assert operators(60) == operators(3)
+
+
+def test_sequences_make_the_tensors_of_their_tables_once() -> None:
+    keys = ["x", "y"]
+    tables = [EmbeddingConfig(name=f"t {key}", num_embeddings=7, embedding_dim=8, feature_names=[key]) for key in keys]
+    quantized = quant.EmbeddingCollection.from_float(modules.EmbeddingCollection(tables))
+    counts = operators_of_second_call(quantized, keys)
+    assert counts["fbgemm::int_nbit_split_embedding_codegen_lookup_function"] == 2
+    assert counts["aten::full"] == 0, "the placements of tables"
 
 
 @pytest.mark.parametrize(

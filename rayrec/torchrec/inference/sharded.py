@@ -20,7 +20,7 @@ from rayrec.inference.graph import replace_module
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.modules.embedding import feature_names, output_names
 from rayrec.quant import EmbeddingBagCollection, EmbeddingCollection, TablePlace
-from rayrec.quant.check import check_lookups
+from rayrec.quant.check import IdCheck
 from rayrec.sparse.keyed_jagged_tensor import check_input
 from rayrec.torchrec.inference.sharded_route import Ids, Route
 from rayrec.torchrec.inference.sharded_tables import check_shards, local_shards
@@ -75,6 +75,7 @@ class _Sharded(nn.Module):
     def __init__(self, unsharded: Any, configs: Sequence[Any], group: comm.Group, shards: TablePlan) -> None:
         super().__init__()
         self._configs, self._weighted = list(configs), False
+        self._id_check = IdCheck.of_tables(configs)
         self._route = Route(configs, shards, group)
         self.local = local_shards(unsharded, configs, self._route)
         self._reads = [(config, name) for config in configs for name in config.feature_names]
@@ -85,7 +86,7 @@ class _Sharded(nn.Module):
         try:
             check_input(features, feature_names(self._configs), self._weighted)
             features = features.expanded() if self._bags else features
-            check_lookups(features, self._configs)
+            self._id_check(features)
         except ValueError as error:
             self._route.refuse(error, features.device())
         return features
