@@ -42,7 +42,7 @@ class DistributedModelParallel(nn.Module):
 
     Raises:
         ValueError: a plan for another model or a larger world; a subclass of a collection that overrides `forward`
-            and has no sharder.
+            and has no sharder; a table whose weight is also another table's or layer's.
     """
 
     def __init__(
