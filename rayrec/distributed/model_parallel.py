@@ -11,9 +11,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed.collections.embedding import default_sharders
+from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.comm.objects import all_gather_object
 from rayrec.distributed.data_parallel import data_parallel
 from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
@@ -90,9 +92,18 @@ class DistributedModelParallel(nn.Module):
         mismatch = {path for path, _, _ in collections} ^ set(self._plan.plan)
         if mismatch:
             raise ValueError(f"plan and model differ in module {min(mismatch)!r}; plan again for this model")
+        paths = all_gather_object([path for path, _, _ in collections], self._env.whole.process_group)
+        for rank, others in enumerate(paths):
+            if others != paths[0]:
+                raise ValueError(
+                    f"the collections are {paths[0]} on rank 0, but {others} on rank {rank}: every rank must build the "
+                    "same model in the same order (a set of strings has another order in each process)"
+                )
         for path, collection, sharder in collections:
             sharded = sharder.shard(collection, self._plan.plan[path], self._env, self.device)
             self._sharded[path] = sharded
+            if isinstance(sharded, ShardedCollection):
+                sharded.ids_ahead.exchange.name = f"collection {path!r}"
             if not path:
                 return sharded
             replace_module(module, collection, sharded)

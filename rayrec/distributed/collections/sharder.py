@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -34,6 +35,7 @@ class HasTables(Protocol):
     def tables(self) -> dict[str, ShardedTable]: ...
 
 
+_NUMBERS = count(1)  # of the collections that this process shards
 M = TypeVar("M", bound=EmbeddingBagCollection | EmbeddingCollection)
 S = TypeVar("S", bound=HasTables)
 
@@ -84,6 +86,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         """
         configs, _ = tables_of(module)
         check_plan(configs, params)
+        number, seed = _agree(configs, module.seed, env)
         params = {c.name: params[c.name].of_table(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
         weights = self.shardable_parameters(module)
         optimizers = with_replicas(optimizers_of(params, weights, self.optimizer, self.by_table), params, env)
@@ -102,8 +105,9 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         replicated = ReplicatedExecutor(replace(setup, tables=tuple(copied))) if copied else None
         num_counts = 0 if replicated is None else len(replicated.groups)
         executor = self._executor(replace(setup, tables=tuple(cut)), num_counts)
+        executor.exchange.identify(number, f"the collection of tables {[config.name for config in configs]}")
         sharded = self.sharded_type(module, setup, executor, replicated)
-        fill_tables(sharded.tables(), weights, module.seed, env)
+        fill_tables(sharded.tables(), weights, seed, env)
         return sharded
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
@@ -113,6 +117,26 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     @abstractmethod
     def _executor(self, setup: Setup[Any], num_counts: int) -> ShardedExecutor:
         """The executor of sharded tables. `num_counts`: counts for the replicated tables in the headers of ids."""
+
+
+def _agree(configs: Sequence[BaseEmbeddingConfig], seed: int, env: ShardingEnv) -> tuple[int, int]:
+    """A number for the collection and its seed, equal on all ranks.
+
+    Raises (on every rank):
+        ValueError: ranks shard different collections at the same time.
+    """
+    tables = [(c.name, c.num_embeddings, c.embedding_dim, tuple(c.feature_names)) for c in configs]
+    by_rank = comm.all_gather_object((next(_NUMBERS), seed, tables), env.whole.process_group)
+    for rank, (_, _, others) in enumerate(by_rank):
+        if others != by_rank[0][2]:
+            names = [[table[0] for table in by_rank[number][2]] for number in (0, rank)]
+            raise ValueError(
+                f"rank 0 shards a collection of tables {names[0]}, rank {rank} one of tables {names[1]}, or with other "
+                "rows, widths or features: every rank must build the same model in the same order (a set of strings "
+                "has another order in each process)"
+            )
+    number, seed, _ = by_rank[0]
+    return number, seed
 
 
 def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]:
@@ -126,8 +150,7 @@ def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]
 def fill_tables(
     tables: Mapping[str, ShardedTable], weights: Mapping[str, torch.Tensor], seed: int, env: ShardingEnv
 ) -> None:
-    """Initializes every local shard: with the materialized weights, or from rank 0's seed."""
-    seed = comm.broadcast_object(seed, env.whole.process_group)
+    """Initializes every local shard: with the materialized weights, or from the seed."""
     with torch.no_grad():
         for name, table in tables.items():
             weight = weights[name]

@@ -12,7 +12,7 @@ from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel.local_table import Lookups
 
 # Columns of a header. One count for each kernel group and for each group of replicated tables follows.
-VALUES, BATCH, FAILED, NUMBER, GROUPS = 0, 1, 2, 3, 4
+VALUES, BATCH, FAILED, NUMBER, COLLECTION, GROUPS = 0, 1, 2, 3, 4, 5
 WORD = torch.int32
 WORD_BYTES = WORD.itemsize
 Headers = list[list[int]]  # one row per rank
