@@ -39,6 +39,19 @@ def kjt(keys: list[str], ids: list[int], weights: torch.Tensor | None = None) ->
     return KeyedJaggedTensor(keys, torch.tensor(ids), weights, lengths=lengths)
 
 
+def other_lengths(cache: str, sizes: list[int]) -> KeyedJaggedTensor:
+    """A batch with sizes of another batch."""
+    lengths = torch.tensor([1, 0, 1, 2])
+    return KeyedJaggedTensor(["f1", "f2"], torch.tensor([1, 2, 3, 4]), lengths=lengths, **{cache: sizes})  # type: ignore[arg-type]
+
+
+def changed_lengths() -> KeyedJaggedTensor:
+    """A batch whose lengths were overwritten after its sizes were computed."""
+    batch = KeyedJaggedTensor(["f1", "f2"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 1, 1, 1])).sync()
+    batch.lengths().copy_(torch.tensor([1, 0, 1, 2]))
+    return batch
+
+
 def error_of_lookup(group: dist.ProcessGroup, plan: ModuleSharding, inputs: list[Any], weighted: bool) -> str:
     ebc = EmbeddingBagCollection(tables(), is_weighted=weighted)
     env = ShardingEnv.from_process_group(group)
@@ -66,6 +79,13 @@ GOOD = kjt(["f1", "f2"], [1, 2])
         (kjt(["f1", "f2"], [-1, 2]), False, "feature 'f1': id -1 is outside the rows [0, 10) of table 't1'"),
         (kjt(["f1", "g"], [1, 2]), False, "no feature 'f2'"),
         (kjt(["f1", "f2"], [1, 2]), True, "the input has no weights"),
+        (other_lengths("length_per_key", [2, 2]), False, "add up to [1, 3], but length_per_key is [2, 2]"),
+        (
+            other_lengths("offset_per_key", [0, 3, 4]),
+            False,
+            "offset_per_key is [0, 3, 4]: they belong to other lengths",
+        ),
+        (changed_lengths(), False, "add up to [1, 3], but length_per_key is [2, 2]"),
     ],
 )
 def test_a_bad_batch_on_one_rank_is_an_error_on_all(name: str, bad: Any, weighted: bool, text: str) -> None:

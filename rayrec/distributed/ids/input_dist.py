@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -63,9 +64,17 @@ class IdCheck:
         lengths_KB = kjt.lengths().view(len(keys), kjt.stride())
         if lengths_KB.numel() and int(lengths_KB.min()) < 0:  # compiled loops index by lengths
             raise ValueError(f"the input has a length of {int(lengths_KB.min())}; lengths are 0 or more")
-        total = int(lengths_KB.sum())
-        if total != values.numel():
-            raise ValueError(f"the input's lengths add up to {total}, but it has {values.numel()} ids")
+        cached = kjt.length_per_key_or_none()
+        counts = kjt.length_per_key() if cached is None else lengths_KB.sum(1).tolist()
+        if sum(counts) != values.numel():
+            raise ValueError(f"the input's lengths add up to {sum(counts)}, but it has {values.numel()} ids")
+        offsets = kjt.offset_per_key_or_none()
+        # Loops index by lengths into arrays of the cached sizes.
+        if (cached is not None and counts != cached) or (offsets is not None and offsets != [0, *accumulate(counts)]):
+            raise ValueError(
+                f"the lengths of features {list(keys)} add up to {counts}, but length_per_key is {cached} and "
+                f"offset_per_key is {offsets}: they belong to other lengths; make a new KeyedJaggedTensor"
+            )
         if not self._table_of:
             return
         ids = values.to(torch.int64).contiguous().numpy().view(np.uint64)
