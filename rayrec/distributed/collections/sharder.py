@@ -20,7 +20,7 @@ from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.routes import PlannedTable
 from rayrec.distributed.kernel.choice import check_trainable
-from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec, optimizer_of
+from rayrec.distributed.kernel.optimizer_spec import FROZEN, OptimizerSpec, optimizer_of
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
@@ -31,6 +31,8 @@ from rayrec.modules.embedding import tables_of
 
 class HasTables(Protocol):
     """A module with sharded tables."""
+
+    without_optimizer: list[str]
 
     def tables(self) -> dict[str, ShardedTable]: ...
 
@@ -44,8 +46,8 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     """Shards a collection of tables of one kind.
 
     Args:
-        fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
-            SGD with learning rate 0.01 by default. A table with `apply_optimizer_in_backward` keeps that optimizer.
+        fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`.
+            A table with `apply_optimizer_in_backward` keeps that optimizer. Without either, a table is not trained.
             Tables with a dense kernel need an optimizer of the user.
         by_table: per-table overrides of `fused_params`, by table name.
         codec: number formats of the vectors on the wire; float32 by default.
@@ -57,6 +59,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     """
 
     sharded_type: Callable[..., S]
+    default_optimizer = FROZEN
 
     def __init__(
         self,
@@ -67,7 +70,8 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         dedup: bool = False,
     ) -> None:
         self.fused_params = None if fused_params is None else dict(fused_params)
-        self.optimizer = OptimizerSpec.from_fused_params(fused_params)
+        chosen = fused_params is not None
+        self.optimizer = OptimizerSpec.from_fused_params(fused_params) if chosen else self.default_optimizer
         self.by_table = {name: OptimizerSpec.from_fused_params(params) for name, params in (by_table or {}).items()}
         self.codec, self._dedup = codec, dedup
 
@@ -108,6 +112,8 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         executor.exchange.identify(number, f"the collection of tables {[config.name for config in configs]}")
         sharded = self.sharded_type(module, setup, executor, replicated)
         fill_tables(sharded.tables(), weights, seed, env)
+        frozen = [name for name, spec in optimizers.items() if spec is not None and spec.frozen]
+        sharded.without_optimizer = [name for name in frozen if weights[name].requires_grad]
         return sharded
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
@@ -172,7 +178,7 @@ def optimizers_of(
     default: OptimizerSpec,
     by_table: Mapping[str, OptimizerSpec],
 ) -> dict[str, OptimizerSpec | None]:
-    """Each table's optimizer inside backward; None for a dense kernel.
+    """Each table's optimizer inside backward; None for a dense kernel, `FROZEN` without `requires_grad`.
 
     A data-parallel table with a dense kernel is left to the dense optimizer, like all replicated parameters, even with
     `apply_optimizer_in_backward`: programs apply that to all tables.
@@ -190,7 +196,7 @@ def optimizers_of(
                 "apply_optimizer_in_backward set an optimizer inside backward; remove one of the two"
             )
         spec = optimizer_of(weight, by_table.get(name, default))
-        optimizers[name] = None if dense else _rounded(spec, params[name].stochastic_rounding)
+        optimizers[name] = None if dense and weight.requires_grad else _rounded(spec, params[name].stochastic_rounding)
     return optimizers
 
 

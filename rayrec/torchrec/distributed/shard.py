@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
 from rayrec.distributed.model_parallel import default_env, materialize, replace_module
@@ -18,6 +17,7 @@ from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.torchrec.distributed.sharding_plan import (
     apply_to_all,
     construct_module_sharding_plan,
+    get_default_sharders,
     get_module_to_default_sharders,
 )
 
@@ -75,7 +75,7 @@ def shard_modules(
     from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
 
     env, device = env or default_env(), device or default_device()
-    sharders = list(sharders) if sharders is not None else default_sharders()
+    sharders = list(sharders) if sharders is not None else get_default_sharders()
     if plan is None:
         planner = EmbeddingShardingPlanner(topology=Topology(env.world_size, device.type))
         group = env.process_group

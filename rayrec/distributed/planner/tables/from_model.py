@@ -136,7 +136,7 @@ def state_bytes(optimizer: object) -> tuple[int, int]:
 def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None, name: str = "") -> object:
     """A table's fused optimizer: the one attached to its weight, else the sharder's, else SGD."""
     spec = getattr(sharder, "by_table", {}).get(name, getattr(sharder, "optimizer", None))
-    if weight is not None and spec is not None and hasattr(weight, "_optimizer_classes"):
+    if weight is not None and spec is not None:
         spec = optimizer_of(weight, spec)
     return getattr(spec, "optimizer", "exact_sgd")
 
