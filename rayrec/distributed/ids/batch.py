@@ -102,11 +102,13 @@ class SentIds:
         batch: the batch that was sent.
         wait: waits for the exchange, and on CPUs returns each rank's message; None if nothing is exchanged.
         arrived: a GPU's receive buffer.
+        words: a GPU's send buffer.
     """
 
     batch: HostIds
     wait: Callable[[], Any] | None = None
     arrived: torch.Tensor | None = None
+    words: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class IdExchange:
             received = [sum(sizes) for sizes in from_ranks]
             arrived = words.new_empty(sum(received))
             wait = comm.all_to_all(arrived, words, received, [sum(sizes) for sizes in to_ranks], self._context.group)
-            return SentIds(batch, wait, arrived)
+            return SentIds(batch, wait, arrived, words)
         if self._alone or not self.on_cpu:
             return SentIds(batch)
         assert outgoing.ids is not None
