@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.comm.hosts import ranks_per_host
 from rayrec.distributed.comm.objects import all_gather_object
 from rayrec.distributed.data_parallel import data_parallel
 from rayrec.distributed.kernel.interface import Kernel
@@ -37,7 +39,7 @@ class DistributedModelParallel(nn.Module):
             is sharded once. After sharding, `on_sharded(process_group)` is called on every submodule with that method.
         env: process group and hosts; by default the default process group, or this process alone.
         device: device of this rank; by default its GPU, or the CPU.
-        plan: shards of every table; by default the planner's plan for this world.
+        plan: shards of every table; by default the planner's plan for these hosts, with the memory of this one.
         sharders: one for each kind of collection.
         init_data_parallel: wraps the module now; else call `init_data_parallel()`.
         init_parameters: allocates and initializes parameters on meta, and moves the others to the device.
@@ -81,11 +83,7 @@ class DistributedModelParallel(nn.Module):
         self._dmp_wrapped_module = data_parallel(self._dmp_wrapped_module, self._env.whole, self.device)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        topology = Topology(world_size=self._env.world_size, compute_device=self.device.type)
-        planner = EmbeddingShardingPlanner(topology=topology)
-        if self._env.process_group is None:
-            return planner.plan(module, sharders)
-        return planner.collective_plan(module, sharders, self._env.process_group)
+        return default_plan(module, sharders, self._env, self.device)
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> nn.Module:
         collections = modules_to_shard(module, sharders)
@@ -188,6 +186,28 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if child is old:
                 setattr(parent, name, new)
+
+
+def default_plan(
+    module: nn.Module, sharders: Sequence[ModuleSharder[Any]], env: ShardingEnv, device: torch.device
+) -> ShardingPlan:
+    """The planner's plan for the hosts of `env`, with the memory of this one; a collective of all ranks."""
+    if device.type == default_device().type:
+        topology = Topology.of_this_machine(env.world_size, _ranks_per_host(env), _ranks_per_host(env.whole))
+    else:
+        topology = Topology(env.world_size, device.type)
+    planner = EmbeddingShardingPlanner(topology=topology)
+    if env.process_group is None:
+        return planner.plan(module, sharders)
+    return planner.collective_plan(module, sharders, env.process_group)
+
+
+def _ranks_per_host(env: ShardingEnv) -> int:
+    """Ranks per host; all of them if hosts have different numbers."""
+    if env.process_group is None:
+        return env.local_world_size or env.world_size
+    reports = all_gather_object(env.local_world_size or socket.gethostname(), env.process_group)
+    return ranks_per_host(reports) or env.world_size
 
 
 def default_env() -> ShardingEnv:

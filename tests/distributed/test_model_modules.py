@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from rayrec.distributed import (
     DistributedModelParallel,
@@ -242,3 +245,10 @@ def test_tied_tables_are_refused_by_both_names(tied: type[nn.Module], names: str
     ):
         with pytest.raises(ValueError, match=f"{names} are one parameter"):
             shard()
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, pickle.dumps, AveragedModel])
+def test_copies_of_a_sharded_model_are_refused_with_what_to_do(copy_of: Any) -> None:
+    dmp = DistributedModelParallel(Tower(bags()), device=torch.device("cpu"))
+    with pytest.raises(TypeError, match=r"ShardedEmbeddingBagCollection cannot be copied .* average `state_dict\(\)`"):
+        copy_of(dmp)

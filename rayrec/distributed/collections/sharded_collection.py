@@ -153,6 +153,13 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
 
     # -- outside a step
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises TypeError, from `copy.deepcopy` and `pickle`: memory that kernels train cannot be copied."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, because it trains its tables in place and holds "
+            "process groups: copy, save or average `state_dict()` instead, or copy the model before it is sharded"
+        )
+
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizer that runs inside backward."""
