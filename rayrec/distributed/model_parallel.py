@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -11,9 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rayrec.distributed.collections.embedding import default_sharders
+from rayrec.distributed.collections.sharded_collection import ShardedCollection
 from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
+from rayrec.distributed.comm.hosts import ranks_per_host
+from rayrec.distributed.comm.objects import all_gather_object
 from rayrec.distributed.data_parallel import data_parallel
 from rayrec.distributed.kernel.interface import Kernel
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
@@ -35,14 +39,14 @@ class DistributedModelParallel(nn.Module):
             is sharded once. After sharding, `on_sharded(process_group)` is called on every submodule with that method.
         env: process group and hosts; by default the default process group, or this process alone.
         device: device of this rank; by default its GPU, or the CPU.
-        plan: shards of every table; by default the planner's plan for this world.
+        plan: shards of every table; by default the planner's plan for these hosts, with the memory of this one.
         sharders: one for each kind of collection.
         init_data_parallel: wraps the module now; else call `init_data_parallel()`.
         init_parameters: allocates and initializes parameters on meta, and moves the others to the device.
 
     Raises:
         ValueError: a plan for another model or a larger world; a subclass of a collection that overrides `forward`
-            and has no sharder.
+            and has no sharder; a table whose weight is also another table's or layer's.
     """
 
     def __init__(
@@ -79,20 +83,25 @@ class DistributedModelParallel(nn.Module):
         self._dmp_wrapped_module = data_parallel(self._dmp_wrapped_module, self._env.whole, self.device)
 
     def _default_plan(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> ShardingPlan:
-        topology = Topology(world_size=self._env.world_size, compute_device=self.device.type)
-        planner = EmbeddingShardingPlanner(topology=topology)
-        if self._env.process_group is None:
-            return planner.plan(module, sharders)
-        return planner.collective_plan(module, sharders, self._env.process_group)
+        return default_plan(module, sharders, self._env, self.device)
 
     def _shard(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]]) -> nn.Module:
         collections = modules_to_shard(module, sharders)
         mismatch = {path for path, _, _ in collections} ^ set(self._plan.plan)
         if mismatch:
             raise ValueError(f"plan and model differ in module {min(mismatch)!r}; plan again for this model")
+        paths = all_gather_object([path for path, _, _ in collections], self._env.whole.process_group)
+        for rank, others in enumerate(paths):
+            if others != paths[0]:
+                raise ValueError(
+                    f"the collections are {paths[0]} on rank 0, but {others} on rank {rank}: every rank must build the "
+                    "same model in the same order (a set of strings has another order in each process)"
+                )
         for path, collection, sharder in collections:
             sharded = sharder.shard(collection, self._plan.plan[path], self._env, self.device)
             self._sharded[path] = sharded
+            if isinstance(sharded, ShardedCollection):
+                sharded.ids_ahead.exchange.name = f"collection {path!r}"
             if not path:
                 return sharded
             replace_module(module, collection, sharded)
@@ -177,6 +186,28 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if child is old:
                 setattr(parent, name, new)
+
+
+def default_plan(
+    module: nn.Module, sharders: Sequence[ModuleSharder[Any]], env: ShardingEnv, device: torch.device
+) -> ShardingPlan:
+    """The planner's plan for the hosts of `env`, with the memory of this one; a collective of all ranks."""
+    if device.type == default_device().type:
+        topology = Topology.of_this_machine(env.world_size, _ranks_per_host(env), _ranks_per_host(env.whole))
+    else:
+        topology = Topology(env.world_size, device.type)
+    planner = EmbeddingShardingPlanner(topology=topology)
+    if env.process_group is None:
+        return planner.plan(module, sharders)
+    return planner.collective_plan(module, sharders, env.process_group)
+
+
+def _ranks_per_host(env: ShardingEnv) -> int:
+    """Ranks per host; all of them if hosts have different numbers."""
+    if env.process_group is None:
+        return env.local_world_size or env.world_size
+    reports = all_gather_object(env.local_world_size or socket.gethostname(), env.process_group)
+    return ranks_per_host(reports) or env.world_size
 
 
 def default_env() -> ShardingEnv:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig, Embe
 from rayrec.modules.embedding import EmbeddingBagCollection, EmbeddingCollection, draw_seed, output_names
 from rayrec.modules.pooling import pool_mean, pool_sum
 from rayrec.sparse import JaggedTensor, KeyedJaggedTensor
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +66,26 @@ class Lookup(nn.Module):
         shared = [table for table in tables if set(table.feature_names) & set(by_id)]
         bags = [table for table in tables if table not in shared]
         self.bags = EmbeddingBagCollection(bags, is_weighted, device=device, seed=seed) if bags else None
-        widths = sorted({table.embedding_dim for table in shared})
-        self.sequences = nn.ModuleDict()
-        for width in widths:
-            configs = [
-                as_collection_table(table, table.feature_names) for table in shared if table.embedding_dim == width
-            ]
+        self.sequences, by_width = nn.ModuleDict(), list[list[EmbeddingBagConfig]]()
+        for width in sorted({table.embedding_dim for table in shared}):
+            by_width.append([table for table in shared if table.embedding_dim == width])
+            configs = [as_collection_table(table, table.feature_names) for table in by_width[-1]]
             self.sequences[f"dim{width}"] = EmbeddingCollection(configs, device=device, seed=seed)
+        names_of = {table.name: names for table, names in zip(tables, output_names(list(tables)), strict=True)}
+        # A collection names its outputs by its own tables: for each, its names and the names among all tables.
+        self._names = [
+            {
+                own: name
+                for table, names in zip(collection, output_names(collection), strict=True)
+                for own, name in zip(names, names_of[table.name], strict=True)
+            }
+            for collection in (*by_width, bags)
+        ]
         # (feature, output name, table, whether it is pooled)
         self._read = [
             (feature, name, table, feature not in by_id)
-            for table, names in zip(tables, output_names(list(tables)), strict=True)
-            for feature, name in zip(table.feature_names, names, strict=True)
+            for table in tables
+            for feature, name in zip(table.feature_names, names_of[table.name], strict=True)
         ]
         self._shared = {table.name for table in shared}
         self.widths = {name: table.embedding_dim for _, name, table, _ in self._read}
@@ -87,10 +98,10 @@ class Lookup(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> Vectors:
         """Vectors of all features by output name (see `output_names`). Collective if tables are sharded."""
         outputs = [collection(features) for collection in self.sequences.values()]
-        pooled = {} if self.bags is None else self.bags(features).to_dict()
+        pooled = {} if self.bags is None else _renamed(self.bags(features).to_dict(), self._names[-1])
         jagged: dict[str, JaggedTensor] = {}
-        for vectors in outputs:
-            jagged |= {name: vectors[name] for name in vectors}
+        for vectors, names in zip(outputs, self._names, strict=False):
+            jagged |= _renamed(vectors, names)
         for feature, name, table, is_bag in self._read:
             if is_bag and table.name in self._shared:
                 pool = pool_mean if table.pooling is PoolingType.MEAN else pool_sum
@@ -98,6 +109,10 @@ class Lookup(nn.Module):
                 vectors_of_ids = jagged.pop(name)
                 pooled[name] = pool(vectors_of_ids.values(), vectors_of_ids.lengths(), weights)
         return Vectors({name: pooled[name] for name in self.pooled_names}, jagged)
+
+
+def _renamed(outputs: Mapping[str, V], names: Mapping[str, str]) -> dict[str, V]:
+    return {name: outputs[own] for own, name in names.items()}
 
 
 def as_collection_table(

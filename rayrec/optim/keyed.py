@@ -98,8 +98,8 @@ class KeyedOptimizer(Optimizer):
                 mine[key] = value
             elif isinstance(mine.get(key), torch.Tensor):
                 mine[key].detach().copy_(value)
-            else:
-                mine[key] = value.detach().clone()  # not yet created: optimizers create state in their first step
+            else:  # not yet created: optimizers create state in their first step
+                mine[key] = _as_state(key, value, self.params[name])
 
     def _load_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
         if len(groups) != len(self.param_groups):
@@ -334,3 +334,10 @@ class OptimizerWrapper(CombinedOptimizer):
 
     def __repr__(self) -> str:
         return repr(self._optimizer)
+
+
+def _as_state(key: str, value: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """A copy in the parameter's memory and number format, as `torch.optim.Optimizer.load_state_dict` makes it."""
+    if key == "step" or not param.is_floating_point():  # step counts may stay on the CPU
+        return value.detach().clone()
+    return value.detach().to(param, copy=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -156,3 +157,20 @@ def test_join_is_the_concatenated_batch() -> None:
     both = join(batches)
     assert both.stride() == 5
     assert both["f2"].to_dense()[2].tolist() == batches[1]["f2"].to_dense()[0].tolist()
+
+
+@pytest.mark.parametrize("edges", [(0, 0, 1), (0, 1, 1), (0, 0.5, 0.5)])
+@pytest.mark.parametrize("world", [2, 3])
+def test_shards_without_rows_hold_nothing(edges: tuple[float, ...], world: int) -> None:
+    """TorchRec's row-wise plans have such shards; an empty one may be the first, the last or in the middle."""
+    plan: ModuleSharding = {}
+    for table in tables():
+        starts = [round(edge * table.num_embeddings) for edge in edges[:world]] + [table.num_embeddings]
+        rows = [Span(low, high) for low, high in pairwise(starts)]
+        rows += [Span(table.num_embeddings, table.num_embeddings)] * (world - len(rows))
+        shards = [
+            Shard(table=table.name, rows=span, cols=Span(0, table.embedding_dim), rank=rank)
+            for rank, span in enumerate(rows)
+        ]
+        plan[table.name] = ParameterSharding(sharding_type="row_wise", compute_kernel="fused", shards=tuple(shards))
+    check(world, [], ADAGRAD, plan=plan)

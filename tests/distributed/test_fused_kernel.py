@@ -116,7 +116,7 @@ def test_weights_are_written_back_and_the_cache_emptied_before_anyone_sees_them(
     shards = (Shard(table="t", rows=Span(0, 3), cols=Span(0, 8), rank=0),)
     plan = {"t": ParameterSharding(sharding_type="table_wise", compute_kernel="fused", shards=shards)}
     module = EmbeddingBagCollection([config])
-    sharded = EmbeddingBagCollectionSharder().shard(module, plan, ShardingEnv.from_local(1, 0), torch.device("cpu"))
+    sharded = EmbeddingBagCollectionSharder({}).shard(module, plan, ShardingEnv.from_local(1, 0), torch.device("cpu"))
     (kernel,), table = sharded.kernels(), sharded.tables()["t"]
     assert isinstance(kernel, FusedKernel)
     calls: list[str] = []

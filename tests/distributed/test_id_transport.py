@@ -195,8 +195,8 @@ def at_unlike_batches(group: dist.ProcessGroup) -> str:
 
 def test_ranks_at_unlike_batches_are_named() -> None:
     first, second = on_ranks(2, at_unlike_batches, timeout_s=30)
-    assert "rank 1 is at batch 2 of a collection, rank 0 is at batch 1" in first
-    assert "rank 0 is at batch 1 of a collection, rank 1 is at batch 2" in second
+    assert "rank 1 is at batch 2 of the collection of tables ['t0', 't1', 't2'], rank 0 is at batch 1" in first
+    assert "rank 0 is at batch 1 of the collection of tables ['t0', 't1', 't2'], rank 1 is at batch 2" in second
 
 
 # -- inference mode

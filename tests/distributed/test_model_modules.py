@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from rayrec.distributed import (
     DistributedModelParallel,
@@ -199,3 +202,53 @@ def test_the_fused_optimizer_is_made_once() -> None:
     before = {name: table.local[0].weight.clone() for name, table in dmp.tables().items()}
     dmp(steps(1)[0][0][0]).sum().backward()
     assert all(torch.equal(table.local[0].weight, before[name]) for name, table in dmp.tables().items())
+
+
+class TiedOutput(nn.Module):
+    """An output layer with the weight of an item table, as in SASRec."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.out = bags(), nn.Linear(8, 20, bias=False)
+        self.out.weight = self.items.embedding_bags["t"].weight  # type: ignore[assignment]
+
+
+class TiedCollections(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user, self.item = bags(), bags()
+        self.item.embedding_bags["u"].weight = self.user.embedding_bags["u"].weight
+
+
+class TiedTables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        wide = [TABLES[0], EmbeddingBagConfig(name="v", num_embeddings=20, embedding_dim=8, feature_names=["g"])]
+        self.ebc = EmbeddingBagCollection(wide, seed=3)
+        self.ebc.embedding_bags["v"].weight = self.ebc.embedding_bags["t"].weight
+
+
+@pytest.mark.parametrize(
+    "tied, names",
+    [
+        (TiedOutput, "'items.embedding_bags.t.weight' and 'out.weight'"),
+        (TiedCollections, "'user.embedding_bags.u.weight' and 'item.embedding_bags.u.weight'"),
+        (TiedTables, "'ebc.embedding_bags.t.weight' and 'ebc.embedding_bags.v.weight'"),
+    ],
+)
+def test_tied_tables_are_refused_by_both_names(tied: type[nn.Module], names: str) -> None:
+    for shard in (
+        lambda: DistributedModelParallel(tied(), device=torch.device("cpu")),
+        lambda: EmbeddingShardingPlanner(topology=Topology(world_size=1, compute_device="cpu")).plan(
+            tied(), [EmbeddingBagCollectionSharder()]
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"{names} are one parameter"):
+            shard()
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, pickle.dumps, AveragedModel])
+def test_copies_of_a_sharded_model_are_refused_with_what_to_do(copy_of: Any) -> None:
+    dmp = DistributedModelParallel(Tower(bags()), device=torch.device("cpu"))
+    with pytest.raises(TypeError, match=r"ShardedEmbeddingBagCollection cannot be copied .* average `state_dict\(\)`"):
+        copy_of(dmp)

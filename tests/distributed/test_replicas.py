@@ -22,6 +22,7 @@ from rayrec.distributed import (
 )
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.kernel import RULES, OptimizerSpec, check_trainable
+from rayrec.distributed.replicas.averaging import average
 from rayrec.distributed.replicas.gradients import Replicas
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
@@ -175,6 +176,23 @@ def test_local_steps_are_averaged_over_groups_with_their_state() -> None:
 
 
 ROWS, DIM = 100, 8
+
+
+def in_blocks(group: dist.ProcessGroup, block_numbers: int) -> Any:
+    """Tables and states after local steps and an average in blocks."""
+    model = collection(group, {"optimizer": "adagrad"}, {}, sync_every=10)
+    train(model, group, 2)
+    average(model.kernels(), model.env.replica_pg, True, block_numbers=block_numbers)  # type: ignore[attr-defined]
+    states = [state for kernel in model.kernels() for by_name in kernel.states() for state in by_name.values()]
+    held = {name: weight.nan_to_num(-1.0) for name, weight in whole_tables(model).items()}
+    return held, [state.clone() for state in states]
+
+
+def test_rows_are_averaged_in_blocks_as_all_at_once() -> None:
+    whole, blocks = (on_ranks(4, in_blocks, block_numbers) for block_numbers in (1 << 24, 50))
+    for (tables_at_once, states_at_once), (tables_by_block, states_by_block) in zip(whole, blocks, strict=True):
+        assert all(torch.equal(weight, tables_by_block[name]) for name, weight in tables_at_once.items())
+        assert all(torch.equal(one, other) for one, other in zip(states_at_once, states_by_block, strict=True))
 
 
 def bytes_between(group: dist.ProcessGroup, ids: list[int], sync_every: int) -> Any:

@@ -63,6 +63,23 @@ def test_a_fresh_optimizer_resumes_exactly_and_leaves_the_saved_state_alone() ->
     assert torch.equal(saved["state"]["a"]["exp_avg"], before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_state_has_the_parameters_device_and_format_as_in_torch(dtype: torch.dtype) -> None:
+    saved = keyed(torch.optim.Adam, a=[1.0, 2.0])
+    give_gradients(saved)
+    saved.step()
+    param = torch.nn.Parameter(torch.zeros(2, dtype=dtype, device="meta"))
+    optimizer = KeyedOptimizerWrapper({"a": param}, lambda params: torch.optim.Adam(params, lr=0.1))
+    optimizer.load_state_dict(saved.state_dict())
+    plain, number = torch.optim.Adam([param]), torch.optim.Adam(saved.params.values())
+    number.state.update(saved.state)
+    plain.load_state_dict(number.state_dict())
+    ours, theirs = (
+        {key: (value.dtype, value.device) for key, value in each.state[param].items()} for each in (optimizer, plain)
+    )
+    assert ours == theirs and ours["exp_avg"] == (dtype, torch.device("meta"))
+
+
 def test_combined_optimizers_prefix_names_and_round_trip() -> None:
     first, second = keyed(torch.optim.Adam, w=[1.0]), keyed(torch.optim.Adagrad, w=[2.0])
     both = CombinedOptimizer([("dense", first), ("sparse", second)])

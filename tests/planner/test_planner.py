@@ -9,16 +9,28 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.distributed import CacheParams, ShardingPlan, ShardingType
+from rayrec.distributed import (
+    CacheParams,
+    EmbeddingBagCollectionSharder,
+    EmbeddingComputeKernel,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+    ShardingType,
+)
+from rayrec.distributed.kernel import RULES, check_trainable
+from rayrec.distributed.model_parallel import default_plan
+from rayrec.distributed.plan.cuts import CUTS
 from rayrec.distributed.planner import (
     EmbeddingShardingPlanner,
+    NoPlanError,
     ParameterConstraints,
     PlanResult,
     Topology,
     check_plan,
     plan_tables,
 )
-from rayrec.modules import EmbeddingBagCollection
+from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
 from tests.planner.problems import KINDS, SHARDER, collection, table
 from tests.ranks import on_ranks
 
@@ -310,3 +322,67 @@ def test_defaults_of(kind: Any, defaults: dict[str, Any]) -> None:
 def test_a_gpu_is_an_a100_if_nothing_is_said() -> None:
     assert Topology(2).device == Topology(2, gpu="a100_40").device and Topology(2).local_world_size == 2
     assert [(h.memory_bytes, h.host_bytes) for h in Topology(2).hosts] == [(40 << 30, 192 << 30)]
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.FP16, DataType.BF16])
+@pytest.mark.parametrize("decay", [0.0, 1e-5])
+@pytest.mark.parametrize("optimizer", list(RULES))
+def test_tables_are_planned_with_kernels_that_can_train_them(optimizer: str, decay: float, data_type: DataType) -> None:
+    """Host memory would hold more, but fbgemm alone trains there."""
+    table = EmbeddingBagConfig(
+        name="t", num_embeddings=300_000_000, embedding_dim=128, feature_names=["f"], data_type=data_type
+    )
+    sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, "weight_decay": decay})
+    cluster = Topology.from_world("2", "h100", hbm_cap=20 << 30, ddr_cap=2000 << 30)
+    gpu = torch.device("cuda", 0)
+    refused = False
+    try:
+        check_trainable(table, EmbeddingComputeKernel.FUSED_UVM, sharder.optimizer, gpu)
+    except ValueError as error:
+        refused = True
+        cause = "bf16" if data_type is DataType.BF16 else "weight decay"
+        assert cause in str(error).lower()
+    if refused:
+        with pytest.raises(NoPlanError):
+            plan_tables([table], cluster, sharder=sharder, batch_size=1024)
+    else:
+        plan = plan_tables([table], cluster, sharder=sharder, batch_size=1024).plan.plan[""]["t"]
+        assert plan.compute_kernel.startswith("fused_uvm")
+
+
+def test_a_plan_is_checked_without_a_search() -> None:
+    """Tables of which the search places none, and a plan that fits: the constraint forbids what the plan does."""
+    table = EmbeddingBagConfig(name="t", num_embeddings=1_000_000, embedding_dim=64, feature_names=["f"])
+    module = EmbeddingBagCollection([table], device="meta")
+    cluster = Topology(world_size=2, compute_device="cpu", ddr_cap=230 << 20)
+    sharders = [EmbeddingBagCollectionSharder({"optimizer": "sgd"})]
+    shards = CUTS[ShardingType.ROW_WISE]("t", 1_000_000, 64, [0, 1])
+    plan = ShardingPlan({"": {"t": ParameterSharding("row_wise", "fused", shards=shards)}})
+    only_whole = {"t": ParameterConstraints(sharding_types=["table_wise"])}
+    planner = EmbeddingShardingPlanner(topology=cluster, constraints=only_whole)
+    with pytest.raises(NoPlanError):
+        planner.plan(module, sharders)
+    assert planner.judge(plan, module, sharders).plan == plan
+
+
+def test_a_model_without_a_plan_is_planned_for_this_machine() -> None:
+    """Not for a preset, which has 16 GiB a rank."""
+    (host,) = Topology.of_this_machine(1).hosts
+    memory = host.host_bytes or host.memory_bytes
+
+    def plan(share: float) -> ShardingPlan:
+        rows = int(memory * share) // 256
+        model = EmbeddingBagCollection(
+            [EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=64, feature_names=["f"])], device="meta"
+        )
+        env, sharders = ShardingEnv.from_local(1, 0), [EmbeddingBagCollectionSharder({})]
+        return default_plan(model, sharders, env, torch.device("cpu"))
+
+    assert plan(0.75).plan[""]["t"].sharding_type == "table_wise"
+    with pytest.raises(NoPlanError):
+        plan(1.1)
+
+
+def test_memory_is_shared_with_ranks_of_other_groups() -> None:
+    shared, own = (Topology.of_this_machine(2, 1, ranks).hosts[0] for ranks in (4, None))
+    assert 0 <= own.memory_bytes + own.host_bytes - 4 * (shared.memory_bytes + shared.host_bytes) < 8

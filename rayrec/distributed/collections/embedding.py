@@ -143,5 +143,6 @@ class EmbeddingCollectionSharder(CollectionSharder[EmbeddingCollection, ShardedE
 
 
 def default_sharders() -> list[ModuleSharder[Any]]:
-    """The sharders used by default: one per kind of collection, with its default optimizer."""
+    """The sharders used by default: one per kind of collection. Tables without
+    `apply_optimizer_in_backward` are not trained."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -24,6 +25,7 @@ from rayrec.optim import CombinedOptimizer
 from rayrec.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 Result = TypeVar("Result")
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         setup: the tables and their plan.
         sharded: executor of the sharded tables.
         replicated: executor of the replicated tables; None without any.
+
+    Attributes:
+        without_optimizer: tables that nobody chose an optimizer for. They are not trained; the first step says so.
     """
 
     tables_attribute: ClassVar[str]  # name of the attribute that holds the tables, as in the unsharded collection
@@ -62,13 +67,15 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         if setup.context.device.type == "cpu":
             keep_freed_memory()
         self._sharded, self._replicated = sharded, replicated
-        updates = any(table.optimizer is not None for table in setup.tables)
+        updates = any(table.optimizer is not None and not table.optimizer.frozen for table in setup.tables)
         replicated_features = {f for t in setup.tables if t.sharding.replicated for f in t.config.feature_names}
         # The split checks the ids of sharded tables against their rows, unless they are deduplicated first.
         checked = set() if setup.dedup else {*sharded.exchange.routes.features} - replicated_features
         self._check = IdCheck(setup.configs, setup.weighted, checked)
         tables = make_tables(setup, self.kernels(), sharded.exchange.routes)
         self.add_module(self.tables_attribute, nn.ModuleDict(tables))
+        self.without_optimizer: list[str] = []
+        self._frozen = {t.config.name: t.optimizer.frozen for t in setup.tables if t.optimizer is not None}
         self._optimizer = fused_optimizer_of(self.kernels(), tables, self.tables_attribute)
         self.ids_ahead = InputDist(setup.context.device, self._prepare, sharded.exchange, updates)
 
@@ -76,6 +83,13 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
 
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Result]:
         """The result for this rank's batch, as an awaitable."""
+        if self.without_optimizer and self.training and torch.is_grad_enabled():
+            _logger.warning(
+                "tables %s are not trained, because they have no optimizer: give the sharder fused_params, call "
+                "apply_optimizer_in_backward, or set requires_grad to False",
+                self.without_optimizer,
+            )
+            self.without_optimizer = []
         return self.output_dist(self.lookup(self.ids_ahead.take(features).wait()))
 
     def input_dist(self, features: KeyedJaggedTensor) -> PendingInput:
@@ -92,6 +106,8 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         Raises:
             ValueError: a batch that cannot be looked up.
         """
+        if torch.is_grad_enabled():
+            self._check_frozen()
         kjt, collection_data = self._input(features)
         self._check.check(kjt)
         sent, kept = self._sharded.prepare(kjt)
@@ -99,6 +115,16 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
             return sent, (), Kept(kept, None, collection_data)
         counts, replicated = self._replicated.prepare(kjt)
         return sent, counts, Kept(kept, replicated, collection_data)
+
+    def _check_frozen(self) -> None:
+        """Raises ValueError if `requires_grad` of a table was changed: its kernel cannot change."""
+        for name, table in self.tables().items():
+            frozen = self._frozen.get(name)
+            if frozen is not None and any(item.parameter.requires_grad is frozen for item in table.local):
+                raise ValueError(
+                    f"table {name!r} was sharded with requires_grad={not frozen}, and it is {frozen} now: set it "
+                    "before the model is sharded, or set the learning rate in `fused_optimizer.param_groups` to 0"
+                )
 
     @abstractmethod
     def _input(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Any]:
@@ -126,6 +152,13 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         """The collection's result, from the executors' tensors (see `blocks`)."""
 
     # -- outside a step
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises TypeError, from `copy.deepcopy` and `pickle`: memory that kernels train cannot be copied."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, because it trains its tables in place and holds "
+            "process groups: copy, save or average `state_dict()` instead, or copy the model before it is sharded"
+        )
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:

@@ -253,7 +253,10 @@ def make_tables(setup: Setup[Config], kernels: Sequence[Kernel], routes: Routes)
     local: dict[str, list[LocalShard]] = {table.config.name: [] for table in setup.tables}
     for kernel in kernels:
         for table, weight, state in zip(kernel.tables, kernel.weights(), kernel.states(), strict=True):
-            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+            frozen = table.optimizer is not None and table.optimizer.frozen
+            parameter = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=not frozen)
+            if frozen:
+                parameter._in_backward_optimizers = []  # type: ignore[attr-defined]  # left out by filters
             local[table.config.name].append(LocalShard(table.on(context.rank), parameter, state, kernel.write_back))
     shards: dict[str, list[Shard]] = {name: [] for name in local}
     for rank, route in enumerate(routes.ranks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -19,7 +20,7 @@ from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
 from rayrec.distributed.ids.routes import PlannedTable
 from rayrec.distributed.kernel.choice import check_trainable
-from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec, optimizer_of
+from rayrec.distributed.kernel.optimizer_spec import FROZEN, OptimizerSpec, optimizer_of
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ModuleSharding
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
@@ -31,9 +32,12 @@ from rayrec.modules.embedding import tables_of
 class HasTables(Protocol):
     """A module with sharded tables."""
 
+    without_optimizer: list[str]
+
     def tables(self) -> dict[str, ShardedTable]: ...
 
 
+_NUMBERS = count(1)  # of the collections that this process shards
 M = TypeVar("M", bound=EmbeddingBagCollection | EmbeddingCollection)
 S = TypeVar("S", bound=HasTables)
 
@@ -42,8 +46,8 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     """Shards a collection of tables of one kind.
 
     Args:
-        fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`;
-            SGD with learning rate 0.01 by default. A table with `apply_optimizer_in_backward` keeps that optimizer.
+        fused_params: the tables' optimizer, as in `{"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.02}`.
+            A table with `apply_optimizer_in_backward` keeps that optimizer. Without either, a table is not trained.
             Tables with a dense kernel need an optimizer of the user.
         by_table: per-table overrides of `fused_params`, by table name.
         codec: number formats of the vectors on the wire; float32 by default.
@@ -55,6 +59,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     """
 
     sharded_type: Callable[..., S]
+    default_optimizer = FROZEN
 
     def __init__(
         self,
@@ -65,7 +70,8 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         dedup: bool = False,
     ) -> None:
         self.fused_params = None if fused_params is None else dict(fused_params)
-        self.optimizer = OptimizerSpec.from_fused_params(fused_params)
+        chosen = fused_params is not None
+        self.optimizer = OptimizerSpec.from_fused_params(fused_params) if chosen else self.default_optimizer
         self.by_table = {name: OptimizerSpec.from_fused_params(params) for name, params in (by_table or {}).items()}
         self.codec, self._dedup = codec, dedup
 
@@ -84,6 +90,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         """
         configs, _ = tables_of(module)
         check_plan(configs, params)
+        number, seed = _agree(configs, module.seed, env)
         params = {c.name: params[c.name].of_table(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
         weights = self.shardable_parameters(module)
         optimizers = with_replicas(optimizers_of(params, weights, self.optimizer, self.by_table), params, env)
@@ -102,8 +109,11 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         replicated = ReplicatedExecutor(replace(setup, tables=tuple(copied))) if copied else None
         num_counts = 0 if replicated is None else len(replicated.groups)
         executor = self._executor(replace(setup, tables=tuple(cut)), num_counts)
+        executor.exchange.identify(number, f"the collection of tables {[config.name for config in configs]}")
         sharded = self.sharded_type(module, setup, executor, replicated)
-        fill_tables(sharded.tables(), weights, module.seed, env)
+        fill_tables(sharded.tables(), weights, seed, env)
+        frozen = [name for name, spec in optimizers.items() if spec is not None and spec.frozen]
+        sharded.without_optimizer = [name for name in frozen if weights[name].requires_grad]
         return sharded
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
@@ -113,6 +123,26 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
     @abstractmethod
     def _executor(self, setup: Setup[Any], num_counts: int) -> ShardedExecutor:
         """The executor of sharded tables. `num_counts`: counts for the replicated tables in the headers of ids."""
+
+
+def _agree(configs: Sequence[BaseEmbeddingConfig], seed: int, env: ShardingEnv) -> tuple[int, int]:
+    """A number for the collection and its seed, equal on all ranks.
+
+    Raises (on every rank):
+        ValueError: ranks shard different collections at the same time.
+    """
+    tables = [(c.name, c.num_embeddings, c.embedding_dim, tuple(c.feature_names)) for c in configs]
+    by_rank = comm.all_gather_object((next(_NUMBERS), seed, tables), env.whole.process_group)
+    for rank, (_, _, others) in enumerate(by_rank):
+        if others != by_rank[0][2]:
+            names = [[table[0] for table in by_rank[number][2]] for number in (0, rank)]
+            raise ValueError(
+                f"rank 0 shards a collection of tables {names[0]}, rank {rank} one of tables {names[1]}, or with other "
+                "rows, widths or features: every rank must build the same model in the same order (a set of strings "
+                "has another order in each process)"
+            )
+    number, seed, _ = by_rank[0]
+    return number, seed
 
 
 def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]:
@@ -126,8 +156,7 @@ def kernels_of_tables(sharding_type: str, compute_device_type: str) -> list[str]
 def fill_tables(
     tables: Mapping[str, ShardedTable], weights: Mapping[str, torch.Tensor], seed: int, env: ShardingEnv
 ) -> None:
-    """Initializes every local shard: with the materialized weights, or from rank 0's seed."""
-    seed = comm.broadcast_object(seed, env.whole.process_group)
+    """Initializes every local shard: with the materialized weights, or from the seed."""
     with torch.no_grad():
         for name, table in tables.items():
             weight = weights[name]
@@ -149,7 +178,7 @@ def optimizers_of(
     default: OptimizerSpec,
     by_table: Mapping[str, OptimizerSpec],
 ) -> dict[str, OptimizerSpec | None]:
-    """Each table's optimizer inside backward; None for a dense kernel.
+    """Each table's optimizer inside backward; None for a dense kernel, `FROZEN` without `requires_grad`.
 
     A data-parallel table with a dense kernel is left to the dense optimizer, like all replicated parameters, even with
     `apply_optimizer_in_backward`: programs apply that to all tables.
@@ -167,7 +196,7 @@ def optimizers_of(
                 "apply_optimizer_in_backward set an optimizer inside backward; remove one of the two"
             )
         spec = optimizer_of(weight, by_table.get(name, default))
-        optimizers[name] = None if dense else _rounded(spec, params[name].stochastic_rounding)
+        optimizers[name] = None if dense and weight.requires_grad else _rounded(spec, params[name].stochastic_rounding)
     return optimizers
 
 

@@ -36,7 +36,7 @@ class GroupIds:
         rows: row of the kernel's matrix of each id.
         offsets: start of each bag, and the end of the last; None for lookups id by id.
         weights: weight of each id, or None.
-        groups: the ids grouped by row; None without training.
+        groups: the ids grouped by row; None without training and for frozen tables.
         factors_BE: factors that turn sums into means, or None.
     """
 
@@ -64,6 +64,7 @@ class _Group(Generic[Config]):
         ]
         table_of_lookup = [number for number, config in enumerate(configs) for _ in config.feature_names]
         self.kernel = make_matrix_kernel(local, table_of_lookup, setup.context.device)
+        self.frozen = tables[0].optimizer is not None and tables[0].optimizer.frozen
         self.outputs = make_outputs(configs)
         self.pooled = isinstance(configs[0], EmbeddingBagConfig)
         self.scale = MeanScale(configs, self.outputs)
@@ -102,7 +103,7 @@ class ReplicatedExecutor(Generic[Config]):
             counts_L = ids.lengths.sum(1, dtype=torch.int64)
             rows = group.kernel.matrix.rows(ids.values.to(torch.int64), counts_L)
             offsets = ops.complete_cumsum(ids.lengths.view(-1).to(torch.int64)) if group.pooled else None
-            groups = DistinctRows.of(rows) if trains else None
+            groups = DistinctRows.of(rows) if trains and not group.frozen else None
             kept.append(GroupIds(rows, offsets, ids.weights, groups, group.scale.of(kjt)))
         return tuple(0 if ids.groups is None else ids.groups.distinct.numel() for ids in kept), tuple(kept)
 
@@ -148,14 +149,17 @@ class _Lookup(torch.autograd.Function):
             kernel.matrix.weight_gradients(ids.rows, ids.offsets, grad) if needed else None
             for kernel, ids, grad, needed in zip(executor.kernels, kept, grads, ctx.needs_input_grad[4:], strict=False)
         ]
+        trained = [number for number, ids in enumerate(kept) if ids.groups is not None]
+        kernels, leaf_grads = [executor.kernels[number] for number in trained], list[torch.Tensor]()
         sums = [
-            kernel.matrix.row_gradients(ids.groups, ids.offsets, ids.weights, grad)
-            for kernel, ids, grad in zip(executor.kernels, kept, grads, strict=True)
+            kernel.matrix.row_gradients(kept[number].groups, kept[number].offsets, kept[number].weights, grads[number])
+            for number, kernel in zip(trained, kernels, strict=True)
         ]
-        rows = [ids.groups.distinct for ids in kept]
-        leaf_grads: list[torch.Tensor] = []
-        exchanged = exchange_rows(rows, sums, ctx.counts, executor.group)
-        for kernel, rate, (all_rows, all_sums) in zip(executor.kernels, ctx.rates, exchanged, strict=True):
+        rows = [kept[number].groups.distinct for number in trained]
+        counts = [[of_rank[number] for number in trained] for of_rank in ctx.counts]
+        exchanged = exchange_rows(rows, sums, counts, executor.group) if trained else []
+        for number, kernel, (all_rows, all_sums) in zip(trained, kernels, exchanged, strict=True):
+            rate = ctx.rates[number]
             groups = DistinctRows.of(all_rows, kernel.matrix.num_rows)
             leaf_grads += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
         return None, None, None, None, *weight_grads, *leaf_grads

@@ -12,7 +12,7 @@ from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel.local_table import Lookups
 
 # Columns of a header. One count for each kernel group and for each group of replicated tables follows.
-VALUES, BATCH, FAILED, NUMBER, GROUPS = 0, 1, 2, 3, 4
+VALUES, BATCH, FAILED, NUMBER, COLLECTION, GROUPS = 0, 1, 2, 3, 4, 5
 WORD = torch.int32
 WORD_BYTES = WORD.itemsize
 Headers = list[list[int]]  # one row per rank
@@ -102,11 +102,13 @@ class SentIds:
         batch: the batch that was sent.
         wait: waits for the exchange, and on CPUs returns each rank's message; None if nothing is exchanged.
         arrived: a GPU's receive buffer.
+        words: a GPU's send buffer.
     """
 
     batch: HostIds
     wait: Callable[[], Any] | None = None
     arrived: torch.Tensor | None = None
+    words: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from rayrec.distributed import comm
 from rayrec.distributed.comm.rank_context import RankContext
 from rayrec.distributed.ids.batch import (
     BATCH,
+    COLLECTION,
     FAILED,
     GROUPS,
     NUMBER,
@@ -39,6 +41,8 @@ from rayrec.distributed.ids.upload import OnHost
 from rayrec.distributed.kernel.local_table import Lookups
 from rayrec.sparse import KeyedJaggedTensor, ops
 
+HEADER_WIDTH = 16  # on the hosts of GPUs, headers are padded to a multiple
+
 
 class IdExchange:
     """Sends a batch's ids along fixed routes. All ranks call `announce` and `send` in the same order.
@@ -50,6 +54,9 @@ class IdExchange:
         sources: order of the ranks within a lookup.
         num_counts: number of counts for other executors in a header.
         find_units: for lookups id by id, finds `RankIds.units`; lookups then come rank by rank.
+
+    Attributes:
+        name: name of the collection in errors.
     """
 
     def __init__(
@@ -61,7 +68,7 @@ class IdExchange:
         num_counts: int = 0,
         find_units: Callable[[OutgoingIds], torch.Tensor | None] | None = None,
     ) -> None:
-        self.routes, self._context, self._weighted = routes, context, weighted
+        self.routes, self._context, self._weighted, self.name = routes, context, weighted, ""
         self._alone, self._num_counts, self._find_units = context.world_size == 1, num_counts, find_units
         by_id = find_units is not None
         self.sender = IdSender(routes, weighted, by_id, num_counts)
@@ -72,6 +79,10 @@ class IdExchange:
         self.device_split = split if split is not None and split.possible else None
         self._host_group = None if self.on_cpu else comm.host_group(context.group, context.device)
         self._sends = any(route.streams for route in routes.ranks)  # else there are only replicated tables
+
+    def identify(self, number: int, name: str) -> None:
+        """Sets the collection's number, equal on all ranks, and its name in errors."""
+        self.sender.collection, self.name = number, name
 
     def prepare(self, outgoing: OutgoingIds, kept: Kept) -> HostIds:
         """For GPUs: makes everything that needs no other rank's header. An error here still reaches every rank."""
@@ -88,7 +99,10 @@ class IdExchange:
     def announce(self, batch: HostIds) -> HostIds:
         """For GPUs: exchanges sizes on the hosts, and returns the batch ready to be sent."""
         outgoing = batch.outgoing.item
-        received: Headers = comm.exchange_on_hosts(outgoing.header, self._host_group).tolist()
+        width = outgoing.header.shape[1]
+        # Headers of all collections have one width, so that a rank that calls another collection is recognized.
+        padded = F.pad(outgoing.header, (0, -width % HEADER_WIDTH))
+        received: Headers = comm.exchange_on_hosts(padded, self._host_group)[:, :width].tolist()
         if any(header[FAILED] for header in received):
             return HostIds(batch.outgoing, batch.kept, OnHost(received))
         to_ranks = part_sizes(outgoing.header.tolist(), self.sender.streams, self._weighted)
@@ -118,7 +132,7 @@ class IdExchange:
             received = [sum(sizes) for sizes in from_ranks]
             arrived = words.new_empty(sum(received))
             wait = comm.all_to_all(arrived, words, received, [sum(sizes) for sizes in to_ranks], self._context.group)
-            return SentIds(batch, wait, arrived)
+            return SentIds(batch, wait, arrived, words)
         if self._alone or not self.on_cpu:
             return SentIds(batch)
         assert outgoing.ids is not None
@@ -131,7 +145,7 @@ class IdExchange:
         """Waits for this rank's lookups.
 
         Raises (on every rank):
-            Exception: a rank could not route its batch, or is at another batch.
+            Exception: a rank could not route its batch, or is at another batch or in another collection.
         """
         batch, outgoing = sent.batch, sent.batch.outgoing.item
         sent_headers: Headers = outgoing.header.tolist()
@@ -144,10 +158,12 @@ class IdExchange:
             received = batch.received.item
         elif messages is not None:
             width = outgoing.header.shape[1] * (outgoing.header.element_size() // WORD_BYTES)
-            headers = torch.cat([message[:width] for message in messages]).view(torch.int64)
-            received = headers.view(len(messages), -1).tolist()
-        number = received[self._context.rank][NUMBER]
-        if any(header[FAILED] or header[NUMBER] != number for header in received):
+            starts = [message[:width] for message in messages]
+            if any(len(start) < width for start in starts):  # a message of another collection
+                starts = [F.pad(start, (0, width - len(start))) for start in starts]
+            received = torch.cat(starts).view(torch.int64).view(len(messages), -1).tolist()
+        own = received[self._context.rank][NUMBER : COLLECTION + 1]
+        if any(header[FAILED] or header[NUMBER : COLLECTION + 1] != own for header in received):
             self._raise_for(outgoing, received)
         batch_sizes = [header[BATCH] for header in received]
         if self.on_cpu and min(batch_sizes) < max(batch_sizes):
@@ -182,18 +198,24 @@ class IdExchange:
         )
 
     def _raise_for(self, outgoing: OutgoingIds, received: Headers) -> None:
-        """Raises because a rank failed, or is at another batch."""
+        """Raises because a rank failed, or is at another batch or in another collection."""
         failed = [rank for rank, header in enumerate(received) if header[FAILED]]
         if outgoing.error is not None:
             raise outgoing.error
         if failed:
             raise ValueError(f"rank {failed[0]} cannot process its batch; see its error")
-        number = received[self._context.rank][NUMBER]
+        number, collection = received[self._context.rank][NUMBER : COLLECTION + 1]
+        astray = next((rank for rank, header in enumerate(received) if header[COLLECTION] != collection), None)
+        if astray is not None:
+            raise ValueError(
+                f"rank {astray} calls another collection than rank {self._context.rank}, which calls {self.name}: "
+                "every rank must call the collections in the same order"
+            )
         behind = next((rank for rank, header in enumerate(received) if header[NUMBER] != number), None)
         if behind is not None:
             raise ValueError(
-                f"rank {behind} is at batch {received[behind][NUMBER]} of a collection, rank {self._context.rank} is "
-                f"at batch {number}: every rank must call a collection equally often"
+                f"rank {behind} is at batch {received[behind][NUMBER]} of {self.name}, rank {self._context.rank} is at "
+                f"batch {number}: every rank must call a collection equally often"
             )
 
 

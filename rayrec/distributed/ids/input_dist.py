@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -63,9 +64,17 @@ class IdCheck:
         lengths_KB = kjt.lengths().view(len(keys), kjt.stride())
         if lengths_KB.numel() and int(lengths_KB.min()) < 0:  # compiled loops index by lengths
             raise ValueError(f"the input has a length of {int(lengths_KB.min())}; lengths are 0 or more")
-        total = int(lengths_KB.sum())
-        if total != values.numel():
-            raise ValueError(f"the input's lengths add up to {total}, but it has {values.numel()} ids")
+        cached = kjt.length_per_key_or_none()
+        counts = kjt.length_per_key() if cached is None else lengths_KB.sum(1).tolist()
+        if sum(counts) != values.numel():
+            raise ValueError(f"the input's lengths add up to {sum(counts)}, but it has {values.numel()} ids")
+        offsets = kjt.offset_per_key_or_none()
+        # Loops index by lengths into arrays of the cached sizes.
+        if (cached is not None and counts != cached) or (offsets is not None and offsets != [0, *accumulate(counts)]):
+            raise ValueError(
+                f"the lengths of features {list(keys)} add up to {counts}, but length_per_key is {cached} and "
+                f"offset_per_key is {offsets}: they belong to other lengths; make a new KeyedJaggedTensor"
+            )
         if not self._table_of:
             return
         ids = values.to(torch.int64).contiguous().numpy().view(np.uint64)
@@ -249,8 +258,9 @@ class PendingInput(Awaitable[RankIds]):
         assert self._upload is not None and self._sent is not None and self._event is not None
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
-        # The buffers belong to the stream that sent; this stream reads them until backward.
-        for buffer in (self._upload.on_device, self._sent.arrived):
+        # The buffers belong to the stream that sent. This stream waits for NCCL, which reads the ids that were sent, and
+        # reads those that arrived until backward.
+        for buffer in (self._upload.on_device, self._sent.arrived, self._sent.words):
             if buffer is not None:
                 buffer.record_stream(stream)
 

@@ -189,7 +189,8 @@ def _by_rectangle(shards: Sequence[_OutputShard]) -> list[_OutputShard]:
 
 
 def _joined(config: BaseEmbeddingConfig, shards: Sequence[Shard], world_size: int) -> list[Shard]:
-    """The table's shards, checked; adjacent shards on one rank are joined."""
+    """The table's shards, checked; adjacent shards on one rank are joined, and empty ones left out."""
+    shards = [shard for shard in shards if shard.rows.size and shard.cols.size]
     name, size = config.name, (config.num_embeddings, config.embedding_dim)
     outside = [shard.rank for shard in shards if not 0 <= shard.rank < world_size]
     if outside:

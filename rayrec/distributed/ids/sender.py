@@ -15,6 +15,7 @@ from rayrec._runtime.numba_loops import in_threads, loops
 from rayrec.distributed.comm.wire import ID_BYTES, LENGTH_BYTES, WEIGHT_BYTES
 from rayrec.distributed.ids.batch import (
     BATCH,
+    COLLECTION,
     FAILED,
     GROUPS,
     NUMBER,
@@ -44,11 +45,13 @@ class IdSender:
 
     Attributes:
         streams: number of streams that each rank receives.
+        collection: number of the collection, equal on all ranks; ranks check that they look up the same one.
     """
 
     def __init__(self, routes: Routes, weighted: bool, traced: bool, num_counts: int) -> None:
         self._weighted, self._traced, self._num_counts = weighted, traced, num_counts
         self._loops, self._buckets = loops(SPLIT_LOOPS), Buckets(routes)
+        self.collection = 0
         self._num_packed = 0  # ranks check that they are at the same batch
         self._header_width = GROUPS + routes.num_groups
         self.streams = [len(route.streams) for route in routes.ranks]
@@ -77,7 +80,7 @@ class IdSender:
             total_S, num_cut = device_counts
             num_ids = int(total_S.sum())
         row = [0] * self._header_width
-        row[NUMBER], row[BATCH] = self._num_packed + 1, kjt.stride()
+        row[NUMBER], row[BATCH], row[COLLECTION] = self._num_packed + 1, kjt.stride(), self.collection
         header = torch.tensor([row] * len(self.streams))
         header.view(-1).index_add_(0, self._slots, total_S.index_select(0, self._sources))
         if counts:
@@ -94,7 +97,7 @@ class IdSender:
         """
         self._num_packed += not is_packed
         header = torch.zeros(len(self.streams), self._header_width, dtype=torch.int64)
-        header[:, NUMBER], header[:, FAILED] = self._num_packed, 1
+        header[:, NUMBER], header[:, FAILED], header[:, COLLECTION] = self._num_packed, 1, self.collection
         values = torch.empty(0, dtype=torch.int64)
         ids = Ids(values.new_empty(sum(self.streams), 0), values, values.float() if self._weighted else None)
         return OutgoingIds(ids, torch.cat([header, header.new_zeros(len(header), self._num_counts)], dim=1), error)

@@ -22,22 +22,37 @@ LOOP_RULES = {
     EmbOptimType.ADAM: "ADAM",
     EmbOptimType.PARTIAL_ROWWISE_ADAM: "PARTIAL_ROWWISE_ADAM",
 }
+HOST_KERNELS = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)  # in memory of the host
 LOOP_LIMIT = 2**32  # rows of a table, and numbers of a gradient
 
 
 def fbgemm_updates(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, dim: int, device: torch.device) -> bool:
     """Whether fbgemm can update a table of width `dim` on this device by the formula of its optimizer."""
-    data_type = config.data_type.dtype
+    return spec is not None and fbgemm_lacks(spec, config, dim, device) is None
+
+
+def fbgemm_lacks(spec: OptimizerSpec, config: BaseEmbeddingConfig, dim: int, device: torch.device) -> str | None:
+    """Why fbgemm cannot update a table of width `dim` on this device, and what to change; None if it can."""
+    data_type, optimizer = config.data_type.dtype, spec.optimizer.value
     # fbgemm trains fp32 and fp16, and updates before the gradients of replicas are exchanged.
-    if spec is None or data_type == torch.bfloat16 or _synchronises_every_step(spec):
-        return False
+    if data_type == torch.bfloat16:
+        return f"does not train {config.data_type.value} tables; use data type fp16 or fp32"
+    if _synchronises_every_step(spec):
+        return "updates before the gradients of other groups arrive; synchronise every 2 steps or more"
     if device.type == "cuda":
+        if spec.weight_decay and spec.decay_mode not in spec.rule.fbgemm_decay:
+            mode = "" if spec.decay_mode is None else f" of mode {spec.decay_mode.value!r}"
+            return (
+                f"has no weight decay{mode} for {optimizer!r}; use another mode, another optimizer or no weight decay"
+            )
         one_kind_of_state = len(set(spec.rule.rowwise.values())) < 2
-        decays = not spec.weight_decay or spec.decay_mode in spec.rule.fbgemm_decay
-        return decays and (padded(dim) == dim or one_kind_of_state)  # see `Padding.scale`
+        if padded(dim) != dim and not one_kind_of_state:  # see `Padding.scale`
+            return f"does not have {optimizer!r} for width {dim}; use a width that is a multiple of 4"
+        return None
     # On a CPU it ignores weight decay of some optimizers, and does not round stochastically.
     rounds = spec.stochastic_rounding and data_type != torch.float32
-    return spec.rule.fbgemm_on_cpu and not spec.weight_decay and not rounds
+    runs = spec.rule.fbgemm_on_cpu and not spec.weight_decay and not rounds
+    return None if runs else f"does not have {optimizer!r} with these settings on a CPU"
 
 
 def loop_updates(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], device: torch.device) -> bool:
@@ -63,19 +78,13 @@ def check_trainable(
     Raises:
         ValueError: fbgemm does not have the table's update.
     """
-    in_host_memory = kernel in (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
-    if not in_host_memory or spec is None or device.type != "cuda":
+    if kernel not in HOST_KERNELS or spec is None or device.type != "cuda":
         return
-    if fbgemm_updates(spec, config, config.embedding_dim, device):
-        return
-    reason = (
-        "updates before the gradients of other groups arrive; synchronise every 2 steps or more, or use kernel 'fused'"
-        if _synchronises_every_step(spec)
-        else f"does not have {spec.optimizer.value!r} with weight decay {spec.decay_mode!r} or width "
-        f"{config.embedding_dim}; use kernel 'fused', another optimizer, no weight decay or a width that is a "
-        "multiple of 4"
-    )
-    raise ValueError(f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which {reason}")
+    reason = fbgemm_lacks(spec, config, config.embedding_dim, device)
+    if reason is not None:
+        raise ValueError(
+            f"table {config.name!r}: kernel {kernel.value!r} trains by fbgemm only, which {reason}, or kernel 'fused'"
+        )
 
 
 def averages_rows(table: LocalTable) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from rayrec.distributed.kernel.choice import loop_updates
 from rayrec.distributed.kernel.compiled_update import CompiledUpdate, Memory
-from rayrec.distributed.kernel.interface import of_inner
+from rayrec.distributed.kernel.interface import Untrained, of_inner
 from rayrec.distributed.kernel.local_table import LocalTable, Lookups
 from rayrec.distributed.kernel.rows import StackedTables, TouchedRows
 from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
@@ -85,7 +85,8 @@ class FusedKernel:
         self._tbe = make_tbe(self.tables, table_of_lookup, device, self._scale)
         self._updates = UpdateCount()
         self._corrects_bias, self._num_lookups = rule.corrects_bias, len(table_of_lookup)
-        compiled = loop_updates(self.tables, table_of_lookup, device)
+        self._frozen, self._anchor = tables[0].update.frozen, torch.zeros(0, device=device, requires_grad=True)
+        compiled = not self._frozen and loop_updates(self.tables, table_of_lookup, device)
         self._compiled = CompiledUpdate(_memory(self._tbe), self.tables, table_of_lookup) if compiled else None
 
     def __repr__(self) -> str:
@@ -101,6 +102,10 @@ class FusedKernel:
             set_count(self._tbe, self._updates.before_next)
         weights_train = lookups.weights is not None and lookups.weights.requires_grad
         trains = torch.is_grad_enabled() and not weights_train
+        if trains and self._frozen:
+            with torch.no_grad():
+                bags = self.lookup(lookups)
+            return Untrained.apply(self._anchor, bags)
         compiled = self._compiled if trains else None
         if compiled is None or not self.loop_is_faster(lookups, self._num_lookups, len(self.tables)):
             compiled = None

@@ -44,7 +44,20 @@ class Kernel(Protocol):
 
 def updating(kernels: Sequence[Kernel]) -> list[Kernel]:
     """The kernels that update their tables inside backward."""
-    return [kernel for kernel in kernels if kernel.tables[0].optimizer is not None]
+    specs = [(kernel, kernel.tables[0].optimizer) for kernel in kernels]
+    return [kernel for kernel, spec in specs if spec is not None and not spec.frozen]
+
+
+class Untrained(torch.autograd.Function):
+    """Vectors of frozen tables. They require gradients, so that backward still exchanges them on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors.view_as(vectors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, None]:
+        return None, None
 
 
 def of_inner(name: str) -> Any:

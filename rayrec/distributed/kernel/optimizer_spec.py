@@ -50,6 +50,7 @@ class OptimizerSpec:
             weight. Default: L2 for SGD and Adagrad, decoupled for Adam. LAMB and LARS follow their papers.
         stochastic_rounding: Rounds 16-bit weights up or down at random, so that small updates are not lost.
         replicas: Other processes with the same rows.
+        frozen: Whether backward leaves the rows as they are. Weights of ids still get gradients.
 
     Raises:
         ValueError: An unknown optimizer, or a mode of weight decay that it does not have.
@@ -66,6 +67,7 @@ class OptimizerSpec:
     weight_decay_mode: DecayMode | None = None
     stochastic_rounding: bool = False
     replicas: Replicas | None = None
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         modes = self.rule.decay
@@ -95,7 +97,7 @@ class OptimizerSpec:
         for name, (off, reason) in _REFUSED.items():
             if settings.pop(name, off) != off:
                 raise ValueError(f"fused_params: {name!r} is not offered: {reason}")
-        names = [field.name for field in fields(cls) if field.name != "replicas"]
+        names = [field.name for field in fields(cls) if field.name not in ("replicas", "frozen")]
         unknown = [name for name in settings if name not in names]
         if unknown:
             raise ValueError(f"fused_params: {unknown[0]!r} is not a setting; there are {names}")
@@ -139,7 +141,12 @@ class OptimizerSpec:
         return cls(**spec)
 
     def __str__(self) -> str:
+        if self.frozen:
+            return "frozen"
         return f"{self.optimizer.value}(lr={self.learning_rate})"
+
+
+FROZEN = OptimizerSpec(learning_rate=0.0, frozen=True)
 
 
 def _decay_mode(mode: object, weight_decay: float) -> DecayMode | None:
@@ -176,7 +183,10 @@ def twin(optimizer: type[torch.optim.Optimizer]) -> tuple[Rule, DecayMode | None
 
 
 def optimizer_of(weight: torch.Tensor, default: OptimizerSpec) -> OptimizerSpec:
-    """The optimizer set by `apply_optimizer_in_backward` on a table's weight, else the default."""
+    """The optimizer set by `apply_optimizer_in_backward` on a table's weight, else the default; `FROZEN` if the weight
+    does not require gradients."""
+    if not weight.requires_grad:
+        return FROZEN
     classes = getattr(weight, "_optimizer_classes", None)
     if not classes:
         return default

@@ -126,6 +126,8 @@ class _Lookup(torch.autograd.Function):
         (grad,), (rows, offsets, weights) = grads, ctx.inputs
         kernel: RowKernel = ctx.kernel
         weight_grad = kernel.matrix.weight_gradients(rows, offsets, grad) if ctx.needs_input_grad[4] else None
+        if kernel.spec.frozen:
+            return None, None, None, None, weight_grad, None
         if ctx.bags is not None and kernel.compiled is not None:
             kernel.iteration += 1
             kernel.compiled.train(ctx.bags, grad, ctx.rate, kernel.iteration)

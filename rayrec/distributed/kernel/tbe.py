@@ -52,7 +52,7 @@ def make_tbe(tables: Sequence[LocalTable], table_of_lookup: Sequence[int], devic
         (
             table.rows.size,
             padded(table.cols.size),
-            _LOCATIONS[table.kernel] if on_gpu else EmbeddingLocation.HOST,
+            _LOCATIONS.get(table.kernel, EmbeddingLocation.DEVICE) if on_gpu else EmbeddingLocation.HOST,
             ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU,
         )
         for table in tables

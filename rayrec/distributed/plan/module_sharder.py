@@ -70,7 +70,7 @@ def modules_to_shard(
     first path; modules inside a listed module are not listed.
 
     Raises:
-        ValueError: see `sharder_of`.
+        ValueError: see `sharder_of`; a table that shares its weight with another table or layer.
     """
     matches: list[tuple[str, nn.Module, ModuleSharder[Any]]] = []
     for path, module in model.named_modules():
@@ -79,4 +79,25 @@ def modules_to_shard(
         sharder = sharder_of(module, sharders, path)
         if sharder is not None:
             matches.append((path, module, sharder))
+    _refuse_tied_tables(model, matches)
     return matches
+
+
+def _refuse_tied_tables(model: nn.Module, matches: Sequence[tuple[str, nn.Module, ModuleSharder[Any]]]) -> None:
+    """Raises ValueError for a table whose weight is also another table's or layer's: sharding would untie them."""
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            names.setdefault(id(parameter), []).append(f"{path}.{name}" if path else name)
+    for path, module, sharder in matches:
+        inside = f"{path}." if path else ""
+        tables = [id(weight) for weight in sharder.shardable_parameters(module).values()]
+        for table in tables:
+            tied = names.get(table, [])
+            # A sharder may handle ties inside its module, unless they are between two of its tables.
+            if tables.count(table) > 1 or not all(name.startswith(inside) for name in tied):
+                raise ValueError(
+                    f"{' and '.join(map(repr, tied))} are one parameter, which sharding would turn into separate "
+                    "weights: give both features to one table (`rayrec.modules.Lookup` serves bags and sequences), "
+                    "or give the layer a weight of its own"
+                )

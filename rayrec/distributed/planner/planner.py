@@ -6,7 +6,6 @@ The model, the sharders and the planner are not modified.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -23,7 +22,7 @@ from rayrec.distributed.planner.report.check import check_plan
 from rayrec.distributed.planner.report.no_plan import no_plan_error
 from rayrec.distributed.planner.report.result import PlanResult
 from rayrec.distributed.planner.search.build import build_plan
-from rayrec.distributed.planner.search.solve import Solution, best_solution
+from rayrec.distributed.planner.search.solve import Solution, best_solution, least_seconds
 from rayrec.distributed.planner.tables.constraints import ParameterConstraints
 from rayrec.distributed.planner.tables.from_model import (
     TableInfo,
@@ -31,8 +30,8 @@ from rayrec.distributed.planner.tables.from_model import (
     find_tables,
     planner_tables,
     runnable_kernels,
-    state_bytes,
     table_optimizer,
+    trained_by,
 )
 from rayrec.distributed.planner.tables.table import Table
 from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingConfig
@@ -99,9 +98,18 @@ class EmbeddingShardingPlanner:
             NoPlanError: the plan exceeds a rank's memory.
             ValueError: the plan does not cover every table exactly once, or has unknown ranks or kernels.
         """
-        result = self.result(module, sharders)
-        estimate = check_plan(plan, result.tables, result.topology, result.dense_bytes)
-        return replace(result, plan=plan, estimate=estimate)
+        target = self._topology or Topology.of_this_machine(1)
+        tables, other_bytes = self._tables(module, sharders, target), dense_bytes(module, sharders)
+        estimate = check_plan(plan, tables, target, other_bytes)
+        bound_s = least_seconds(tables, target, reserves(tables, target, other_bytes))
+        return PlanResult(
+            plan=plan,
+            estimate=estimate,
+            bound_s=bound_s,
+            tables=tables,
+            topology=target,
+            dense_bytes=other_bytes,
+        )
 
     def collective_plan(
         self,
@@ -180,15 +188,14 @@ def plan_tables(
     """
     used_sharder = EmbeddingBagCollectionSharder() if sharder is None else sharder
     kernels = runnable_kernels(used_sharder, topology.compute_device)
-    state = state_bytes(table_optimizer(used_sharder))
+    specs = {config.name: table_optimizer(used_sharder, name=config.name) for config in tables}
     infos = [
         TableInfo(
             path=path,
             config=config,
             pooled=not isinstance(config, EmbeddingConfig),
             weighted=weighted,
-            kernels=kernels,
-            state=state,
+            **trained_by(specs[config.name], config, kernels, topology.compute_device),
         )
         for config in tables
     ]

@@ -62,7 +62,9 @@ def with_replicas(
     shared = Replicas(env.replica_pg, env.every_step)
     always = shared if env.every_step else Replicas(env.replica_pg, every_step=True)
     return {
-        name: spec and replace(spec, replicas=always if params[name].replicated else shared)
+        name: spec
+        if spec is None or spec.frozen
+        else replace(spec, replicas=always if params[name].replicated else shared)
         for name, spec in optimizers.items()
     }
 

@@ -59,6 +59,7 @@ class DistributedModelParallel(model_parallel.DistributedModelParallel):
     ) -> None:
         if model_tracker_configs is not None:
             raise ValueError("model_tracker_configs is not supported: a checkpoint holds every row; leave it out")
+        sharders = get_default_sharders() if sharders is None else sharders
         super().__init__(module, env, device, plan, sharders, False, init_parameters)
         self._wrapper = data_parallel_wrapper
         if init_data_parallel:

@@ -12,6 +12,7 @@ from torch import nn
 from rayrec.distributed.collections import embedding, embedding_bag
 from rayrec.distributed.collections.sharder import kernels_of_tables
 from rayrec.distributed.comm.wire import Codec
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.plan import module_sharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ShardingType
@@ -95,6 +96,8 @@ class EmbeddingBagCollectionSharder(embedding_bag.EmbeddingBagCollectionSharder,
         sharded_module_order_overwrite: ignored; collections do not share exchanges.
     """
 
+    default_optimizer = OptimizerSpec()  # TorchRec trains tables without settings by SGD with a learning rate of 0.01
+
     def __init__(
         self,
         fused_params: Mapping[str, Any] | None = None,
@@ -116,6 +119,8 @@ class EmbeddingCollectionSharder(embedding.EmbeddingCollectionSharder, ModuleSha
         fused_params, codec, dedup: see rayrec's class; `use_index_dedup` is an alias of `dedup`.
         qcomm_codecs_registry: number formats of communication, from `fbgemm_qcomm_codec`, instead of `codec`.
     """
+
+    default_optimizer = OptimizerSpec()  # TorchRec trains tables without settings by SGD with a learning rate of 0.01
 
     def __init__(
         self,

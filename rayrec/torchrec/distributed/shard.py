@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.collections.sharder import default_device
 from rayrec.distributed.comm.env import ShardingEnv
-from rayrec.distributed.model_parallel import default_env, materialize, replace_module
+from rayrec.distributed.model_parallel import default_env, default_plan, materialize, replace_module
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.plan.shards import ParameterSharding
 from rayrec.torchrec.distributed.sharding_plan import (
     apply_to_all,
     construct_module_sharding_plan,
+    get_default_sharders,
     get_module_to_default_sharders,
 )
 
@@ -72,14 +72,10 @@ def shard_modules(
     Returns:
         The model, or the sharded collection.
     """
-    from rayrec.distributed.planner import EmbeddingShardingPlanner, Topology
-
     env, device = env or default_env(), device or default_device()
-    sharders = list(sharders) if sharders is not None else default_sharders()
+    sharders = list(sharders) if sharders is not None else get_default_sharders()
     if plan is None:
-        planner = EmbeddingShardingPlanner(topology=Topology(env.world_size, device.type))
-        group = env.process_group
-        plan = planner.plan(module, sharders) if group is None else planner.collective_plan(module, sharders, group)
+        plan = default_plan(module, sharders, env, device)
     for path, collection, sharder in modules_to_shard(module, sharders):
         sharded = sharder.shard(collection, plan.plan[path], env, device)
         if not path:

@@ -136,12 +136,20 @@ class Topology:
         return cls(hosts * local, kind, local_world_size=local, gpu=gpu, hbm_cap=hbm_cap, ddr_cap=ddr_cap)
 
     @classmethod
-    def of_this_machine(cls, world_size: int, local_world_size: int | None = None) -> Self:
-        """A topology with this machine's or container's memory: each GPU's, or RAM shared by a host's ranks."""
+    def of_this_machine(
+        cls, world_size: int, local_world_size: int | None = None, ranks_in_memory: int | None = None
+    ) -> Self:
+        """A topology with this machine's or container's memory: each GPU's, or RAM shared by a host's ranks.
+
+        Args:
+            world_size: number of ranks.
+            local_world_size: ranks of each host; by default all ranks are on one host.
+            ranks_in_memory: ranks that share a host's RAM, if there are others than those of this topology.
+        """
         local = local_world_size or world_size
-        ram = memory_bytes()
+        ram = memory_bytes() // (ranks_in_memory or local)
         if not torch.cuda.is_available():
-            return cls(world_size, "cpu", local_world_size=local, ddr_cap=ram // local)
+            return cls(world_size, "cpu", local_world_size=local, ddr_cap=ram)
         facts = torch.cuda.get_device_properties(0)
         preset = preset_of(facts.name)
         return cls(
@@ -150,7 +158,7 @@ class Topology:
             local_world_size=local,
             gpu=preset,
             hbm_cap=facts.total_memory,
-            ddr_cap=ram // local,
+            ddr_cap=ram,
         )
 
     @classmethod

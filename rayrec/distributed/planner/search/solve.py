@@ -53,10 +53,7 @@ def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats
     """
     problem = make_problem(tables, topology, reserve_R, off_device=False)
     answer = search(problem)
-    has_host_kernels = any(
-        kernel.startswith("fused_uvm") for t in tables for kernels in t.kernels.values() for kernel in kernels
-    )
-    if not has_host_kernels:
+    if not _has_host_kernels(tables):
         return problem, answer
     if isinstance(answer, Solution) and answer.worst_s <= answer.free_bound_s * MEMORY_COSTS:
         return problem, replace(answer, bound_s=answer.free_bound_s)  # also valid with host memory
@@ -66,6 +63,14 @@ def best_solution(tables: Sequence[Table], topology: Topology, reserve_R: Floats
         return (problem, answer) if isinstance(answer, Solution) else (wider, wider_answer)
     better = (problem, answer) if answer.worst_s <= wider_answer.worst_s else (wider, wider_answer)
     return better[0], replace(better[1], bound_s=min(answer.bound_s, wider_answer.bound_s))
+
+
+def least_seconds(tables: Sequence[Table], topology: Topology, reserve_R: Floats) -> float:
+    """The lower bound of the slowest rank's seconds under any plan, without a search; 0 if there is no bound."""
+    places = (False, True) if _has_host_kernels(tables) else (False,)
+    problems = [make_problem(tables, topology, reserve_R, off_device) for off_device in places]
+    bounds = [_floors(problem, make_choices(problem))[0] for problem in problems if all(problem.options)]
+    return min((floors[0].seconds for floors in bounds if floors), default=0.0)
 
 
 def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
@@ -89,12 +94,17 @@ def fits(tables: Sequence[Table], topology: Topology, dense_bytes: int) -> bool:
     return False
 
 
-def search(problem: Problem) -> Solution | Stuck:
-    """The best packing found, or the table that could not be placed."""
-    for number, options in enumerate(problem.options):
-        if not options:
-            return Stuck(table=number)
-    choices = make_choices(problem)
+@dataclass(frozen=True, kw_only=True)
+class _Floor:
+    """The lower bound of plans with some executors: `seconds`, of which `fixed` do not depend on the plan."""
+
+    seconds: float
+    fixed: float
+    usable_O: Bools
+
+
+def _floors(problem: Problem, choices: Choices) -> tuple[list[_Floor], float]:
+    """The lower bound for each set of executors, ascending, and the least one without memory limits."""
     floors, free_floor = [], float("inf")
     for executors in _executor_sets(choices):
         usable_O = np.isin(choices.executor_O, sorted(executors))
@@ -102,22 +112,36 @@ def search(problem: Problem) -> Solution | Stuck:
         bound = lower_bound(problem, choices, usable_O, float(problem.room_R.sum()))
         free = lower_bound(problem, choices, usable_O, float("inf"))
         if np.isfinite(bound):
-            floors.append((bound + fixed, fixed, usable_O))
+            floors.append(_Floor(seconds=bound + fixed, fixed=fixed, usable_O=usable_O))
             free_floor = min(free_floor, free + fixed)
-    floors.sort(key=lambda floor: floor[0])
+    return sorted(floors, key=lambda floor: floor.seconds), free_floor
+
+
+def _has_host_kernels(tables: Sequence[Table]) -> bool:
+    return any(kernel.startswith("fused_uvm") for t in tables for kernels in t.kernels.values() for kernel in kernels)
+
+
+def search(problem: Problem) -> Solution | Stuck:
+    """The best packing found, or the table that could not be placed."""
+    for number, options in enumerate(problem.options):
+        if not options:
+            return Stuck(table=number)
+    choices = make_choices(problem)
+    floors, free_floor = _floors(problem, choices)
     best: tuple[float, Packing] | None = None
     stuck: Stuck | None = None
-    for floor, fixed, usable_O in floors:
-        if best is not None and floor >= best[0]:
+    for floor in floors:
+        if best is not None and floor.seconds >= best[0]:
             break
-        answer = _solve(problem, choices, usable_O, floor - fixed)
+        fixed = floor.fixed
+        answer = _solve(problem, choices, floor.usable_O, floor.seconds - fixed)
         if isinstance(answer, Stuck):
             stuck = stuck or answer
         elif best is None or answer.worst_s + fixed < best[0]:
             best = (answer.worst_s + fixed, answer)
     if best is None:
         return stuck or Stuck(table=0)
-    return Solution(packing=best[1], worst_s=best[0], bound_s=floors[0][0], free_bound_s=free_floor)
+    return Solution(packing=best[1], worst_s=best[0], bound_s=floors[0].seconds, free_bound_s=free_floor)
 
 
 def _executor_sets(choices: Choices) -> Iterator[frozenset[str]]:

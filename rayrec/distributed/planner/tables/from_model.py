@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rayrec.distributed.comm.wire import Codec
+from rayrec.distributed.kernel.choice import HOST_KERNELS, fbgemm_updates
 from rayrec.distributed.kernel.optimizer_rules import rule_of
-from rayrec.distributed.kernel.optimizer_spec import optimizer_of
+from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec, optimizer_of
 from rayrec.distributed.plan.module_sharder import ModuleSharder, modules_to_shard
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ShardingType
 from rayrec.distributed.planner.machine.topology import Topology
@@ -48,10 +49,13 @@ def find_tables(module: nn.Module, sharders: Sequence[ModuleSharder[Any]], compu
     """
     infos = []
     for path, child, sharder in modules_to_shard(module, sharders):
-        info, weights = _module_info(child, sharder, compute_device), sharder.shardable_parameters(child)
+        info, weights = _module_info(child, sharder), sharder.shardable_parameters(child)
+        kernels = runnable_kernels(sharder, compute_device)
         for config in _configs(child):
-            state = state_bytes(table_optimizer(sharder, weights.get(config.name), config.name))
-            infos.append(TableInfo(path=path, config=config, state=state, **info))
+            spec = table_optimizer(sharder, weights.get(config.name), config.name)
+            infos.append(
+                TableInfo(path=path, config=config, **info, **trained_by(spec, config, kernels, compute_device))
+            )
     if not infos:
         kinds = ", ".join(sharder.module_type.__name__ for sharder in sharders) or "none given"
         raise ValueError(f"{type(module).__name__} holds no module that the sharders ({kinds}) can shard")
@@ -114,12 +118,11 @@ def _configs(module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
     raise ValueError(f"{type(module).__name__} has neither embedding_bag_configs() nor embedding_configs()")
 
 
-def _module_info(module: nn.Module, sharder: ModuleSharder[Any], compute_device: str) -> dict[str, Any]:
+def _module_info(module: nn.Module, sharder: ModuleSharder[Any]) -> dict[str, Any]:
     weighted = getattr(module, "is_weighted", False)
     return {
         "pooled": hasattr(module, "embedding_bag_configs"),
         "weighted": bool(weighted() if callable(weighted) else weighted),
-        "kernels": runnable_kernels(sharder, compute_device),
         "codec": getattr(sharder, "codec", None),
     }
 
@@ -133,12 +136,26 @@ def state_bytes(optimizer: object) -> tuple[int, int]:
     return rule_of(optimizer).state_bytes
 
 
-def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None, name: str = "") -> object:
-    """A table's fused optimizer: the one attached to its weight, else the sharder's, else SGD."""
+def table_optimizer(sharder: ModuleSharder[Any], weight: torch.Tensor | None = None, name: str = "") -> OptimizerSpec:
+    """A table's optimizer inside backward: the one attached to its weight, else the sharder's, else SGD."""
     spec = getattr(sharder, "by_table", {}).get(name, getattr(sharder, "optimizer", None))
-    if weight is not None and spec is not None and hasattr(weight, "_optimizer_classes"):
-        spec = optimizer_of(weight, spec)
-    return getattr(spec, "optimizer", "exact_sgd")
+    if not isinstance(spec, OptimizerSpec):
+        return OptimizerSpec()
+    return spec if weight is None else optimizer_of(weight, spec)
+
+
+def trained_by(
+    spec: OptimizerSpec, config: BaseEmbeddingConfig, kernels: Mapping[str, tuple[str, ...]], compute_device: str
+) -> dict[str, Any]:
+    """A table's `state` and `kernels` for `TableInfo`: without kernels that cannot run its optimizer."""
+    device = torch.device(compute_device)
+
+    def runs(kernel: str) -> bool:
+        in_host_memory = EmbeddingComputeKernel(kernel) in HOST_KERNELS and device.type == "cuda"
+        return not in_host_memory or fbgemm_updates(spec, config, config.embedding_dim, device)
+
+    runnable = {kind: tuple(filter(runs, of_kind)) for kind, of_kind in kernels.items()}
+    return {"state": state_bytes(spec.optimizer), "kernels": runnable}
 
 
 def _table(found: TableInfo, limits: ParameterConstraints, topology: Topology, batch_size: int) -> Table:

@@ -7,12 +7,11 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rayrec.distributed.collections.embedding import default_sharders
 from rayrec.distributed.plan.module_sharder import ModuleSharder
 from rayrec.distributed.plan.sharding_plan import ShardingPlan
 from rayrec.distributed.planner import planner
 from rayrec.distributed.planner.report.result import NoPlanError
-from rayrec.torchrec.distributed.module_sharder import ShardingPlanner
+from rayrec.torchrec.distributed.module_sharder import ShardingPlanner, get_default_sharders
 from rayrec.torchrec.distributed.planner.bases import (
     Enumerator,
     Partitioner,
@@ -82,7 +81,7 @@ class EmbeddingPlannerBase(ShardingPlanner):
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
         """Plan on rank 0 of `pg` (default: all ranks) and return the plan on every rank. Raises what `plan` raises."""
-        sharder_list = default_sharders() if sharders is None else list(sharders)
+        sharder_list = get_default_sharders() if sharders is None else list(sharders)
 
         def plan(world_size: int) -> ShardingPlan:
             topology = self._topology or Topology.of_this_machine(world_size)
