@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "columns.h"
+#include "spread.h"
 
 namespace rayrec {
 

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <numeric>
 #include <span>
 #include <string>
 
@@ -44,21 +43,6 @@ class Vocabulary {
   bool text_ = false;
   std::span<const uint64_t> hashes_;
   std::span<const uint32_t> positions_;
-};
-
-// Position `k` of a vocabulary has row `k * multiplier mod size` (rayrec/data/mapping/spread.py); positions from `size`
-// on keep their order.
-class Spread {
- public:
-  // size: at most 2^32, so that the products fit 64 bits.
-  explicit Spread(uint64_t size) : size_(size), multiplier_(size * 2'654'435'769 >> 32) {
-    while (size_ && std::gcd(multiplier_, size_) != 1) ++multiplier_;
-  }
-
-  uint64_t operator()(uint64_t position) const { return position < size_ ? position * multiplier_ % size_ : position; }
-
- private:
-  uint64_t size_, multiplier_;
 };
 
 }  // namespace rayrec

@@ -17,7 +17,7 @@ import numpy as np
 from rayrec.data.arrays.buffers import I64
 from rayrec.data.mapping.rules import Vocabulary
 
-# 2^32 / golden ratio, rounded. An integer, so that C++ (deploy/cpp/vocabulary.h) computes the same.
+# 2^32 / golden ratio, rounded. An integer, so that C++ (deploy/cpp/spread.h) computes the same.
 _GOLDEN = 2_654_435_769
 
 
