@@ -99,6 +99,10 @@ SparseFeature sparse_of(const json& raw, const std::map<std::string, uint64_t>& 
     made.vocabulary = std::make_shared<Vocabulary>(folder + "/" + mapping.at("path").get<std::string>() + ".index");
     if (made.rows < made.oov_rows + made.vocabulary->size())
       throw ExportError("feature '" + made.name + "': its table has too few rows for its vocabulary");
+    const auto spread = mapping.find("spread_over");  // none: an export of an earlier release
+    const uint64_t over = spread == mapping.end() || spread->is_null() ? 0 : spread->get<uint64_t>();
+    if (over > made.rows || over > uint64_t{1} << 32) refuse("feature '" + made.name + "' (spread_over " + spread->dump() + ")");
+    made.spread = Spread(over > made.oov_rows ? over - made.oov_rows : 0);
   } else if (law == "identity") {
     const std::string bounds = text_in(mapping, "bounds", "error");
     made.bounds = bounds == "clip" ? SparseFeature::Bounds::Clip : bounds == "drop" ? SparseFeature::Bounds::Drop : SparseFeature::Bounds::Error;
@@ -494,14 +498,14 @@ int64_t SparseFeature::row_of_integer(int64_t id) const {
   if (law == Law::Hash) return hash_row(bits, seed, rows);
   if (law == Law::Identity) return bits < rows ? id : -1;
   const int64_t place = vocabulary->find(mix64(bits));
-  if (place >= 0) return place + static_cast<int64_t>(oov_rows);
+  if (place >= 0) return static_cast<int64_t>(spread(static_cast<uint64_t>(place)) + oov_rows);
   return oov_rows == 0 ? -1 : oov_rows == 1 ? 0 : hash_row(bits, seed_of({0}), oov_rows);
 }
 
 int64_t SparseFeature::row_of_text(std::string_view text) const {
   if (law == Law::Hash) return text_row(text, seed, rows, text_law);
   const int64_t place = vocabulary ? vocabulary->find(hash_text(text)) : -1;
-  if (place >= 0) return place + static_cast<int64_t>(oov_rows);
+  if (place >= 0) return static_cast<int64_t>(spread(static_cast<uint64_t>(place)) + oov_rows);
   return oov_rows == 0 ? -1 : oov_rows == 1 ? 0 : hash_row(hash_string(text, 0), seed_of({0}), oov_rows);
 }
 

@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "columns.h"
+#include "spread.h"
 
 namespace rayrec {
 
@@ -65,6 +66,7 @@ struct SparseFeature {
   size_t max_length = 0;                                    // 0: unlimited
   bool keep_first = false;
   uint64_t seed = 0, rows = 0, oov_rows = 1;
+  Spread spread{0};  // of the ids of a vocabulary over rows
   int text_law = 1;  // version of the hash of strings
   std::shared_ptr<const Vocabulary> vocabulary;
 

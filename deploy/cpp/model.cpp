@@ -23,7 +23,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kOldestFormat = 1, kNewestFormat = 3;  // of export.json
+constexpr int kOldestFormat = 1, kNewestFormat = 4;  // of export.json
 
 json read_json(const std::string& path) {
   std::ifstream file(path);

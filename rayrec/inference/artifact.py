@@ -35,8 +35,9 @@ from rayrec.quant import TablePlace
 
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
 MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
-FORMAT = 3  # 1 has no `inputs.context`, 1 and 2 no `text_law` of hashed features; both are read as well
-FORMATS = (1, 2, FORMAT)
+# 1 has no `inputs.context`, 1 and 2 no `text_law` of hashed features, 1 to 3 no `spread_over` of vocabularies.
+FORMAT = 4
+FORMATS = (1, 2, 3, FORMAT)
 
 _CHUNK_BYTES = 16 << 20
 _LOCK = "export.lock"

@@ -50,7 +50,7 @@ from rayrec.train.run.paths import resolved
 from rayrec.train.run.resolved import ResolvedValues, with_versions
 from rayrec.train.run.result import Result
 from rayrec.train.setup import build
-from rayrec.train.setup.init_from import warm_start, with_text_law
+from rayrec.train.setup.init_from import warm_start, with_row_laws
 from rayrec.train.setup.init_vectors import initial_vectors
 from rayrec.train.worker.limits import is_raised
 from rayrec.train.worker.own_metrics import metric_of
@@ -188,7 +188,7 @@ class Trainer:
 
     def _job(self, launch: Launch) -> Job:
         """The job for the workers. Checks data and model before any worker starts."""
-        config = self.config = with_text_law(self.config)
+        config = self.config = with_row_laws(self.config)
         footers = FooterIndex.open(self.folder.footers)
         read = config.data.read
         connect = connected if config.trainer.num_workers else nullcontext

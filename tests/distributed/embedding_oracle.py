@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -85,7 +85,7 @@ def train_sharded(
     plan: ModuleSharding,
     steps: Sequence[Sequence[KeyedJaggedTensor]],
     fused_params: dict[str, Any],
-    dedup: bool = False,
+    dedup: bool | Literal["auto"] = False,
     make: MakeOptimizer | None = None,
 ) -> tuple[list[Outputs], dict[str, list[tuple[Any, torch.Tensor]]], list[dict[str, int]]]:
     """On one rank: outputs of each step for its own examples, its shards of every table afterwards, collectives.

@@ -8,15 +8,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rayrec.distributed import EmbeddingBagCollectionSharder, ModuleSharding, ShardingEnv, ShardingType, comm
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+from rayrec.distributed.ids.routes import PlannedTable, make_routes
+from rayrec.distributed.vectors.dedup import MOST_DISTINCT, Distinct
+from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train.setup import build
 from tests.device import DEVICE, drawn
 from tests.distributed.oracle import ADAGRAD, ROWWISE, SGD, cut, draw_kjt, targets, train_plain
 from tests.distributed.test_equality import MIXED, check, uniform
 from tests.distributed.test_properties import assert_same, problems
 from tests.ranks import on_ranks
+from tests.train import small
 
 
 @pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
@@ -51,6 +56,40 @@ def test_drawn_plans_equal_one_process(problem: Any) -> None:
     steps = [[draw_kjt(generator, tables, size, 6, weighted) for size in sizes] for _ in range(2)]
     ebc = EmbeddingBagCollection(tables, is_weighted=weighted, seed=seed)
     assert_same(ebc, plan, steps, ADAGRAD, train_plain(ebc, steps, ADAGRAD), dedup=True)
+
+
+def pays(features: dict[str, torch.Tensor], rows: int) -> bool:
+    """Whether a batch of these features is deduplicated, where the last feature's table is replicated."""
+    tables = [
+        EmbeddingConfig(name=f"t{name}", num_embeddings=rows, embedding_dim=8, feature_names=[name])
+        for name in [*features][:-1]
+    ]
+    planned = [PlannedTable(table, cut(table, ShardingType.TABLE_WISE, [0]), None) for table in tables]
+    routes = make_routes(planned, 1, lambda table: ())
+    ids = torch.cat([*features.values()])
+    lengths = torch.tensor([len(values) for values in features.values()])
+    return Distinct(tables, False, routes).pays(KeyedJaggedTensor([*features], ids, lengths=lengths, stride=1))
+
+
+@settings(max_examples=drawn(60), deadline=None)
+@given(
+    count=st.integers(0, 40_000),
+    distinct=st.integers(1, 40_000),
+    step=st.integers(1, 10_000),
+    seed=st.integers(0, 100),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_it_pays_if_few_ids_are_distinct(count: int, distinct: int, step: int, seed: int, dtype: torch.dtype) -> None:
+    """Two features with the same ids are distinct; ids of replicated tables do not count."""
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.randint(distinct, (count,), generator=generator).to(dtype) * step for _ in range(2))
+    other = torch.zeros(3 * count, dtype=dtype)
+    share = (first.unique().numel() + second.unique().numel()) / max(1, 2 * count)
+    found = pays({"a": first, "b": second, "c": other}, distinct * step)
+    if 2 * count > 20_000 and distinct > 1000 and abs(share - MOST_DISTINCT) > 0.1:
+        assert found == (share < MOST_DISTINCT)
+    if 2 * count < 64:
+        assert not found
 
 
 TABLES = [
@@ -124,3 +163,12 @@ def test_a_batch_without_any_id_trains_too() -> None:
     generator = torch.Generator().manual_seed(2)
     steps = [[draw_kjt(generator, TABLES, 3, longest, weighted=True) for longest in pair] for pair in ((0, 4), (0, 0))]
     assert_same(ebc, PLAN, steps, SGD, train_plain(ebc, steps, SGD), dedup=True)
+
+
+def test_a_config_sets_it_for_lookups_id_by_id() -> None:
+    """YAML reads `on` and `off` as booleans."""
+    for text, dedup in (("auto", "auto"), ("on", True), ("off", False)):
+        bags, sequences = build.sharders(small.config_of(f"sharding.dedup={text}"))
+        assert (bags._dedup, sequences._dedup) == (False, dedup)
+    with pytest.raises(ValueError, match=r"sharding\.dedup"):
+        small.config_of("sharding.dedup=often")

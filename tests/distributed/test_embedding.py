@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def check(
     kinds: Kinds,
     fused_params: dict[str, Any],
     batch_sizes: tuple[int, ...] | None = None,
-    dedup: bool = False,
+    dedup: bool | Literal["auto"] = False,
     seed: int = 7,
     longest: int = 3,
 ) -> list[dict[str, int]]:
@@ -75,6 +75,12 @@ def check(
 @pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
 def test_every_sharding_type_equals_one_process(kind: ShardingType, world: int, dedup: bool) -> None:
     check(world, uniform(kind, world), ADAGRAD, dedup=dedup)
+
+
+@pytest.mark.parametrize("kind", list(ShardingType), ids=lambda kind: kind.value)
+def test_a_rank_deduplicates_a_batch_of_repetitions_while_another_sends_all_its_ids(kind: ShardingType) -> None:
+    """About 1,600 ids of 55 rows on rank 0; too few to tell on rank 1."""
+    check(2, uniform(kind, 2), SGD, batch_sizes=(180, 3), dedup="auto")
 
 
 MIXED: Kinds = [

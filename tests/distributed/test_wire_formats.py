@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from rayrec.distributed import (
     BF16,
@@ -50,6 +54,27 @@ def test_a_message_is_as_long_as_it_says_and_comes_back(kind: NumberFormat, size
     if len(numbers):
         error = (found - numbers).abs()
         assert float(error.max()) <= WORST[kind.name] and (kind is FP32 or float(error.max()) > 0)
+
+
+class _Float32(TorchFunctionMode):
+    """Counts results of 32 bits."""
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count += isinstance(result, torch.Tensor) and result.dtype == torch.float32 and result is not args[0]
+        return result
+
+
+@given(st.lists(st.floats(width=32), max_size=30))
+def test_half_precision_has_the_bits_of_clamped_numbers_without_a_float32_copy(drawn: list[float]) -> None:
+    numbers = torch.tensor([*drawn, 65504.0, 65519.9, 65520.0, -1e30, math.inf, math.nan])
+    wanted = numbers.clamp(-65504.0, 65504.0).half()
+    with _Float32() as results:
+        message = encode(FP16, numbers, [len(numbers)])
+    assert torch.equal(message.view(torch.int16), wanted.view(torch.int16))
+    assert not results.count
 
 
 def test_large_numbers_are_cut_where_nothing_scales_them() -> None:

@@ -106,6 +106,7 @@ class Drawn:
             mapping |= {"seed": draw.choice([0, 1, 2**40]), "text_law": draw.choice([None, 1, 2])}
         if law == "vocabulary":
             mapping |= {"oov_rows": draw.choice([0, 1, 7]), "path": self._vocabulary(name, text)}
+            mapping["spread_over"] = draw.choice([None, 0, 5, 20, 40, 47, 50])
             if mapping["oov_rows"] == 0 and default is not None:
                 default = WORDS[1] if text else 1
         weird = 0.2 if law == "hash" or mapping.get("oov_rows") or mapping.get("bounds") in ("clip", "drop") else 0.0005

@@ -147,7 +147,7 @@ def test_a_users_own_model_of_sequences_scores_to_the_last_bit_as_an_export_of_f
     folder = export_run(run, tmp_path / "model", factory=Sequences).folder
     assert_scores_equal(Model(folder), run, atol=0, factory=Sequences)
     index = json.loads((folder / "export.json").read_text())
-    assert index["format"] == 3 and index["inputs"].pop("context") is None
+    assert index["format"] == 4 and index["inputs"].pop("context") is None
     (folder / "export.json").write_text(json.dumps({**index, "format": 1}))
     assert_scores_equal(Model(folder), run, atol=0, factory=Sequences)
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.data import DataError
+from rayrec.data import DataError, Vocabulary
 from rayrec.data.mapping.fingerprint import mapping_fingerprint
+from rayrec.data.mapping.spread import vocabulary_rows
 from rayrec.train import TrainError, parse_config
 from rayrec.train.setup import build
 from rayrec.train.setup.init_vectors import initial_vectors
@@ -28,6 +29,7 @@ STILL: dict[str, Any] = {
     "optimizers__sparse": {"kind": "sgd", "lr": 1e-12},
     "optimizers__dense": {"kind": "sgd", "lr": 1e-12},
 }
+SPREAD: dict[str, Any] = {"oov_rows": 2, "spread_over": 45}
 VECTORS = np.random.default_rng(5).normal(size=(60, 8)).astype(np.float32)
 
 
@@ -43,7 +45,7 @@ def with_users(tmp_path: Path, init: Any) -> dict[str, Any]:
     (tmp_path / "users.txt").write_text("".join(f"{user}\n" for user in range(39, -1, -1)))
     fresh_vocabularies()
     raw = raw_config(tmp_path)
-    raw["schema"]["sparse"][0]["mapping"] = {"kind": "vocabulary", "path": str(tmp_path / "users.txt"), "oov_rows": 2}
+    raw["schema"]["sparse"][0]["mapping"] = {"kind": "vocabulary", "path": str(tmp_path / "users.txt"), **SPREAD}
     raw["tables"][0] |= {"rows": 45, "init": init}
     return {name: raw[name] for name in ("schema", "tables")}
 
@@ -55,7 +57,8 @@ def table_of(run: Path, name: str) -> torch.Tensor:
 
 
 def rows_of_users(users: Any) -> list[int]:
-    return [2 + 39 - user for user in users]
+    rows: list[int] = vocabulary_rows(39 - np.array(users), Vocabulary(path="users.txt", **SPREAD)).tolist()
+    return rows
 
 
 def test_a_config_starts_a_table_from_the_vectors_of_a_file(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ def mapping_fingerprint(schema: Schema, rows_of: Mapping[str, int]) -> dict[str,
     """The fingerprint of each sparse feature, as JSON values.
 
     Holds the kind of mapping; for a hash its version, seed and number of rows, and the version for strings if it is
-    not the first one, which earlier checkpoints do not record; for a vocabulary its size and the
-    checksum of its ids in order; the type of the ids, if known; and the derivation of the column with its statistics.
+    not the first one, which earlier checkpoints do not record; for a vocabulary its size, the checksum of its ids in
+    order, and the number of rows among which they are spread, if they are; the type of the ids, if known; and the
+    derivation of the column with its statistics.
 
     Args:
         rows_of: number of rows that each feature's ids map to.
@@ -60,12 +61,13 @@ def _of(mapping: Any, rows: int) -> dict[str, Any]:
             return {"mapping": "hash", "hash_law": HASH_LAW, "seed": mapping.seed, "rows": rows} | law
         case Vocabulary():
             size = load_vocabulary(mapping.path).size
+            spread = {"spread_over": mapping.spread_over} if mapping.spread_over else {}
             return {
                 "mapping": "vocabulary",
                 "hash_law": HASH_LAW,  # of out-of-vocabulary ids, and of strings
                 "oov_rows": mapping.oov_rows,
                 "vocabulary_size": size,
                 "vocabulary_checksum": vocabulary_checksum(mapping.path, size),
-            }
+            } | spread
         case _:
             return {"mapping": "identity"}

@@ -92,6 +92,11 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
             raise DataError(f"feature {name!r}: its table has {rows_of[name]} rows", fix="set rows to at least 1")
         if isinstance(feature.mapping, Vocabulary):
             needed = feature.mapping.oov_rows + load_vocabulary(feature.mapping.path).size
+            if rows_of[name] < (spread := feature.mapping.spread_over or 0):
+                raise DataError(
+                    f"feature {name!r}: its table has {rows_of[name]} rows, but its ids are spread over {spread}",
+                    fix=f"raise the table's rows to {spread}, or correct mapping.spread_over",
+                )
             if rows_of[name] < needed:
                 raise DataError(
                     f"feature {name!r}: its table has {rows_of[name]} rows, its vocabulary needs {needed}",

@@ -43,18 +43,26 @@ class Hash(Strict):
     text_law: TextLaw | None = None
 
 
+MAX_SPREAD = 1 << 32
+
+
 class Vocabulary(Strict):
     """Gives each id of a vocabulary its own row; all other ids share the first `oov_rows` rows.
 
     Args:
-        path: Parquet file with a column `id`, or text file with one id per line; relative to the config's folder. Its
-            k-th id has row `oov_rows + k`.
+        path: Parquet file with a column `id`, or text file with one id per line; relative to the config's folder.
         oov_rows: Rows to which ids outside the vocabulary are hashed; with 0, these ids are errors.
+        spread_over: Number of rows among which the ids are spread, so that ranks that share a table get equally many
+            lookups. Default: the table's rows, which a new run writes into its config; a run that starts from the
+            weights of another takes the number of that one. With 0, the k-th id has row `oov_rows + k`; so it is
+            where nothing is recorded: in runs and exports of earlier releases, and in a schema that is used without a
+            run.
     """
 
     kind: Literal["vocabulary"] = "vocabulary"
     path: Place
     oov_rows: int = Field(default=1, ge=0)
+    spread_over: int | None = Field(default=None, ge=0, le=MAX_SPREAD)
 
 
 IdMapping = Annotated[Identity | Hash | Vocabulary, Field(discriminator="kind")]

@@ -17,6 +17,7 @@ from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
 from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Hash, Identity, Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
+from rayrec.data.mapping.spread import vocabulary_rows
 from rayrec.data.mapping.vocabulary import load_vocabulary
 
 # Up to this vocabulary size, dictionary-encode strings and look up the distinct ones: faster than every string.
@@ -170,10 +171,10 @@ def _int64(leaf: pa.Array) -> I64:
 def _look_up(ids: I64 | pa.Array, mapping: Vocabulary) -> I64:
     """Table rows of integers or strings; negative for unknown ids if `oov_rows` is 0."""
     positions = load_vocabulary(mapping.path).find(ids)
+    rows = vocabulary_rows(positions, mapping)
     if not mapping.oov_rows:
-        return positions
+        return rows
     unknown = np.flatnonzero(positions < 0)
-    rows = positions + mapping.oov_rows
     rows[unknown] = 0 if mapping.oov_rows == 1 else _hashed(ids, unknown, mapping.oov_rows)
     return rows
 

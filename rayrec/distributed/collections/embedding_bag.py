@@ -82,6 +82,6 @@ class EmbeddingBagCollectionSharder(CollectionSharder[EmbeddingBagCollection, Sh
     module_type, sharded_type = EmbeddingBagCollection, ShardedEmbeddingBagCollection
 
     def _executor(self, setup: Setup[EmbeddingBagConfig], num_counts: int) -> ShardedExecutor:
-        if setup.dedup and setup.tables:
+        if setup.dedup is True and setup.tables:
             return SequencesExecutor(setup, num_counts)
         return PooledExecutor(setup, worthwhile_hosts(setup), num_counts)

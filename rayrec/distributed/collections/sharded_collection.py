@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from rayrec.distributed.comm.awaitable import Deferred, LazyAwaitable
 from rayrec.distributed.comm.host_memory import keep_freed_memory
 from rayrec.distributed.executors.replicated import ReplicatedExecutor
 from rayrec.distributed.executors.setup import Setup, ShardedExecutor
-from rayrec.distributed.ids.batch import Kept, RankIds
+from rayrec.distributed.ids.batch import VALUES, Kept, RankIds
 from rayrec.distributed.ids.input_dist import IdCheck, InputDist, PendingInput, RoutedFeatures
 from rayrec.distributed.ids.routes import Output
 from rayrec.distributed.kernel.interface import Kernel
@@ -77,6 +78,7 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         self.without_optimizer: list[str] = []
         self._frozen = {t.config.name: t.optimizer.frozen for t in setup.tables if t.optimizer is not None}
         self._optimizer = fused_optimizer_of(self.kernels(), tables, self.tables_attribute)
+        self._sent_ids: list[int] = []
         self.ids_ahead = InputDist(setup.context.device, self._prepare, sharded.exchange, updates)
 
     # -- a step
@@ -132,6 +134,9 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
 
     def lookup(self, ids: RankIds) -> BatchVectors:
         """Looks up this rank's shards for the global batch, and replicated tables for its own batch."""
+        if torch.is_grad_enabled():
+            sent = (header[VALUES] for header in ids.sent)
+            self._sent_ids = [sum(counts) for counts in zip_longest(self._sent_ids, sent, fillvalue=0)]
         with trace.span(trace.LOOKUP):
             replicated = None if self._replicated is None else self._replicated.lookup(ids)
             return BatchVectors(ids, self._sharded.lookup(ids), replicated)
@@ -164,6 +169,11 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
     def fused_optimizer(self) -> CombinedOptimizer:
         """The optimizer that runs inside backward."""
         return self._optimizer
+
+    def take_sent_ids(self) -> list[int]:
+        """Ids that this rank sent to each rank in training since the last call; those of replicated tables stay."""
+        sent, self._sent_ids = self._sent_ids, []
+        return sent
 
     def reset_parameters(self) -> None:
         """Fills this rank's shards with their initial weights, from the seed of the collection."""

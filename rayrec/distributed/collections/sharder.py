@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -52,7 +52,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         by_table: per-table overrides of `fused_params`, by table name.
         codec: number formats of the vectors on the wire; float32 by default.
         dedup: whether an id that repeats in a feature of a rank's batch is sent and looked up once. Results do not
-            change.
+            change. "auto": in batches where that is faster; bags are never deduplicated.
 
     Raises:
         ValueError: an unknown setting in `fused_params`.
@@ -67,7 +67,7 @@ class CollectionSharder(ModuleSharder[M], Generic[M, S]):
         *,
         by_table: Mapping[str, Mapping[str, Any]] | None = None,
         codec: Codec | None = None,
-        dedup: bool = False,
+        dedup: bool | Literal["auto"] = False,
     ) -> None:
         self.fused_params = None if fused_params is None else dict(fused_params)
         chosen = fused_params is not None

@@ -41,6 +41,7 @@ class SequencesExecutor(Generic[Config]):
         self.exchange = IdExchange(routes, context, False, sources, num_counts, order.find_units)
         self._vectors = SequenceExchange(routes, order, context, setup.codec)
         self._distinct = Distinct(setup.configs, setup.weighted, routes) if setup.dedup and setup.tables else None
+        self._auto = setup.dedup == "auto"
         route = routes.ranks[context.rank]
         # Ids come ordered by rank, and so do the vectors: they are sent without another permutation.
         self._kernels: dict[int, Kernel] = {
@@ -55,11 +56,17 @@ class SequencesExecutor(Generic[Config]):
 
     def __repr__(self) -> str:
         dedup, routes = ", each distinct id once" if self._distinct else "", self.exchange.routes
+        dedup += " where ids repeat often" if self._distinct and self._auto else ""
         return f"SequencesExecutor({len(routes.outputs)} outputs over {len(routes.ranks)} ranks{dedup})"
 
     def prepare(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, DistinctIds | None]:
-        """The ids to send: with dedup the distinct ids. Without dedup `kjt` must have one example."""
-        return (kjt, None) if self._distinct is None else self._distinct.extract(kjt)
+        """The ids to send: with dedup the distinct ids. Without dedup `kjt` must have one example.
+
+        Other ranks get one example of ids in either case, so a rank decides alone, and for each batch.
+        """
+        if self._distinct is None or (self._auto and not self._distinct.pays(kjt)):
+            return kjt, None
+        return self._distinct.extract(kjt)
 
     def lookup(self, ids: RankIds) -> list[torch.Tensor]:
         """For each kernel of this rank the vectors `[ids, width]` of all ranks' ids, ordered by rank."""
@@ -77,8 +84,8 @@ class SequencesExecutor(Generic[Config]):
         `sequence_order`), or for bags `[B, total width]`."""
         if not self.blocks:
             return None
-        rows, distinct = self._vectors.start(vectors, ids), self._distinct
-        return rows if distinct is None else lambda: distinct.expand(rows(), ids.kept.sharded)
+        rows, distinct, own = self._vectors.start(vectors, ids), self._distinct, ids.kept.sharded
+        return rows if distinct is None or own is None else lambda: distinct.expand(rows(), own)
 
 
 def _by_rank(setup: Setup[Config]) -> Setup[Config]:

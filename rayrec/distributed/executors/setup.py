@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, Literal, Protocol
 
 import torch
 
@@ -27,14 +27,15 @@ class Setup(Generic[Config]):
         context: this process among the ranks.
         codec: number formats of the vectors on the wire.
         weighted: whether ids carry weights.
-        dedup: whether an id that repeats in a feature of a rank's batch is sent and looked up once.
+        dedup: whether an id that repeats in a feature of a rank's batch is sent and looked up once; "auto": in batches
+            where that is faster (lookups id by id only).
     """
 
     tables: tuple[PlannedTable[Config], ...]
     context: RankContext
     codec: Codec
     weighted: bool
-    dedup: bool
+    dedup: bool | Literal["auto"]
 
     @property
     def configs(self) -> list[Config]:

@@ -84,7 +84,8 @@ def _fp8(numbers: torch.Tensor, name: str) -> torch.Tensor:
 
 _CAST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "fp32": lambda numbers: numbers,
-    "fp16": lambda numbers: numbers.clamp(-_HALF_MAX, _HALF_MAX).half(),
+    # The cast makes large numbers infinite, and the clamp finite again. Clamping first would copy the float32 numbers.
+    "fp16": lambda numbers: numbers.half().clamp_(-_HALF_MAX, _HALF_MAX),
     "bf16": lambda numbers: numbers.bfloat16(),
     "fp8": lambda numbers: _fp8(numbers, "fp8"),
     "fp8_wide": lambda numbers: _fp8(numbers, "fp8_wide"),

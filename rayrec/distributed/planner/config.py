@@ -56,9 +56,18 @@ class ShardingConfig(Section):
     sync_every: int = Field(default=1, ge=1)
     """steps between synchronizations of the groups. 1: gradients are averaged every step, equal to training on the
     global batch; N: each group trains on its own rows for N steps, then weights are averaged"""
+    dedup: Literal["auto", "on", "off"] = "auto"
+    """whether an id that repeats in a worker's batch is sent and looked up once, for features that are looked up id by
+    id (histories); results are the same. `auto`: in batches in which so few ids are distinct that it is faster"""
     plan: str | None = Field(
         default=None, description="path of a `plan.json` to use unchanged; `null`: plan at the start"
     )
     calibration: str | None = None
     """measured speeds for the planner, written by `jobs/calibrate.py`; `null`: `calibration.json` in `storage.path` if
     it exists, else presets"""
+
+    @field_validator("dedup", mode="before")
+    @classmethod
+    def _on_or_off(cls, given: object) -> object:
+        """YAML reads `on` and `off` as booleans."""
+        return {True: "on", False: "off"}[given] if isinstance(given, bool) else given

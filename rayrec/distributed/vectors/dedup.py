@@ -24,6 +24,11 @@ from rayrec.modules.configs import BaseEmbeddingConfig, EmbeddingBagConfig
 from rayrec.modules.pooling import row_of
 from rayrec.sparse import KeyedJaggedTensor, ops
 
+# Below this share of distinct ids, deduplication is faster (`python jobs/bench/dedup.py`).
+MOST_DISTINCT = 0.5
+# Of all ids, one in 2^_SAMPLE_BITS is counted; too few say little.
+_SAMPLE_BITS, _FEW_IDS = 4, 1024
+
 
 @dataclass(frozen=True)
 class WidthIds:
@@ -92,6 +97,20 @@ class Distinct:
             outputs = [number for number, width in enumerate(dims) if width == dim]
             read = [features[number] for number in outputs]
             self._widths.append(_Width(dim, outputs, torch.tensor(read), read == list(range(len(self._keys)))))
+
+    def pays(self, kjt: KeyedJaggedTensor) -> bool:
+        """Whether so few ids of a batch are distinct that deduplication pays.
+
+        Counts ids with certain hashes, and all occurrences of these. The result depends on the batch alone, so a
+        resumed run decides as it would have without the interruption.
+        """
+        # Multiplication by 2^64 / golden ratio moves what differs between ids to the upper bits (Fibonacci hashing).
+        hashes = kjt.values().to(torch.int64) * -7046029254386353131
+        positions = (hashes >> (64 - _SAMPLE_BITS) == 0).nonzero().view(-1)
+        feature = torch.searchsorted(torch.tensor(kjt.offset_per_key()[1:]), positions, right=True)
+        counted = torch.tensor([key in self._keys for key in kjt.keys()])[feature]
+        keys = kjt.values()[positions[counted]].to(torch.int64) * len(kjt.keys()) + feature[counted]
+        return keys.numel() >= _FEW_IDS >> _SAMPLE_BITS and keys.unique().numel() < MOST_DISTINCT * keys.numel()
 
     def extract(self, kjt: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, DistinctIds]:
         """The distinct ids of each feature, ascending, as one example; and the data for `expand`. Every id must be

@@ -216,6 +216,7 @@ def check_loss(model: ModelConfig, schema: Schema) -> None:
 # Fields of the lines of training in metrics.jsonl.
 OF_TRAINING = frozenset({"kind", "time", "attempt", "step", "epoch", "loss", "lr", "samples", "samples_per_second"})
 OF_TRAINING |= {"data_wait_fraction", "exchange_fraction", "stall_fraction", "gradient_norm", "tables", "partial"}
+OF_TRAINING |= {"lookups_by_rank"}
 
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:

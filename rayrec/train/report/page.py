@@ -9,7 +9,7 @@ from html import escape
 
 from markupsafe import Markup
 
-from rayrec.train.report.plan import memory_section, plan_section, time_section
+from rayrec.train.report.plan import lookups_section, memory_section, plan_section, time_section
 from rayrec.train.report.run import ENDS, Line, RunRecord, history, number, of_task, points_of, task_names
 from rayrec.train.report.svg import Chart, Mark, evenly, svg_chart
 from rayrec.train.report.tables import (
@@ -46,6 +46,7 @@ def page(run: RunRecord, now: float) -> str:
         "Sharding plan": plan_section(run.plan, run.table_bits) if run.plan and run.plan.plan else "",
         "Memory by rank": memory_section(run.memory) if run.memory else "",
         "Predicted time by rank": time_section(run.times) if run.times else "",
+        "Lookups by rank": lookups_section(lookups) if (lookups := _lookups(run)) else "",
         "Profiles": _profiles(run),
         "Rows left out": skipped_section(run.events),
         "Events": _events(run),
@@ -210,6 +211,15 @@ def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
     kinds = [kind for kind in ("checkpoint", "recovered", "resumed", *ENDS) if any(m.kind == kind for m in marks)]
     keys = [("train", "training"), ("dot", "evaluation"), *((kind, kind) for kind in kinds)]
     return charts, [*keys, *([("undone", "done again after going back to a checkpoint")] if undone else [])]
+
+
+def _lookups(run: RunRecord) -> list[float]:
+    """The newest lookups by rank; empty if no line has valid ones."""
+    for line in reversed(run.train):
+        counts = line.get("lookups_by_rank")
+        if isinstance(counts, list) and counts and all(isinstance(count, int | float) for count in counts):
+            return counts
+    return []
 
 
 def _moving_rates(lines: Sequence[Line]) -> list[str]:

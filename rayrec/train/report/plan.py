@@ -80,6 +80,13 @@ def time_section(times: Sequence[Mapping[str, Any]]) -> Markup:
     return _stacked(times, TIME, human_seconds, "busiest rank", note)
 
 
+def lookups_section(counts: Sequence[float]) -> Markup:
+    """A bar per rank: ids of rank 0's batches that the rank looked up."""
+    note = "measured in the last logged steps, by the ids of rank 0's batches"
+    ranks = [{"ids": count} for count in counts]
+    return _stacked(ranks, {"ids": ("ids", TERM_COLORS[0])}, "{:,.0f}".format, "busiest rank", note)
+
+
 def _stacked(
     ranks: Sequence[Mapping[str, Any]],
     kinds: Mapping[str, tuple[str, str]],

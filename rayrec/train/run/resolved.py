@@ -1,4 +1,4 @@
-"""Resolves open config fields: table versions, id types, column types and versions of the hash of strings.
+"""Resolves open config fields: table versions, id types, column types, and the laws by which ids get rows.
 
 The run folder stores two files: `given.yaml`, the config of the last launch with absolute paths and defaults, and
 `config.yaml`, the same with resolved values. A relaunch reuses resolved values for fields that it leaves open, and the
@@ -14,7 +14,8 @@ from rayrec.data.mapping.rules import FIRST_TEXT_LAW
 from rayrec.data.source.dataset import DataSet
 from rayrec.train.config.train_config import TrainConfig
 
-_TEXT_LAW = ".mapping.text_law"
+# Open fields of mappings by kind, and their values in runs of releases that did not record them.
+_ROW_LAWS: dict[str, tuple[str, int]] = {"hash": ("text_law", FIRST_TEXT_LAW), "vocabulary": ("spread_over", 0)}
 
 
 class ResolvedValues:
@@ -32,10 +33,13 @@ class ResolvedValues:
     def of(cls, resolved: Mapping[str, Any] | None) -> ResolvedValues:
         """The resolved values in a config (plain values); empty for None.
 
-        A run of a release that had one hash of strings recorded none: it keeps that one.
+        A run of a release that had one hash of strings, and one order of rows, recorded none: it keeps them.
         """
-        fields = {} if resolved is None else {path: section.get(key) for path, section, key in _resolvable(resolved)}
-        fields |= {path: FIRST_TEXT_LAW for path, law in fields.items() if path.endswith(_TEXT_LAW) and law is None}
+        first = dict(_ROW_LAWS.values())
+        fields = {
+            path: first.get(key) if section.get(key) is None else section[key]
+            for path, section, key in ([] if resolved is None else _resolvable(resolved))
+        }
         return cls({path: value for path, value in fields.items() if value is not None})
 
     def fill(self, config: TrainConfig) -> TrainConfig:
@@ -73,8 +77,9 @@ def _resolvable(raw: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], s
     schema, data = raw.get("schema") or {}, raw.get("data") or {}
     for feature in schema.get("sparse") or []:
         yield f"schema.sparse.{feature['name']}.id_type", feature, "id_type"
-        if (mapping := feature.get("mapping") or {}).get("kind") == "hash":
-            yield f"schema.sparse.{feature['name']}{_TEXT_LAW}", mapping, "text_law"
+        if (kind := (mapping := feature.get("mapping") or {}).get("kind")) in _ROW_LAWS:
+            law, _ = _ROW_LAWS[kind]
+            yield f"schema.sparse.{feature['name']}.mapping.{law}", mapping, law
     if schema:
         yield "schema.column_types", schema, "column_types"
     sets = {field: data.get(field) for field in ("train", "eval", "test")}

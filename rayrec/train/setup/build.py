@@ -196,8 +196,13 @@ def sharders(config: TrainConfig) -> list[ModuleSharder[Any]]:
     for table in frozen_tables(config):
         # A learning rate of 0 puts frozen tables in a separate kernel; `worker/dense_update.py` keeps its rate at 0.
         by_table[table] = {**fused_params(optimizers.of_table(table)), "learning_rate": 0.0}
-    kinds = (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder)
-    return [kind(fused_params=params, by_table=by_table, codec=codec) for kind in kinds]
+    dedup = config.sharding.dedup
+    return [
+        EmbeddingBagCollectionSharder(params, by_table=by_table, codec=codec),
+        EmbeddingCollectionSharder(
+            params, by_table=by_table, codec=codec, dedup="auto" if dedup == "auto" else dedup == "on"
+        ),
+    ]
 
 
 def frozen(config: TrainConfig, name: str) -> float:

@@ -12,7 +12,7 @@ from rayrec.checkpoint.contents import TABLE
 from rayrec.checkpoint.manifest import differing
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
-from rayrec.data.mapping.rules import FIRST_TEXT_LAW, TEXT_LAW, Hash, TextLaw, Vocabulary
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW, MAX_SPREAD, TEXT_LAW, Hash, TextLaw, Vocabulary
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
@@ -78,14 +78,65 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
     return WarmStart(root=store.root.path, checkpoint=checkpoint, names=names, rows=rows)
 
 
-def with_text_law(config: TrainConfig) -> TrainConfig:
-    """The config with a version of the hash of strings for every hashed feature that sets none.
+def with_row_laws(config: TrainConfig) -> TrainConfig:
+    """The config with the open fields of mappings that decide which row an id has: `text_law` and `spread_over`.
 
-    It is the version of the run that `config` starts from, else the newest.
+    They are those of the run that `config` starts from, else the newest hash of strings, and all rows of the table.
 
     Raises:
         TrainError, StorageError: as `warm_start`.
     """
+    return _with_spread(_with_text_law(config))
+
+
+def _with_spread(config: TrainConfig) -> TrainConfig:
+    """Sets `spread_over` where it is open. Features that share a table get one number, so equal ids share a row."""
+    schema = config.data_schema
+    given = {f.name: f.mapping.spread_over for f in schema.sparse if isinstance(f.mapping, Vocabulary)}
+    unset = {name for name, spread in given.items() if spread is None}
+    if not unset:
+        return config
+    stored = _stored_spread(config)
+    chosen: dict[str, int] = {}
+    for group in _sharing_tables(config):
+        known = [*(stored[name] for name in group if name in stored), *filter(None, map(given.get, sorted(group)))]
+        rows = min(table.rows for table in config.tables if group & {*table.features})
+        chosen |= {name: stored.get(name, known[0] if known else min(rows, MAX_SPREAD)) for name in group & unset}
+    sparse = [
+        f.model_copy(update={"mapping": f.mapping.model_copy(update={"spread_over": chosen[f.name]})})
+        if f.name in chosen
+        else f
+        for f in schema.sparse
+    ]
+    return config.model_copy(update={"data_schema": schema.model_copy(update={"sparse": sparse})})
+
+
+def _sharing_tables(config: TrainConfig) -> list[set[str]]:
+    """Groups of features that share tables, directly or through other features."""
+    groups = list[set[str]]()
+    for table in config.tables:
+        group = {*table.features}
+        joined = [other for other in groups if other & group]
+        groups = [other for other in groups if not other & group] + [group.union(*joined)]
+    return groups
+
+
+def _stored_spread(config: TrainConfig) -> dict[str, int]:
+    """`spread_over` in the run that `config` starts from, of features with a table that may be loaded from it."""
+    if config.init_from is None:
+        return {}
+    with _reading(config.init_from.path):
+        _, checkpoint = find(config.init_from.path)
+    names = Names(renames=config.init_from.renames, fresh=tuple(config.init_from.fresh))
+    loaded = {name for table in config.tables if names.source(table.name) is not None for name in table.features}
+    return {
+        name: stored.get("spread_over", 0)
+        for name, stored in (checkpoint.manifest.mapping or {}).items()
+        if stored["mapping"] == "vocabulary" and name in loaded
+    }
+
+
+def _with_text_law(config: TrainConfig) -> TrainConfig:
     schema = config.data_schema
     unset = [f for f in schema.sparse if isinstance(f.mapping, Hash) and f.mapping.text_law is None]
     if not unset:
@@ -129,9 +180,9 @@ def _same_rows(subject: str, stored: Fingerprint, current: Fingerprint, vocabula
             change = f"{name} was {stored.get(name)} and is {current.get(name)}"
             raise TrainError(f"{subject}: its ids would map to other rows: {change}{fix}")
         return ALL
-    for name in ("hash_law", "oov_rows"):
-        if stored[name] != current[name]:
-            raise TrainError(f"{subject}: {name} was {stored[name]} and is {current[name]}{fix}")
+    for name in ("hash_law", "oov_rows", "spread_over"):
+        if stored.get(name, 0) != current.get(name, 0):
+            raise TrainError(f"{subject}: {name} was {stored.get(name, 0)} and is {current.get(name, 0)}{fix}")
     size = int(stored["vocabulary_size"])
     longer = current["vocabulary_size"] >= size
     if not longer or vocabulary_checksum(vocabulary.path, size) != stored["vocabulary_checksum"]:
@@ -139,4 +190,5 @@ def _same_rows(subject: str, stored: Fingerprint, current: Fingerprint, vocabula
             f"{subject}: the first {size:,} ids of {vocabulary.path} differ from the ids of that run; append new ids "
             f"to the end of the vocabulary{fix}"
         )
-    return vocabulary.oov_rows + size
+    # Ids that are spread may be in any row. New ids get rows in which that run left the random start.
+    return ALL if current.get("spread_over") else vocabulary.oov_rows + size

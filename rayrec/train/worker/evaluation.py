@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from rayrec.data import Schema, empty_batch
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
+from rayrec.data.mapping.spread import vocabulary_rows
 from rayrec.data.mapping.vocabulary import ids_in, load_vocabulary
 from rayrec.distributed import comm
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
@@ -131,11 +133,13 @@ class Ranking:
         counts_I: torch.Tensor | None,
         slices: Sequence[str] = (),
     ) -> None:
-        self._retriever, self._session, self._items = retriever, session, items_of(retriever, schema)
-        self._counts_I = None if counts_I is None else counts_I[self._items.start : self._items.stop]
+        self._retriever, self._session = retriever, session
+        rows_I = items_of(retriever, schema).to(session.device)
+        self._index_of_row = rows_I.new_full((retriever.num_items,), -1)  # of rows that are no items: -1
+        self._index_of_row[rows_I] = torch.arange(len(rows_I), device=session.device)
+        self._counts_I = None if counts_I is None else counts_I[rows_I]
         with torch.no_grad():
-            ids = torch.arange(self._items.start, self._items.stop, device=session.device)
-            self._items_ID = retriever.items(ids)
+            self._items_ID = retriever.items(rows_I)
         self._sums: dict[str, RankingMetrics] = {}
         self._unknown, self._filtered = 0, False
         self._times, self._periods = None if schema.timestamp is None else BucketedRanks(), Periods(schema)
@@ -149,11 +153,15 @@ class Ranking:
             ValueError: sums by row are needed, and the retriever does not say which row a query is of.
         """
         question = self._retriever.question(batch)
-        known_Q = (question.target >= self._items.start) & (question.target < self._items.stop)
-        target, query = question.target[known_Q] - self._items.start, question.query[known_Q]
+        target_Q = self._index_of_row[question.target]
+        known_Q = target_Q >= 0
+        target, query = target_Q[known_Q], question.query[known_Q]
         self._unknown += len(known_Q) - len(target)
         self._filtered = question.seen is not None
-        seen = None if question.seen is None else Jagged(*question.seen).selected(known_Q, self._items)
+        seen = None
+        if question.seen is not None:
+            items, offsets = question.seen
+            seen = Jagged(self._index_of_row[items], offsets).selected(known_Q, range(len(self._items_ID)))
         ranks = {"": target_ranks(query, self._items_ID, target, seen)}
         if self._counts_I is not None:
             ranks["popularity"] = popularity_ranks(self._counts_I, target, seen)
@@ -184,7 +192,7 @@ class Ranking:
             result[name] = _with_aliases(sums.over(self._session.group))
         control = self._session.control
         (unknown,) = control.sums([self._unknown])
-        metrics = {**result.pop("", {}), "num_items": len(self._items), **result}
+        metrics = {**result.pop("", {}), "num_items": len(self._items_ID), **result}
         if unknown:
             metrics["unknown_targets"] = int(unknown)
         if self._times is not None:
@@ -199,12 +207,12 @@ class Ranking:
         return {bucket: _with_aliases(RankingMetrics(KS, self._filtered, total)) for bucket, total in totals.items()}
 
 
-def items_of(retriever: Retriever, schema: Schema) -> range:
-    """The rows of the item table that are items: with a vocabulary, those of its ids; else all."""
+def items_of(retriever: Retriever, schema: Schema) -> torch.Tensor:
+    """The rows of the item table that are items, `[I]`, ascending: with a vocabulary, those of its ids; else all."""
     rule = next((feature.mapping for feature in schema.sparse if feature.name == retriever.item), None)
     if not isinstance(rule, Vocabulary):
-        return range(retriever.num_items)
-    return range(rule.oov_rows, rule.oov_rows + load_vocabulary(rule.path).size)
+        return torch.arange(retriever.num_items)
+    return torch.from_numpy(np.sort(vocabulary_rows(np.arange(load_vocabulary(rule.path).size), rule)))
 
 
 def _rows_of(question: EvalQueries, batch: Batch) -> torch.Tensor:
@@ -338,16 +346,17 @@ def _by_value(feature: SparseFeature, by_row: Mapping[int, Mapping[str, Any]]) -
     return sorted(lines, key=lambda line: (-line["samples"], line["value"]))
 
 
-def _names(feature: SparseFeature) -> list[str] | None:
-    """The value of each table row; None: the value is the row number."""
+def _names(feature: SparseFeature) -> dict[int, str] | None:
+    """The value of each table row that has an id; None: the value is the row number."""
     rule = feature.mapping
     if not isinstance(rule, Vocabulary):
         return None
     ids = [str(value) for chunk in ids_in(rule.path) for value in chunk.tolist()]
-    return ["(not in the vocabulary)"] * rule.oov_rows + ids
+    unknown = dict.fromkeys(range(rule.oov_rows), "(not in the vocabulary)")
+    return unknown | dict(zip(vocabulary_rows(np.arange(len(ids)), rule).tolist(), ids, strict=True))
 
 
-def _value(row: int, names: list[str] | None) -> str:
+def _value(row: int, names: Mapping[int, str] | None) -> str:
     if row < 0:
         return "(none)"
     return str(row) if names is None else names[row]

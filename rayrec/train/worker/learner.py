@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -76,6 +77,12 @@ class Learner:
             return float(self.optimizer.last_total_grad_norm)
         grads = [p.grad for p in self.model.other_parameters().values() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads)) if grads else None
+
+    def take_sent_ids(self) -> list[int]:
+        """Ids that this rank sent to each rank of its sharding group in training since the last call; empty without
+        sharded tables. Waits for nothing."""
+        collections = self.model.sharded_modules().values()
+        return [sum(counts) for counts in zip_longest(*(c.take_sent_ids() for c in collections), fillvalue=0)]
 
     def is_finite(self) -> bool:
         """Whether all dense parameters, without tables, are finite. Waits for the device."""

@@ -35,7 +35,7 @@ from rayrec.train.worker.saver import Saver
 from rayrec.train.worker.session import Job, Session
 from rayrec.train.worker.step_hooks import StepHooks
 from rayrec.train.worker.streams import Stream, Streams
-from rayrec.train.worker.window import Window, touched
+from rayrec.train.worker.window import Window, touched, uneven_lookups
 
 PREPARE_AHEAD_S = 5.0
 TABLES_EVERY_S = 60.0
@@ -170,6 +170,7 @@ class Loop:
         self.window.load_state(tensors)
         self.empty = empty_batch(schema.for_training)
         self.metrics: dict[str, Any] = {}  # of the last logging line
+        self._said_uneven = False
         self.total_steps = 0
         self.hooks = session.control.together(
             lambda: StepHooks(trainer, schema, session.control, session.device, self.scores_rows)
@@ -338,9 +339,21 @@ class Loop:
         self.metrics = self.window.close(position.step) | self.hooks.take_metrics()
         dense, sparse = self._learning_rates(replace(position, step=position.step - 1))
         values |= {"stall_fraction": self._stalls.close(), "gradient_norm": self.learner.gradient_norm()}
+        values |= self._lookups(position)
         self.reporter.record("train", position, **self.metrics, lr={"dense": dense, "sparse": sparse}, **values)
         if guarded:
             self.guards.check(position.step, self.metrics)
+
+    def _lookups(self, position: Position) -> dict[str, Any]:
+        """Where the ids of rank 0's batches were looked up since the last line: a fair sample, without an exchange."""
+        counts = self.learner.take_sent_ids()
+        if self.session.rank or len(counts) < 2 or not sum(counts):
+            return {}
+        text = uneven_lookups(counts)
+        if text is not None and not self._said_uneven:
+            self._said_uneven = True
+            self.reporter.record("event", position, event="uneven", message=text)
+        return {"lookups_by_rank": counts}
 
     def _tables(self, step: StepInput) -> dict[str, Any]:
         """Lookups of rank 0's batch in each table. At most once a minute, as the record is long for many tables."""

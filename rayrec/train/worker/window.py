@@ -140,6 +140,22 @@ def _refuse_infinite(loss_sum: float, step: int) -> None:
         )
 
 
+# A rank with more lookups than this times the mean is reported; fewer ids say little.
+UNEVEN, FEWEST_IDS = 1.5, 10_000
+
+
+def uneven_lookups(counts: Sequence[int]) -> str | None:
+    """A warning if a rank looks up many more ids than the others; `counts` are the ids that each rank looks up."""
+    worst, mean = max(range(len(counts)), key=counts.__getitem__), sum(counts) / len(counts)
+    if sum(counts) < FEWEST_IDS or counts[worst] <= UNEVEN * mean:
+        return None
+    return (
+        f"rank {worst} looks up {counts[worst] / mean:.1f} times as many ids as the mean rank, and the others wait for "
+        "it; `rayrec data check CONFIG` shows how uneven each table's ids are, plan.json which tables the rank holds; "
+        "restrict them in sharding.constraints"
+    )
+
+
 def touched(sparse: KeyedJaggedTensor, tables: Iterable[tuple[str, Iterable[str]]]) -> dict[str, dict[str, Any]]:
     """For each table, the number of `ids` in a batch, the number of distinct `rows` among them, and `top`, the fraction
     of ids that are the most frequent row (None without ids). Waits for the device.
