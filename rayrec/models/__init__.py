@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from rayrec.models.autoint import AutoInt
 from rayrec.models.batch import Batch, Sequence
 from rayrec.models.bst import bst
 from rayrec.models.dcn import DCN
@@ -13,18 +14,31 @@ from rayrec.models.deepfm import DeepFM
 from rayrec.models.din import DIN
 from rayrec.models.dlrm import DLRM
 from rayrec.models.esmm import ESMM
+from rayrec.models.finalmlp import FinalMLP
+from rayrec.models.gdcn import GDCN
 from rayrec.models.loss import mean_loss
+from rayrec.models.masknet import MaskNet
 from rayrec.models.next_item import hstu, sasrec
 from rayrec.models.ple import PLE, mmoe
 from rayrec.models.ranker import Ranker
 from rayrec.models.retriever import Retriever
 from rayrec.models.two_tower import TwoTower
+from rayrec.models.wide_deep import WideDeep
+from rayrec.models.wukong import Wukong
+from rayrec.models.xdeepfm import XDeepFM
 
 # factory(tables, num_dense, device=..., **settings); the tables stay on the meta device until they are sharded.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "dlrm": DLRM,
     "dcn": DCN,
+    "gdcn": GDCN,
     "deepfm": DeepFM,
+    "xdeepfm": XDeepFM,
+    "wide_deep": WideDeep,
+    "autoint": AutoInt,
+    "masknet": MaskNet,
+    "finalmlp": FinalMLP,
+    "wukong": Wukong,
     "din": DIN,
     "bst": bst,
     "mmoe": mmoe,
@@ -41,14 +55,21 @@ __all__ = [
     "DIN",
     "DLRM",
     "ESMM",
+    "GDCN",
     "MODELS",
     "PLE",
     "RETRIEVERS",
+    "AutoInt",
     "Batch",
     "DeepFM",
+    "FinalMLP",
+    "MaskNet",
     "Ranker",
     "Retriever",
     "Sequence",
+    "WideDeep",
+    "Wukong",
+    "XDeepFM",
     "bst",
     "hstu",
     "mean_loss",

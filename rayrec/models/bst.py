@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from rayrec.models.din import DIN
-from rayrec.models.ranker import HistoryInputs
+from rayrec.models.ranker import ModelInputs
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.target_attention import TargetTransformer
@@ -20,7 +20,7 @@ def bst(
     blocks: int = 1,
     heads: int = 1,
     hidden: int | None = None,
-    **inputs: Annotated[Any, HistoryInputs],
+    **inputs: Annotated[Any, ModelInputs],
 ) -> DIN:
     """DIN with a transformer instead of its attention.
 
@@ -32,7 +32,7 @@ def bst(
         heads: attention heads.
         hidden: hidden width of the feed-forward network; null: the width of the history's vectors.
     """
-    settings = HistoryInputs(**inputs)
+    settings = ModelInputs(**inputs)
 
     def attend(dim: int) -> TargetTransformer:
         config = EncoderConfig(

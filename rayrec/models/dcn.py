@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.loss import check_logits
 from rayrec.models.ranker import ModelInputs, Ranker
-from rayrec.modules import MLP, CrossNet, EmbeddingBagConfig, LowRankCrossNet
+from rayrec.modules import CrossNet, EmbeddingBagConfig, LowRankCrossNet
 
 
 class DCN(Ranker):
@@ -24,7 +23,6 @@ class DCN(Ranker):
         over_arch: layer widths of the top MLP; the last is the number of labels.
         cross_layers: number of cross layers.
         cross_rank: rank of the cross matrices; 0 for full matrices.
-        dropout: dropout of both MLPs.
         inputs: fields of `ModelInputs`.
 
     Raises:
@@ -39,28 +37,27 @@ class DCN(Ranker):
         over_arch: Sequence[int],
         cross_layers: int = 3,
         cross_rank: int = 64,
-        dropout: float = 0.0,
         **inputs: Annotated[Any, ModelInputs],
     ) -> None:
         settings = ModelInputs(**inputs)
-        super().__init__(settings)
-        check_logits("dcn", "over_arch", over_arch, settings.task_weights)
+        super().__init__(tables, num_dense, settings)
         if cross_rank < 0:
             raise ValueError(f"dcn: cross_rank={cross_rank} must be positive, or 0 for full matrices")
-        self.embedding_bags = settings.bags(tables)
-        use_mlp = bool(num_dense and dense_arch)
-        self.dense_arch = MLP(num_dense, dense_arch, dropout=dropout, device=settings.device) if use_mlp else None
-        width = dense_arch[-1] if use_mlp else num_dense
-        width += sum(table.embedding_dim * len(table.feature_names) for table in tables)
+        self.embedding_bags = self.input.lookup.release_bags()
+        numbers, width = self.input.numbers_width, self.input.width
+        self.dense_arch = settings.mlp(numbers, dense_arch) if numbers and dense_arch else None
+        if self.dense_arch is not None:
+            width += dense_arch[-1] - numbers
         self.cross: nn.Module = (
             LowRankCrossNet(width, cross_layers, cross_rank, device=settings.device)
             if cross_rank
             else CrossNet(width, cross_layers, device=settings.device)
         )
-        self.over_arch = MLP(width, over_arch, dropout=dropout, activation_on_last=False, device=settings.device)
+        self.over_arch = settings.mlp(width, over_arch, logits_of="dcn.over_arch")
 
     def outputs(self, batch: Batch) -> torch.Tensor:
-        dense = batch.dense if self.dense_arch is None else self.dense_arch(batch.dense)
-        features = torch.cat([dense, self.embedding_bags(batch.sparse).values()], dim=1)
+        numbers = self.input.numbers(batch)
+        dense = numbers if self.dense_arch is None else self.dense_arch(numbers)
+        features = torch.cat([dense, self.input.vectors(batch, self.embedding_bags)], dim=1)
         outputs_BT: torch.Tensor = self.over_arch(self.cross(features))
         return outputs_BT

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.loss import check_logits
-from rayrec.models.ranker import HistoryInputs, Ranker, RankerInput
-from rayrec.modules import MLP, EmbeddingBagConfig
+from rayrec.models.ranker import ModelInputs, Ranker
+from rayrec.modules import EmbeddingBagConfig
 
 
 class DIN(Ranker):
@@ -22,7 +21,7 @@ class DIN(Ranker):
         num_dense: N, the number of dense features; may be 0.
         over_arch: layer widths of the MLP; the last is the number of labels.
         attend: creates the attention module from the width of a history; None: `TargetAttention`.
-        inputs: fields of `HistoryInputs`.
+        inputs: fields of `ModelInputs`.
 
     Raises:
         ValueError: the settings do not match; names the one to change.
@@ -34,15 +33,11 @@ class DIN(Ranker):
         num_dense: int,
         over_arch: Sequence[int],
         attend: Callable[[int], nn.Module] | None = None,
-        **inputs: Annotated[Any, HistoryInputs],
+        **inputs: Annotated[Any, ModelInputs],
     ) -> None:
-        settings = HistoryInputs(**inputs)
-        super().__init__(settings)
-        check_logits("din", "over_arch", over_arch, settings.task_weights)
-        self.input = RankerInput(tables, num_dense, settings, attend)
-        self.over_arch = MLP(
-            self.input.width, over_arch, dropout=settings.dropout, activation_on_last=False, device=settings.device
-        )
+        settings = ModelInputs(**inputs)
+        super().__init__(tables, num_dense, settings, attend)
+        self.over_arch = settings.mlp(self.input.width, over_arch, logits_of="din.over_arch")
 
     def outputs(self, batch: Batch) -> torch.Tensor:
         outputs_BT: torch.Tensor = self.over_arch(self.input(batch))

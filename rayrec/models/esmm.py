@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 
 from rayrec.models.batch import Batch
-from rayrec.models.ranker import HistoryInputs, Ranker, RankerInput
+from rayrec.models.ranker import ModelInputs, Ranker
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.modules.experts import ParallelMLPs
 
@@ -23,7 +23,7 @@ class ESMM(Ranker):
         tables: embedding tables of any widths.
         num_dense: N, the number of dense features; may be 0.
         tower: layer widths of both towers, without the last layer of width 1.
-        inputs: fields of `HistoryInputs`.
+        inputs: fields of `ModelInputs`.
 
     Raises:
         ValueError: the settings do not match; names the one to change.
@@ -34,15 +34,14 @@ class ESMM(Ranker):
         tables: Sequence[EmbeddingBagConfig],
         num_dense: int,
         tower: Sequence[int] = (64, 32),
-        **inputs: Annotated[Any, HistoryInputs],
+        **inputs: Annotated[Any, ModelInputs],
     ) -> None:
-        settings = HistoryInputs(**inputs)
-        super().__init__(settings)
+        settings = ModelInputs(**inputs)
         if settings.task_weights is None or settings.num_labels != 2 or "number" in (settings.label_kinds or ()):
             raise ValueError("esmm: two binary `labels` are needed, in this order: click, click and conversion")
-        self.input = RankerInput(tables, num_dense, settings)
+        super().__init__(tables, num_dense, settings)
         self.towers = ParallelMLPs(
-            2, self.input.width, [*tower, 1], logits=True, dropout=settings.dropout, device=settings.device
+            2, self.input.width, [*tower, 1], logits=True, style=settings.style, device=settings.device
         )
 
     def outputs(self, batch: Batch) -> torch.Tensor:

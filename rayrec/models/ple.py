@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import torch
 
 from rayrec.models.batch import Batch
-from rayrec.models.ranker import HistoryInputs, Ranker, RankerInput
+from rayrec.models.ranker import ModelInputs, Ranker
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.modules.experts import ExpertSizes, MultiTask
 
@@ -24,7 +24,7 @@ class PLE(Ranker):
         shared: shared experts per level.
         expert: layer widths of an expert.
         tower: layer widths of the tower of a task, without the last layer of width 1.
-        inputs: fields of `HistoryInputs`.
+        inputs: fields of `ModelInputs`.
 
     Raises:
         ValueError: the settings do not match; names the one to change.
@@ -39,15 +39,14 @@ class PLE(Ranker):
         shared: int = 1,
         expert: Sequence[int] = (64,),
         tower: Sequence[int] = (32,),
-        **inputs: Annotated[Any, HistoryInputs],
+        **inputs: Annotated[Any, ModelInputs],
     ) -> None:
         if levels < 1:
             raise ValueError(f"ple: levels={levels} must be at least 1")
-        settings = HistoryInputs(**inputs)
-        super().__init__(settings)
-        self.input = RankerInput(tables, num_dense, settings)
+        settings = ModelInputs(**inputs)
+        super().__init__(tables, num_dense, settings)
         level = ExpertSizes(tasks=settings.num_labels, own=own, shared=shared, layers=tuple(expert))
-        self.tasks = MultiTask(self.input.width, [level] * levels, tower, settings.dropout, settings.device)
+        self.tasks = MultiTask(self.input.width, [level] * levels, tower, settings.style, settings.device)
 
     def outputs(self, batch: Batch) -> torch.Tensor:
         outputs_BT: torch.Tensor = self.tasks(self.input(batch))
@@ -60,7 +59,7 @@ def mmoe(
     experts: int = 4,
     expert: Sequence[int] = (64,),
     tower: Sequence[int] = (32,),
-    **inputs: Annotated[Any, HistoryInputs],
+    **inputs: Annotated[Any, ModelInputs],
 ) -> PLE:
     """Shared experts, mixed by one gate per task (Ma et al. 2018, KDD): PLE with one level and shared experts only.
 

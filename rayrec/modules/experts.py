@@ -14,17 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rayrec.modules.activation import LayerStyle
 from rayrec.modules.onednn_linear import Linear, linear
+
+PLAIN = LayerStyle()
 
 
 class ParallelMLPs(nn.Module):
-    """E networks of one shape, computed together, with a ReLU after every layer (except the last if `logits`).
+    """E networks of one shape, computed together, with an activation after every layer (except the last if `logits`).
 
     Args:
         count: E.
         in_size: Width of the input.
         layer_sizes: Width of each layer's output.
-        logits: Whether the last layer has no ReLU and dropout.
+        logits: Whether the last layer has no activation and dropout.
+        style: Activation, normalization and dropout.
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class ParallelMLPs(nn.Module):
         in_size: int,
         layer_sizes: Sequence[int],
         logits: bool = False,
-        dropout: float = 0.0,
+        style: LayerStyle = PLAIN,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -46,21 +50,23 @@ class ParallelMLPs(nn.Module):
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)
-        self.logits, self.dropout = logits, dropout
+        self.logits, self.dropout = logits, style.dropout
+        active = list(layer_sizes)[:-1] if logits else layer_sizes
+        self.activations = nn.ModuleList(style.module((count, width), device) for width in active)
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """`[B, E, H]` from each network's input `[B, in_size]`. Consecutive networks with one input share a product."""
         x_BEH = _products(inputs, self.weights[0], self.biases[0])
-        for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
-            x_BEH = self._active(x_BEH)
+        for weight, bias, activation in zip(self.weights[1:], self.biases[1:], self.activations, strict=False):
+            x_BEH = self._dropped(activation(x_BEH))
             if x_BEH.device.type == "cpu":
                 x_BEH = _products(x_BEH.unbind(1), weight, bias)
             else:  # one kernel for all networks
                 x_BEH = torch.baddbmm(bias, x_BEH.transpose(0, 1), weight).transpose(0, 1)
-        return x_BEH if self.logits else self._active(x_BEH)
+        return x_BEH if self.logits else self._dropped(self.activations[-1](x_BEH))
 
-    def _active(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(x.relu(), self.dropout, self.training)
+    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, self.dropout, self.training)
 
 
 def _products(inputs: Sequence[torch.Tensor], weight_EIO: torch.Tensor, bias_E1O: torch.Tensor) -> torch.Tensor:
@@ -114,13 +120,13 @@ class GatedExperts(nn.Module):
         in_size: int,
         sizes: ExpertSizes,
         hands_on: bool = False,
-        dropout: float = 0.0,
+        style: LayerStyle = PLAIN,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         self.sizes = sizes
         self.num_experts = sizes.tasks * sizes.own + sizes.shared
-        self.experts = ParallelMLPs(self.num_experts, in_size, sizes.layers, dropout=dropout, device=device)
+        self.experts = ParallelMLPs(self.num_experts, in_size, sizes.layers, style=style, device=device)
         reach = [sizes.own + sizes.shared] * sizes.tasks + [self.num_experts] * hands_on
         self.gates = nn.ModuleList(Linear(in_size, count, bias=False, device=device) for count in reach)
 
@@ -157,7 +163,7 @@ class MultiTask(nn.Module):
         in_size: int,
         levels: Sequence[ExpertSizes],
         tower: Sequence[int],
-        dropout: float = 0.0,
+        style: LayerStyle = PLAIN,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -165,10 +171,10 @@ class MultiTask(nn.Module):
         widths = [in_size, *(sizes.layers[-1] for sizes in levels)]
         last = len(levels) - 1
         self.levels = nn.ModuleList(
-            GatedExperts(width, sizes, level_number < last, dropout, device)
+            GatedExperts(width, sizes, level_number < last, style, device)
             for level_number, (width, sizes) in enumerate(zip(widths, levels, strict=False))
         )
-        self.towers = ParallelMLPs(self.tasks, widths[-1], [*tower, 1], logits=True, dropout=dropout, device=device)
+        self.towers = ParallelMLPs(self.tasks, widths[-1], [*tower, 1], logits=True, style=style, device=device)
 
     def forward(self, inputs_BD: torch.Tensor) -> torch.Tensor:
         """Logits `[B, T]`."""

@@ -95,10 +95,20 @@ class Lookup(nn.Module):
         """Output names of pooled features, in the order of tables and their features."""
         return [name for _, name, _, pooled in self._read if pooled]
 
-    def forward(self, features: KeyedJaggedTensor) -> Vectors:
-        """Vectors of all features by output name (see `output_names`). Collective if tables are sharded."""
+    def release_bags(self) -> EmbeddingBagCollection | None:
+        """Returns the collection of bags, which a model then keeps under a name of its own and gives to `forward`."""
+        bags, self.bags = self.bags, None
+        return bags
+
+    def forward(self, features: KeyedJaggedTensor, bags: nn.Module | None = None) -> Vectors:
+        """Vectors of all features by output name (see `output_names`). Collective if tables are sharded.
+
+        Args:
+            bags: The collection of `release_bags`, or its sharded form.
+        """
+        bags = self.bags if bags is None else bags
         outputs = [collection(features) for collection in self.sequences.values()]
-        pooled = {} if self.bags is None else _renamed(self.bags(features).to_dict(), self._names[-1])
+        pooled = {} if bags is None else _renamed(bags(features).to_dict(), self._names[-1])
         jagged: dict[str, JaggedTensor] = {}
         for vectors, names in zip(outputs, self._names, strict=False):
             jagged |= _renamed(vectors, names)

@@ -10,15 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayrec.modules.activation import SwishLayerNorm
+from rayrec.modules.activation import LayerStyle
 from rayrec.modules.onednn_linear import Linear
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-NAMED: dict[str, Callable[[int, torch.device | str | None], Activation]] = {
-    "relu": lambda width, device: torch.relu,
-    "sigmoid": lambda width, device: torch.sigmoid,
-    "swish_layernorm": lambda width, device: SwishLayerNorm(width, device=device),
-}
 
 
 class Perceptron(nn.Module):
@@ -56,14 +51,15 @@ class MLP(nn.Module):
         in_size: Width of the input.
         layer_sizes: Width of each layer's output. An empty list returns the input.
         bias: Whether layers have a bias.
-        activation: "relu", "sigmoid" or "swish_layernorm"; a function of a tensor; a module, which all layers share; or
+        activation: A name of `activation.ACTIVATIONS`; a function of a tensor; a module, which all layers share; or
             a class or function without arguments, which creates a module for each layer.
         device, dtype: Device and data type of the parameters.
         activation_on_last: Whether the last layer has an activation and dropout. Use False for logits.
         dropout: Probability of zeroing an activation in training.
+        norm: A name of `norm.NORMS`, applied between each layer and its activation, which must be a name, too.
 
     Raises:
-        ValueError: An unknown activation name.
+        ValueError: An unknown name.
     """
 
     def __init__(
@@ -77,11 +73,11 @@ class MLP(nn.Module):
         activation_on_last: bool = True,
         *,
         dropout: float = 0.0,
+        norm: str | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(activation, str) and activation not in NAMED:
-            raise ValueError(f"MLP: unknown activation {activation!r}; use one of {', '.join(NAMED)}")
         widths = [in_size, *layer_sizes]
+        self.out_size = widths[-1]
         last = len(layer_sizes) - 1
         self._mlp = nn.Sequential(
             *(
@@ -89,7 +85,7 @@ class MLP(nn.Module):
                     width_in,
                     width_out,
                     bias,
-                    _make(activation, width_out, device)
+                    _make(activation, width_out, norm, device)
                     if activation_on_last or layer_number < last
                     else nn.Identity(),
                     device,
@@ -110,11 +106,11 @@ class MLP(nn.Module):
 
 
 def _make(
-    activation: str | nn.Module | Callable[..., Any], width: int, device: torch.device | str | None
+    activation: str | nn.Module | Callable[..., Any], width: int, norm: str | None, device: torch.device | str | None
 ) -> Activation:
     """Activation of one layer."""
     if isinstance(activation, str):
-        return NAMED[activation](width, device)
+        return LayerStyle(activation=activation, norm=norm).module((width,), device)
     if isinstance(activation, nn.Module):
         return activation
     if isinstance(activation, type) or _takes_nothing(activation):

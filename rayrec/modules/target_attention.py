@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rayrec.modules.activation import LayerStyle
 from rayrec.modules.attention import Layout
 from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
-from rayrec.modules.mlp import MLP, NAMED
+from rayrec.modules.mlp import MLP
 from rayrec.modules.pooling import jagged_softmax, pool_sum, row_of
 from rayrec.modules.positions import Positions
 
@@ -20,14 +21,11 @@ class TargetAttention(nn.Module):
 
     Rows are not padded; an empty row gives 0.
 
-    The paper's Dice activation normalizes by batch statistics, so the model would depend on the number of ranks. Use
-    ReLU, sigmoid, or swish with layer normalization instead.
-
     Args:
         dim: D, the width of queries and keys.
         hidden: Layer widths of the MLP, without the last layer of width 1.
         softmax: Normalizes the weights of a row to a sum of 1. The paper does not.
-        activation: Activation of the MLP: "relu", "sigmoid" or "swish_layernorm".
+        activation: Activation of the MLP, a name of `activation.ACTIVATIONS`; the paper's is "dice".
     """
 
     def __init__(
@@ -43,9 +41,7 @@ class TargetAttention(nn.Module):
             raise ValueError("target attention: hidden is empty; give the MLP at least one layer")
         self.dim, self.softmax = dim, softmax
         self.first = nn.Linear(4 * dim, hidden[0], device=device)
-        if activation not in NAMED:
-            raise ValueError(f"target attention: unknown activation {activation!r}; use one of {', '.join(NAMED)}")
-        self.activation = NAMED[activation](hidden[0], device)
+        self.activation = LayerStyle(activation=activation).module((hidden[0],), device)
         self.rest = MLP(hidden[0], [*hidden[1:], 1], activation=activation, activation_on_last=False, device=device)
 
     def forward(self, query_BD: torch.Tensor, keys_TD: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,15 @@ ARGS: dict[str, dict[str, Any]] = {
     "dlrm": {"dense_arch": [6, DIM], "over_arch": [5, 1]},
     "dcn": {"dense_arch": [6, DIM], "over_arch": [5, 1], "cross_layers": 2, "cross_rank": 3},
     "deepfm": {"deep_arch": [6, 1]},
+    "wide_deep": {"deep_arch": [6, 1]},
+    "autoint": {"layers": 2, "heads": 2, "head_dim": 3, "deep_arch": [6, 1]},
+    "masknet": {"over_arch": [5, 1], "blocks": 2, "block_dim": 7, "reduction": 0.5},
+    "finalmlp": {"first": [7, 6], "second": [6], "first_context": ["user"], "gate": [5], "heads": 2},
+    "xdeepfm": {"deep_arch": [6, 1], "cin": [4, 3]},
+    "gdcn": {"over_arch": [5, 1], "cross_layers": 2, "deep_arch": [4]},
+    "wukong": {"over_arch": [5, 1], "fm_vectors": 3, "linear_vectors": 2, "rank": 4, "fm_hidden": [6]},
 }
+LAST = {name: next((arg for arg in ("over_arch", "deep_arch") if arg in args), None) for name, args in ARGS.items()}
 
 
 def tables() -> list[EmbeddingBagConfig]:
@@ -139,12 +147,22 @@ def test_the_models_learn(name: str) -> None:
 
 def fields(model: nn.Module, rows: Batch) -> list[list[torch.Tensor]]:
     """Each example's pooled vectors, one feature at a time."""
+    bags = getattr(model, "embedding_bags", None) or model.input.lookup.bags
     out = []
     for table in tables():
-        weight = model.embedding_bags.embedding_bags[table.name].weight
+        weight = bags.embedding_bags[table.name].weight
         for feature in table.feature_names:
             out.append([weight[ids].sum(0) for ids in rows.sparse[feature].to_dense()])
     return [list(example) for example in zip(*out, strict=True)]
+
+
+def fields_with_numbers(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    """Each example's vectors, of its numbers first: `[F, D]`."""
+    linear = model.input.number_vectors
+    return [
+        torch.stack([*(x[n] * linear.weight_ND[n] + linear.bias_ND[n] for n in range(len(x))), *vectors])
+        for x, vectors in zip(rows.dense, fields(model, rows), strict=True)
+    ]
 
 
 def dlrm_by_hand(model: DLRM, rows: Batch) -> list[torch.Tensor]:
@@ -180,10 +198,121 @@ def deepfm_by_hand(model: DeepFM, rows: Batch) -> list[torch.Tensor]:
     return logits
 
 
+def wide_deep_by_hand(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    logits = []
+    for x, vectors in zip(rows.dense, fields(model, rows), strict=True):
+        every = torch.cat([x, *vectors])
+        logits.append(model.wide.weight[0] @ every + model.wide.bias[0] + model.deep(every[None])[0, 0])
+    return logits
+
+
+def autoint_by_hand(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    """Equations 5 to 8 of the paper, one head and field at a time."""
+    logits = []
+    for e in fields_with_numbers(model, rows):
+        deep = model.deep(e.flatten()[None])[0, 0]
+        for layer in model.layers:
+            query, key, value, residual = layer.weight.split(6)
+            outputs = []
+            for m in range(len(e)):
+                heads = []
+                for head in (slice(0, 3), slice(3, 6)):
+                    psi = torch.stack([(query[head] @ e[m]) @ (key[head] @ e[k]) for k in range(len(e))])
+                    alpha = psi.exp() / psi.exp().sum()
+                    heads.append(sum(alpha[k] * (value[head] @ e[k]) for k in range(len(e))))
+                outputs.append(torch.relu(torch.cat(heads) + residual @ e[m]))
+            e = torch.stack(outputs)
+        logits.append(model.logits.weight[0] @ e.flatten() + model.logits.bias[0] + deep)
+    return logits
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt() * weight + bias
+
+
+def masknet_by_hand(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    """Equations 3 to 10 of the paper; parallel or serial."""
+    logits = []
+    for e in fields_with_numbers(model, rows):
+        normed = [layer_norm(f, w, b) for f, w, b in zip(e, model.norm.weight, model.norm.bias, strict=True)]
+        v_emb, blocks = e.flatten(), [torch.cat(normed)]
+        for (first, _, second), layer, norm in zip(model.masks, model.layers, model.norms, strict=True):
+            mask = second.weight @ torch.relu(first.weight @ v_emb + first.bias) + second.bias
+            masked = layer.weight @ (mask * blocks[0 if model.parallel else -1])
+            blocks.append(torch.relu(layer_norm(masked, norm.weight, norm.bias)))
+        logits.append(model.over_arch((torch.cat(blocks[1:]) if model.parallel else blocks[-1])[None])[0, 0])
+    return logits
+
+
+def finalmlp_by_hand(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    """Equations 5 to 9 of the paper: the first gate reads the user, the second a learned vector."""
+    logits = []
+    for x, vectors in zip(rows.dense, fields(model, rows), strict=True):
+        every = torch.cat([x, *vectors])
+        contexts = [vectors[0], model.gates[1].vector[0]]
+        gated = [
+            every * 2 * torch.sigmoid(gate.mlp(context[None])[0])
+            for gate, context in zip(model.gates, contexts, strict=True)
+        ]
+        a, b = (stream(part[None])[0] for stream, part in zip(model.streams, gated, strict=True))
+        logit = model.linear.bias[0] + model.linear.weight[0, :6] @ a + model.linear.weight[0, 6:] @ b
+        for head in range(2):
+            part = slice(3 * head, 3 * head + 3)
+            logit = logit + a[part] @ model.bilinear[head] @ b[part]
+        logits.append(logit)
+    return logits
+
+
+def xdeepfm_by_hand(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    """Equation 6 of the paper, one vector at a time."""
+    logits = []
+    for e in fields_with_numbers(model, rows):
+        x, pooled = e, [e.flatten()]
+        for layer in model.cin:
+            weight = layer.weight.unflatten(1, (len(x), len(e)))
+            x = torch.stack([sum(w[i, j] * x[i] * e[j] for i in range(len(x)) for j in range(len(e))) for w in weight])
+            pooled.append(x.sum(1))
+        linear = model.linear.weight[0] @ torch.cat(pooled) + model.linear.bias[0]
+        logits.append(linear + model.deep(e.flatten()[None])[0, 0])
+    return logits
+
+
+def gdcn_by_hand(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    logits = []
+    for x, vectors in zip(rows.dense, fields(model, rows), strict=True):
+        c = c_0 = torch.cat([x, *vectors])
+        for cross, gate in zip(model.crosses, model.gates, strict=True):
+            c = c_0 * (cross.weight @ c + cross.bias) * torch.sigmoid(gate.weight @ c) + c
+        logits.append(model.over_arch(torch.cat([c, model.deep(c_0[None])[0]])[None])[0, 0])
+    return logits
+
+
+def wukong_by_hand(model: nn.Module, rows: Batch) -> list[torch.Tensor]:
+    """Equations 1 to 5 of the paper with X [F, D]."""
+    logits = []
+    for x in fields_with_numbers(model, rows):
+        for layer in model.layers:
+            products = (x @ x.T @ layer.rank.weight.T).flatten()
+            normed = layer_norm(products, layer.norm_products.weight, layer.norm_products.bias)
+            fm = layer.fm(layer.mlp(normed[None]))[0].view(3, DIM)
+            same = isinstance(layer.residual, nn.Identity)
+            summed = torch.cat([fm, layer.linear.weight @ x]) + (x if same else layer.residual.weight @ x)
+            x = torch.stack([layer_norm(row, layer.norm.weight, layer.norm.bias) for row in summed])
+        logits.append(model.over_arch(x.flatten()[None])[0, 0])
+    return logits
+
+
 BY_HAND: dict[str, Callable[..., list[torch.Tensor]]] = {
     "dlrm": dlrm_by_hand,
     "dcn": dcn_by_hand,
     "deepfm": deepfm_by_hand,
+    "wide_deep": wide_deep_by_hand,
+    "autoint": autoint_by_hand,
+    "masknet": masknet_by_hand,
+    "finalmlp": finalmlp_by_hand,
+    "xdeepfm": xdeepfm_by_hand,
+    "gdcn": gdcn_by_hand,
+    "wukong": wukong_by_hand,
 }
 
 
@@ -193,6 +322,20 @@ def test_each_model_follows_its_formula(name: str) -> None:
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.4)
     torch.testing.assert_close(model(rows)[1], torch.stack(BY_HAND[name](model, rows)), atol=1e-4, rtol=1e-4)
+
+
+def test_mask_blocks_in_series_read_the_block_before() -> None:
+    model, rows = make("masknet", parallel=False), batch(7)
+    torch.testing.assert_close(model(rows)[1], torch.stack(masknet_by_hand(model, rows)), atol=1e-5, rtol=1e-5)
+
+
+def test_wide_features_are_in_the_wide_part_alone() -> None:
+    model, rows = make("wide_deep", wide=["item"]), batch(7)
+    expected = []
+    for x, (user, item, liked) in zip(rows.dense, fields(model, rows), strict=True):
+        deep = model.deep(torch.cat([x, user, liked])[None])[0, 0]
+        expected.append(model.wide.weight[0] @ item + model.wide.bias[0] + deep)
+    torch.testing.assert_close(model(rows)[1], torch.stack(expected))
 
 
 def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width() -> None:
@@ -213,6 +356,11 @@ def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width(
         ("dcn", {"cross_rank": -1}, "dcn: cross_rank=-1 must be positive, or 0"),
         ("dcn", {"cross_layers": 0}, "num_layers=0 must be at least 1"),
         ("deepfm", {"deep_arch": [2]}, r"deepfm: deep_arch=\[2\] must end with 1, the logit"),
+        ("wide_deep", {"wide": ["itm"]}, "wide_deep: wide: 'itm' is not a pooled feature; these are user, item, liked"),
+        ("finalmlp", {"heads": 4}, "heads=4 must divide the last widths"),
+        ("autoint", {"layers": 0}, "autoint: layers=0 must be at least 1"),
+        ("wukong", {"number_dim": 5}, "wukong: number_dim=5 must be the embedding_dim 8, or null"),
+        ("gdcn", {"activation": "tanh"}, "unknown activation 'tanh'; use one of relu"),
         ("dcn", {"task_weights": [1.0, 1.0]}, r"dcn: over_arch=\[5, 1\] must end with 2, one logit per label"),
     ],
 )
@@ -221,7 +369,7 @@ def test_settings_that_do_not_fit_are_named(name: str, settings: dict[str, Any],
         make(name, **settings)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "deepfm"])
+@pytest.mark.parametrize("name", ["dlrm", "deepfm", "autoint", "masknet", "xdeepfm", "wukong"])
 def test_tables_of_several_widths_are_named(name: str) -> None:
     unlike = [*tables(), EmbeddingBagConfig(name="c", num_embeddings=4, embedding_dim=4, feature_names=["c"])]
     with pytest.raises(ValueError, match=f"{name}: all tables need the same embedding_dim; they have .*'c': 4"):
@@ -237,11 +385,13 @@ def train_on_rank(group: dist.ProcessGroup, name: str) -> dict[str, torch.Tensor
         "user": cut(tables()[0], ShardingType.ROW_WISE, [0, 1]),
         "item": cut(tables()[1], ShardingType.TABLE_WISE, [1]),
     }
+    plain = make(name)
+    path = "input.lookup.bags" if plain.input.lookup.bags is not None else "embedding_bags"
     model = DistributedModelParallel(
-        make(name),
+        plain,
         env=ShardingEnv.from_process_group(group),
         device=torch.device("cpu"),
-        plan=ShardingPlan({"embedding_bags": plan}),
+        plan=ShardingPlan({path: plan}),
         sharders=[EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1})],
     )
     optimizer = torch.optim.SGD(model.dense_parameters().values(), lr=0.1)
@@ -269,7 +419,7 @@ def test_two_ranks_train_as_one_process(name: str) -> None:
         optimizer.step()
     expected = dict(model.named_parameters())
     for answer in on_ranks(2, train_on_rank, name):
-        assert set(answer) == {key for key in expected if not key.startswith("embedding_bags.")}
+        assert set(answer) == {key for key in expected if ".embedding_bags." not in f".{key}"}
         for key, value in answer.items():
             torch.testing.assert_close(value, expected[key].detach(), atol=1e-5, rtol=1e-4)
 
@@ -277,8 +427,8 @@ def test_two_ranks_train_as_one_process(name: str) -> None:
 @pytest.mark.parametrize("name", list(ARGS))
 def test_several_labels_have_a_logit_each_and_one_loss(name: str) -> None:
     """Σ w (Σ task weight × loss, where it was observed) / Σ w; the second label of half of the rows was not."""
-    last = "deep_arch" if name == "deepfm" else "over_arch"
-    model, rows = make(name, task_weights=[1.0, 0.25], **{last: [5, 2]}), batch(8)
+    last = {LAST[name]: [5, 2]} if LAST[name] else {}
+    model, rows = make(name, task_weights=[1.0, 0.25], **last), batch(8)
     label = torch.stack([rows.label, 1 - rows.label], dim=1)
     label[::2, 1] = torch.nan
     weight = torch.arange(8.0)

@@ -21,7 +21,7 @@ from rayrec.distributed import (
 )
 from rayrec.models import MODELS, Batch
 from rayrec.models.esmm import logit_of_both
-from rayrec.models.ranker import HistoryInputs, RankerInput
+from rayrec.models.ranker import ModelInputs, RankerInput
 from rayrec.modules import EmbeddingBagConfig, PoolingType
 from rayrec.modules.encoder import EncoderConfig
 from rayrec.modules.experts import ExpertSizes, MultiTask
@@ -177,12 +177,12 @@ def test_histories_and_targets_that_do_not_fit_are_refused() -> None:
         (["seen"], [None], "at least one target"),
     ):
         with pytest.raises(ValueError, match=words):
-            RankerInput(tables(), 2, HistoryInputs(attention=[{"history": history, "target": target}]))
+            RankerInput(tables(), 2, ModelInputs(attention=[{"history": history, "target": target}]))
 
 
 def test_a_target_that_the_candidate_lacks_is_zeros() -> None:
     torch.manual_seed(0)
-    settings = HistoryInputs(attention=ALONE, attention_hidden=[5], tables_device="cpu", seed=1)
+    settings = ModelInputs(attention=ALONE, attention_hidden=[5], tables_device="cpu", seed=1)
     inputs, rows = RankerInput(tables(), 2, settings), batch(20)
     vectors = inputs.lookup(rows.sparse)
     query = torch.cat([vectors.pooled["item"], torch.zeros(20, 12)], dim=1)
@@ -244,9 +244,9 @@ def test_a_label_that_was_not_observed_changes_nothing() -> None:
 
 
 def train_plain(
-    name: str, batches: list[list[Batch]], params: dict[str, Any]
+    name: str, settings: dict[str, Any], batches: list[list[Batch]], params: dict[str, Any]
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    model = make(name)
+    model = make(name, **settings)
     own = {key: value for key, value in model.named_parameters() if "lookup" in key}
     rest = [value for key, value in model.named_parameters() if "lookup" not in key]
     optimizers = [plain_twin(list(own.values()), params), torch.optim.SGD(rest, lr=0.1)]
@@ -270,6 +270,7 @@ def train_plain(
 def train_on_rank(
     group: dist.ProcessGroup,
     name: str,
+    settings: dict[str, Any],
     batches: list[list[Batch]],
     params: dict[str, Any],
     kinds: list[str],
@@ -277,7 +278,7 @@ def train_on_rank(
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     ranks = list(range(group.size()))
     plan = {}
-    for path, module in make(name).named_modules():
+    for path, module in make(name, **settings).named_modules():
         configs = getattr(module, "embedding_bag_configs", None) or getattr(module, "embedding_configs", None)
         if configs is not None:
             plan[path] = {
@@ -288,7 +289,7 @@ def train_on_rank(
             }
     sharders = [EmbeddingBagCollectionSharder(params, dedup=dedup), EmbeddingCollectionSharder(params, dedup=dedup)]
     env = ShardingEnv.from_process_group(group)
-    model = DistributedModelParallel(make(name), env, DEVICE, ShardingPlan(plan), sharders)
+    model = DistributedModelParallel(make(name, **settings), env, DEVICE, ShardingPlan(plan), sharders)
     optimizer = torch.optim.SGD(list(model.dense_parameters().values()), lr=0.1)
     logits = []
     for of_ranks in batches:
@@ -300,15 +301,23 @@ def train_on_rank(
         optimizer.step()
         logits.append(found.detach())
     dense = {key: value.detach().clone() for key, value in model.other_parameters().items()}
-    return logits, dense
+    return logits, dense | {key: value for key, value in model.named_buffers() if "running" in key}
 
 
 ROWS = {1: [(5,), (3,), (4,)], 2: [(5, 2), (0, 4), (3, 3)], 3: [(4, 0, 3), (1, 5, 2), (0, 0, 4)]}
 
 
-@pytest.mark.parametrize(("name", "size"), [*((name, 3) for name in ARGS), ("din", 1), ("ple", 2)])
-def test_any_number_of_ranks_trains_the_same_model(name: str, size: int) -> None:
-    """Also with empty ranks, and a rank of which no row has a history."""
+OF_ALL_RANKS: list[tuple[str, dict[str, Any]]] = [
+    ("din", {"activation": "dice", "attention_activation": "dice", "numbers": "periodic", "number_dim": 3}),
+    ("mmoe", {"activation": "gelu", "norm": "batch", "numbers": "piecewise"}),
+    ("ple", {"activation": "prelu", "norm": "layer", "numbers": "linear"}),
+]
+RUNS = [*((name, 3, {}) for name in ARGS), ("din", 1, {}), ("ple", 2, {})]
+
+
+@pytest.mark.parametrize(("name", "size", "settings"), RUNS + [(name, 3, settings) for name, settings in OF_ALL_RANKS])
+def test_any_number_of_ranks_trains_the_same_model(name: str, size: int, settings: dict[str, Any]) -> None:
+    """Also with empty ranks, and a rank of which no row has a history; buffers, too, such as running averages."""
     batches = [
         [batch(rows, seed=10 * step + rank, histories=rank != step) for rank, rows in enumerate(of_ranks)]
         for step, of_ranks in enumerate(ROWS[size])
@@ -318,10 +327,11 @@ def test_any_number_of_ranks_trains_the_same_model(name: str, size: int) -> None
         if params is not ROWWISE:
             kinds[2] = ShardingType.COLUMN_WISE.value
         kinds = kinds[number % 3 :] + kinds[: number % 3]
-        logits, weights = train_plain(name, batches, params)
-        answers = on_ranks(size, train_on_rank, name, batches, params, kinds, number % 2 == 1)
+        logits, weights = train_plain(name, settings, batches, params)
+        answers = on_ranks(size, train_on_rank, name, settings, batches, params, kinds, number % 2 == 1)
         for step, wanted in enumerate(logits):
             torch.testing.assert_close(torch.cat([one[0][step] for one in answers]), wanted, atol=1e-5, rtol=1e-5)
         for _, dense in answers:
+            assert any("running_mean" in key for key in dense) == (settings.get("activation") in ("dice", "gelu"))
             for key, value in dense.items():
                 torch.testing.assert_close(value, weights[key], atol=1e-5, rtol=1e-5)

@@ -129,8 +129,8 @@ def test_an_mlp_has_the_layers_it_was_asked_for() -> None:
     assert own[0]._activation_fn is not own[1]._activation_fn
     assert MLP(3, [4, 2])(torch.zeros(0, 3)).shape == (0, 2)
     assert all(layer._linear.bias is None for layer in MLP(3, [4], bias=False)._mlp)
-    with pytest.raises(ValueError, match="unknown activation 'gelu'"):
-        MLP(3, [4], activation="gelu")
+    with pytest.raises(ValueError, match="unknown activation 'gellu'"):
+        MLP(3, [4], activation="gellu")
 
 
 def test_dropout_comes_after_activations_and_not_after_logits() -> None:
