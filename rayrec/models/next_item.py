@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.retrieval_loss import Pairs, with_temperature
+from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import (
     EvalQueries,
     History,
@@ -39,7 +39,7 @@ class NextItem(Retriever):
         max_length: the encoder reads at most this many items, the newest.
         positions: position embeddings added to the item vectors; None: the encoder has its own.
         dropout: dropout of the encoder's input.
-        normalize: scale queries and items to length 1; the temperature of the loss is then 0.05 by default, else 1.
+        normalize: scale queries and items to length 1.
         loss: arguments of `RetrievalLoss`.
     """
 
@@ -57,9 +57,9 @@ class NextItem(Retriever):
     ) -> None:
         item, times = item_vectors.feature, history.times if isinstance(history, HistoryOf) else None
         reads = QueryInputs((item,), () if times is None else (times,), seen=item)
-        super().__init__(item_vectors.num_items, item, reads, with_temperature(loss, normalize))
+        super().__init__(item_vectors.num_items, item, reads, loss, normalize)
         self.item_vectors, self.encoder, self.positions = item_vectors, encoder, positions
-        self.history, self.max_length, self.normalize = history, max_length, normalize
+        self.history, self.max_length = history, max_length
         self.dropout = nn.Dropout(dropout)
 
     def encode(self, vectors_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -169,7 +169,7 @@ def sasrec(
         num_dense: ignored.
         hidden: hidden width of the feed-forward networks; null: the width of the items.
         norm_first: normalize before each sublayer (pre-norm); false: after it.
-        normalize: scale queries and items to length 1; `loss.temperature` is then 0.05 by default, else 1.
+        normalize: scale queries and items to length 1; `model.loss.temperature` is then 0.05 by default, else 1.
         inputs: fields of `NextItemInputs`.
     """
     settings = NextItemInputs(**inputs)
@@ -205,7 +205,7 @@ def hstu(
         times: times of the history's items, as `sequence.name` of the schema; adds a time bias to the attention.
         qk_dim: width of queries and keys per head; null: the width of the items divided by `heads`.
         v_dim: width of values per head; null: the width of the items divided by `heads`.
-        normalize: scale queries and items to length 1; `loss.temperature` is then 0.05 by default, else 1.
+        normalize: scale queries and items to length 1; `model.loss.temperature` is then 0.05 by default, else 1.
         inputs: fields of `NextItemInputs`.
     """
     settings = NextItemInputs(**inputs)

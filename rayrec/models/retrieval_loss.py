@@ -25,9 +25,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.distributed import comm
-from rayrec.models.samplers import SAMPLERS, Candidates, KnownFrequency, StreamingFrequency
+from rayrec.models.samplers import (
+    SAMPLERS,
+    Candidates,
+    KnownFrequency,
+    PopularitySampler,
+    StreamingFrequency,
+    UniformSampler,
+)
 
 TEMPERATURE = 0.05  # of vectors of length 1
+BLOCK_BYTES = 64 << 20  # of the scores of a block of queries
 MASKED = float("-inf")  # score of a candidate that is the positive itself
 
 
@@ -41,6 +49,7 @@ class Pairs:
         items: `[P, D]`, vectors of the positive items.
         drawn: `[C, D]`, vectors of the sampled candidates.
         weight: `[P]`; None: all 1.
+        hard: ids `[H]` and vectors `[H, D]` of negatives that the batch names, for in-batch losses; None: none.
     """
 
     query: torch.Tensor
@@ -48,6 +57,14 @@ class Pairs:
     items: torch.Tensor
     drawn: torch.Tensor
     weight: torch.Tensor | None = None
+    hard: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids `[P + H]` and vectors `[P + H, D]`: what this rank adds to the candidates of in-batch losses."""
+        if self.hard is None:
+            return self.ids, self.items
+        return torch.cat([self.ids, self.hard[0]]), torch.cat([self.items, self.hard[1]])
 
     @property
     def weights(self) -> torch.Tensor:
@@ -108,12 +125,15 @@ class RetrievalLoss(nn.Module):
     """The loss over the positions of all ranks.
 
     Args:
-        num_items: I, items of the corpus; ids are in [0, I).
+        num_items: I, rows of the item table; ids are in [0, I).
         kind: a key of `LOSSES`.
         negatives: candidates drawn per step, shared by all positions of all ranks.
         sampler: "uniform", or "popularity" with `counts`.
-        temperature: divisor of the scores.
-        counts: count of each item in the training data, for q of in-batch candidates. None: estimate q during training.
+        power: exponent of the counts in "popularity".
+        temperature: divisor of the scores; None: 1.
+        counts: count of each item in the training data, for "popularity" and for q of in-batch candidates; "data": the
+            trainer gives them to `set_counts` before the first step. None: estimate q during training.
+        hard_negatives: for in-batch losses, `Pairs.hard` are candidates.
         calibration: t of gBCE. 0: plain BCE; 1: unbiased probabilities.
         seed: seed of the sampler.
     """
@@ -127,8 +147,10 @@ class RetrievalLoss(nn.Module):
         kind: str = "sampled_softmax",
         negatives: int = 256,
         sampler: str = "uniform",
-        temperature: float = 1.0,
+        power: float = 1.0,
+        temperature: float | None = None,
         counts: Any = None,
+        hard_negatives: bool = False,
         calibration: float = 0.75,
         seed: int = 0,
     ) -> None:
@@ -139,57 +161,134 @@ class RetrievalLoss(nn.Module):
             raise ValueError(f"loss: unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         if sampler == "popularity" and counts is None:
             raise ValueError("loss: sampler 'popularity' needs counts, the number of occurrences of each item")
+        temperature = 1.0 if temperature is None else temperature
         if temperature <= 0:
             raise ValueError(f"loss: temperature={temperature} must be above 0")
+        if counts is not None and not isinstance(counts, str) and len(counts) != num_items:
+            raise ValueError(f"loss: {len(counts)} counts were given for {num_items} rows of the item table")
         self.kind, self.num_items, self.temperature = LOSSES[kind], num_items, temperature
-        basis = num_items if sampler == "uniform" else counts
-        self.sampler = SAMPLERS[sampler](basis, negatives, seed) if self.kind.drawn else None
+        self.hard_negatives, self.calibration = hard_negatives and self.kind.in_batch, calibration
+        self.sampler: UniformSampler | PopularitySampler | None = None
         self.frequency: KnownFrequency | StreamingFrequency | None = None
+        from_data = isinstance(counts, str)
+        if self.kind.drawn:
+            popular = sampler == "popularity"
+            self.sampler = (
+                PopularitySampler(num_items, negatives, seed, power, kept=from_data)
+                if popular
+                else UniformSampler(num_items, negatives, seed)
+            )
         if self.kind.in_batch:
-            self.frequency = StreamingFrequency(num_items) if counts is None else KnownFrequency(counts)
-        alpha = negatives / max(num_items - 1, 1)
-        self.beta = alpha * (calibration * (1 - 1 / alpha) + 1 / alpha)
+            known = counts is not None
+            self.frequency = KnownFrequency(num_items, kept=from_data) if known else StreamingFrequency(num_items)
+        if counts is not None and not from_data:
+            self.set_counts(torch.as_tensor(counts, dtype=torch.float64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self._step: int | None = None  # `steps` on the host
+        self.use_corpus(range(num_items))
+
+    @property
+    def lacks_counts(self) -> bool:
+        """Whether the counts of the training data are needed and not set. Waits for the device."""
+        return any(
+            not bool(module.total > 0)
+            for module in (self.sampler, self.frequency)
+            if isinstance(module, PopularitySampler | KnownFrequency)
+        )
+
+    def set_counts(self, counts_I: torch.Tensor) -> None:
+        """Sets the count of each item in the training data.
+
+        Raises:
+            ValueError: all counts are 0.
+        """
+        if not bool(counts_I.sum() > 0):
+            raise ValueError("loss: at least one of the counts must be above 0")
+        for module in (self.sampler, self.frequency):
+            if isinstance(module, PopularitySampler | KnownFrequency):
+                module.set_counts(counts_I)
+
+    def use_corpus(self, corpus: range) -> None:
+        """Sets the rows of the item table that are items; the others are neither positives nor negatives."""
+        self.corpus = corpus
+        for module in (self.sampler, self.frequency):
+            if module is not None:
+                module.corpus = corpus
+
+    @property
+    def beta(self) -> float:
+        """Exponent of gBCE's positive probability."""
+        negatives = 0 if self.sampler is None else self.sampler.count
+        alpha = negatives / max(len(self.corpus) - 1, 1)
+        return alpha * (self.calibration * (1 - 1 / alpha) + 1 / alpha) if alpha else 1.0
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._step = None
+
+    @property
+    def step(self) -> int:
+        """Number of training steps so far. Waits for the device once after a state was loaded."""
+        if self._step is None:
+            self._step = int(self.steps)
+        return self._step
 
     def draw(self) -> Candidates:
         """Returns the candidates of the step, identical on every rank: all items for `softmax`, none for `in_batch`."""
         device = self.steps.device
         if self.sampler is not None:
-            return self.sampler.draw(int(self.steps), device)
-        ids = torch.arange(0 if self.kind.in_batch else self.num_items, device=device)
+            return self.sampler.draw(self.step, device)
+        corpus = range(0) if self.kind.in_batch else self.corpus
+        ids = torch.arange(corpus.start, corpus.stop, device=device)
         return Candidates(ids, torch.zeros(len(ids), device=device))
+
+    def _is_item(self, ids: torch.Tensor) -> torch.Tensor:
+        return (ids >= self.corpus.start) & (ids < self.corpus.stop)
 
     def forward(self, pairs: Pairs, drawn: Candidates, group: comm.Group) -> torch.Tensor:
         """Returns this rank's share of the loss; the sum over ranks is the weighted mean over positions. Collective.
 
         Args:
-            pairs: positive pairs of this rank, with the vectors of the candidates.
+            pairs: positive pairs of this rank, with the vectors of the candidates. A pair of no item has no weight.
             drawn: the result of `draw`.
         """
-        total = comm.all_reduce(pairs.weights.detach().sum(), group).clamp(min=1e-12)
+        weights_P = pairs.weights * self._is_item(pairs.ids)
+        total = comm.all_reduce(weights_P.detach().sum(), group).clamp(min=1e-12)
+        weights_P = weights_P / total
+        step, self._step = self.step, self.step + self.training
+        self.steps += int(self.training)
         if not self.kind.in_batch and self.sampler is None:
             # Sums over a corpus need float32, also with `trainer.dense_precision: bf16`.
             query, vectors = _at_least_float32(pairs.query), _at_least_float32(pairs.drawn)
+            places = (pairs.ids - self.corpus.start).clamp(0, len(self.corpus) - 1)
             with torch.autocast(query.device.type, enabled=False):
-                return _CorpusSoftmax.apply(query / self.temperature, vectors, pairs.ids, pairs.weights.float() / total)
-        positive_P = (pairs.query * pairs.items).sum(1) / self.temperature
+                return _CorpusSoftmax.apply(query / self.temperature, vectors, places, weights_P.float())
         candidates = [(drawn.ids, pairs.drawn, drawn.log_q)] if self.sampler is not None else []
-        log_q_P = torch.zeros_like(positive_P) if self.sampler is None else self.sampler.log_q(pairs.ids)
+        log_q_P = pairs.query.new_zeros(len(pairs.ids)) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
-            counts = comm.all_gather(torch.tensor([len(pairs.ids)], device=pairs.ids.device), group).flatten().tolist()
-            all_ids = comm.all_gather_uneven(pairs.ids, group)
-            log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, int(self.steps))
-            candidates.append((all_ids, comm.gather_rows(pairs.items, counts, group), log_q[: len(all_ids)]))
+            pool_ids, pool_vectors = pairs.pool
+            counts = comm.all_gather(torch.tensor([len(pool_ids)], device=pool_ids.device), group).flatten().tolist()
+            all_ids = comm.all_gather_uneven(pool_ids, group)
+            log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, step)
+            log_q_C = log_q[: len(all_ids)].masked_fill(~self._is_item(all_ids), -MASKED)
+            candidates.append((all_ids, comm.gather_rows(pool_vectors, counts, group), log_q_C))
             log_q_P = log_q[len(all_ids) :]
         ids_C, vectors_CD, log_q_C = (torch.cat(tensors) for tensors in zip(*candidates, strict=True))
-        others_PC = pairs.query @ vectors_CD.T / self.temperature
-        if self.kind.corrected:
-            positive_P, others_PC = corrected(positive_P, log_q_P), corrected(others_PC, log_q_C)
-        others_PC = others_PC.masked_fill(ids_C == pairs.ids[:, None], MASKED)
-        losses_P = self.kind.function(positive_P, others_PC, self.beta)
-        if self.training:
-            self.steps += 1
-        return (losses_P * pairs.weights).sum() / total
+        q_P, q_C = (log_q_P, log_q_C) if self.kind.corrected else (None, None)
+
+        def of_block(block: slice, query: torch.Tensor, items: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+            positive_P = (query * items).sum(1) / self.temperature
+            others_PC = query @ vectors.T / self.temperature
+            if q_P is not None and q_C is not None:
+                positive_P, others_PC = corrected(positive_P, q_P[block]), corrected(others_PC, q_C)
+            others_PC = others_PC.masked_fill(ids_C == pairs.ids[block, None], MASKED)
+            return (self.kind.function(positive_P, others_PC, self.beta) * weights_P[block]).sum()
+
+        rows = max(1, BLOCK_BYTES // (4 * max(len(ids_C), 1)))
+        if len(pairs.ids) <= rows:
+            return of_block(slice(None), pairs.query, pairs.items, vectors_CD)
+        share: torch.Tensor = _InBlocks.apply(of_block, rows, pairs.query, pairs.items, vectors_CD)
+        return share
 
 
 def with_temperature(loss: dict[str, Any] | None, normalize: bool) -> dict[str, Any]:
@@ -199,7 +298,8 @@ def with_temperature(loss: dict[str, Any] | None, normalize: bool) -> dict[str, 
         normalize: queries and items have length 1. Scores are then in [-1, 1], too narrow for a softmax over many
             candidates without a temperature.
     """
-    return {"temperature": TEMPERATURE if normalize else 1.0, **(loss or {})}
+    given = {} if loss is None else {name: value for name, value in loss.items() if value is not None}
+    return {"temperature": TEMPERATURE if normalize else 1.0, **given}
 
 
 def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,6 +311,40 @@ def corrected(scores: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     return scores - log_q
 
 
+class _InBlocks(torch.autograd.Function):
+    """Σ of a function over blocks of queries.
+
+    Computes the gradient of a block in the same pass, so the scores `[P, C]` are never in memory all at once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: Callable[..., torch.Tensor],
+        rows: int,
+        query_PD: torch.Tensor,
+        items_PD: torch.Tensor,
+        vectors_CD: torch.Tensor,
+    ) -> torch.Tensor:
+        total, vectors = query_PD.new_zeros((), dtype=torch.float32), vectors_CD.detach().requires_grad_()
+        grad_query, grad_items = torch.empty_like(query_PD), torch.empty_like(items_PD)
+        grad_vectors = torch.zeros_like(vectors_CD)
+        for start in range(0, len(query_PD), rows):
+            block = slice(start, start + rows)
+            with torch.enable_grad():
+                inputs = query_PD[block].detach().requires_grad_(), items_PD[block].detach().requires_grad_(), vectors
+                value = function(block, *inputs)
+            grad_query[block], grad_items[block], grad = torch.autograd.grad(value, inputs)
+            grad_vectors += grad
+            total = total + value.detach()
+        ctx.save_for_backward(grad_query, grad_items, grad_vectors)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *(saved * grads[0] for saved in ctx.saved_tensors)
+
+
 class _CorpusSoftmax(torch.autograd.Function):
     """Σ weight · cross-entropy of queries against all items.
 
@@ -218,13 +352,11 @@ class _CorpusSoftmax(torch.autograd.Function):
     in memory all at once.
     """
 
-    BLOCK_BYTES = 64 << 20
-
     @staticmethod
     def forward(
         ctx: Any, query_PD: torch.Tensor, vectors_ID: torch.Tensor, ids_P: torch.Tensor, weights_P: torch.Tensor
     ) -> torch.Tensor:
-        rows = max(1, _CorpusSoftmax.BLOCK_BYTES // (4 * max(len(vectors_ID), 1)))
+        rows = max(1, BLOCK_BYTES // (4 * max(len(vectors_ID), 1)))
         total = query_PD.new_zeros(())
         grad_query, grad_vectors = torch.empty_like(query_PD), torch.zeros_like(vectors_ID)
         for start in range(0, len(query_PD), rows):

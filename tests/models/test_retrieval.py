@@ -225,7 +225,9 @@ def test_a_row_without_history_asks_with_zeros() -> None:
 
 
 def test_samplers_are_seeded_by_step_and_know_their_q() -> None:
-    for sampler in (UniformSampler(ITEMS, 5000, 3), PopularitySampler(counts(), 5000, 3, power=0.5)):
+    popular = PopularitySampler(ITEMS, 5000, 3, power=0.5)
+    popular.set_counts(torch.tensor(counts()))
+    for sampler in (UniformSampler(ITEMS, 5000, 3), popular):
         first = sampler.draw(4, torch.device("cpu"))
         assert torch.equal(first.ids, sampler.draw(4, torch.device("cpu")).ids)
         assert not torch.equal(first.ids, sampler.draw(5, torch.device("cpu")).ids)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
+import yaml
 from rich.console import Console
 
 from rayrec.models import RETRIEVERS
@@ -26,10 +27,9 @@ from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEMS = 60
-LOSS = {"kind": "sampled_softmax", "negatives": 40}
 ARGS: dict[str, dict[str, Any]] = {
-    "sasrec": {"history": "history", "max_length": 6, "dropout": 0.0, "loss": LOSS},
-    "hstu": {"history": "history", "max_length": 6, "dropout": 0.0, "times": "past.at", "loss": LOSS},
+    "sasrec": {"history": "history", "max_length": 6, "dropout": 0.0},
+    "hstu": {"history": "history", "max_length": 6, "dropout": 0.0, "times": "past.at"},
     "two_tower": {"item": "item", "towers": [16]},
 }
 
@@ -77,6 +77,8 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
     if name != "two_tower":
         del raw["schema"]["sparse"][1], raw["tables"][1]
     raw["model"] = {"name": name, "args": ARGS[name]}
+    if name != "two_tower":
+        raw["model"]["loss"] = {"kind": "sampled_softmax", "negatives": 40}
     raw["trainer"]["epochs"] = 3
     raw["trainer"]["early_stopping"] = {"metric": "ndcg@10", "patience": 6}
     return raw
@@ -221,6 +223,27 @@ def test_what_a_model_of_histories_does_not_read_is_refused(name: str, data: Pat
     raw["schema"]["dense"] = [{"name": "label"}]
     with pytest.raises(TrainError, match=f"schema.dense: {subject} this section"):
         Trainer(parse_config(raw)).fit()
+
+
+def test_a_run_with_the_loss_in_model_args_is_resumed(data: Path, tmp_path: Path) -> None:
+    """Earlier configs had a retriever's loss there, and in `model.loss` the fields of all losses of rankers."""
+    raw = raw_config(data, "sasrec")
+    raw["trainer"] |= {"epochs": 1, "num_workers": 0, "early_stopping": None}
+    raw["storage"]["path"] = str(tmp_path)
+    first = Trainer(parse_config(raw)).fit()
+    earlier = {**raw["model"], "args": {**raw["model"]["args"], "loss": raw["model"]["loss"]}}
+    earlier["loss"] = {"kind": "bce", "label_smoothing": 0.0, "gamma": 2.0, "alpha": None}
+    for file in (first.folder / "config.yaml", first.folder / "given.yaml"):
+        written = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**written, "model": earlier}))
+    assert evaluate_run(first.folder)["mrr"] == pytest.approx(first.eval["mrr"])  # type: ignore[index]
+    raw["trainer"]["epochs"] = 2
+    text = r"model.args.loss: this option moved: write model.loss: \{kind: sampled_softmax, negatives: 40\}"
+    with pytest.raises(ConfigError, match=text):
+        parse_config({**raw, "model": earlier})
+    assert Trainer(parse_config(raw)).fit().steps == 2 * first.steps
+    with pytest.raises(TrainError, match=r"model\.loss\.negatives: 40 → 41"):
+        Trainer(parse_config({**raw, "model": {**raw["model"], "loss": {"negatives": 41}}})).fit()
 
 
 def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:

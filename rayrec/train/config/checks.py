@@ -21,7 +21,8 @@ from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.metrics.buckets import MAX_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.models.arguments import args_of
-from rayrec.models.config import LossConfig, ModelConfig, TableConfig
+from rayrec.models.config import ModelConfig, TableConfig
+from rayrec.models.loss_config import NUMBER_LOSSES, Bce, InBatch, Mixed, Ziln
 from rayrec.optim.config import OptimizersConfig
 from rayrec.storage.errors import suggestion
 from rayrec.storage.secrets import secret_in
@@ -62,8 +63,8 @@ def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableC
 
 def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
     """A loss that compares the rows of a batch allows only one micro-batch."""
-    subject = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
-    if trainer.micro_batches > 1 and (model.name in RETRIEVERS or model.loss.kind == "pairwise"):
+    subject = f"model {model.name}" if model.name in RETRIEVERS else f"model.loss {model.loss.kind}"
+    if trainer.micro_batches > 1 and model.loss.compares_rows:
         raise refusal("trainer.micro_batches", f"{subject} compares all rows of a batch in its loss; set it to 1")
 
 
@@ -109,7 +110,7 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
             f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
         )
     over = model.args.get("over_arch")
-    num_labels = len(schema.tasks)
+    num_labels = 3 if isinstance(model.loss, Ziln) else len(schema.tasks)
     if isinstance(over, list) and over and over[-1] != num_labels:
         logits = "one logit a row" if num_labels == 1 else "one logit a row for each label"
         raise refusal("model.args.over_arch", f"{over} must end with {num_labels}: the model gives {logits}")
@@ -205,12 +206,21 @@ def check_schedules(optimizers: OptimizersConfig, trainer: TrainerConfig, data: 
 
 def check_loss(model: ModelConfig, schema: Schema) -> None:
     """The loss applies to the labels."""
-    if model.loss != LossConfig() and set(schema.label_kinds) == {"number"}:
+    loss, kinds = model.loss, schema.label_kinds
+    if isinstance(loss, NUMBER_LOSSES) and "number" not in kinds:
+        raise refusal("model.loss", f"{loss.kind} needs a label of `kind: number`")
+    if not isinstance(loss, NUMBER_LOSSES) and loss != Bce() and set(kinds) == {"number"}:
+        allowed = ", ".join(kind.model_fields["kind"].default for kind in NUMBER_LOSSES)
         raise refusal(
-            "model.loss", "labels of `kind: number` use squared error; remove this section, or predict a binary label"
+            "model.loss",
+            f"{loss.kind} needs a binary label; labels of `kind: number` have the squared error, or {allowed}",
         )
-    if model.loss.kind == "pairwise" and len(schema.label_kinds) > 1:
-        raise refusal("model.loss", "pairwise works with one label; choose bce, focal or mse")
+    if len(kinds) > 1 and model.name not in RETRIEVERS and (loss.compares_rows or isinstance(loss, Ziln)):
+        raise refusal("model.loss", f"{loss.kind} works with one label; choose bce, focal or mse")
+    if loss.by_group and schema.group is None:
+        raise refusal("model.loss", f"{loss.kind} compares the rows of a group, such as a user: set schema.group")
+    if isinstance(loss, InBatch | Mixed) and loss.hard_negatives and model.name in READ_A_HISTORY_ONLY:
+        raise refusal("model.loss.hard_negatives", f"model {model.name} learns from histories, which have no label 0")
 
 
 # Fields of the lines of training in metrics.jsonl.

@@ -77,6 +77,12 @@ class TrainConfig(Section):
         checks.check_data(self.data, self.data_schema)
         return self
 
+    @property
+    def training_schema(self) -> Schema:
+        """The columns that training reads."""
+        schema = self.data_schema.for_training
+        return schema.model_copy(update={"group": self.data_schema.group}) if self.model.loss.by_group else schema
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values as in the YAML file; `TrainConfig(**config.to_dict())` is the same config."""
         return self.model_dump(mode="json", by_alias=True)

@@ -12,7 +12,7 @@ import torch
 from rayrec.data import Schema, empty_batch
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
-from rayrec.data.mapping.vocabulary import ids_in, load_vocabulary
+from rayrec.data.mapping.vocabulary import ids_in
 from rayrec.distributed import comm
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
 from rayrec.metrics.ranking import KS, BucketedRanks, Jagged, RankingMetrics, popularity_ranks, target_ranks
@@ -20,6 +20,7 @@ from rayrec.models import Batch, Retriever
 from rayrec.models.retriever import EvalQueries
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import MetricConfig
+from rayrec.train.setup import build
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
 from rayrec.train.worker.own_metrics import OwnMetrics
@@ -131,7 +132,7 @@ class Ranking:
         counts_I: torch.Tensor | None,
         slices: Sequence[str] = (),
     ) -> None:
-        self._retriever, self._session, self._items = retriever, session, items_of(retriever, schema)
+        self._retriever, self._session, self._items = retriever, session, build.items_of(retriever, schema)
         self._counts_I = None if counts_I is None else counts_I[self._items.start : self._items.stop]
         with torch.no_grad():
             ids = torch.arange(self._items.start, self._items.stop, device=session.device)
@@ -199,14 +200,6 @@ class Ranking:
         return {bucket: _with_aliases(RankingMetrics(KS, self._filtered, total)) for bucket, total in totals.items()}
 
 
-def items_of(retriever: Retriever, schema: Schema) -> range:
-    """The rows of the item table that are items: with a vocabulary, those of its ids; else all."""
-    rule = next((feature.mapping for feature in schema.sparse if feature.name == retriever.item), None)
-    if not isinstance(rule, Vocabulary):
-        return range(retriever.num_items)
-    return range(rule.oov_rows, rule.oov_rows + load_vocabulary(rule.path).size)
-
-
 def _rows_of(question: EvalQueries, batch: Batch) -> torch.Tensor:
     if question.rows is not None:
         return question.rows
@@ -225,8 +218,13 @@ def _with_aliases(total: RankingMetrics) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def item_counts(retriever: Retriever, stream: Stream, empty: Batch, session: Session) -> torch.Tensor:
+def item_counts(
+    retriever: Retriever, stream: Stream, empty: Batch, session: Session, *, candidates: bool = False
+) -> torch.Tensor:
     """`[I]`: occurrences of each item in the first `POPULAR_ROWS` rows of the stream. A collective.
+
+    Args:
+        candidates: count the candidates of in-batch losses, instead of the positives.
 
     Raises:
         RankError: rows cannot be read on some rank.
@@ -238,7 +236,8 @@ def item_counts(retriever: Retriever, stream: Stream, empty: Batch, session: Ses
         for step in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
             if step.stop:
                 raise StopRequested
-            ids = retriever.positives(step.on(session.device).batch)
+            batch = step.on(session.device).batch
+            ids = retriever.candidates(batch) if candidates else retriever.positives(batch)
             counts_I += torch.bincount(ids, minlength=retriever.num_items)
             rows += step.rows
             if rows >= POPULAR_ROWS:
@@ -273,13 +272,13 @@ def evaluate(
     model.eval()
     try:
         with stream, learner.dense.averaged():
-            empty, purpose, module = empty_batch(schema), Purpose.EVALUATION_STEP, model.module
+            empty, module = empty_batch(schema), model.module
             scores = (
                 Ranking(module, session, schema, counts_I, slices)
                 if isinstance(module, Retriever)
                 else Scores(schema, session, config.trainer.metrics, slices)
             )
-            for step in in_step(stream, empty, session.control, purpose=purpose):
+            for step in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
                 if step.stop:
                     raise StopRequested
                 batch = step.on(session.device).batch

@@ -147,9 +147,25 @@ class Evaluator:
         retriever = self._learner.model.module
         if self._counts_I is None and self._job.popular and isinstance(retriever, Retriever):
             stream = self._streams.take("popular", EVAL_ROWS)
-            empty = empty_batch(self._job.config.data_schema.for_training)
+            empty = empty_batch(self._job.config.training_schema)
             self._counts_I = item_counts(retriever, stream, empty, self._session)
         return self._counts_I
+
+    def count_candidates(self, position: Position) -> None:
+        """Count items in the training rows, for a loss with `counts: data` that has no counts yet. A collective.
+
+        Raises:
+            StopRequested: the run stops.
+        """
+        retriever = self._learner.model.module
+        if not isinstance(retriever, Retriever) or not retriever.loss.lacks_counts:
+            return
+        stream = self._streams.take("popular", Cursor.start(0, position.cursor.only))
+        empty = empty_batch(self._job.config.training_schema)
+        counts_I = item_counts(retriever, stream, empty, self._session, candidates=True)
+        self._session.control.together(lambda: retriever.loss.set_counts(counts_I))
+        if not retriever.loss.hard_negatives and self._job.popular:
+            self._counts_I = counts_I
 
 
 @contextmanager

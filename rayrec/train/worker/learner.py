@@ -12,7 +12,7 @@ from rayrec.distributed.comm import call_on_rank
 from rayrec.distributed.comm.trace import BACKWARD, FORWARD, UPDATE, span
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.models import Batch
+from rayrec.models import Batch, Retriever
 from rayrec.optim import GradientClippingOptimizer
 from rayrec.train.setup import build
 from rayrec.train.setup.groups import Decision, decide
@@ -128,7 +128,7 @@ def make_learner(job: Job, session: Session) -> Learner:
         ValueError: no plan fits.
     """
     config = job.config
-    module = session.control.together(lambda: build.model(config, session.device, job.factory))
+    module = session.control.together(lambda: _module(job, session))
     sharders = build.sharders(config)
     topology = topology_of(session.machines, job.calibration)
     inputs = (config, topology, module, sharders)
@@ -150,6 +150,13 @@ def make_learner(job: Job, session: Session) -> Learner:
         DenseUpdate(model.other_parameters(), config.optimizers.dense.ema),
         Rates(config, model.fused_optimizer, model.dense_parameters()),
     )
+
+
+def _module(job: Job, session: Session) -> torch.nn.Module:
+    module = build.model(job.config, session.device, job.factory)
+    if isinstance(module, Retriever):
+        module.loss.use_corpus(build.items_of(module, job.config.data_schema))
+    return module
 
 
 def _compile_dense(model: DistributedModelParallel) -> None:
