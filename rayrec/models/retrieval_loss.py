@@ -35,7 +35,6 @@ from rayrec.models.samplers import (
 )
 
 TEMPERATURE = 0.05  # of vectors of length 1
-BLOCK_BYTES = 64 << 20  # of the scores of a block of queries
 MASKED = float("-inf")  # score of a candidate that is the positive itself
 
 
@@ -139,6 +138,7 @@ class RetrievalLoss(nn.Module):
     """
 
     steps: torch.Tensor
+    block_bytes = 64 << 20  # of the scores of a block of queries
 
     def __init__(
         self,
@@ -262,7 +262,8 @@ class RetrievalLoss(nn.Module):
             query, vectors = _at_least_float32(pairs.query), _at_least_float32(pairs.drawn)
             places = (pairs.ids - self.corpus.start).clamp(0, len(self.corpus) - 1)
             with torch.autocast(query.device.type, enabled=False):
-                return _CorpusSoftmax.apply(query / self.temperature, vectors, places, weights_P.float())
+                rows = max(1, self.block_bytes // (4 * max(len(vectors), 1)))
+                return _CorpusSoftmax.apply(rows, query / self.temperature, vectors, places, weights_P.float())
         candidates = [(drawn.ids, pairs.drawn, drawn.log_q)] if self.sampler is not None else []
         log_q_P = pairs.query.new_zeros(len(pairs.ids)) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
@@ -284,7 +285,7 @@ class RetrievalLoss(nn.Module):
             others_PC = others_PC.masked_fill(ids_C == pairs.ids[block, None], MASKED)
             return (self.kind.function(positive_P, others_PC, self.beta) * weights_P[block]).sum()
 
-        rows = max(1, BLOCK_BYTES // (4 * max(len(ids_C), 1)))
+        rows = max(1, self.block_bytes // (4 * max(len(ids_C), 1)))
         if len(pairs.ids) <= rows:
             return of_block(slice(None), pairs.query, pairs.items, vectors_CD)
         share: torch.Tensor = _InBlocks.apply(of_block, rows, pairs.query, pairs.items, vectors_CD)
@@ -354,9 +355,13 @@ class _CorpusSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query_PD: torch.Tensor, vectors_ID: torch.Tensor, ids_P: torch.Tensor, weights_P: torch.Tensor
+        ctx: Any,
+        rows: int,
+        query_PD: torch.Tensor,
+        vectors_ID: torch.Tensor,
+        ids_P: torch.Tensor,
+        weights_P: torch.Tensor,
     ) -> torch.Tensor:
-        rows = max(1, BLOCK_BYTES // (4 * max(len(vectors_ID), 1)))
         total = query_PD.new_zeros(())
         grad_query, grad_vectors = torch.empty_like(query_PD), torch.zeros_like(vectors_ID)
         for start in range(0, len(query_PD), rows):
@@ -377,4 +382,4 @@ class _CorpusSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, vectors = ctx.saved_tensors
-        return query * grads[0], vectors * grads[0], None, None
+        return None, query * grads[0], vectors * grads[0], None, None

@@ -22,6 +22,7 @@ from rich.console import Console
 from rayrec.models import RETRIEVERS
 from rayrec.train import ConfigError, Display, Trainer, TrainError, evaluate_run, load_config, parse_config
 from rayrec.train.run.folder import RunFolder
+from rayrec.train.tune.search import check_metric
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
@@ -132,6 +133,7 @@ def test_popularity_stands_beside_the_figures(
 ) -> None:
     raw = raw_config(data, name)
     raw["trainer"] |= {"epochs": 3, "num_workers": 0}
+    raw["schema"]["sequences"][0]["length"] = 4  # the ranking leaves out the items before these, too
     raw["storage"]["path"] = str(tmp_path)
     done = Trainer(parse_config(raw)).fit()
     assert done.eval is not None
@@ -201,6 +203,104 @@ def test_a_retriever_is_measured_by_value_and_time_with_weights(data: Path, tmp_
     assert found["mrr"] == pytest.approx((weight[1] * days[1]["mrr"] + weight[2] * days[2]["mrr"]) / sum(weight))
     values = found["by_value"]["item"]
     assert sum(value["samples"] for value in values) == found["samples"] and len(values) > 30
+
+
+def targets_by_hand(data: Path, ranks: dict[tuple[int, int], int], k: int) -> dict[str, float]:
+    """Means over users of recall@k and precision@k, from the rank of each (user, item)."""
+    users: dict[int, list[int]] = {}
+    for (user, _), rank in ranks.items():
+        users.setdefault(user, []).append(rank)
+    hits = {user: sum(rank < k for rank in of) for user, of in users.items()}
+    recall = sum(hits[user] / len(of) for user, of in users.items()) / len(users)
+    return {f"recall@{k}": recall, f"precision@{k}": sum(hits.values()) / k / len(users)}
+
+
+def grouped_raw(data: Path, folder: Path) -> dict[str, Any]:
+    """Rows of 25 users, each with several targets, and a file of the items that a user has seen."""
+    raw = raw_config(data, "two_tower")
+    for part in ("train", "eval"):
+        table = pq.read_table(data / part)
+        table = table.append_column("user", pa.array(np.arange(len(table)) % 25))
+        (folder / part).mkdir()
+        pq.write_table(table, folder / part / "rows.parquet", row_group_size=64)
+        raw["data"][part] = str(folder / part)
+    seen = [[user, (user * 7 + step) % ITEMS] for user in range(25) for step in range(user % 4)]
+    users, items = zip(*seen, strict=True)
+    pq.write_table(pa.table({"who": users, "item": items}), folder / "seen.parquet")
+    raw["schema"]["group"] = {"column": "user"}
+    raw["schema"]["sparse"].append({"name": "user", "mapping": {"kind": "identity"}})
+    raw["tables"].append({"name": "user", "rows": 25, "dim": 16, "features": ["user"]})
+    raw["model"]["loss"] = {"kind": "mixed", "negatives": 20, "sampler": "popularity", "power": 0.5, "counts": "data",
+                            "hard_negatives": True}  # fmt: skip
+    seen_file = {"path": str(folder / "seen.parquet"), "user": "user", "user_column": "who"}
+    ranking = {"ks": [5, 20], "targets": "group", "seen": ["history"], "seen_file": seen_file, "coverage": 5}
+    raw["trainer"] |= {"ranking": ranking, "epochs": 1, "num_workers": 0, "slices": ["user"],
+                       "early_stopping": {"metric": "map@5", "patience": 3}}  # fmt: skip
+    raw["storage"] |= {"path": str(folder), "keep_best": "precision@20"}
+    return raw
+
+
+def test_a_published_protocol_is_ranked_from_a_config(data: Path, tmp_path: Path) -> None:
+    raw = grouped_raw(data, tmp_path)
+    done = Trainer(parse_config(raw)).fit()
+    found = done.eval
+    assert found is not None
+    by_row = {**raw["trainer"]["ranking"], "targets": "row"}
+    rows = pq.read_table(tmp_path / "eval").to_pylist()
+    positive = [row for row in rows if row["label"]]
+    assert (found["groups"], found["samples"]) == (len({row["user"] for row in positive}), len(positive))
+    seen = {(row["who"], row["item"]) for row in pq.read_table(tmp_path / "seen.parquet").to_pylist()}
+    popular = Counter(row["item"] for row in pq.read_table(tmp_path / "train").to_pylist() if row["label"])
+    ranks = {}
+    for row in positive:
+        left = {i for i in range(ITEMS) if i not in row["history"] and (row["user"], i) not in seen} - {row["item"]}
+        rank = sum(popular[i] >= popular[row["item"]] for i in left)
+        pair = row["user"], row["item"]
+        ranks[pair] = min(rank, ranks.get(pair, ITEMS))
+    for k in (5, 20):
+        for name, value in targets_by_hand(data, ranks, k).items():
+            assert found["popularity"][name] == pytest.approx(value), name
+    assert 0.05 < found["coverage@5"] <= 1 and found["recall@20"] == found["recall@20/unseen"] > found["recall@5"]
+    users = found["by_value"]["user"]
+    assert sum(user["recall@5"] for user in users) / len(users) == pytest.approx(found["recall@5"])
+    page = (done.folder / "report.html").read_text()
+    assert "Recall@5" in page and "Normalized entropy" not in page and ">AUC<" not in page
+    two = on_ranks(2, fit_on_rank, {**raw, "name": "two"}, timeout_s=350)
+    assert two[0]["eval"] == two[1]["eval"]
+    assert two[0]["eval"]["recall@20"] == pytest.approx(found["recall@20"], abs=0.02)
+    raw["trainer"] |= {"ranking": by_row, "early_stopping": None}
+    raw["storage"]["keep_best"], raw["name"] = "hr@5", "rows"
+    assert parse_config(raw).trainer.ranking.names == [
+        "mrr", "hr@5", "hr@20", "recall@5", "recall@20", "ndcg@5", "ndcg@20", "coverage@5"
+    ]  # fmt: skip
+
+
+def test_metrics_to_watch_and_rankings_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
+    grouped = grouped_raw(data, tmp_path)
+    ranker = {**RAW, "storage": {**RAW["storage"], "keep_best": "mrr"}}
+    wrong = {"path": "seen.parquet", "user": "history"}
+    for raw, text in [
+        (ranker, r"storage.keep_best: got 'mrr'.*; evaluations of model dlrm have auc, gauc, ne"),
+        ({**RAW, "trainer": {**RAW["trainer"], "ranking": {"ks": [5]}}}, "model dlrm scores rows and ranks no items"),
+        (
+            {**grouped, "storage": {**grouped["storage"], "keep_best": "hr@10"}},
+            "model two_tower have mrr",
+        ),
+        ({**grouped, "schema": {**grouped["schema"], "group": None}}, r"ranking.targets: group needs schema.group"),
+        (with_ranking(grouped, seen=["films"]), r"ranking.seen.0: no sparse feature is named 'films'"),
+        (with_ranking(grouped, seen_file=wrong), r"no sparse feature of kind id is named 'history'"),
+    ]:
+        with pytest.raises(ConfigError, match=text):
+            parse_config(raw)
+    raw = raw_config(data, "two_tower")
+    check_metric("ndcg@10", parse_config(raw))
+    with pytest.raises(TrainError, match="metric=auc: not computed"):
+        check_metric("auc", parse_config(raw))
+
+
+def with_ranking(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    trainer = raw["trainer"]
+    return {**raw, "trainer": {**trainer, "ranking": {**trainer["ranking"], **changes}}}
 
 
 @pytest.mark.parametrize("name", ["sasrec", "hstu"])

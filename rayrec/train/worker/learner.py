@@ -13,6 +13,7 @@ from rayrec.distributed.comm.trace import BACKWARD, FORWARD, UPDATE, span
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.models import Batch, Retriever
+from rayrec.models.next_item import NextItem
 from rayrec.optim import GradientClippingOptimizer
 from rayrec.train.setup import build
 from rayrec.train.setup.groups import Decision, decide
@@ -153,9 +154,11 @@ def make_learner(job: Job, session: Session) -> Learner:
 
 
 def _module(job: Job, session: Session) -> torch.nn.Module:
-    module = build.model(job.config, session.device, job.factory)
+    module, schema = build.model(job.config, session.device, job.factory), job.config.data_schema
     if isinstance(module, Retriever):
-        module.loss.use_corpus(build.items_of(module, job.config.data_schema))
+        module.loss.use_corpus(build.items_of(module, schema))
+    if isinstance(module, NextItem):
+        module.longest = next((one.max_length for one in schema.sparse if one.name == module.item), None)
     return module
 
 

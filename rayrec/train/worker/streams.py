@@ -72,7 +72,7 @@ class Streams:
         shuffle = config.data.shuffle if for_training else None
         return BatchStream(
             manifest,
-            config.training_schema if for_training else config.data_schema,
+            config.training_schema if for_training else config.evaluation_schema,
             build.rows_of(config),
             batch_rows=dealt(config.trainer.batch_size, session.rank, session.world_size),
             rank=session.rank,
