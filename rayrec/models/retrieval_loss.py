@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -233,14 +234,24 @@ class RetrievalLoss(nn.Module):
             self._step = int(self.steps)
         return self._step
 
-    def draw(self) -> Candidates:
-        """Returns the candidates of the step, identical on every rank: all items for `softmax`, none for `in_batch`."""
+    def draw(self, group: comm.Group = None) -> Candidates:
+        """Returns the candidates of the step: identical on every rank; for `softmax`, the rank's part of all items; for
+        `in_batch`, none."""
         device = self.steps.device
         if self.sampler is not None:
             return self.sampler.draw(self.step, device)
-        corpus = range(0) if self.kind.in_batch else self.corpus
+        corpus = range(0) if self.kind.in_batch else self._part(group)
         ids = torch.arange(corpus.start, corpus.stop, device=device)
         return Candidates(ids, torch.zeros(len(ids), device=device))
+
+    def _part(self, group: comm.Group) -> range:
+        rank, size = (0, 1) if group is None else (group.rank(), group.size())
+        step = -(-len(self.corpus) // size)
+        return self.corpus[rank * step : (rank + 1) * step]
+
+    def _block_rows(self, candidates: int) -> int:
+        """Queries in a block."""
+        return max(1, self.block_bytes // (4 * max(candidates, 1)))
 
     def _is_item(self, ids: torch.Tensor) -> torch.Tensor:
         return (ids >= self.corpus.start) & (ids < self.corpus.stop)
@@ -262,8 +273,12 @@ class RetrievalLoss(nn.Module):
             query, vectors = _at_least_float32(pairs.query), _at_least_float32(pairs.drawn)
             places = (pairs.ids - self.corpus.start).clamp(0, len(self.corpus) - 1)
             with torch.autocast(query.device.type, enabled=False):
-                rows = max(1, self.block_bytes // (4 * max(len(vectors), 1)))
-                return _CorpusSoftmax.apply(rows, query / self.temperature, vectors, places, weights_P.float())
+                inputs = query / self.temperature, vectors, places, weights_P.float()
+                if group is None or group.size() == 1:
+                    return _CorpusSoftmax.apply(self._block_rows(len(vectors)), *inputs)
+                part, most = self._part(group), -(-len(self.corpus) // group.size())
+                first = part.start - self.corpus.start
+                return _ShardedSoftmax.apply(self._block_rows(most), group, first, *inputs)
         candidates = [(drawn.ids, pairs.drawn, drawn.log_q)] if self.sampler is not None else []
         log_q_P = pairs.query.new_zeros(len(pairs.ids)) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
@@ -285,7 +300,7 @@ class RetrievalLoss(nn.Module):
             others_PC = others_PC.masked_fill(ids_C == pairs.ids[block, None], MASKED)
             return (self.kind.function(positive_P, others_PC, self.beta) * weights_P[block]).sum()
 
-        rows = max(1, self.block_bytes // (4 * max(len(ids_C), 1)))
+        rows = self._block_rows(len(ids_C))
         if len(pairs.ids) <= rows:
             return of_block(slice(None), pairs.query, pairs.items, vectors_CD)
         share: torch.Tensor = _InBlocks.apply(of_block, rows, pairs.query, pairs.items, vectors_CD)
@@ -383,3 +398,74 @@ class _CorpusSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, vectors = ctx.saved_tensors
         return None, query * grads[0], vectors * grads[0], None, None
+
+
+class _ShardedSoftmax(torch.autograd.Function):
+    """This rank's share of Σ weight · cross-entropy of the queries of all ranks against all items.
+
+    Each rank has the vectors of its part of the items and scores all queries against them; the largest score and the
+    sum of a query take two all-reduces a block, as in Megatron's vocabulary-parallel loss (Shoeybi et al. 2019,
+    arXiv:1909.08053, section 3). Backward computes the scores again, so memory is that of all queries and one block.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: int,
+        group: dist.ProcessGroup,
+        first: int,
+        query_PD: torch.Tensor,
+        vectors_ID: torch.Tensor,
+        places_P: torch.Tensor,
+        weights_P: torch.Tensor,
+    ) -> torch.Tensor:
+        """
+        Args:
+            rows: queries of a block, the same on all ranks.
+            first: place of this rank's first item.
+        """
+        counts = comm.all_gather(torch.tensor([len(query_PD)], device=query_PD.device), group).flatten().tolist()
+        query_QD = comm.gather_rows(query_PD, counts, group)
+        places_Q, weights_Q = (comm.all_gather_uneven(values, group) for values in (places_P, weights_P))
+        log_sums, positives = torch.empty_like(weights_Q), torch.empty_like(weights_Q)
+        for start in range(0, len(query_QD), rows):
+            block = slice(start, start + rows)
+            scores = query_QD[block] @ vectors_ID.T
+            lowest = scores.new_full((len(scores), 1), torch.finfo(scores.dtype).min)
+            highest = comm.all_reduce(torch.cat([scores, lowest], dim=1).amax(1), group, dist.ReduceOp.MAX)
+            sums = torch.zeros(2, len(scores), dtype=scores.dtype, device=scores.device)
+            places, is_own = _own_places(places_Q[block], first, len(vectors_ID))
+            if len(vectors_ID):
+                sums[1] = scores.gather(1, places[:, None])[:, 0] * is_own
+            sums[0] = scores.sub_(highest[:, None]).exp_().sum(1)
+            sums = comm.all_reduce(sums, group)
+            log_sums[block], positives[block] = sums[0].log() + highest, sums[1]
+        own = slice(begin := sum(counts[: group.rank()]), begin + len(query_PD))
+        ctx.rows, ctx.group, ctx.first, ctx.counts, ctx.own = rows, group, first, counts, own
+        ctx.save_for_backward(query_QD, vectors_ID, places_Q, weights_Q, log_sums)
+        return ((log_sums - positives) * weights_Q)[own].sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query_QD, vectors_ID, places_Q, weights_Q, log_sums = ctx.saved_tensors
+        # Each rank may weigh its share in another way.
+        factors = comm.all_gather(grads[0].reshape(1), ctx.group).flatten()
+        counts = torch.tensor(ctx.counts, device=factors.device)
+        weights_Q = weights_Q * factors.repeat_interleave(counts, output_size=len(weights_Q))
+        grad_query, grad_vectors = torch.zeros_like(query_QD), torch.zeros_like(vectors_ID)
+        for start in range(0, len(query_QD) if len(vectors_ID) else 0, ctx.rows):
+            block = slice(start, start + ctx.rows)
+            weights = weights_Q[block, None]
+            shares = (query_QD[block] @ vectors_ID.T).sub_(log_sums[block, None]).exp_().mul_(weights)
+            places, is_own = _own_places(places_Q[block], ctx.first, len(vectors_ID))
+            shares.scatter_add_(1, places[:, None], -weights * is_own[:, None])
+            grad_query[block] = shares @ vectors_ID
+            grad_vectors.addmm_(shares.T, query_QD[block])
+        grad_query = comm.all_reduce(grad_query, ctx.group)[ctx.own]
+        return None, None, None, grad_query, grad_vectors, None, None
+
+
+def _own_places(places: torch.Tensor, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places among this rank's items, 0 for others, and whether they are its own."""
+    is_own = (places >= first) & (places < first + count)
+    return torch.where(is_own, places - first, 0), is_own

@@ -108,7 +108,7 @@ class Retriever(nn.Module, ABC):
 
         Each rank returns its share; the weighted sum over ranks is the global mean loss.
         """
-        drawn = self.loss.draw()
+        drawn = self.loss.draw(self.group)
         share = self.loss(self.pairs(batch, drawn.ids), drawn, self.group)
         loss = rank_mean(share, batch, self.group)
         # `share * 0` keeps the collectives in the backward of a rank with an empty batch.

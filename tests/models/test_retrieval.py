@@ -184,6 +184,22 @@ def test_the_loss_is_one_function_on_any_number_of_ranks(size: int, kind: str) -
     check_ranks(size, kind)
 
 
+def test_the_softmax_of_items_dealt_to_ranks_is_one_function_in_blocks() -> None:
+    """With weights, one query a block, and a rank without a query."""
+    want, grads = gradients(None, "softmax", "sasrec", True)
+    for found, of_ranks in on_ranks(3, gradients_in_blocks, "softmax"):
+        assert found == pytest.approx(want, rel=1e-5)
+        torch.testing.assert_close(of_ranks, grads, rtol=1e-5, atol=1e-5)
+
+
+def gradients_in_blocks(group: dist.ProcessGroup, kind: str) -> tuple[float, list[torch.Tensor]]:
+    before, RetrievalLoss.block_bytes = RetrievalLoss.block_bytes, 4
+    try:
+        return gradients(group, kind, "sasrec", True)
+    finally:
+        RetrievalLoss.block_bytes = before
+
+
 def test_so_is_hstu_and_a_weighted_batch() -> None:
     check_ranks(3, "mixed", "hstu", weighted=True)
 
