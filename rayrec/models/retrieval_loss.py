@@ -296,7 +296,7 @@ class RetrievalLoss(nn.Module):
             positive_P = (query * items).sum(1) / self.temperature
             others_PC = query @ vectors.T / self.temperature
             if q_P is not None and q_C is not None:
-                positive_P, others_PC = corrected(positive_P, q_P[block]), corrected(others_PC, q_C)
+                positive_P, others_PC = positive_P - q_P[block], others_PC - q_C
             others_PC = others_PC.masked_fill(ids_C == pairs.ids[block, None], MASKED)
             return (self.kind.function(positive_P, others_PC, self.beta) * weights_P[block]).sum()
 
@@ -320,11 +320,6 @@ def with_temperature(loss: dict[str, Any] | None, normalize: bool) -> dict[str, 
 
 def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def corrected(scores: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """Scores minus log q, which removes the effect of unequal sampling probabilities."""
-    return scores - log_q
 
 
 class _InBlocks(torch.autograd.Function):
