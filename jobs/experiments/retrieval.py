@@ -6,7 +6,7 @@
 `beauty` takes a file with a user a line: the user, then items in order of time (S3-Rec's `Beauty.txt`). Leave one out:
 the last item is the test, the last but one validation; training sees neither. The epoch is chosen by NDCG@10 of
 validation.
-`movielens` compares two towers trained with in-batch negatives: without log q, with log q subtracted, and added.
+`movielens` trains the two towers of data/movielens/two_tower.yaml, with q of in-batch negatives counted or estimated.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
 from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
-from rayrec.models import Batch, hstu, retrieval_loss, sasrec
+from rayrec.models import Batch, hstu, sasrec
 from rayrec.models.next_item import NextItem
-from rayrec.models.two_tower import TwoTower
 from rayrec.modules import EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train import Trainer, load_config
 
 MAKERS: dict[str, Callable[..., NextItem]] = {"sasrec": sasrec, "hstu": hstu}
 # Chosen by validation.
@@ -150,79 +148,25 @@ def train(data: Sequences, args: argparse.Namespace, settings: dict[str, Any]) -
     return {**best, "test": evaluate(model, data, 1), "epoch_s": round(seconds / epoch, 2)}
 
 
-FEATURES = {"gender": 2, "occupation": 21, "item_id": 1683, "liked": 1683, "disliked": 1683}
-SIGNS = {"without log q": 0.0, "log q subtracted": 1.0, "log q added": -1.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Liked:
-    """MovieLens rows of items that were liked: a batch of them, with its rows in any order."""
-
-    lists: dict[str, list[Any]]
-
-    @classmethod
-    def read(cls, folder: Path) -> Liked:
-        table = pq.read_table(folder)
-        table = table.filter(pc.equal(table.column("label"), 1))
-        lists = {name: table.column(name).to_pylist() for name in FEATURES}
-        return cls({name: [one if isinstance(one, list) else [one] for one in of] for name, of in lists.items()})
-
-    def __len__(self) -> int:
-        return len(self.lists["item_id"])
-
-    def batch(self, rows: np.ndarray) -> Batch:
-        lists = [self.lists[name][row] for name in FEATURES for row in rows]
-        lengths = torch.tensor([len(one) for one in lists])
-        ids = torch.tensor([i for one in lists for i in one])
-        kjt = KeyedJaggedTensor(list(FEATURES), ids, lengths=lengths)
-        return Batch(torch.empty(len(rows), 0), kjt, torch.ones(len(rows)))
-
-    @torch.no_grad()
-    def evaluate(self, model: TwoTower, rows: np.ndarray) -> dict[str, float]:
-        """Full ranking; what stands in the row's lists is left out."""
-        lists = [self.lists["liked"][row] + self.lists["disliked"][row] for row in rows]
-        offsets = torch.tensor([0, *(len(one) for one in lists)]).cumsum(0)
-        seen = Jagged(torch.tensor([i for one in lists for i in one], dtype=torch.int64), offsets)
-        targets = torch.tensor([self.lists["item_id"][row][0] for row in rows])
-        items_ID = model.items(torch.arange(FEATURES["item_id"]))
-        ranks = target_ranks(model.query(self.batch(rows)), items_ID, targets, seen)
-        return RankingMetrics.of(ranks, (10, 50)).metrics()
-
-
-def train_towers(data: Liked, test: Liked, args: argparse.Namespace, sign: float, seed: int) -> dict[str, float]:
-    """Test figures at the epoch that a tenth of the training rows, left out, chose."""
-    torch.manual_seed(seed)
-    generator = np.random.default_rng(seed)
-    order = generator.permutation(len(data))
-    held, rows = order[: len(order) // 10], order[len(order) // 10 :]
-    counts = np.bincount([data.lists["item_id"][row][0] for row in rows], minlength=FEATURES["item_id"])
-    tables = [
-        EmbeddingConfig(num_embeddings=n, embedding_dim=32, name=f, feature_names=[f]) for f, n in FEATURES.items()
-    ]
-    loss = {"kind": "in_batch", "temperature": 0.1, "counts": torch.from_numpy(counts)}
-    model = TwoTower(tables, 0, item="item_id", loss=loss, tables_device="cpu", seed=seed)
-    retrieval_loss.corrected = lambda scores, log_q: scores - sign * log_q
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    best, found = -1.0, {}
-    for _ in range(args.epochs):
-        for part in np.array_split(generator.permutation(rows), max(1, len(rows) // args.batch)):
-            optimizer.zero_grad(set_to_none=True)
-            model(data.batch(part))[0].backward()
-            optimizer.step()
-        chosen = data.evaluate(model, held)["hr@10/unseen"]
-        if chosen > best:
-            best, found = chosen, test.evaluate(model, np.arange(len(test)))
-    return {"validation hr@10/unseen": best, **found}
+COUNTS = {"counted in the training rows": "data", "estimated": "null"}
 
 
 def movielens(args: argparse.Namespace) -> None:
-    """The three signs of log q, over seeds."""
-    data, test = Liked.read(args.data / "train"), Liked.read(args.data / "eval")
-    for name, sign in SIGNS.items():
-        runs = [train_towers(data, test, args, sign, seed) for seed in range(args.seeds)]
-        mean = {key: round(float(np.mean([run[key] for run in runs])), 4) for key in runs[0]}
-        spread = round(float(np.std([run["hr@10/unseen"] for run in runs])), 4)
-        print(json.dumps({"two_tower": name, "seeds": args.seeds, **mean, "deviation of hr@10": spread}), flush=True)
+    """The towers of the config over seeds, with either q of an item."""
+    config = Path(__file__).parents[2] / "data/movielens/two_tower.yaml"
+    for name, counts in COUNTS.items():
+        found = []
+        for seed in range(args.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                changes = [f"trainer.seed={seed}", f"model.loss.counts={counts}", f"storage.path={folder}"]
+                changes += [f"data.{part}.path={args.data / part}" for part in ("train", "eval")]
+                result = Trainer(load_config(config, changes)).fit()
+            assert result.eval is not None
+            found.append({key: result.eval[key] for key in ("recall@10", "ndcg@10", "recall@50")})
+        mean = {key: round(float(np.mean([one[key] for one in found])), 4) for key in found[0]}
+        spread = round(float(np.std([one["recall@10"] for one in found])), 4)
+        line = {"two_tower": f"q {name}", "seeds": args.seeds, **mean, "deviation of recall@10": spread}
+        print(json.dumps(line), flush=True)
 
 
 def main() -> None:

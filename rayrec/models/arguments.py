@@ -15,8 +15,11 @@ from rayrec.models import BUILT_IN
 
 # Arguments that the trainer supplies.
 GIVEN = frozenset(
-    {"self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device", "attend"}
-)
+    {
+        "self", "tables", "num_dense", "is_weighted", "task_weights", "label_kinds", "device", "tables_device",
+        "attend", "loss",
+    }
+)  # fmt: skip
 Described = tuple[str, Any, Any, str]  # name, type, default (... if required), description
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, SerializeAsAny, Tag, ValidationInfo, field_validator, model_validator
 
 from rayrec._runtime.strict import Section, refusal
-from rayrec.models import BUILT_IN
+from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.models.arguments import args_of, wrong_args
+from rayrec.models.loss_config import LossConfig, default_loss, loss_of
 from rayrec.storage.errors import suggestion
 
 
@@ -75,27 +77,6 @@ class TableConfig(Section):
         return self
 
 
-class LossConfig(Section):
-    """The loss of binary labels. Numeric labels use squared error."""
-
-    kind: Literal["bce", "focal", "mse", "pairwise"] = "bce"
-    """`bce`: binary cross-entropy; `focal`: focal loss, down-weights well-predicted rows; `mse`: squared error of the
-    probability; `pairwise`: RankNet over the positives and negatives of a step, weighted by the product of their
-    weights; its scores rank rows but are not probabilities"""
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """label smoothing for `bce` and `mse`: moves each label halfway by this amount towards the other class"""
-    gamma: float = Field(default=2.0, ge=0)
-    """focusing exponent of `focal`: scales the loss by `(1 - p)^gamma`, p the probability of the true label"""
-    alpha: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """class weight of `focal`: `alpha` for positives, `1 - alpha` for negatives; `null`: 1 for both"""
-
-    @model_validator(mode="after")
-    def _is_smoothed(self) -> LossConfig:
-        if self.kind in ("focal", "pairwise") and self.label_smoothing:
-            raise ValueError(f"label_smoothing works with bce and mse; set it to 0 for {self.kind}")
-        return self
-
-
 class ModelConfig(Section):
     """A built-in model by name, or your own by import path."""
 
@@ -106,14 +87,19 @@ class ModelConfig(Section):
     whose `model(batch)` returns `loss, logits`"""
     args: dict[str, Any] = Field(default={})
     """arguments of the model, e.g. `dense_arch`, `over_arch`"""
-    loss: LossConfig = LossConfig()
-    """the loss; a plain kind is short for `{kind: …}`. Applies to built-in models and to your own if they end with
-    `rayrec.models.Head`"""
+    loss: SerializeAsAny[LossConfig] = Field(default=None, validate_default=True)
+    """the loss; a plain kind is short for `{kind: …}`; `null`: `bce` for rankers, `in_batch` for `two_tower`,
+    `sampled_softmax` for `sasrec` and `hstu`. Applies to built-in models, to your own retrievers, and to your own
+    rankers if they end with `rayrec.models.Head`"""
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _kind_alone(cls, given: Any) -> Any:
-        return {"kind": given} if isinstance(given, str) else given
+    def _of_kind(cls, given: Any, info: ValidationInfo) -> Any:
+        name = None if info.data.get("factory") is not None else info.data.get("name")
+        if given is None:
+            return default_loss(name, RETRIEVERS)
+        given = {"kind": given} if isinstance(given, str) else given
+        return loss_of(given, name, RETRIEVERS) if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.models.batch import Batch
-from rayrec.models.retrieval_loss import Pairs, with_temperature
+from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import (
     EvalQueries,
     History,
@@ -39,7 +39,7 @@ class NextItem(Retriever):
         max_length: the encoder reads at most this many items, the newest.
         positions: position embeddings added to the item vectors; None: the encoder has its own.
         dropout: dropout of the encoder's input.
-        normalize: scale queries and items to length 1; the temperature of the loss is then 0.05 by default, else 1.
+        normalize: scale queries and items to length 1.
         loss: arguments of `RetrievalLoss`.
     """
 
@@ -57,10 +57,11 @@ class NextItem(Retriever):
     ) -> None:
         item, times = item_vectors.feature, history.times if isinstance(history, HistoryOf) else None
         reads = QueryInputs((item,), () if times is None else (times,), seen=item)
-        super().__init__(item_vectors.num_items, item, reads, with_temperature(loss, normalize))
+        super().__init__(item_vectors.num_items, item, reads, loss, normalize)
         self.item_vectors, self.encoder, self.positions = item_vectors, encoder, positions
-        self.history, self.max_length, self.normalize = history, max_length, normalize
+        self.history, self.max_length = history, max_length
         self.dropout = nn.Dropout(dropout)
+        self.longest: int | None = None  # most items of a history in training, the last target included
 
     def encode(self, vectors_TD: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Returns `[T, D]`: at each position the query for the next item."""
@@ -90,12 +91,23 @@ class NextItem(Retriever):
         )
 
     def query(self, batch: Batch) -> torch.Tensor:
-        """Returns `[B, D]`, the query after the newest item of each row; zeros for a row without history."""
-        return self._query(self.history(batch))
+        """Returns `[B, D]`, the query after the newest item of each row; zeros for a row without history.
 
-    def _query(self, history: History) -> torch.Tensor:
+        A model that reads times asks for the item at `batch.time`, or without it, at the time of the newest item.
+        """
+        return self._query(self.history(batch), batch.time)
+
+    def _query(self, history: History, now_B: torch.Tensor | None) -> torch.Tensor:
+        """
+        Args:
+            now_B: time of the item that is asked for, as training gives each position the time of the next item.
+        """
         history = history.last(self.max_length)
-        layout = Layout(history.offsets, history.times)
+        next_times = None
+        if history.times is not None and now_B is not None:
+            next_times, has_items = history.times.roll(-1), history.offsets.diff() > 0
+            next_times[history.offsets[1:][has_items] - 1] = now_B[has_items].to(next_times)
+        layout = Layout(history.offsets, history.times, next_times)
         encoded_TD = self.encode(self.item_vectors(history.ids)[0], layout)
         nonempty = layout.lengths > 0
         out = encoded_TD.new_zeros(len(nonempty), encoded_TD.shape[1])
@@ -106,7 +118,8 @@ class NextItem(Retriever):
         return normalized(self.item_vectors(ids)[0], self.normalize)
 
     def question(self, batch: Batch) -> EvalQueries:
-        """Returns a query per row: the target is the newest item; the ranking leaves out the items before it."""
+        """Returns a query per row: the target is the newest item, at its time; the ranking leaves out all items before
+        it, also those that the query does not read."""
         history = self.history(batch)
         has_target = history.offsets.diff() > 0
         ends = history.offsets[1:][has_target] - 1
@@ -115,8 +128,13 @@ class NextItem(Retriever):
         offsets = F.pad((history.offsets.diff() - has_target.long()).cumsum(0), (1, 0))
         prefix = History(history.ids[is_prefix], offsets, None if history.times is None else history.times[is_prefix])
         seen_offsets = torch.cat([offsets[:1], offsets[1:][has_target]])
-        rows = has_target.nonzero().flatten()
-        return EvalQueries(self._query(prefix)[has_target], history.ids[ends], (prefix.ids, seen_offsets), rows)
+        rows, now_B = has_target.nonzero().flatten(), None
+        if history.times is not None:
+            now_B = history.times.new_zeros(len(has_target))
+            now_B[rows] = history.times[ends]
+        read = prefix if self.longest is None else prefix.last(self.longest - 1)
+        query = self._query(read, now_B)[has_target]
+        return EvalQueries(query, history.ids[ends], (prefix.ids, seen_offsets), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +187,7 @@ def sasrec(
         num_dense: ignored.
         hidden: hidden width of the feed-forward networks; null: the width of the items.
         norm_first: normalize before each sublayer (pre-norm); false: after it.
-        normalize: scale queries and items to length 1; `loss.temperature` is then 0.05 by default, else 1.
+        normalize: scale queries and items to length 1; `model.loss.temperature` is then 0.05 by default, else 1.
         inputs: fields of `NextItemInputs`.
     """
     settings = NextItemInputs(**inputs)
@@ -205,7 +223,7 @@ def hstu(
         times: times of the history's items, as `sequence.name` of the schema; adds a time bias to the attention.
         qk_dim: width of queries and keys per head; null: the width of the items divided by `heads`.
         v_dim: width of values per head; null: the width of the items divided by `heads`.
-        normalize: scale queries and items to length 1; `loss.temperature` is then 0.05 by default, else 1.
+        normalize: scale queries and items to length 1; `model.loss.temperature` is then 0.05 by default, else 1.
         inputs: fields of `NextItemInputs`.
     """
     settings = NextItemInputs(**inputs)

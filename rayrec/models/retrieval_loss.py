@@ -21,11 +21,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 from rayrec.distributed import comm
-from rayrec.models.samplers import SAMPLERS, Candidates, KnownFrequency, StreamingFrequency
+from rayrec.models.corpus import Corpus
+from rayrec.models.samplers import (
+    SAMPLERS,
+    Candidates,
+    KnownFrequency,
+    PopularitySampler,
+    StreamingFrequency,
+    UniformSampler,
+)
 
 TEMPERATURE = 0.05  # of vectors of length 1
 MASKED = float("-inf")  # score of a candidate that is the positive itself
@@ -41,6 +50,7 @@ class Pairs:
         items: `[P, D]`, vectors of the positive items.
         drawn: `[C, D]`, vectors of the sampled candidates.
         weight: `[P]`; None: all 1.
+        hard: ids `[H]` and vectors `[H, D]` of negatives that the batch names, for in-batch losses; None: none.
     """
 
     query: torch.Tensor
@@ -48,6 +58,14 @@ class Pairs:
     items: torch.Tensor
     drawn: torch.Tensor
     weight: torch.Tensor | None = None
+    hard: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def pool(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids `[P + H]` and vectors `[P + H, D]`: what this rank adds to the candidates of in-batch losses."""
+        if self.hard is None:
+            return self.ids, self.items
+        return torch.cat([self.ids, self.hard[0]]), torch.cat([self.items, self.hard[1]])
 
     @property
     def weights(self) -> torch.Tensor:
@@ -108,17 +126,21 @@ class RetrievalLoss(nn.Module):
     """The loss over the positions of all ranks.
 
     Args:
-        num_items: I, items of the corpus; ids are in [0, I).
+        num_items: I, rows of the item table; ids are in [0, I).
         kind: a key of `LOSSES`.
         negatives: candidates drawn per step, shared by all positions of all ranks.
         sampler: "uniform", or "popularity" with `counts`.
-        temperature: divisor of the scores.
-        counts: count of each item in the training data, for q of in-batch candidates. None: estimate q during training.
+        power: exponent of the counts in "popularity".
+        temperature: divisor of the scores; None: 1.
+        counts: count of each item in the training data, for "popularity" and for q of in-batch candidates; "data": the
+            trainer gives them to `set_counts` before the first step. None: estimate q during training.
+        hard_negatives: for in-batch losses, `Pairs.hard` are candidates.
         calibration: t of gBCE. 0: plain BCE; 1: unbiased probabilities.
         seed: seed of the sampler.
     """
 
     steps: torch.Tensor
+    block_bytes = 64 << 20  # of the scores of a block of queries
 
     def __init__(
         self,
@@ -127,8 +149,10 @@ class RetrievalLoss(nn.Module):
         kind: str = "sampled_softmax",
         negatives: int = 256,
         sampler: str = "uniform",
-        temperature: float = 1.0,
+        power: float = 1.0,
+        temperature: float | None = None,
         counts: Any = None,
+        hard_negatives: bool = False,
         calibration: float = 0.75,
         seed: int = 0,
     ) -> None:
@@ -139,57 +163,149 @@ class RetrievalLoss(nn.Module):
             raise ValueError(f"loss: unknown sampler {sampler!r}; choose one of {', '.join(SAMPLERS)}")
         if sampler == "popularity" and counts is None:
             raise ValueError("loss: sampler 'popularity' needs counts, the number of occurrences of each item")
+        temperature = 1.0 if temperature is None else temperature
         if temperature <= 0:
             raise ValueError(f"loss: temperature={temperature} must be above 0")
+        if counts is not None and not isinstance(counts, str) and len(counts) != num_items:
+            raise ValueError(f"loss: {len(counts)} counts were given for {num_items} rows of the item table")
         self.kind, self.num_items, self.temperature = LOSSES[kind], num_items, temperature
-        basis = num_items if sampler == "uniform" else counts
-        self.sampler = SAMPLERS[sampler](basis, negatives, seed) if self.kind.drawn else None
+        self.hard_negatives, self.calibration = hard_negatives and self.kind.in_batch, calibration
+        self.sampler: UniformSampler | PopularitySampler | None = None
         self.frequency: KnownFrequency | StreamingFrequency | None = None
+        from_data = isinstance(counts, str)
+        if self.kind.drawn:
+            popular = sampler == "popularity"
+            self.sampler = (
+                PopularitySampler(num_items, negatives, seed, power, kept=from_data)
+                if popular
+                else UniformSampler(num_items, negatives, seed)
+            )
         if self.kind.in_batch:
-            self.frequency = StreamingFrequency(num_items) if counts is None else KnownFrequency(counts)
-        alpha = negatives / max(num_items - 1, 1)
-        self.beta = alpha * (calibration * (1 - 1 / alpha) + 1 / alpha)
+            known = counts is not None
+            self.frequency = KnownFrequency(num_items, kept=from_data) if known else StreamingFrequency(num_items)
+        if counts is not None and not from_data:
+            self.set_counts(torch.as_tensor(counts, dtype=torch.float64))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self._step: int | None = None  # `steps` on the host
+        self.use_corpus(Corpus(num_items))
 
-    def draw(self) -> Candidates:
-        """Returns the candidates of the step, identical on every rank: all items for `softmax`, none for `in_batch`."""
+    @property
+    def lacks_counts(self) -> bool:
+        """Whether the counts of the training data are needed and not set. Waits for the device."""
+        return any(
+            not bool(module.total > 0)
+            for module in (self.sampler, self.frequency)
+            if isinstance(module, PopularitySampler | KnownFrequency)
+        )
+
+    def set_counts(self, counts_I: torch.Tensor) -> None:
+        """Sets the count of each item in the training data.
+
+        Raises:
+            ValueError: all counts are 0.
+        """
+        if not bool(counts_I.sum() > 0):
+            raise ValueError("loss: at least one of the counts must be above 0")
+        for module in (self.sampler, self.frequency):
+            if isinstance(module, PopularitySampler | KnownFrequency):
+                module.set_counts(counts_I)
+
+    def use_corpus(self, corpus: Corpus) -> None:
+        """Sets the rows of the item table that are items; the others are neither positives nor negatives."""
+        self.corpus = corpus
+        for module in (self.sampler, self.frequency):
+            if module is not None:
+                module.corpus = corpus
+
+    @property
+    def beta(self) -> float:
+        """Exponent of gBCE's positive probability."""
+        negatives = 0 if self.sampler is None else self.sampler.count
+        alpha = negatives / max(len(self.corpus) - 1, 1)
+        return alpha * (self.calibration * (1 - 1 / alpha) + 1 / alpha) if alpha else 1.0
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._step = None
+
+    @property
+    def step(self) -> int:
+        """Number of training steps so far. Waits for the device once after a state was loaded."""
+        if self._step is None:
+            self._step = int(self.steps)
+        return self._step
+
+    def draw(self, group: comm.Group = None) -> Candidates:
+        """Returns the candidates of the step: identical on every rank; for `softmax`, the rank's part of all items; for
+        `in_batch`, none."""
         device = self.steps.device
         if self.sampler is not None:
-            return self.sampler.draw(int(self.steps), device)
-        ids = torch.arange(0 if self.kind.in_batch else self.num_items, device=device)
+            return self.sampler.draw(self.step, device)
+        part = range(0) if self.kind.in_batch else self._part(group)
+        ids = self.corpus.rows(torch.arange(part.start, part.stop, device=device))
         return Candidates(ids, torch.zeros(len(ids), device=device))
+
+    def _part(self, group: comm.Group) -> range:
+        """The items of this rank."""
+        rank, size = (0, 1) if group is None else (group.rank(), group.size())
+        step = -(-len(self.corpus) // size)
+        return range(len(self.corpus))[rank * step : (rank + 1) * step]
+
+    def _block_rows(self, candidates: int) -> int:
+        """Queries in a block."""
+        return max(1, self.block_bytes // (4 * max(candidates, 1)))
+
+    def _is_item(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.corpus.items(ids) >= 0
 
     def forward(self, pairs: Pairs, drawn: Candidates, group: comm.Group) -> torch.Tensor:
         """Returns this rank's share of the loss; the sum over ranks is the weighted mean over positions. Collective.
 
         Args:
-            pairs: positive pairs of this rank, with the vectors of the candidates.
+            pairs: positive pairs of this rank, with the vectors of the candidates. A pair of no item has no weight.
             drawn: the result of `draw`.
         """
-        total = comm.all_reduce(pairs.weights.detach().sum(), group).clamp(min=1e-12)
+        weights_P = pairs.weights * self._is_item(pairs.ids)
+        total = comm.all_reduce(weights_P.detach().sum(), group).clamp(min=1e-12)
+        weights_P = weights_P / total
+        step, self._step = self.step, self.step + self.training
+        self.steps += int(self.training)
         if not self.kind.in_batch and self.sampler is None:
             # Sums over a corpus need float32, also with `trainer.dense_precision: bf16`.
             query, vectors = _at_least_float32(pairs.query), _at_least_float32(pairs.drawn)
+            places = self.corpus.items(pairs.ids).clamp(min=0)
             with torch.autocast(query.device.type, enabled=False):
-                return _CorpusSoftmax.apply(query / self.temperature, vectors, pairs.ids, pairs.weights.float() / total)
-        positive_P = (pairs.query * pairs.items).sum(1) / self.temperature
+                inputs = query / self.temperature, vectors, places, weights_P.float()
+                if group is None or group.size() == 1:
+                    return _CorpusSoftmax.apply(self._block_rows(len(vectors)), *inputs)
+                part, most = self._part(group), -(-len(self.corpus) // group.size())
+                return _ShardedSoftmax.apply(self._block_rows(most), group, part.start, *inputs)
         candidates = [(drawn.ids, pairs.drawn, drawn.log_q)] if self.sampler is not None else []
-        log_q_P = torch.zeros_like(positive_P) if self.sampler is None else self.sampler.log_q(pairs.ids)
+        log_q_P = pairs.query.new_zeros(len(pairs.ids)) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
-            counts = comm.all_gather(torch.tensor([len(pairs.ids)], device=pairs.ids.device), group).flatten().tolist()
-            all_ids = comm.all_gather_uneven(pairs.ids, group)
-            log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, int(self.steps))
-            candidates.append((all_ids, comm.gather_rows(pairs.items, counts, group), log_q[: len(all_ids)]))
+            pool_ids, pool_vectors = pairs.pool
+            counts = comm.all_gather(torch.tensor([len(pool_ids)], device=pool_ids.device), group).flatten().tolist()
+            all_ids = comm.all_gather_uneven(pool_ids, group)
+            log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, step)
+            log_q_C = log_q[: len(all_ids)].masked_fill(~self._is_item(all_ids), -MASKED)
+            candidates.append((all_ids, comm.gather_rows(pool_vectors, counts, group), log_q_C))
             log_q_P = log_q[len(all_ids) :]
         ids_C, vectors_CD, log_q_C = (torch.cat(tensors) for tensors in zip(*candidates, strict=True))
-        others_PC = pairs.query @ vectors_CD.T / self.temperature
-        if self.kind.corrected:
-            positive_P, others_PC = corrected(positive_P, log_q_P), corrected(others_PC, log_q_C)
-        others_PC = others_PC.masked_fill(ids_C == pairs.ids[:, None], MASKED)
-        losses_P = self.kind.function(positive_P, others_PC, self.beta)
-        if self.training:
-            self.steps += 1
-        return (losses_P * pairs.weights).sum() / total
+        q_P, q_C = (log_q_P, log_q_C) if self.kind.corrected else (None, None)
+
+        def of_block(block: slice, query: torch.Tensor, items: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+            positive_P = (query * items).sum(1) / self.temperature
+            others_PC = query @ vectors.T / self.temperature
+            if q_P is not None and q_C is not None:
+                positive_P, others_PC = positive_P - q_P[block], others_PC - q_C
+            others_PC = others_PC.masked_fill(ids_C == pairs.ids[block, None], MASKED)
+            return (self.kind.function(positive_P, others_PC, self.beta) * weights_P[block]).sum()
+
+        rows = self._block_rows(len(ids_C))
+        if len(pairs.ids) <= rows:
+            return of_block(slice(None), pairs.query, pairs.items, vectors_CD)
+        share: torch.Tensor = _InBlocks.apply(of_block, rows, pairs.query, pairs.items, vectors_CD)
+        return share
 
 
 def with_temperature(loss: dict[str, Any] | None, normalize: bool) -> dict[str, Any]:
@@ -199,16 +315,46 @@ def with_temperature(loss: dict[str, Any] | None, normalize: bool) -> dict[str, 
         normalize: queries and items have length 1. Scores are then in [-1, 1], too narrow for a softmax over many
             candidates without a temperature.
     """
-    return {"temperature": TEMPERATURE if normalize else 1.0, **(loss or {})}
+    given = {} if loss is None else {name: value for name, value in loss.items() if value is not None}
+    return {"temperature": TEMPERATURE if normalize else 1.0, **given}
 
 
 def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def corrected(scores: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    """Scores minus log q, which removes the effect of unequal sampling probabilities."""
-    return scores - log_q
+class _InBlocks(torch.autograd.Function):
+    """Σ of a function over blocks of queries.
+
+    Computes the gradient of a block in the same pass, so the scores `[P, C]` are never in memory all at once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: Callable[..., torch.Tensor],
+        rows: int,
+        query_PD: torch.Tensor,
+        items_PD: torch.Tensor,
+        vectors_CD: torch.Tensor,
+    ) -> torch.Tensor:
+        total, vectors = query_PD.new_zeros((), dtype=torch.float32), vectors_CD.detach().requires_grad_()
+        grad_query, grad_items = torch.empty_like(query_PD), torch.empty_like(items_PD)
+        grad_vectors = torch.zeros_like(vectors_CD)
+        for start in range(0, len(query_PD), rows):
+            block = slice(start, start + rows)
+            with torch.enable_grad():
+                inputs = query_PD[block].detach().requires_grad_(), items_PD[block].detach().requires_grad_(), vectors
+                value = function(block, *inputs)
+            grad_query[block], grad_items[block], grad = torch.autograd.grad(value, inputs)
+            grad_vectors += grad
+            total = total + value.detach()
+        ctx.save_for_backward(grad_query, grad_items, grad_vectors)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *(saved * grads[0] for saved in ctx.saved_tensors)
 
 
 class _CorpusSoftmax(torch.autograd.Function):
@@ -218,13 +364,15 @@ class _CorpusSoftmax(torch.autograd.Function):
     in memory all at once.
     """
 
-    BLOCK_BYTES = 64 << 20
-
     @staticmethod
     def forward(
-        ctx: Any, query_PD: torch.Tensor, vectors_ID: torch.Tensor, ids_P: torch.Tensor, weights_P: torch.Tensor
+        ctx: Any,
+        rows: int,
+        query_PD: torch.Tensor,
+        vectors_ID: torch.Tensor,
+        ids_P: torch.Tensor,
+        weights_P: torch.Tensor,
     ) -> torch.Tensor:
-        rows = max(1, _CorpusSoftmax.BLOCK_BYTES // (4 * max(len(vectors_ID), 1)))
         total = query_PD.new_zeros(())
         grad_query, grad_vectors = torch.empty_like(query_PD), torch.zeros_like(vectors_ID)
         for start in range(0, len(query_PD), rows):
@@ -245,4 +393,75 @@ class _CorpusSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, vectors = ctx.saved_tensors
-        return query * grads[0], vectors * grads[0], None, None
+        return None, query * grads[0], vectors * grads[0], None, None
+
+
+class _ShardedSoftmax(torch.autograd.Function):
+    """This rank's share of Σ weight · cross-entropy of the queries of all ranks against all items.
+
+    Each rank has the vectors of its part of the items and scores all queries against them; the largest score and the
+    sum of a query take two all-reduces a block, as in Megatron's vocabulary-parallel loss (Shoeybi et al. 2019,
+    arXiv:1909.08053, section 3). Backward computes the scores again, so memory is that of all queries and one block.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: int,
+        group: dist.ProcessGroup,
+        first: int,
+        query_PD: torch.Tensor,
+        vectors_ID: torch.Tensor,
+        places_P: torch.Tensor,
+        weights_P: torch.Tensor,
+    ) -> torch.Tensor:
+        """
+        Args:
+            rows: queries of a block, the same on all ranks.
+            first: place of this rank's first item.
+        """
+        counts = comm.all_gather(torch.tensor([len(query_PD)], device=query_PD.device), group).flatten().tolist()
+        query_QD = comm.gather_rows(query_PD, counts, group)
+        places_Q, weights_Q = (comm.all_gather_uneven(values, group) for values in (places_P, weights_P))
+        log_sums, positives = torch.empty_like(weights_Q), torch.empty_like(weights_Q)
+        for start in range(0, len(query_QD), rows):
+            block = slice(start, start + rows)
+            scores = query_QD[block] @ vectors_ID.T
+            lowest = scores.new_full((len(scores), 1), torch.finfo(scores.dtype).min)
+            highest = comm.all_reduce(torch.cat([scores, lowest], dim=1).amax(1), group, dist.ReduceOp.MAX)
+            sums = torch.zeros(2, len(scores), dtype=scores.dtype, device=scores.device)
+            places, is_own = _own_places(places_Q[block], first, len(vectors_ID))
+            if len(vectors_ID):
+                sums[1] = scores.gather(1, places[:, None])[:, 0] * is_own
+            sums[0] = scores.sub_(highest[:, None]).exp_().sum(1)
+            sums = comm.all_reduce(sums, group)
+            log_sums[block], positives[block] = sums[0].log() + highest, sums[1]
+        own = slice(begin := sum(counts[: group.rank()]), begin + len(query_PD))
+        ctx.rows, ctx.group, ctx.first, ctx.counts, ctx.own = rows, group, first, counts, own
+        ctx.save_for_backward(query_QD, vectors_ID, places_Q, weights_Q, log_sums)
+        return ((log_sums - positives) * weights_Q)[own].sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query_QD, vectors_ID, places_Q, weights_Q, log_sums = ctx.saved_tensors
+        # Each rank may weigh its share in another way.
+        factors = comm.all_gather(grads[0].reshape(1), ctx.group).flatten()
+        counts = torch.tensor(ctx.counts, device=factors.device)
+        weights_Q = weights_Q * factors.repeat_interleave(counts, output_size=len(weights_Q))
+        grad_query, grad_vectors = torch.zeros_like(query_QD), torch.zeros_like(vectors_ID)
+        for start in range(0, len(query_QD) if len(vectors_ID) else 0, ctx.rows):
+            block = slice(start, start + ctx.rows)
+            weights = weights_Q[block, None]
+            shares = (query_QD[block] @ vectors_ID.T).sub_(log_sums[block, None]).exp_().mul_(weights)
+            places, is_own = _own_places(places_Q[block], ctx.first, len(vectors_ID))
+            shares.scatter_add_(1, places[:, None], -weights * is_own[:, None])
+            grad_query[block] = shares @ vectors_ID
+            grad_vectors.addmm_(shares.T, query_QD[block])
+        grad_query = comm.all_reduce(grad_query, ctx.group)[ctx.own]
+        return None, None, None, grad_query, grad_vectors, None, None
+
+
+def _own_places(places: torch.Tensor, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places among this rank's items, 0 for others, and whether they are its own."""
+    is_own = (places >= first) & (places < first + count)
+    return torch.where(is_own, places - first, 0), is_own

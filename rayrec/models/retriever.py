@@ -18,7 +18,7 @@ from torch import nn
 from rayrec.distributed import comm
 from rayrec.models.batch import Batch
 from rayrec.models.loss import rank_mean
-from rayrec.models.retrieval_loss import Pairs, RetrievalLoss
+from rayrec.models.retrieval_loss import Pairs, RetrievalLoss, with_temperature
 from rayrec.modules import EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.lookup import as_collection_table
@@ -49,13 +49,22 @@ class Retriever(nn.Module, ABC):
         num_items: I; items are rows [0, I) of the item table.
         item: the feature that holds item ids.
         reads: the inputs of `query`.
-        loss: arguments of `RetrievalLoss` except `num_items`.
+        loss: arguments of `RetrievalLoss` except `num_items`; `model.loss` of a config replaces them.
+        normalize: vectors have length 1; the temperature of the loss is then 0.05 by default, else 1.
     """
 
-    def __init__(self, num_items: int, item: str, reads: QueryInputs, loss: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        num_items: int,
+        item: str,
+        reads: QueryInputs,
+        loss: dict[str, Any] | None = None,
+        normalize: bool = False,
+    ) -> None:
         super().__init__()
         self.num_items, self.item, self.reads = num_items, item, reads
-        self.loss = RetrievalLoss(num_items, **(loss or {}))
+        self.normalize = normalize
+        self.use_loss(loss)
         self.group: comm.Group = None
 
     @abstractmethod
@@ -78,6 +87,18 @@ class Retriever(nn.Module, ABC):
         """Returns the ids of the positive items in the batch."""
         return batch.sparse[self.item].values()
 
+    def candidates(self, batch: Batch) -> torch.Tensor:
+        """Returns the ids that the batch adds to the candidates of an in-batch loss."""
+        return self.positives(batch)
+
+    def use_loss(self, loss: dict[str, Any] | None) -> None:
+        """Replaces the loss; call it before the tables are sharded.
+
+        Args:
+            loss: arguments of `RetrievalLoss` except `num_items`.
+        """
+        self.loss = RetrievalLoss(self.num_items, **with_temperature(loss, self.normalize))
+
     def on_sharded(self, group: comm.Group) -> None:
         """Sets the ranks of the loss; called when the tables are sharded over `group`."""
         self.group = group
@@ -87,7 +108,7 @@ class Retriever(nn.Module, ABC):
 
         Each rank returns its share; the weighted sum over ranks is the global mean loss.
         """
-        drawn = self.loss.draw()
+        drawn = self.loss.draw(self.group)
         share = self.loss(self.pairs(batch, drawn.ids), drawn, self.group)
         loss = rank_mean(share, batch, self.group)
         # `share * 0` keeps the collectives in the backward of a rank with an empty batch.

@@ -6,11 +6,14 @@ another number of ranks, draws the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+
+from rayrec.models.corpus import Corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,75 +25,112 @@ class Candidates:
 
 
 class UniformSampler(nn.Module):
-    """Draws `count` items uniformly, with replacement."""
+    """Draws `count` items uniformly, with replacement.
+
+    Attributes:
+        corpus: the items.
+    """
 
     def __init__(self, num_items: int, count: int, seed: int) -> None:
         super().__init__()
-        self.num_items, self.count, self.seed = num_items, count, seed
+        self.corpus, self.count, self.seed = Corpus(num_items), count, seed
 
     def draw(self, step: int, device: torch.device) -> Candidates:
         """Returns the candidates of `step`; identical on every rank."""
-        ids = torch.randint(self.num_items, (self.count,), generator=_generator(self.seed, step)).to(device)
+        generator = _generator(self.seed, step)
+        items = torch.randint(len(self.corpus), (self.count,), generator=generator)
+        ids = self.corpus.rows(items.to(device, non_blocking=True))
         return Candidates(ids, self.log_q(ids))
 
     def log_q(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the log of the expected count of each id in a draw."""
-        return torch.full((len(ids),), self.count / self.num_items, device=ids.device).log()
+        return torch.full((len(ids),), math.log(self.count / len(self.corpus)), device=ids.device)
 
 
 class PopularitySampler(nn.Module):
     """Draws `count` items with replacement, with a probability proportional to their counts to the power of `power`.
 
     Args:
-        counts: count of each item in the training data, by id.
+        num_items: I, rows of the item table.
         count: items to draw.
         power: 1: as in the data; 0: uniform.
+        kept: the counts are part of the state.
     """
 
-    _cumulated: torch.Tensor
-    _log_expected: torch.Tensor
+    _weights: torch.Tensor
+    corpus: Corpus
 
-    def __init__(self, counts: Sequence[float] | torch.Tensor, count: int, seed: int, power: float = 1.0) -> None:
+    def __init__(self, num_items: int, count: int, seed: int, power: float = 1.0, kept: bool = False) -> None:
         super().__init__()
-        weights = torch.as_tensor(counts, dtype=torch.float64) ** power
-        if not float(weights.sum()) > 0:
-            raise ValueError("popularity sampler: at least one of the counts must be above 0")
-        share = weights / weights.sum()
-        self.count, self.seed = count, seed
-        self.register_buffer("_cumulated", share.cumsum(0), persistent=False)
-        self.register_buffer("_log_expected", (share * count).clamp(min=1e-12).log().float(), persistent=False)
+        self.corpus, self.count, self.seed, self.power = Corpus(num_items), count, seed, power
+        self.register_buffer("_weights", torch.zeros(num_items, dtype=torch.float64), persistent=kept)
+        self._cumulated: torch.Tensor | None = None
+
+    @property
+    def total(self) -> torch.Tensor:
+        """Sum of the weights of items, 0 without counts."""
+        return self._of_items().sum()
+
+    def set_counts(self, counts_I: torch.Tensor) -> None:
+        """Sets the count of each item."""
+        counts = counts_I.to(self._weights)
+        self._weights.copy_(torch.where(counts > 0, counts**self.power, 0.0))
+        self._cumulated = None
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._cumulated = None
 
     def draw(self, step: int, device: torch.device) -> Candidates:
         """See `UniformSampler.draw`."""
-        uniform = torch.rand(self.count, generator=_generator(self.seed, step), dtype=torch.float64).to(device)
-        ids = torch.searchsorted(self._cumulated, uniform, right=True).clamp(max=len(self._cumulated) - 1)
+        if self._cumulated is None or self._cumulated.device != self._weights.device:
+            sums = self._of_items().cumsum(0)
+            self._cumulated = sums / sums[-1]
+        uniform = torch.rand(self.count, generator=_generator(self.seed, step), dtype=torch.float64)
+        places = torch.searchsorted(self._cumulated, uniform.to(device, non_blocking=True), right=True)
+        ids = self.corpus.rows(places.clamp(max=len(self._cumulated) - 1))
         return Candidates(ids, self.log_q(ids))
 
     def log_q(self, ids: torch.Tensor) -> torch.Tensor:
         """See `UniformSampler.log_q`."""
-        return self._log_expected[ids]
+        return (self._weights[ids] / self.total * self.count).clamp(min=1e-12).log().float()
+
+    def _of_items(self) -> torch.Tensor:
+        return self._weights[self.corpus.all_rows(self._weights.device)]
 
 
-SAMPLERS: dict[str, Callable[..., UniformSampler | PopularitySampler]] = {
-    "uniform": UniformSampler,
-    "popularity": PopularitySampler,
-}
+SAMPLERS = ("uniform", "popularity")
 
 
 class KnownFrequency(nn.Module):
-    """Expected count of an item among the positives of a step, from its count in the training data."""
+    """Expected count of an item among the candidates of a step, from its count in the training data.
 
-    _log_share: torch.Tensor
+    Args:
+        num_items: I, rows of the item table.
+        kept: the counts are part of the state.
+    """
 
-    def __init__(self, counts: Sequence[float] | torch.Tensor) -> None:
+    _counts: torch.Tensor
+    corpus: Corpus
+
+    def __init__(self, num_items: int, kept: bool = False) -> None:
         super().__init__()
-        numbers = torch.as_tensor(counts, dtype=torch.float64)
-        share = numbers.clamp(min=0.5) / numbers.sum()  # an item with count 0 may still occur
-        self.register_buffer("_log_share", share.log().float(), persistent=False)
+        self.corpus = Corpus(num_items)
+        self.register_buffer("_counts", torch.zeros(num_items, dtype=torch.float64), persistent=kept)
+
+    @property
+    def total(self) -> torch.Tensor:
+        """Sum of all counts, 0 if they are not set."""
+        return self._counts.sum()
+
+    def set_counts(self, counts_I: torch.Tensor) -> None:
+        """Sets the count of each item."""
+        self._counts.copy_(counts_I)
 
     def log_q(self, ids: torch.Tensor, all_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Returns `[len(ids)]`; `all_ids` are the positives of all ranks."""
-        return self._log_share[ids] + torch.tensor(float(max(len(all_ids), 1)), device=ids.device).log()
+        """Returns `[len(ids)]`; `all_ids` are the candidates of all ranks."""
+        share = self._counts[ids].clamp(min=0.5) / self.total  # an item with count 0 may still occur
+        return (share * max(len(all_ids), 1)).log().float()
 
 
 class StreamingFrequency(nn.Module):
@@ -106,18 +146,19 @@ class StreamingFrequency(nn.Module):
         rate: weight of the newest gap in the moving average.
     """
 
+    corpus: Corpus
     _last: torch.Tensor  # step after the newest occurrence; 0: none
     _gap: torch.Tensor  # mean steps per occurrence; below 0: minus the guess after the first occurrence; 0: none
 
     def __init__(self, num_items: int, rate: float = 0.05) -> None:
         super().__init__()
-        self.num_items, self.rate = num_items, rate
+        self.corpus, self.rate = Corpus(num_items), rate
         self.register_buffer("_last", torch.zeros(num_items, dtype=torch.int64))
         self.register_buffer("_gap", torch.zeros(num_items))
 
     def log_q(self, ids: torch.Tensor, all_ids: torch.Tensor, step: int) -> torch.Tensor:
         """See `KnownFrequency.log_q`. In training, updates the estimate with the occurrences of this step first."""
-        average = max(self.num_items / max(len(all_ids), 1), 1.0)
+        average = max(len(self.corpus) / max(len(all_ids), 1), 1.0)
         if self.training:
             seen, counts = all_ids.unique(return_counts=True)
             last, mean = self._last[seen], self._gap[seen]

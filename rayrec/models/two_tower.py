@@ -9,7 +9,7 @@ import torch
 
 from rayrec.models.batch import Batch
 from rayrec.models.loss import common_dim
-from rayrec.models.retrieval_loss import Pairs, with_temperature
+from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import EvalQueries, QueryInputs, Retriever, normalized, only_table_of, small_normal
 from rayrec.modules import MLP, EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
@@ -29,7 +29,7 @@ class TwoTower(Retriever):
         item: the feature with one item id per row; all other features belong to the query.
         towers: layer widths of each tower, and so the width of the vectors; empty: the
             tables' own vectors, i.e. matrix factorization; the query then has one feature, which is sparse.
-        normalize: scale queries and items to length 1; `loss.temperature` is then 0.05 by default, else 1.
+        normalize: scale queries and items to length 1; `model.loss.temperature` is then 0.05 by default, else 1.
         loss: arguments of `RetrievalLoss`.
         device: device of the dense part.
         tables_device: device of the tables; they stay on "meta" until they are sharded.
@@ -56,9 +56,9 @@ class TwoTower(Retriever):
         num_items = only_table_of(item, tables).num_embeddings
         features = [name for table in tables for name in table.feature_names]
         reads = QueryInputs(tuple(name for name in features if name != item), dense=num_dense > 0)
-        super().__init__(num_items, item, reads, {"kind": "in_batch", **with_temperature(loss, normalize)})
+        super().__init__(num_items, item, reads, {"kind": "in_batch", **(loss or {})}, normalize)
         dim = common_dim("two_tower", list(tables))  # type: ignore[arg-type]
-        self.features, self.normalize = features, normalize
+        self.features = features
         copies = [as_collection_table(table, table.feature_names, small_normal) for table in tables]
         self.embeddings = EmbeddingCollection(copies, device=tables_device, seed=seed)
         width = dim * (len(self.features) - 1) + num_dense
@@ -101,12 +101,14 @@ class TwoTower(Retriever):
                 f"two_tower: feature {self.item!r} has {len(ids)} ids in {batch.rows} rows; it needs one id per row"
             )
         items = normalized(self.item_tower(vectors[self.item]), self.normalize)
+        hard = (ids[~is_positive], items[: batch.rows][~is_positive]) if self.loss.hard_negatives else None
         return Pairs(
             query=self._queries(batch, vectors)[is_positive],
             ids=ids[is_positive],
             items=items[: batch.rows][is_positive],
             drawn=items[batch.rows :],
             weight=None if batch.weight is None else batch.weight[is_positive],
+            hard=hard,
         )
 
     def query(self, batch: Batch) -> torch.Tensor:
@@ -118,6 +120,9 @@ class TwoTower(Retriever):
 
     def positives(self, batch: Batch) -> torch.Tensor:
         return batch.sparse[self.item].values()[batch.label > 0]
+
+    def candidates(self, batch: Batch) -> torch.Tensor:
+        return batch.sparse[self.item].values() if self.loss.hard_negatives else self.positives(batch)
 
     def question(self, batch: Batch) -> EvalQueries:
         """Returns a query per positive pair; the ranking leaves no item out."""

@@ -79,6 +79,7 @@ class Layout:
         self.offsets, self.times = offsets.long(), times
         self.lengths = self.offsets.diff()
         self._next_times, self._total, self.width = next_times, total, width
+        self.time_buckets: dict[int, torch.Tensor] = {}  # by width of a bucket; the layers share them
 
     @property
     def device(self) -> torch.device:

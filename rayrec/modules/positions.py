@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from rayrec.modules.attention import Bucket, Layout
 
 TIME_BUCKETS = 128
+BLOCK_BYTES = 64 << 20  # of the logarithms of times
 LOG_STEP = 0.301  # of natural logarithms of seconds, as in Meta's published form
 
 
@@ -74,9 +76,26 @@ class RelativeBias(nn.Module):
             raise ValueError(
                 "the model uses times, but the sequence has none: give it a time column, or use_times: false"
             )
-        gaps_BNN = bucket.pad(layout.next_times)[:, :, None] - bucket.pad(layout.times)[:, None, :]
-        buckets = (gaps_BNN.abs().clamp(min=1).double().log() / LOG_STEP).long().clamp(max=TIME_BUCKETS)
-        return bias_1NN + self.by_time[buckets]
+        if bucket.width not in layout.time_buckets:
+            layout.time_buckets[bucket.width] = _time_buckets(bucket.pad(layout.next_times), bucket.pad(layout.times))
+        return bias_1NN + F.embedding(layout.time_buckets[bucket.width], self.by_time[:, None])[..., 0]
+
+
+def _time_buckets(next_times: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+    """The bucket of the time from each position's item (dim 2) to the item after each position (dim 1), int32
+    `[b, W, W]`, from times `[b, W]`.
+
+    Works on some rows at a time, because the logarithms take several times the memory of the buckets.
+    """
+
+    def of(rows: slice) -> torch.Tensor:
+        gaps = (next_times[rows, :, None] - times[rows, None, :]).abs_().clamp_(min=1)
+        return gaps.double().log_().div_(LOG_STEP).clamp_(max=TIME_BUCKETS).int()
+
+    if torch.compiler.is_exporting():
+        return of(slice(None))
+    rows = max(1, BLOCK_BYTES // (8 * max(times.shape[1], 1) ** 2))
+    return torch.cat([of(slice(start, start + rows)) for start in range(0, max(len(times), 1), rows)])
 
 
 def check_length(layout: Layout, max_length: int) -> None:

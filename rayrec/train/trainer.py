@@ -242,7 +242,7 @@ class Trainer:
             manifest = Manifest.of(data.train, schema, reading, rows, data.progressive)
             self._keep_id_types(manifest)
             return manifest, manifest
-        train = manifest_of(data.train, schema.for_training, reading, rows)
+        train = manifest_of(data.train, self.config.training_schema, reading, rows)
         self._keep_id_types(train.parts[0])
         return train, None if data.eval is None else Manifest.of(data.eval, self.config.data_schema, reading)
 

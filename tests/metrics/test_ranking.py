@@ -8,7 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rayrec.metrics.ranking import Jagged, RankingMetrics, popularity_ranks, target_ranks
+from rayrec.metrics.ranking import (
+    Jagged,
+    RankingMetrics,
+    TopItems,
+    metrics_of_groups,
+    part_of,
+    popularity_ranks,
+    target_ranks,
+)
 from tests.ranks import on_ranks
 
 ITEMS, ROWS, DIM = 40, 30, 5
@@ -109,3 +117,65 @@ def test_ranks_add_up() -> None:
     queries, items, targets, seen = drawn()
     want = RankingMetrics.of(target_ranks(queries, items, targets, jagged(seen))).metrics()
     assert all(found == pytest.approx(want, rel=1e-12) for found in on_ranks(3, part_of_rank))
+
+
+def of_part(group: dist.ProcessGroup | None, sizes: list[int], filtered: bool) -> tuple[list[int], float]:
+    """The ranks of a process's rows among items that are dealt to the processes, and the coverage."""
+    queries, items, targets, seen = drawn(3)
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    rows = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    own, top = part_of(ITEMS, rank, size), TopItems(3, ITEMS, torch.device("cpu"))
+    ranks = target_ranks(
+        queries[rows], items[own.start : own.stop], targets[rows], jagged(seen[rows]) if filtered else None,
+        group=group, top=top,
+    )  # fmt: skip
+    return ranks.tolist(), top.coverage
+
+
+@pytest.mark.parametrize("sizes", [[11, 19], [30, 0], [4, 25, 1]])
+def test_items_dealt_to_ranks_are_ranked_as_those_of_one_process(sizes: list[int]) -> None:
+    for filtered in (False, True):
+        wanted, _ = of_part(None, [ROWS], filtered)
+        found = on_ranks(len(sizes), of_part, sizes, filtered)
+        assert [rank for ranks, _ in found for rank in ranks] == wanted
+        assert len({coverage for _, coverage in found}) == 1
+    assert [len(part_of(ITEMS, rank, 7)) for rank in range(7)] == [6] * 6 + [4]
+
+
+def test_coverage_is_the_share_of_items_in_any_list() -> None:
+    queries, items, targets, seen = drawn(5)
+    queries, items = queries + torch.rand(ROWS, DIM), items + torch.rand(ITEMS, DIM)  # no ties
+    top = TopItems(3, ITEMS, torch.device("cpu"))
+    target_ranks(queries, items, targets, jagged(seen), top=top)
+    found = set()
+    for row in range(ROWS):
+        left = [i for i in range(ITEMS) if i == int(targets[row]) or i not in seen[row]]
+        found |= set(sorted(left, key=lambda i: -float(queries[row] @ items[i]))[:3])
+    assert top.coverage == pytest.approx(len(found) / ITEMS)
+
+
+def test_metrics_of_groups_are_their_formulas() -> None:
+    generator = torch.Generator().manual_seed(2)
+    group, target = (torch.randint(0, most, (60,), generator=generator) for most in (9, 12))
+    rank_of = {(g, t): r for g in range(9) for t, r in enumerate(torch.randperm(40, generator=generator).tolist())}
+    rank = torch.tensor([rank_of[pair] for pair in zip(group.tolist(), target.tolist(), strict=True)])
+    found = metrics_of_groups(group, target, rank, (3, 10), filtered=False)
+    by_group = [sorted({rank_of[g, int(t)] for t in target[group == g].tolist()}) for g in sorted(set(group.tolist()))]
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    for k in (3, 10):
+        hits = [[place for place in places if place < k] for places in by_group]
+        assert found[f"hr@{k}"] == pytest.approx(mean([float(bool(hit)) for hit in hits]))
+        sizes = [len(places) for places in by_group]
+        assert found[f"recall@{k}"] == pytest.approx(mean([len(h) / n for h, n in zip(hits, sizes, strict=True)]))
+        assert found[f"precision@{k}"] == pytest.approx(mean([len(hit) / k for hit in hits]))
+        ap = [sum((i + 1) / (place + 1) for i, place in enumerate(hit)) for hit in hits]
+        assert found[f"map@{k}"] == pytest.approx(mean([a / min(n, k) for a, n in zip(ap, sizes, strict=True)]))
+        dcg = [sum(1 / math.log2(place + 2) for place in hit) for hit in hits]
+        best = [sum(1 / math.log2(place + 2) for place in range(min(n, k))) for n in sizes]
+        assert found[f"ndcg@{k}"] == pytest.approx(mean([d / b for d, b in zip(dcg, best, strict=True)]))
+    assert found["mrr"] == pytest.approx(mean([1 / (places[0] + 1) for places in by_group]))
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert set(metrics_of_groups(nothing, nothing, nothing, (3,)).values()) == {None}

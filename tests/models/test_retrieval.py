@@ -13,8 +13,9 @@ from torch import nn
 
 from rayrec.distributed import DistributedModelParallel, EmbeddingCollectionSharder, EmbOptimType, ShardingEnv, comm
 from rayrec.models import Batch, TwoTower, hstu, sasrec
+from rayrec.models.corpus import Corpus
 from rayrec.models.next_item import NextItem
-from rayrec.models.retrieval_loss import LOSSES, RetrievalLoss
+from rayrec.models.retrieval_loss import LOSSES, Pairs, RetrievalLoss
 from rayrec.models.retriever import HistoryOf, ItemVectors, batch_of
 from rayrec.models.samplers import PopularitySampler, StreamingFrequency, UniformSampler
 from rayrec.modules import EmbeddingConfig
@@ -184,6 +185,22 @@ def test_the_loss_is_one_function_on_any_number_of_ranks(size: int, kind: str) -
     check_ranks(size, kind)
 
 
+def test_the_softmax_of_items_dealt_to_ranks_is_one_function_in_blocks() -> None:
+    """With weights, one query a block, and a rank without a query."""
+    want, grads = gradients(None, "softmax", "sasrec", True)
+    for found, of_ranks in on_ranks(3, gradients_in_blocks, "softmax"):
+        assert found == pytest.approx(want, rel=1e-5)
+        torch.testing.assert_close(of_ranks, grads, rtol=1e-5, atol=1e-5)
+
+
+def gradients_in_blocks(group: dist.ProcessGroup, kind: str) -> tuple[float, list[torch.Tensor]]:
+    before, RetrievalLoss.block_bytes = RetrievalLoss.block_bytes, 4
+    try:
+        return gradients(group, kind, "sasrec", True)
+    finally:
+        RetrievalLoss.block_bytes = before
+
+
 def test_so_is_hstu_and_a_weighted_batch() -> None:
     check_ranks(3, "mixed", "hstu", weighted=True)
 
@@ -225,7 +242,9 @@ def test_a_row_without_history_asks_with_zeros() -> None:
 
 
 def test_samplers_are_seeded_by_step_and_know_their_q() -> None:
-    for sampler in (UniformSampler(ITEMS, 5000, 3), PopularitySampler(counts(), 5000, 3, power=0.5)):
+    popular = PopularitySampler(ITEMS, 5000, 3, power=0.5)
+    popular.set_counts(torch.tensor(counts()))
+    for sampler in (UniformSampler(ITEMS, 5000, 3), popular):
         first = sampler.draw(4, torch.device("cpu"))
         assert torch.equal(first.ids, sampler.draw(4, torch.device("cpu")).ids)
         assert not torch.equal(first.ids, sampler.draw(5, torch.device("cpu")).ids)
@@ -390,3 +409,92 @@ def test_a_question_is_the_newest_item_after_those_before_it() -> None:
     parts = [ids[a:b].tolist() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
     assert parts == [one[:-1] for one in rows]
     torch.testing.assert_close(asked.query, model.query(batch([one[:-1] for one in rows])))
+
+
+def test_training_evaluation_and_a_request_ask_the_same_question() -> None:
+    """With times, of the time of the item that is asked for; also of a history that is longer than the model reads."""
+    model = make("softmax", "hstu").eval()
+    model.encoder.layers[0].bias.by_time.data.normal_()  # type: ignore[index, union-attr]
+    whole = batch([[3, 1, 4, 5], [9, 2, 6, 7, 0, 8, 1, 3]])
+    times = torch.tensor([10, 20, 25, 90_000, 5, 6, 7, 60, 61, 62, 63, 5_000])
+    whole = replace(whole, lists={"h.at": times})
+    asked = model.question(whole)
+    pairs = model.pairs(whole, torch.tensor([0]))
+    last = torch.tensor([2, 2 + MOST])  # the last pair of each row
+    torch.testing.assert_close(asked.query, pairs.query[last])
+    prefix = replace(batch([[3, 1, 4], [9, 2, 6, 7, 0, 8, 1]]), lists={"h.at": times[[0, 1, 2, 4, 5, 6, 7, 8, 9, 10]]})
+    at_its_time = replace(prefix, time=times[[3, 11]])
+    torch.testing.assert_close(model.query(at_its_time), asked.query)
+    assert not torch.allclose(model.query(prefix), asked.query, atol=1e-4)
+    model.longest = 4  # of the schema: training has three items before a target
+    short = replace(batch([[3, 1, 4], [0, 8, 1]]), lists={"h.at": times[[0, 1, 2, 8, 9, 10]]}, time=times[[3, 11]])
+    found = model.question(whole)
+    torch.testing.assert_close(found.query, model.query(short))
+    assert found.seen is not None and asked.seen is not None and torch.equal(found.seen[0], asked.seen[0])
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_rows_without_an_item_are_neither_positives_nor_negatives(kind: str) -> None:
+    """The loss on rows 2 to 7 of a table of 12 is that of a table of these six alone."""
+    large, small = (RetrievalLoss(size, kind=kind, negatives=NEGATIVES) for size in (ITEMS, 6))
+    large.use_corpus(Corpus(6, first=2))
+    generator = torch.Generator().manual_seed(3)
+    query, table = torch.randn(9, DIM, generator=generator), torch.randn(ITEMS, DIM, generator=generator)
+    targets = torch.tensor([2, 0, 7, 5, 11, 2, 3, 1, 6])  # three are not items
+    known = (targets >= 2) & (targets < 8)
+    drawn, expected = large.draw(), small.draw()
+    assert torch.equal(drawn.ids, expected.ids + 2)
+    found = large(Pairs(query, targets, table[targets], table[drawn.ids]), drawn, None)
+    own = targets[known]
+    wanted = small(Pairs(query[known], own - 2, table[own], table[drawn.ids]), expected, None)
+    if not LOSSES[kind].in_batch:  # whose estimate of q counts unknown items, too
+        torch.testing.assert_close(found, wanted)
+    else:
+        assert abs(float(found - wanted)) < 0.6 and found.isfinite()
+
+
+@pytest.mark.parametrize("kind", ["in_batch", "mixed", "bce", "softmax"])
+def test_scores_in_blocks_are_those_of_one(kind: str) -> None:
+    def trained_once(block_bytes: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model = make(kind)
+        model.loss.block_bytes = block_bytes
+        loss, _ = model(batch(weight=torch.tensor([1.0, 2.0, 0.5, 1.0, 0.0, 3.0, 1.0])))
+        loss.backward()
+        return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
+
+    torch.testing.assert_close(trained_once(4 * 3 * ITEMS), trained_once(1 << 20))
+
+
+def test_hard_negatives_are_candidates_of_all_rows() -> None:
+    """Against the formula, with exact counts of the items of all rows."""
+    rows = towers_batch(slice(0, 7))
+    genre = EmbeddingConfig(num_embeddings=9, embedding_dim=DIM, name="genre", feature_names=["genre"], init_fn=_normal)
+    settings = {"kind": "in_batch", "counts": counts(), "hard_negatives": True}
+    model = TwoTower([genre, *tables()], 2, item="item", towers=[8, 4], tables_device="cpu", seed=1, loss=settings)
+    ids, positive = rows.sparse["item"].values(), rows.label > 0
+    assert torch.equal(model.candidates(rows), ids) and torch.equal(model.positives(rows), ids[positive])
+    query, items = model.query(rows).detach() / 0.05, model.items(ids).detach()
+    log_q = (torch.tensor(counts())[ids] / sum(counts()) * len(ids)).log()
+    scores = query @ items.T - log_q
+    total = 0.0
+    for row in positive.nonzero().flatten().tolist():
+        others = [i for i in range(7) if int(ids[i]) != int(ids[row])]
+        total += float(torch.logsumexp(scores[row][[row, *others]], 0) - scores[row, row])
+    assert float(model(rows)[0].detach()) == pytest.approx(total / int(positive.sum()), rel=1e-5)
+
+
+def test_counts_of_the_data_are_set_once_and_kept() -> None:
+    settings = {"kind": "mixed", "sampler": "popularity", "power": 0.75, "counts": "data", "negatives": 4000}
+    loss = RetrievalLoss(ITEMS, **settings)
+    assert loss.lacks_counts
+    loss.set_counts(torch.tensor(counts()))
+    again = RetrievalLoss(ITEMS, **settings)
+    again.load_state_dict(loss.state_dict())
+    assert not again.lacks_counts and torch.equal(again.draw().ids, loss.draw().ids)
+    share = torch.tensor(counts()) ** 0.75
+    found = torch.bincount(loss.draw().ids, minlength=ITEMS) / 4000
+    torch.testing.assert_close(found, share / share.sum(), rtol=0.2, atol=0)
+    with pytest.raises(ValueError, match="at least one of the counts must be above 0"):
+        loss.set_counts(torch.zeros(ITEMS))
+    with pytest.raises(ValueError, match="3 counts were given for 12 rows"):
+        RetrievalLoss(ITEMS, kind="in_batch", counts=[1, 2, 3])

@@ -13,7 +13,7 @@ from rayrec.modules import attention
 from rayrec.modules.attention import Layout
 from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
 from rayrec.modules.hstu import HSTUConfig, HSTUEncoder, HSTULayer
-from rayrec.modules.positions import Positions
+from rayrec.modules.positions import Positions, RelativeBias
 
 LENGTHS = [5, 0, 1, 17, 9, 2]
 DIM = 8
@@ -157,3 +157,30 @@ def test_positions_count_from_either_end() -> None:
         encoder("hstu")(torch.randn(5, DIM), layout)
     with pytest.raises(ValueError, match="dim=6 must be a multiple of heads=4"):
         attention.SelfAttention(6, 4)
+
+
+def test_layers_share_the_time_buckets_and_keep_no_int64_of_pairs() -> None:
+    torch.manual_seed(3)
+    model = HSTUEncoder(HSTUConfig(dim=DIM, max_length=20, blocks=3, use_times=True))
+    values, offsets, times = rows()
+    layout, kept = Layout(offsets, times), list[torch.Tensor]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        model(values.requires_grad_(), layout).sum()
+    pairs = [tensor for tensor in kept if not tensor.is_floating_point() and tensor.dim() == 3]
+    of_buckets = {bucket.data_ptr() for bucket in layout.time_buckets.values()}
+    assert pairs and {tensor.dtype for tensor in pairs if tensor.data_ptr() in of_buckets} == {torch.int32}
+    assert not any(tensor.dtype == torch.int64 for tensor in pairs)
+    assert len(layout.time_buckets) == len(layout.buckets)
+
+
+def test_the_time_bias_of_long_rows_is_that_of_each_row() -> None:
+    """Their logarithms are taken row by row."""
+    length, bias = 2900, RelativeBias(2900, use_times=True)
+    times = torch.randint(1, 10**6, (2 * length,), generator=torch.Generator().manual_seed(1))
+    together, alone = (
+        Layout(torch.tensor([0, length, 2 * length]), times),
+        Layout(torch.tensor([0, length]), times[length:]),
+    )
+    with torch.no_grad():
+        found, want = bias(together, together.buckets[0]), bias(alone, alone.buckets[0])
+    assert torch.equal(found[1], want[0])

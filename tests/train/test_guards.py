@@ -91,6 +91,14 @@ def test_so_many_bad_lines_in_a_row_end_the_run(limits: dict[str, Any], bad: dic
         guards.check(14, bad)
 
 
+def test_an_area_that_may_be_large_enough_does_not_end_the_run() -> None:
+    """Narrow logits, as of first steps, share bins: `auc_error` bounds the distance of the true area."""
+    guards = Guards(config_of(trainer__guards={"patience": 1, "min_auc": 0.505}).trainer.guards)
+    guards.check(1, {"ne": 1.0, "auc": 0.5, "auc_error": 0.1})
+    with pytest.raises(TrainError, match=r"AUC 0\.4 is below"):
+        guards.check(2, {"ne": 1.0, "auc": 0.4, "auc_error": 0.1})
+
+
 def test_none_of_it_is_looked_at_where_it_is_not_defined() -> None:
     guards = Guards(config_of(trainer__guards={"patience": 1, "max_ne": 1.0, "min_auc": 0.505}).trainer.guards)
     guards.check(1, {"ne": None, "auc": None})

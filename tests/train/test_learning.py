@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from rayrec.models import DLRM, Batch, mean_loss
-from rayrec.models.loss import Head, Loss, pairwise_loss
+from rayrec.models.loss import Head, pairwise_loss
+from rayrec.models.loss_config import Bce, Focal, Mse, Pairwise
 from rayrec.train import ConfigError, TrainError, parse_config
 from tests.ranks import PerRank, on_ranks
 from tests.train.small import fit_job, fit_on_rank, learner_of, make_job, rank_session, raw_config, write_all
@@ -64,7 +66,7 @@ def plain(raw: dict[str, Any], steps: list[Batch], probe: Batch) -> torch.Tensor
     learner = learner_of(replace(job, factory=keeping))
     model = DLRM(**{**given, "device": "cpu", "tables_device": "cpu"})
     for head in (module for module in model.modules() if isinstance(module, Head)):
-        head.loss = Loss(**raw["model"]["loss"])
+        head.loss = Focal(**raw["model"]["loss"])
     bags = model.embedding_bags.embedding_bags
     with torch.no_grad():
         for name, table in learner.model.tables().items():
@@ -129,18 +131,19 @@ def test_losses_are_their_formulas() -> None:
     logits = torch.randn(50, 2, generator=torch.Generator().manual_seed(1))
     p, y = logits.sigmoid(), batch.label
     formulas = {
-        Loss(): -(y * p.log() + (1 - y) * (1 - p).log()),
-        Loss(kind="mse"): (p - y) ** 2,
-        Loss(kind="focal", gamma=2.0): -(y * (1 - p) ** 2 * p.log() + (1 - y) * p**2 * (1 - p).log()),
-        Loss(kind="focal", gamma=0.0, alpha=0.3): -(0.3 * y * p.log() + 0.7 * (1 - y) * (1 - p).log()),
-        Loss(label_smoothing=0.2): -((0.8 * y + 0.1) * p.log() + (0.9 - 0.8 * y) * (1 - p).log()),
+        Bce(): -(y * p.log() + (1 - y) * (1 - p).log()),
+        Mse(): (p - y) ** 2,
+        Focal(gamma=2.0): -(y * (1 - p) ** 2 * p.log() + (1 - y) * p**2 * (1 - p).log()),
+        Focal(gamma=0.0, alpha=0.3): -(0.3 * y * p.log() + 0.7 * (1 - y) * (1 - p).log()),
+        Bce(label_smoothing=0.2): -((0.8 * y + 0.1) * p.log() + (0.9 - 0.8 * y) * (1 - p).log()),
+        Bce(positive_weight=3.0): -(3 * y * p.log() + (1 - y) * (1 - p).log()),
     }
     for loss, each in formulas.items():
         wanted = (each.nan_to_num().sum(1) * batch.weight).sum() / batch.weight.sum()
         torch.testing.assert_close(mean_loss(logits, batch, loss=loss), wanted)
     one = batches([20], 4)[0]
     torch.testing.assert_close(
-        mean_loss(logits[:20, 0], one, loss=Loss(kind="mse")), F.mse_loss(logits[:20, 0].sigmoid(), one.label)
+        mean_loss(logits[:20, 0], one, loss=Mse()), F.mse_loss(logits[:20, 0].sigmoid(), one.label)
     )
 
 
@@ -178,7 +181,7 @@ def test_the_pairwise_loss_is_over_the_rows_of_all_ranks(folder: Path) -> None:
 def scores_of_one_rank(group: dist.ProcessGroup) -> torch.Tensor | None:
     """What the first rank scores alone, in evaluation."""
     head = Head(None).eval()
-    head.loss = Loss(kind="pairwise")
+    head.loss = Pairwise()
     head.on_sharded(group)
     batch = batches([5], 3)[0]
     return head(torch.arange(5.0)[:, None], batch)[1] if group.rank() == 0 else None
@@ -196,14 +199,25 @@ def test_an_evaluation_gathers_no_rows_for_the_pairwise_loss() -> None:
             {"model__loss": "pairwise", "trainer__micro_batches": 2},
             "trainer.micro_batches: model.loss pairwise compares",
         ),
-        ({"model__loss": {"kind": "pairwise", "label_smoothing": 0.1}}, "label_smoothing works with bce and mse"),
-        ({"model__loss": "focal2"}, "model.loss: got 'focal2'; allowed"),
-        ({"model__loss": {"kind": "focal", "label_smoothing": 0.1}}, "label_smoothing works with bce and mse"),
+        (
+            {"model__loss": {"kind": "pairwise", "label_smoothing": 0.1}},
+            "model.loss.label_smoothing: the loss pairwise does not have this field",
+        ),
+        ({"model__loss": "focal2"}, "model.loss.kind: got 'focal2'; did you mean 'focal'?; allowed"),
+        (
+            {"model__loss": {"kind": "focal", "label_smoothing": 0.1}},
+            "the loss focal does not have this field (it has",
+        ),
+        (
+            {"model__loss": "listnet"},
+            "model.loss: listnet compares the rows of a group, such as a user: set",
+        ),
+        ({"model__loss": "huber"}, "model.loss: huber needs a label of `kind: number`"),
         ({"optimizers__tables": {"usr": {"lr": 1.0}}}, "optimizers.tables.usr: no table is named 'usr'; did you mean"),
     ],
 )
 def test_wrong_settings_are_named(folder: Path, changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text.replace(".", r"\.")):
+    with pytest.raises(ConfigError, match=re.escape(text)):
         parse_config(raw_config(folder, **changes))
 
 

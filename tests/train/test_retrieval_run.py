@@ -16,20 +16,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
+import yaml
 from rich.console import Console
 
 from rayrec.models import RETRIEVERS
 from rayrec.train import ConfigError, Display, Trainer, TrainError, evaluate_run, load_config, parse_config
 from rayrec.train.run.folder import RunFolder
+from rayrec.train.tune.search import check_metric
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEMS = 60
-LOSS = {"kind": "sampled_softmax", "negatives": 40}
 ARGS: dict[str, dict[str, Any]] = {
-    "sasrec": {"history": "history", "max_length": 6, "dropout": 0.0, "loss": LOSS},
-    "hstu": {"history": "history", "max_length": 6, "dropout": 0.0, "times": "past.at", "loss": LOSS},
+    "sasrec": {"history": "history", "max_length": 6, "dropout": 0.0},
+    "hstu": {"history": "history", "max_length": 6, "dropout": 0.0, "times": "past.at"},
     "two_tower": {"item": "item", "towers": [16]},
 }
 
@@ -77,6 +78,8 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
     if name != "two_tower":
         del raw["schema"]["sparse"][1], raw["tables"][1]
     raw["model"] = {"name": name, "args": ARGS[name]}
+    if name != "two_tower":
+        raw["model"]["loss"] = {"kind": "sampled_softmax", "negatives": 40}
     raw["trainer"]["epochs"] = 3
     raw["trainer"]["early_stopping"] = {"metric": "ndcg@10", "patience": 6}
     return raw
@@ -130,6 +133,7 @@ def test_popularity_stands_beside_the_figures(
 ) -> None:
     raw = raw_config(data, name)
     raw["trainer"] |= {"epochs": 3, "num_workers": 0}
+    raw["schema"]["sequences"][0]["length"] = 4  # the ranking leaves out the items before these, too
     raw["storage"]["path"] = str(tmp_path)
     done = Trainer(parse_config(raw)).fit()
     assert done.eval is not None
@@ -201,6 +205,104 @@ def test_a_retriever_is_measured_by_value_and_time_with_weights(data: Path, tmp_
     assert sum(value["samples"] for value in values) == found["samples"] and len(values) > 30
 
 
+def targets_by_hand(data: Path, ranks: dict[tuple[int, int], int], k: int) -> dict[str, float]:
+    """Means over users of recall@k and precision@k, from the rank of each (user, item)."""
+    users: dict[int, list[int]] = {}
+    for (user, _), rank in ranks.items():
+        users.setdefault(user, []).append(rank)
+    hits = {user: sum(rank < k for rank in of) for user, of in users.items()}
+    recall = sum(hits[user] / len(of) for user, of in users.items()) / len(users)
+    return {f"recall@{k}": recall, f"precision@{k}": sum(hits.values()) / k / len(users)}
+
+
+def grouped_raw(data: Path, folder: Path) -> dict[str, Any]:
+    """Rows of 25 users, each with several targets, and a file of the items that a user has seen."""
+    raw = raw_config(data, "two_tower")
+    for part in ("train", "eval"):
+        table = pq.read_table(data / part)
+        table = table.append_column("user", pa.array(np.arange(len(table)) % 25))
+        (folder / part).mkdir()
+        pq.write_table(table, folder / part / "rows.parquet", row_group_size=64)
+        raw["data"][part] = str(folder / part)
+    seen = [[user, (user * 7 + step) % ITEMS] for user in range(25) for step in range(user % 4)]
+    users, items = zip(*seen, strict=True)
+    pq.write_table(pa.table({"who": users, "item": items}), folder / "seen.parquet")
+    raw["schema"]["group"] = {"column": "user"}
+    raw["schema"]["sparse"].append({"name": "user", "mapping": {"kind": "identity"}})
+    raw["tables"].append({"name": "user", "rows": 25, "dim": 16, "features": ["user"]})
+    raw["model"]["loss"] = {"kind": "mixed", "negatives": 20, "sampler": "popularity", "power": 0.5, "counts": "data",
+                            "hard_negatives": True}  # fmt: skip
+    seen_file = {"path": str(folder / "seen.parquet"), "user": "user", "user_column": "who"}
+    ranking = {"ks": [5, 20], "targets": "group", "seen": ["history"], "seen_file": seen_file, "coverage": 5}
+    raw["trainer"] |= {"ranking": ranking, "epochs": 1, "num_workers": 0, "slices": ["user"],
+                       "early_stopping": {"metric": "map@5", "patience": 3}}  # fmt: skip
+    raw["storage"] |= {"path": str(folder), "keep_best": "precision@20"}
+    return raw
+
+
+def test_a_published_protocol_is_ranked_from_a_config(data: Path, tmp_path: Path) -> None:
+    raw = grouped_raw(data, tmp_path)
+    done = Trainer(parse_config(raw)).fit()
+    found = done.eval
+    assert found is not None
+    by_row = {**raw["trainer"]["ranking"], "targets": "row"}
+    rows = pq.read_table(tmp_path / "eval").to_pylist()
+    positive = [row for row in rows if row["label"]]
+    assert (found["groups"], found["samples"]) == (len({row["user"] for row in positive}), len(positive))
+    seen = {(row["who"], row["item"]) for row in pq.read_table(tmp_path / "seen.parquet").to_pylist()}
+    popular = Counter(row["item"] for row in pq.read_table(tmp_path / "train").to_pylist() if row["label"])
+    ranks = {}
+    for row in positive:
+        left = {i for i in range(ITEMS) if i not in row["history"] and (row["user"], i) not in seen} - {row["item"]}
+        rank = sum(popular[i] >= popular[row["item"]] for i in left)
+        pair = row["user"], row["item"]
+        ranks[pair] = min(rank, ranks.get(pair, ITEMS))
+    for k in (5, 20):
+        for name, value in targets_by_hand(data, ranks, k).items():
+            assert found["popularity"][name] == pytest.approx(value), name
+    assert 0.05 < found["coverage@5"] <= 1 and found["recall@20"] == found["recall@20/unseen"] > found["recall@5"]
+    users = found["by_value"]["user"]
+    assert sum(user["recall@5"] for user in users) / len(users) == pytest.approx(found["recall@5"])
+    page = (done.folder / "report.html").read_text()
+    assert "Recall@5" in page and "Normalized entropy" not in page and ">AUC<" not in page
+    two = on_ranks(2, fit_on_rank, {**raw, "name": "two"}, timeout_s=350)
+    assert two[0]["eval"] == two[1]["eval"]
+    assert two[0]["eval"]["recall@20"] == pytest.approx(found["recall@20"], abs=0.02)
+    raw["trainer"] |= {"ranking": by_row, "early_stopping": None}
+    raw["storage"]["keep_best"], raw["name"] = "hr@5", "rows"
+    assert parse_config(raw).trainer.ranking.names == [
+        "mrr", "hr@5", "hr@20", "recall@5", "recall@20", "ndcg@5", "ndcg@20", "coverage@5"
+    ]  # fmt: skip
+
+
+def test_metrics_to_watch_and_rankings_that_do_not_fit_are_refused(data: Path, tmp_path: Path) -> None:
+    grouped = grouped_raw(data, tmp_path)
+    ranker = {**RAW, "storage": {**RAW["storage"], "keep_best": "mrr"}}
+    wrong = {"path": "seen.parquet", "user": "history"}
+    for raw, text in [
+        (ranker, r"storage.keep_best: got 'mrr'.*; evaluations of model dlrm have auc, gauc, ne"),
+        ({**RAW, "trainer": {**RAW["trainer"], "ranking": {"ks": [5]}}}, "model dlrm scores rows and ranks no items"),
+        (
+            {**grouped, "storage": {**grouped["storage"], "keep_best": "hr@10"}},
+            "model two_tower have mrr",
+        ),
+        ({**grouped, "schema": {**grouped["schema"], "group": None}}, r"ranking.targets: group needs schema.group"),
+        (with_ranking(grouped, seen=["films"]), r"ranking.seen.0: no sparse feature is named 'films'"),
+        (with_ranking(grouped, seen_file=wrong), r"no sparse feature of kind id is named 'history'"),
+    ]:
+        with pytest.raises(ConfigError, match=text):
+            parse_config(raw)
+    raw = raw_config(data, "two_tower")
+    check_metric("ndcg@10", parse_config(raw))
+    with pytest.raises(TrainError, match="metric=auc: not computed"):
+        check_metric("auc", parse_config(raw))
+
+
+def with_ranking(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    trainer = raw["trainer"]
+    return {**raw, "trainer": {**trainer, "ranking": {**trainer["ranking"], **changes}}}
+
+
 @pytest.mark.parametrize("name", ["sasrec", "hstu"])
 def test_what_a_model_of_histories_does_not_read_is_refused(name: str, data: Path, tmp_path: Path) -> None:
     raw = raw_config(data, name)
@@ -221,6 +323,27 @@ def test_what_a_model_of_histories_does_not_read_is_refused(name: str, data: Pat
     raw["schema"]["dense"] = [{"name": "label"}]
     with pytest.raises(TrainError, match=f"schema.dense: {subject} this section"):
         Trainer(parse_config(raw)).fit()
+
+
+def test_a_run_with_the_loss_in_model_args_is_resumed(data: Path, tmp_path: Path) -> None:
+    """Earlier configs had a retriever's loss there, and in `model.loss` the fields of all losses of rankers."""
+    raw = raw_config(data, "sasrec")
+    raw["trainer"] |= {"epochs": 1, "num_workers": 0, "early_stopping": None}
+    raw["storage"]["path"] = str(tmp_path)
+    first = Trainer(parse_config(raw)).fit()
+    earlier = {**raw["model"], "args": {**raw["model"]["args"], "loss": raw["model"]["loss"]}}
+    earlier["loss"] = {"kind": "bce", "label_smoothing": 0.0, "gamma": 2.0, "alpha": None}
+    for file in (first.folder / "config.yaml", first.folder / "given.yaml"):
+        written = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump({**written, "model": earlier}))
+    assert evaluate_run(first.folder)["mrr"] == pytest.approx(first.eval["mrr"])  # type: ignore[index]
+    raw["trainer"]["epochs"] = 2
+    text = r"model.args.loss: this option moved: write model.loss: \{kind: sampled_softmax, negatives: 40\}"
+    with pytest.raises(ConfigError, match=text):
+        parse_config({**raw, "model": earlier})
+    assert Trainer(parse_config(raw)).fit().steps == 2 * first.steps
+    with pytest.raises(TrainError, match=r"model\.loss\.negatives: 40 → 41"):
+        Trainer(parse_config({**raw, "model": {**raw["model"], "loss": {"negatives": 41}}})).fit()
 
 
 def test_a_retrievers_batch_is_not_worked_through_in_parts(data: Path) -> None:

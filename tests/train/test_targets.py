@@ -70,6 +70,22 @@ def test_weights_of_the_evaluation_are_those_of_the_rows(tmp_path: Path) -> None
     assert (result.eval["samples"], again["samples"]) == (301, int(times.sum()))
 
 
+@pytest.mark.parametrize("loss", [{"kind": "pairwise", "within": "group"}, {"kind": "listnet"}, {"kind": "ziln"}])
+def test_losses_of_groups_and_values_train_from_a_config(tmp_path: Path, loss: dict[str, Any]) -> None:
+    write_all(tmp_path)
+    schema = {**raw_config(tmp_path)["schema"], "group": {"column": "city"}}
+    model = {"name": "dlrm", "args": {"dense_arch": [16, 8], "over_arch": [16, 1]}, "loss": loss}
+    if loss["kind"] == "ziln":  # of the weight, which is 0 in a quarter of the rows
+        schema |= {"label": {"column": "weight", "kind": "number"}, "group": None}
+        model["args"] = {"dense_arch": [16, 8], "over_arch": [16, 3]}
+    result = trainer(tmp_path, schema=schema, model=model, trainer__num_workers=0, trainer__epochs=2).fit()
+    assert result.eval is not None
+    if loss["kind"] == "ziln":
+        assert abs(result.eval["prediction_mean"] - result.eval["label_mean"]) < 0.2
+    else:
+        assert result.eval["gauc"] > 0.7, result.eval
+
+
 def test_groups_and_times_break_evaluations_down(tmp_path: Path) -> None:
     """Training files need not have these columns."""
     write_all(tmp_path)

@@ -97,7 +97,7 @@ def _job(
         manifest, trained = Manifest.of(config.data.eval, config.data_schema), None
         if isinstance(build.model(config, "meta", factory), Retriever):
             try:
-                trained = manifest_of(config.data.train, config.data_schema.for_training)
+                trained = manifest_of(config.data.train, config.training_schema)
             except ValueError as error:
                 notice(f"popularity metrics are not computed: the training rows cannot be read: {error}")
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))

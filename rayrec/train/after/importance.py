@@ -79,7 +79,7 @@ def _some_rows(config: TrainConfig, mapping: RowMapping) -> pa.Table:
     """A sample of up to `ROWS` valid evaluation rows from all files."""
     if config.data.eval is None:
         raise TrainError("--importance: the run has no data.eval; give rows to score with --data")
-    manifest = Manifest.of(config.data.eval, config.data_schema.for_training)
+    manifest = Manifest.of(config.data.eval, config.training_schema)
     random, tables = np.random.default_rng(_SEED), list[pa.Table]()
     for number in random.permutation(len(manifest.windows)):
         table, problems = read_window(manifest, number)

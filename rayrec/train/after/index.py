@@ -160,7 +160,7 @@ def _tower(config: TrainConfig, weights: CheckpointWeights) -> Tower:
     plain = config.to_dict()
     spec = TowerSpec(
         name=str(config.model.name),
-        settings=plain["model"]["args"],
+        settings=plain["model"]["args"] | {"loss": plain["model"]["loss"]},
         tables={table.name: (table.rows, table.dim, list(table.features)) for table in config.tables},
         num_dense=config.data_schema.num_dense,
     )

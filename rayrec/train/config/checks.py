@@ -21,7 +21,8 @@ from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.metrics.buckets import MAX_BUCKETS
 from rayrec.models import BUILT_IN, RETRIEVERS
 from rayrec.models.arguments import args_of
-from rayrec.models.config import LossConfig, ModelConfig, TableConfig
+from rayrec.models.config import ModelConfig, TableConfig
+from rayrec.models.loss_config import NUMBER_LOSSES, Bce, InBatch, Mixed, Ziln
 from rayrec.optim.config import OptimizersConfig
 from rayrec.storage.errors import suggestion
 from rayrec.storage.secrets import secret_in
@@ -62,8 +63,8 @@ def check_named_tables(field: str, named: Iterable[str], tables: Sequence[TableC
 
 def check_micro_batches(model: ModelConfig, trainer: TrainerConfig) -> None:
     """A loss that compares the rows of a batch allows only one micro-batch."""
-    subject = f"model {model.name}" if model.name in RETRIEVERS else "model.loss pairwise"
-    if trainer.micro_batches > 1 and (model.name in RETRIEVERS or model.loss.kind == "pairwise"):
+    subject = f"model {model.name}" if model.name in RETRIEVERS else f"model.loss {model.loss.kind}"
+    if trainer.micro_batches > 1 and model.loss.compares_rows:
         raise refusal("trainer.micro_batches", f"{subject} compares all rows of a batch in its loss; set it to 1")
 
 
@@ -109,7 +110,7 @@ def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema
             f"{arch} must end with the dim of the tables, {dims[0]}: the dense features become one more vector of it",
         )
     over = model.args.get("over_arch")
-    num_labels = len(schema.tasks)
+    num_labels = 3 if isinstance(model.loss, Ziln) else len(schema.tasks)
     if isinstance(over, list) and over and over[-1] != num_labels:
         logits = "one logit a row" if num_labels == 1 else "one logit a row for each label"
         raise refusal("model.args.over_arch", f"{over} must end with {num_labels}: the model gives {logits}")
@@ -149,13 +150,15 @@ def check_esmm(model: ModelConfig, schema: Schema) -> None:
             )
 
 
-def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig) -> None:
-    """Early stopping and `keep_best` use metrics of the first label, and negative sampling has binary labels."""
+def check_labels(
+    model: ModelConfig, schema: Schema, trainer: TrainerConfig, storage: StorageConfig, data: DataConfig
+) -> None:
+    """Early stopping and `keep_best` use metrics that evaluations have, and negative sampling has binary labels."""
     kinds = schema.label_kinds
     if trainer.early_stopping is not None:
-        _check_metric("trainer.early_stopping.metric", trainer.early_stopping.metric, schema, trainer)
+        _check_metric("trainer.early_stopping.metric", trainer.early_stopping.metric, model, schema, trainer)
     if storage.keep_best is not None:
-        _check_metric("storage.keep_best", storage.keep_best.metric, schema, trainer)
+        _check_metric("storage.keep_best", storage.keep_best.metric, model, schema, trainer)
     if data.negative_rate < 1 and any(task.made_of_values for task in schema.tasks):
         raise refusal(
             "data.negative_rate",
@@ -168,27 +171,59 @@ def check_labels(schema: Schema, trainer: TrainerConfig, storage: StorageConfig,
         )
 
 
-def _check_metric(field: str, metric: str, schema: Schema, trainer: TrainerConfig) -> None:
-    """The metric named in `field` is one of `trainer.metrics`, or a built-in one of the first label."""
-    additional = [metric.name for metric in trainer.metrics]
-    if metric in additional:
-        return
-    if metric not in get_args(Metric):
-        allowed = [*get_args(Metric), *additional]
-        raise refusal(field, f"got {metric!r}{suggestion(metric, allowed)}; allowed: {', '.join(allowed)}")
+def metric_names(model: ModelConfig, schema: Schema, trainer: TrainerConfig) -> list[str]:
+    """The metrics of evaluations: those of a model that scores rows, or of one that ranks items; both for a model of
+    the user."""
+    if model.name in RETRIEVERS:
+        return trainer.ranking.names
     is_number = schema.label_kinds[0] == "number"
-    if is_number and metric not in OF_NUMBERS:
-        raise refusal(
-            field, f"{metric} needs a binary label; allowed for `kind: number`: {', '.join(sorted(OF_NUMBERS))}"
-        )
-    if metric in ONLY_OF_NUMBERS and not is_number:
+    names = [name for name in get_args(Metric) if (name in OF_NUMBERS if is_number else name not in ONLY_OF_NUMBERS)]
+    names += [metric.name for metric in trainer.metrics]
+    return names if model.name in BUILT_IN else list(dict.fromkeys([*names, *trainer.ranking.names]))
+
+
+def _check_metric(field: str, metric: str, model: ModelConfig, schema: Schema, trainer: TrainerConfig) -> None:
+    """Evaluations have the metric named in `field`."""
+    names = metric_names(model, schema, trainer)
+    if metric in names:
+        return
+    if model.name not in RETRIEVERS and metric in get_args(Metric):
+        if schema.label_kinds[0] == "number":
+            allowed = ", ".join(sorted(OF_NUMBERS))
+            raise refusal(field, f"{metric} needs a binary label; allowed for `kind: number`: {allowed}")
         raise refusal(field, f"{metric} needs a label of `kind: number`")
+    raise refusal(
+        field, f"got {metric!r}{suggestion(metric, names)}; evaluations of model {model.name} have {', '.join(names)}"
+    )
 
 
-def check_schedules(optimizers: OptimizersConfig, trainer: TrainerConfig, data: DataConfig, schema: Schema) -> None:
+def check_ranking(model: ModelConfig, schema: Schema, trainer: TrainerConfig) -> None:
+    """The features that a ranking reads exist and have the items' mapping, and rows have groups if these are ranked."""
+    ranking, by_name = trainer.ranking, {feature.name: feature for feature in schema.sparse}
+    if model.name in BUILT_IN and model.name not in RETRIEVERS:
+        if ranking != type(ranking)():
+            raise refusal("trainer.ranking", f"model {model.name} scores rows and ranks no items; remove this section")
+        return
+    if ranking.targets == "group" and schema.group is None:
+        raise refusal("trainer.ranking.targets", "group needs schema.group, for example the user")
+    item = by_name.get(str(model.args.get("item" if model.name == "two_tower" else "history")))
+    for number, name in enumerate(ranking.seen):
+        field = f"trainer.ranking.seen.{number}"
+        if name not in by_name:
+            raise refusal(field, f"no sparse feature is named {name!r}{suggestion(name, by_name)}")
+        if item is not None and by_name[name].mapping != item.mapping:
+            raise refusal(field, f"{name!r} must map ids as {item.name!r} does, to be left out of the items")
+    user = None if ranking.seen_file is None else ranking.seen_file.user
+    if user is not None and (user not in by_name or by_name[user].kind != "id"):
+        raise refusal("trainer.ranking.seen_file.user", f"no sparse feature of kind id is named {user!r}")
+
+
+def check_schedules(
+    optimizers: OptimizersConfig, trainer: TrainerConfig, data: DataConfig, schema: Schema, model: ModelConfig
+) -> None:
     """A plateau has evaluations to watch, and a schedule that is a share of the run has a known number of steps."""
     if optimizers.plateau is not None:
-        _check_metric("optimizers.plateau.metric", optimizers.plateau.metric, schema, trainer)
+        _check_metric("optimizers.plateau.metric", optimizers.plateau.metric, model, schema, trainer)
         if data.eval is None and data.progressive is None:
             raise refusal("optimizers.plateau", "it watches evaluations: set data.eval")
     filtered = data.negative_rate < 1 or any(data_set.filters for data_set in data_sets(data.train))
@@ -205,12 +240,21 @@ def check_schedules(optimizers: OptimizersConfig, trainer: TrainerConfig, data: 
 
 def check_loss(model: ModelConfig, schema: Schema) -> None:
     """The loss applies to the labels."""
-    if model.loss != LossConfig() and set(schema.label_kinds) == {"number"}:
+    loss, kinds = model.loss, schema.label_kinds
+    if isinstance(loss, NUMBER_LOSSES) and "number" not in kinds:
+        raise refusal("model.loss", f"{loss.kind} needs a label of `kind: number`")
+    if not isinstance(loss, NUMBER_LOSSES) and loss != Bce() and set(kinds) == {"number"}:
+        allowed = ", ".join(kind.model_fields["kind"].default for kind in NUMBER_LOSSES)
         raise refusal(
-            "model.loss", "labels of `kind: number` use squared error; remove this section, or predict a binary label"
+            "model.loss",
+            f"{loss.kind} needs a binary label; labels of `kind: number` have the squared error, or {allowed}",
         )
-    if model.loss.kind == "pairwise" and len(schema.label_kinds) > 1:
-        raise refusal("model.loss", "pairwise works with one label; choose bce, focal or mse")
+    if len(kinds) > 1 and model.name not in RETRIEVERS and (loss.compares_rows or isinstance(loss, Ziln)):
+        raise refusal("model.loss", f"{loss.kind} works with one label; choose bce, focal or mse")
+    if loss.by_group and schema.group is None:
+        raise refusal("model.loss", f"{loss.kind} compares the rows of a group, such as a user: set schema.group")
+    if isinstance(loss, InBatch | Mixed) and loss.hard_negatives and model.name in READ_A_HISTORY_ONLY:
+        raise refusal("model.loss.hard_negatives", f"model {model.name} learns from histories, which have no label 0")
 
 
 # Fields of the lines of training in metrics.jsonl.

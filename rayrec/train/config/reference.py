@@ -11,7 +11,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rayrec._runtime.strict import Section
 from rayrec.models.arguments import args_of, listed_meaning
+from rayrec.models.loss_config import RANKER_LOSSES, RETRIEVER_LOSSES
 from rayrec.train.config.interval import Interval
 from rayrec.train.config.relaunch import rules_table
 
@@ -37,7 +39,7 @@ def config_reference() -> str:
         lines += ["", f"## {name}", "", f"{_sentence(_meaning(TrainConfig, name, field))}", "", *HEAD]
         lines += [row for path, row in rows.items() if re.match(rf"{name}(\[\])?\.", path)]
         if name == "model":
-            lines += _model_args()
+            lines += [*_losses(), *_model_args()]
         if name == "optimizers":
             lines += _sparse_optimizers()
     lines += ["", "## What may change between two launches of a run", "", *rules_table()]
@@ -94,6 +96,24 @@ def _model_args() -> list[str]:
             meaning = (field.description or "").replace('"', "`")
             lines.append(_row(f"model.args.{name}", _field_type(field), _default(field), meaning))
     return lines
+
+
+def _losses() -> list[str]:
+    """The kinds of `model.loss` with their fields, and a table of all fields."""
+    lines: list[str] = []
+    fields: dict[str, FieldInfo] = {}
+    for models, kinds in (("rankers", RANKER_LOSSES), ("retrievers", RETRIEVER_LOSSES)):
+        lines += ["", f"### model.loss of {models}", "", "| kind | loss | fields |", "|---|---|---|"]
+        for kind, section in kinds.items():
+            own = {name: field for name, field in section.model_fields.items() if name != "kind"}
+            meaning = " ".join((section.__doc__ or "").split())
+            lines.append(f"| `{kind}` | {meaning} | {', '.join(f'`{name}`' for name in own) or 'none'} |")
+            fields = own | fields
+    lines += ["", *HEAD]
+    return lines + [
+        _row(f"model.loss.{name}", _field_type(field), _default(field), _meaning(Section, name, field))
+        for name, field in fields.items()
+    ]
 
 
 def _sparse_optimizers() -> list[str]:

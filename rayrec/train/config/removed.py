@@ -68,6 +68,7 @@ def without_removed(raw: Any, *, of_run: bool = False) -> Any:
     Raises:
         PydanticCustomError: a removed option has another value; names the replacement.
     """
+    raw = _with_loss(raw, of_run)
     for path, option in REMOVED.items():
         section, _, name = path.rpartition(".")
         values = _section(raw, section)
@@ -78,6 +79,39 @@ def without_removed(raw: Any, *, of_run: bool = False) -> Any:
         remaining = {key: value for key, value in values.items() if key != name}
         raw = _replaced(raw, section.split("."), remaining | option.moved(values[name], values))
     return raw
+
+
+# Versions with `model.args.loss` had these retrievers, and these fields of the losses of rankers.
+RETRIEVERS = frozenset({"sasrec", "hstu", "two_tower"})
+FIELDS = {"bce": {"label_smoothing"}, "focal": {"gamma", "alpha"}, "mse": {"label_smoothing"}, "pairwise": set()}
+
+
+def _with_loss(raw: Any, of_run: bool) -> Any:
+    """Move `model.args.loss` of a retriever to `model.loss`, and drop the fields of other kinds in `model.loss`, which
+    earlier versions wrote to run folders.
+
+    Raises:
+        PydanticCustomError: `model.args.loss` in a new config; names the new place.
+    """
+    model = _section(raw, "model")
+    if model is None:
+        return raw
+    is_retriever = model.get("factory") is None and model.get("name") in RETRIEVERS
+    args, loss = model.get("args"), model.get("loss")
+    changed: dict[str, Any] = {}
+    if of_run and isinstance(loss, Mapping) and "alpha" in loss:
+        kept = {name: value for name, value in loss.items() if name in {"kind", *FIELDS[loss["kind"]]}}
+        changed["loss"] = None if is_retriever else kept
+    if is_retriever and isinstance(args, Mapping) and "loss" in args:
+        moved = args["loss"]
+        if moved is not None and not of_run:
+            values = (
+                ", ".join(f"{k}: {v}" for k, v in moved.items()) if isinstance(moved, Mapping) else f"kind: {moved}"
+            )
+            raise refusal("model.args.loss", f"this option moved: write model.loss: {{{values}}}")
+        changed["args"] = {key: value for key, value in args.items() if key != "loss"}
+        changed |= {} if moved is None else {"loss": moved}
+    return {**raw, "model": {**model, **changed}} if changed else raw
 
 
 def _section(raw: Any, path: str) -> Mapping[str, Any] | None:

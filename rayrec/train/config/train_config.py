@@ -70,12 +70,32 @@ class TrainConfig(Section):
         checks.check_named_tables("optimizers.tables", self.optimizers.tables, self.tables)
         checks.check_metrics(self.trainer, self.data_schema)
         checks.check_slices(self.trainer, self.tables, self.data_schema)
+        checks.check_ranking(self.model, self.data_schema, self.trainer)
         checks.check_trainer(self.trainer)
-        checks.check_labels(self.data_schema, self.trainer, self.storage, self.data)
-        checks.check_schedules(self.optimizers, self.trainer, self.data, self.data_schema)
+        checks.check_labels(self.model, self.data_schema, self.trainer, self.storage, self.data)
+        checks.check_schedules(self.optimizers, self.trainer, self.data, self.data_schema, self.model)
         checks.check_replicas(self.sharding, self.trainer)
         checks.check_data(self.data, self.data_schema)
         return self
+
+    @property
+    def training_schema(self) -> Schema:
+        """The columns that training reads."""
+        schema = self.data_schema.for_training
+        return schema.model_copy(update={"group": self.data_schema.group}) if self.model.loss.by_group else schema
+
+    @property
+    def evaluation_schema(self) -> Schema:
+        """The columns that evaluations read. Histories of `sasrec` and `hstu` are not cut, as all seen items are left
+        out of the ranking."""
+        if self.model.name not in checks.READ_A_HISTORY_ONLY:
+            return self.data_schema
+        schema, history = self.data_schema, self.model.args["history"]
+        whole = {name for sequence in schema.sequences for name in sequence.ids if history in sequence.ids}
+        whole |= {one.name for one in schema.sparse if one.name == history and one.keep == "last"}
+        sparse = [one.model_copy(update={"max_length": None}) if one.name in whole else one for one in schema.sparse]
+        sequences = [one.model_copy(update={"length": None}) if history in one.ids else one for one in schema.sequences]
+        return schema.model_copy(update={"sparse": sparse, "sequences": sequences})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values as in the YAML file; `TrainConfig(**config.to_dict())` is the same config."""

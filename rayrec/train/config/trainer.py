@@ -12,11 +12,12 @@ from rayrec._runtime.strict import Section
 from rayrec.train.config.interval import Interval, IntervalField
 from rayrec.train.config.node_labels import is_label_condition, is_label_key, parse_size
 
+# Metrics of models that score rows.
 Metric = Literal[
     "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10",
-    "rmse", "r2", "mrr", "hr@10", "hr@20", "hr@50", "hr@200", "ndcg@20", "ndcg@50", "ndcg@200", "recall@20",
-    "recall@50", "recall@200",
+    "rmse", "r2",
 ]  # fmt: skip
+OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})  # that need schema.group
 LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae", "rmse"})
 OF_NUMBERS = frozenset({"mse", "mae", "rmse", "r2"})  # metrics of numeric labels
 ONLY_OF_NUMBERS = frozenset({"rmse", "r2"})
@@ -69,6 +70,40 @@ class MetricConfig(Section):
 def lower_is_better(metric: str, own: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a lower value of a metric is better; `own` are the plain values of `trainer.metrics`."""
     return metric in LOWER_IS_BETTER or any(one["name"] == metric and one.get("lower_is_better") for one in own)
+
+
+class SeenConfig(Section):
+    """Items that the ranking leaves out, by user, from Parquet files."""
+
+    path: str = Field(min_length=1, description="Parquet file, folder or glob; a path or URI")
+    user: str = Field(min_length=1, description="sparse feature of kind `id` that tells whose items they are")
+    user_column: str | None = None
+    """column of the files with its values; `null`: the column of the feature"""
+    item_column: str | None = None
+    """column of the files with the items; `null`: the column of the model's item feature"""
+
+
+class RankingConfig(Section):
+    """How evaluations of a retriever rank the items, as published protocols do it."""
+
+    ks: list[Annotated[int, Field(ge=1)]] = Field(default=[10, 20, 50, 200], min_length=1)
+    """cutoffs k of `hr@k`, `recall@k`, `ndcg@k`"""
+    targets: Literal["row", "group"] = "row"
+    """`group`: the rows with the same value of `schema.group`, such as a user, are the targets of one ranking:
+    `recall@k` is the share of them that is found, and there are `precision@k` and `map@k`"""
+    seen: list[str] = Field(default=[])
+    """list features whose items the ranking leaves out, besides those of the history; mapped like the items"""
+    seen_file: SeenConfig | None = None
+    """more items to leave out, for example all training items of a user; `null`: none"""
+    coverage: Annotated[int, Field(ge=1)] | None = None
+    """k of `coverage@k`, the share of items that is among the k best of any row; `null`: not computed"""
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that an evaluation has."""
+        kinds = ["hr", "recall", "ndcg"] + (["precision", "map"] if self.targets == "group" else [])
+        coverage = [] if self.coverage is None else [f"coverage@{self.coverage}"]
+        return ["mrr", *(f"{kind}@{k}" for kind in kinds for k in self.ks), *coverage]
 
 
 class ProfileConfig(Section):
@@ -165,6 +200,7 @@ class TrainerConfig(Section):
     slices: list[str] = Field(default=[])
     """features whose values get separate metrics in evaluations, e.g. `[country]`: of kind `id`, with an identity or
     vocabulary mapping and a table of at most 1,000 rows"""
+    ranking: RankingConfig = Field(default=RankingConfig(), description="evaluations of a retriever")
     early_stopping: EarlyStoppingConfig | None = None
     """end the run when evaluations stop improving; `null`: never"""
     guards: GuardsConfig = Field(default=GuardsConfig(), description="ends a run that is not learning")

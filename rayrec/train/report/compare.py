@@ -13,7 +13,7 @@ from rayrec.train.report.svg import Chart, svg_chart
 from rayrec.train.report.tables import figure_text
 from rayrec.train.report.templates import Column, render, table
 
-FIGURES = ("auc", "gauc", "ne", "logloss", "calibration", "auprc", "ndcg@10", "recall@10")
+FIGURES = ("auc", "gauc", "ne", "logloss", "calibration", "auprc", "ndcg@10", "recall@10", "recall@50", "mrr")
 CURVES = (
     ("logloss", "loss", "Log loss", "train"),
     ("ne", "ne", "Normalized entropy", "train"),

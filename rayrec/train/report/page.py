@@ -16,6 +16,7 @@ from rayrec.train.report.tables import (
     by_time_table,
     by_value_table,
     count_text,
+    cutoff,
     epoch_text,
     evaluations_table,
     exports_table,
@@ -132,9 +133,22 @@ def _lead_cards(run: RunRecord, train: Line, evaluation: Line) -> list[Card]:
     if "rmse" in {**train, **evaluation}:
         mean = card("Mean", "prediction_mean", f"labels: {figure_text(evaluation, 'label_mean')}")
         return [card("RMSE", "rmse", choose=min), card("R²", "r2", choose=max), card("MAE", "mae", rows), mean]
+    if "mrr" in evaluation:
+        k = cutoff(evaluation)
+        lead = [card(f"{name}@{k}", f"{key}@{k}", choose=max) for name, key in (("Recall", "recall"), ("NDCG", "ndcg"))]
+        unseen = "without seen items, " if "mrr/unseen" in evaluation else ""
+        items = number(evaluation, "num_items")
+        among = f"{unseen}among {items:,.0f} items" if items else ""
+        popular = evaluation.get("popularity")
+        beside = [] if not isinstance(popular, dict) else [_popular_card(popular, k)]
+        return [*lead, card("MRR", "mrr", among), *beside, ("Targets", count_text(evaluation, "samples"), "", "lead")]
     lead = [card("AUC", "auc", choose=max), card("Normalized entropy", "ne", choose=min)]
     calibration = card("Calibration", "calibration", "predicted / observed positives")
     return [*lead, card("Log loss", "logloss", rows), calibration]
+
+
+def _popular_card(popular: Line, k: int) -> Card:
+    return f"Popularity, recall@{k}", figure_text(popular, f"recall@{k}"), "the most frequent training items", "lead"
 
 
 def _waited(run: RunRecord) -> tuple[str, str]:
@@ -179,8 +193,15 @@ def _charts(run: RunRecord) -> tuple[list[Chart], list[tuple[str, str]]]:
     numbers = not names and any("rmse" in line for line in run.train)
     dots = None if names else "mse" if numbers else "logloss"
     title = "Loss" if names else "Squared error" if numbers else "Log loss"
+    ranks_items = any("mrr" in line for line in run.evals)
+    if ranks_items:
+        dots, title = None, "Loss"
     charts = [curve("loss", dots, title=title, unit=four, smooth=True)]
-    for task, suffix in [(name, f", {name}") for name in names] or [("", "")]:
+    if ranks_items:
+        k = cutoff(evals[-1] if evals else {})
+        for name, key in ((f"Recall@{k}", f"recall@{k}"), (f"NDCG@{k}", f"ndcg@{k}"), ("MRR", "mrr")):
+            charts.append(curve(key, key, title=name, unit=four, low=0.0))
+    for task, suffix in [] if ranks_items else [(name, f", {name}") for name in names] or [("", "")]:
         if any("rmse" in line for line in (of_task(run.train, task) if task else run.train)):
             charts += [
                 curve("rmse", "rmse", task, title="RMSE" + suffix, unit=four, smooth=True, low=0.0),

@@ -13,7 +13,7 @@ from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import inside
 from rayrec.storage.parallel import in_threads
 from rayrec.train.errors import StorageError
-from rayrec.train.report.compare import compare_page, differing, last_figures
+from rayrec.train.report.compare import FIGURES, compare_page, differing, last_figures
 from rayrec.train.report.run import RunRecord, number, read_run
 from rayrec.train.run.folder import write_atomically
 from rayrec.train.run.mirror import holds, run_here
@@ -86,7 +86,7 @@ def compare_table(runs: Sequence[RunRecord]) -> Table:
     scores = [last_figures(run) for run in runs]
     comparison.add_row("status", *(run.status for run in runs))
     comparison.add_row("steps", *(f"{run.steps:,}" for run in runs))
-    for name in ("auc", "gauc", "ne", "logloss", "calibration", "auprc"):
+    for name in FIGURES:
         if any(number(line, name) is not None for line in scores):
             comparison.add_row(name, *(format_metric(number(line, name)) for line in scores))
     comparison.add_section()

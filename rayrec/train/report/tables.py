@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,14 +105,26 @@ def _by_label(lines: Sequence[Line]) -> list[tuple[str, Sequence[Line]]]:
 def _goodness(line: Line) -> float:
     if "rmse" in line:
         return -(number(line, "rmse") or 0.0)
-    return number(line, "ndcg@10" if "mrr" in line else "auc") or 0.0
+    return number(line, f"ndcg@{cutoff(line)}" if "mrr" in line else "auc") or 0.0
+
+
+def cutoff(line: Line) -> int:
+    """The k that stands for the metrics of a retriever: 10, or else the smallest of `trainer.ranking.ks`."""
+    ks = [int(name.removeprefix("ndcg@")) for name in line if re.fullmatch(r"ndcg@\d+", name)]
+    return 10 if 10 in ks or not ks else min(ks)
 
 
 def _titles(lines: Sequence[Line]) -> dict[str, str]:
     """Metric → column title, for the metrics that occur in any line and label."""
     by_label = [line for _, of_label in _by_label(lines) for line in of_label] or lines
     always = () if all("rmse" in line or "mrr" in line for line in by_label) else ALWAYS
-    return {key: title for key, title in TITLES.items() if key in always or any(key in line for line in by_label)}
+    titles = {key: title for key, title in TITLES.items() if key in always or any(key in line for line in by_label)}
+    if not any("mrr" in line for line in by_label):
+        return titles
+    k = cutoff(by_label[-1])
+    others = {f"{kind}@{k}": f"{kind.upper()}@{k}" for kind in ("recall", "ndcg", "precision", "map")}
+    others |= {key: key for line in by_label for key in line if key.startswith("coverage@")}
+    return titles | {key: title for key, title in others.items() if any(key in line for line in by_label)} | titles
 
 
 def _table(

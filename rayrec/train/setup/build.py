@@ -16,6 +16,10 @@ import torch
 from torch import nn
 
 from rayrec.data.mapping.mapping import rows_of_tables
+from rayrec.data.mapping.rules import Vocabulary
+from rayrec.data.mapping.schema import Schema
+from rayrec.data.mapping.spread import multiplier
+from rayrec.data.mapping.vocabulary import load_vocabulary
 from rayrec.distributed.collections.embedding import EmbeddingCollectionSharder
 from rayrec.distributed.collections.embedding_bag import EmbeddingBagCollectionSharder
 from rayrec.distributed.comm.wire import FORMATS, Codec
@@ -28,9 +32,11 @@ from rayrec.distributed.planner.config import ConstraintConfig
 from rayrec.distributed.planner.cost.estimate import Estimate
 from rayrec.distributed.planner.cost.terms import Cost
 from rayrec.distributed.planner.machine.calibration import Calibration
-from rayrec.models import BUILT_IN
+from rayrec.models import BUILT_IN, Retriever
 from rayrec.models.arguments import with_defaults
-from rayrec.models.loss import BCE, Head, Loss
+from rayrec.models.corpus import Corpus
+from rayrec.models.loss import BCE, Head
+from rayrec.models.loss_config import RANKER_LOSSES, RETRIEVER_LOSSES, Ziln
 from rayrec.modules import DataType, EmbeddingBagConfig, PoolingType
 from rayrec.optim import GradientClipping, GradientClippingOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from rayrec.optim.config import SparseOptimizerConfig
@@ -89,7 +95,9 @@ def model(config: TrainConfig, device: torch.device | str, factory: Factory | No
     extra: dict[str, Any] = {"is_weighted": True} if schema.weighted else {}
     if schema.task_names is not None:
         extra["task_weights"] = [task.weight for task in schema.tasks]
-    if "number" in schema.label_kinds:
+    if isinstance(config.model.loss, Ziln):
+        extra["task_weights"] = [1.0] * 3  # its three outputs
+    elif "number" in schema.label_kinds:
         extra["label_kinds"] = list(schema.label_kinds)
     try:
         module = make(
@@ -230,7 +238,21 @@ def _check_frozen(config: TrainConfig, module: nn.Module) -> None:
 
 
 def _set_loss(config: TrainConfig, module: nn.Module) -> None:
-    loss = Loss(**config.model.loss.model_dump())
+    loss = config.model.loss
+    of_retriever = isinstance(loss, tuple(RETRIEVER_LOSSES.values()))
+    if isinstance(module, Retriever):
+        if of_retriever:
+            module.use_loss(loss.model_dump())
+        elif loss != BCE:
+            raise TrainError(
+                f"model.loss: {loss.kind} is not a loss of a retriever; choose one of {', '.join(RETRIEVER_LOSSES)}"
+            )
+        return
+    if of_retriever:
+        raise TrainError(
+            f"model.loss: {loss.kind} is a loss of retrievers (rayrec.models.Retriever); choose one of "
+            f"{', '.join(RANKER_LOSSES)}"
+        )
     heads = [submodule for submodule in module.modules() if isinstance(submodule, Head)]
     if loss != BCE and not heads:
         raise TrainError(
@@ -238,6 +260,15 @@ def _set_loss(config: TrainConfig, module: nn.Module) -> None:
         )
     for head in heads:
         head.loss = loss
+
+
+def items_of(retriever: Retriever, schema: Schema) -> Corpus:
+    """The rows of the item table that are items: with a vocabulary, those of its ids; else all."""
+    rule = next((feature.mapping for feature in schema.sparse if feature.name == retriever.item), None)
+    if not isinstance(rule, Vocabulary):
+        return Corpus(retriever.num_items)
+    spread = max((rule.spread_over or 0) - rule.oov_rows, 1)
+    return Corpus(load_vocabulary(rule.path).size, rule.oov_rows, spread, multiplier(spread))
 
 
 def _codec(config: TrainConfig) -> Codec:

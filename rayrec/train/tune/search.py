@@ -12,18 +12,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from rich.console import Console
 
+from rayrec.models import RETRIEVERS
 from rayrec.storage.errors import suggestion
 from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import open_filesystem
+from rayrec.train.config.checks import metric_names
 from rayrec.train.config.difference import value_at
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
-from rayrec.train.config.trainer import LOWER_IS_BETTER, OF_NUMBERS, ONLY_OF_NUMBERS, Metric, lower_is_better
+from rayrec.train.config.trainer import LOWER_IS_BETTER, OF_GROUPS, lower_is_better
 from rayrec.train.driver.callbacks import Callback
 from rayrec.train.driver.cluster import Cluster, connected, default_env
 from rayrec.train.driver.console import Display
@@ -37,7 +39,6 @@ from rayrec.train.setup.build import Factory
 from rayrec.train.tune.shown import Trial, progress_of
 from rayrec.train.tune.space import check_space, holds, space_of, with_values
 
-OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})
 NEARLY_NONE = 0.001  # CPUs; Ray Tune does not accept 0
 STATE = ".tune"  # state folder of Ray Tune, in the folder of the search
 OUTLIVES_S = 120.0
@@ -136,15 +137,11 @@ def check_metric(metric: str, config: TrainConfig) -> None:
     Raises:
         TrainError: they do not; lists the available metrics.
     """
-    numbers, groups = config.data_schema.label_kinds[0] == "number", config.data_schema.group is not None
-    available = [
-        name
-        for name in get_args(Metric)
-        if (name in OF_NUMBERS if numbers else name not in ONLY_OF_NUMBERS) and (groups or name not in OF_GROUPS)
-    ]
-    available += [additional.name for additional in config.trainer.metrics]
+    lacking = OF_GROUPS if config.data_schema.group is None and config.model.name not in RETRIEVERS else frozenset()
+    names = metric_names(config.model, config.data_schema, config.trainer)
+    available = [name for name in names if name not in lacking]
     if metric not in available:
-        reason = "needs schema.group" if metric in OF_GROUPS and not groups else "not computed"
+        reason = "needs schema.group" if metric in lacking else "not computed"
         hint = f"{suggestion(metric, available)} (evaluations of this config have {', '.join(available)})"
         raise TrainError(f"metric={metric}: {reason}{hint}")
 

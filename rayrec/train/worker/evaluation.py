@@ -3,6 +3,7 @@ ranks."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -14,17 +15,28 @@ from rayrec.data import Schema, empty_batch
 from rayrec.data.mapping.rules import Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.spread import vocabulary_rows
-from rayrec.data.mapping.vocabulary import ids_in, load_vocabulary
+from rayrec.data.mapping.vocabulary import ids_in
 from rayrec.distributed import comm
 from rayrec.metrics import BucketedMetrics, GroupedAuc, LabelMetrics
-from rayrec.metrics.ranking import KS, BucketedRanks, Jagged, RankingMetrics, popularity_ranks, target_ranks
+from rayrec.metrics.ranking import (
+    BucketedRanks,
+    Jagged,
+    RankingMetrics,
+    TopItems,
+    metrics_of_groups,
+    part_of,
+    popularity_ranks,
+    target_ranks,
+)
 from rayrec.models import Batch, Retriever
 from rayrec.models.retriever import EvalQueries
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.config.trainer import MetricConfig
+from rayrec.train.setup import build
 from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import Purpose, StopRequested, in_step
 from rayrec.train.worker.own_metrics import OwnMetrics
+from rayrec.train.worker.seen_items import SeenItems
 from rayrec.train.worker.session import Session
 from rayrec.train.worker.streams import Stream
 
@@ -117,33 +129,40 @@ class Ranking:
     Rows of the item table without an item are no candidates: those of ids outside a vocabulary, and those after its
     last id. A row with such a target is not ranked; `unknown_targets` counts them.
 
-    Computes the vectors of all items once, on every rank. The constructor and `add` are collectives.
+    Each rank computes and keeps the vectors of its part of the items. The constructor and `add` are collectives.
 
     Args:
-        schema: defines the items, and whether rows have times.
+        config: its `trainer.ranking` says what is ranked, and its schema defines the items.
         counts_I: occurrences of each item in the training rows, for the comparison with a ranking by popularity.
-        slices: as for `Scores`.
+        seen: items to leave out by user; None: those of the rows alone.
     """
 
     def __init__(
         self,
         retriever: Retriever,
         session: Session,
-        schema: Schema,
+        config: TrainConfig,
         counts_I: torch.Tensor | None,
-        slices: Sequence[str] = (),
+        seen: SeenItems | None = None,
     ) -> None:
-        self._retriever, self._session = retriever, session
-        rows_I = items_of(retriever, schema).to(session.device)
-        self._index_of_row = rows_I.new_full((retriever.num_items,), -1)  # of rows that are no items: -1
-        self._index_of_row[rows_I] = torch.arange(len(rows_I), device=session.device)
-        self._counts_I = None if counts_I is None else counts_I[rows_I]
+        schema, self._config = config.data_schema, config.trainer.ranking
+        self._retriever, self._session, self._items = retriever, session, build.items_of(retriever, schema)
+        self._counts_I = None if counts_I is None else counts_I[self._items.all_rows(session.device)]
+        own = part_of(len(self._items), session.rank, session.world_size)
         with torch.no_grad():
-            self._items_ID = retriever.items(rows_I)
-        self._sums: dict[str, RankingMetrics] = {}
-        self._unknown, self._filtered = 0, False
-        self._times, self._periods = None if schema.timestamp is None else BucketedRanks(), Periods(schema)
-        self._slices = {feature.name: (feature, BucketedRanks()) for feature in schema.sparse if feature.name in slices}
+            ids = torch.arange(own.start, own.stop, device=session.device)
+            self._items_ID = retriever.items(self._items.rows(ids))
+        k = self._config.coverage
+        self._top = None if k is None else TopItems(k, len(self._items), session.device)
+        self._seen, self._ks = seen, tuple(self._config.ks)
+        self._unknown, self._samples = 0, 0
+        self._filtered = seen is not None or bool(self._config.seen)
+        self._periods = Periods(schema)
+        slices = [feature for feature in schema.sparse if feature.name in config.trainer.slices]
+        self._slices = {feature.name: feature for feature in slices}
+        self._has_times = schema.timestamp is not None
+        # By kind of ranking ("", "popularity"): over all rows, by period, and by value of each feature.
+        self._sums: dict[str, _RowSums | _GroupSums] = {}
 
     @torch.no_grad()
     def add(self, batch: Batch) -> None:
@@ -153,66 +172,160 @@ class Ranking:
             ValueError: sums by row are needed, and the retriever does not say which row a query is of.
         """
         question = self._retriever.question(batch)
-        target_Q = self._index_of_row[question.target]
+        target_Q = self._items.items(question.target)
         known_Q = target_Q >= 0
         target, query = target_Q[known_Q], question.query[known_Q]
         self._unknown += len(known_Q) - len(target)
-        self._filtered = question.seen is not None
-        seen = None
-        if question.seen is not None:
-            items, offsets = question.seen
-            seen = Jagged(self._index_of_row[items], offsets).selected(known_Q, range(len(self._items_ID)))
-        ranks = {"": target_ranks(query, self._items_ID, target, seen)}
+        self._filtered |= question.seen is not None
+        by_group, config = self._config.targets == "group", self._config
+        by_row = self._has_times or batch.weight is not None or bool(self._slices) or by_group
+        by_row |= self._seen is not None or bool(config.seen)
+        rows = _rows_of(question, batch)[known_Q] if by_row else None
+        seen = self._seen_by(question, batch, known_Q, rows)
+        ranks = {"": target_ranks(query, self._items_ID, target, seen, group=self._session.group, top=self._top)}
         if self._counts_I is not None:
             ranks["popularity"] = popularity_ranks(self._counts_I, target, seen)
-        by_row = batch.weight is not None or self._times is not None or bool(self._slices)
-        rows = _rows_of(question, batch)[known_Q] if by_row else None
         weights = None if batch.weight is None or rows is None else batch.weight[rows]
-        for name, ranks_Q in ranks.items():
-            metrics = RankingMetrics.of(ranks_Q, filtered=self._filtered, weights_B=weights)
-            self._sums[name] = self._sums[name] + metrics if name in self._sums else metrics
-        if self._times is not None and rows is not None:
+        buckets: dict[str, torch.Tensor] = {}
+        if self._has_times and rows is not None:
             assert batch.time is not None
-            self._times.update(self._periods.of(batch.time[rows]), ranks[""], weights)
-        for name, (_, sums) in self._slices.items():
-            if rows is not None:
-                sums.update(_table_rows(batch, name)[rows], ranks[""], weights)
+            buckets["by_time"] = self._periods.of(batch.time[rows])
+        if rows is not None:
+            buckets |= {name: _table_rows(batch, name)[rows] for name in self._slices}
+        for name, ranks_Q in ranks.items():
+            if name not in self._sums:
+                self._sums[name] = _GroupSums(self._ks) if by_group else _RowSums(self._ks)
+            groups = None if batch.group is None or rows is None else batch.group[rows]
+            self._sums[name].add(ranks_Q, weights, buckets if not name else {}, target, groups)
+
+    def _seen_by(
+        self, question: EvalQueries, batch: Batch, known_Q: torch.Tensor, rows: torch.Tensor | None
+    ) -> Jagged | None:
+        """The items that each query's ranking leaves out."""
+        parts, known = [], torch.ones_like(known_Q[known_Q])
+        if question.seen is not None:
+            parts.append(self._of_items(Jagged(*question.seen), known_Q))
+        if rows is not None:
+            for name in self._config.seen:
+                lists = Jagged(batch.sparse[name].values().long(), batch.sparse[name].offsets().long())
+                parts.append(self._of_items(lists.taken(rows), known))
+            if self._seen is not None and self._config.seen_file is not None:
+                users = _table_rows(batch, self._config.seen_file.user)[rows]
+                parts.append(self._of_items(self._seen.of(users), known))
+        return Jagged.joined(parts) if parts else None
+
+    def _of_items(self, table_rows: Jagged, kept_B: torch.Tensor) -> Jagged:
+        """The items of those rows that are kept, from their table rows."""
+        return Jagged(self._items.items(table_rows.ids.long()), table_rows.offsets).selected(kept_B)
 
     def compute(self) -> dict[str, Any]:
         """Metrics over all ranks. A collective.
 
-        Adds `recall@k`, `ndcg@k` and `mrr` as names without "/unseen", for `trainer.early_stopping`, and `num_items`.
-        `popularity` has the same metrics for a ranking by popularity.
+        Adds the metrics with seen items excluded under their names without "/unseen", for `trainer.early_stopping`, and
+        `num_items`. `popularity` has the same metrics for a ranking by popularity.
 
         Returns:
             The metrics; None without rows. `by_time` and `by_value` as for `Scores`.
         """
-        result: dict[str, Any] = {}
+        control, result = self._session.control, dict[str, Any]()
+        by_bucket: dict[str, dict[int, dict[str, Any]]] = {}
         for name, sums in self._sums.items():
-            result[name] = _with_aliases(sums.over(self._session.group))
-        control = self._session.control
+            result[name], found = sums.compute(control.group, self._filtered)
+            by_bucket |= found
         (unknown,) = control.sums([self._unknown])
-        metrics = {**result.pop("", {}), "num_items": len(self._items_ID), **result}
+        metrics = {**result.pop("", {}), "num_items": len(self._items), **result}
+        if self._top is not None:
+            metrics[f"coverage@{self._top.k}"] = self._top.coverage
         if unknown:
             metrics["unknown_targets"] = int(unknown)
-        if self._times is not None:
-            metrics["by_time"] = self._periods.lines(self._by_bucket(self._times))
+        if self._has_times:
+            metrics["by_time"] = self._periods.lines(by_bucket.get("by_time", {}))
         if self._slices:
-            by_value = {name: (feature, self._by_bucket(sums)) for name, (feature, sums) in self._slices.items()}
-            metrics["by_value"] = {name: _by_value(feature, by_row) for name, (feature, by_row) in by_value.items()}
+            metrics["by_value"] = {
+                name: _by_value(feature, by_bucket.get(name, {})) for name, feature in self._slices.items()
+            }
         return metrics
 
-    def _by_bucket(self, sums: BucketedRanks) -> dict[int, dict[str, Any]]:
-        totals = sums.compute(self._session.control.group)
-        return {bucket: _with_aliases(RankingMetrics(KS, self._filtered, total)) for bucket, total in totals.items()}
+
+class _RowSums:
+    """Metrics of rows with one target each."""
+
+    def __init__(self, ks: tuple[int, ...]) -> None:
+        self._ks, self._all = ks, BucketedRanks(ks)
+        self._buckets: defaultdict[str, BucketedRanks] = defaultdict(lambda: BucketedRanks(ks))
+
+    def add(
+        self,
+        ranks_Q: torch.Tensor,
+        weights: torch.Tensor | None,
+        buckets: Mapping[str, torch.Tensor],
+        targets: torch.Tensor,
+        groups: torch.Tensor | None,
+    ) -> None:
+        """Add queries of this rank, with the bucket of each query by name of the bucketing."""
+        self._all.update(torch.zeros_like(ranks_Q), ranks_Q, weights)
+        for name, buckets_Q in buckets.items():
+            self._buckets[name].update(buckets_Q, ranks_Q, weights)
+
+    def compute(self, group: comm.Group, filtered: bool) -> tuple[dict[str, Any], dict[str, dict[int, dict[str, Any]]]]:
+        """Metrics over the ranks of a gloo group: of all rows, and by bucket. A collective."""
+
+        def metrics(total: torch.Tensor) -> dict[str, Any]:
+            found = RankingMetrics(self._ks, filtered, total)
+            named = found.metrics()
+            recall = {name.replace("hr@", "recall@"): value for name, value in named.items() if name[:3] == "hr@"}
+            plain = {name.removesuffix("/unseen"): value for name, value in {**named, **recall}.items()}
+            return {**named, **plain, "samples": found.rows}
+
+        nothing = torch.zeros(2 * len(self._ks) + 3, dtype=torch.float64)
+        total = self._all.compute(group).get(0, nothing)
+        by_bucket = {
+            name: {bucket: metrics(sums) for bucket, sums in buckets.compute(group).items()}
+            for name, buckets in self._buckets.items()
+        }
+        return metrics(total), by_bucket
 
 
-def items_of(retriever: Retriever, schema: Schema) -> torch.Tensor:
-    """The rows of the item table that are items, `[I]`, ascending: with a vocabulary, those of its ids; else all."""
-    rule = next((feature.mapping for feature in schema.sparse if feature.name == retriever.item), None)
-    if not isinstance(rule, Vocabulary):
-        return torch.arange(retriever.num_items)
-    return torch.from_numpy(np.sort(vocabulary_rows(np.arange(load_vocabulary(rule.path).size), rule)))
+class _GroupSums:
+    """Metrics of groups with several targets: keeps the rank of each target."""
+
+    def __init__(self, ks: tuple[int, ...]) -> None:
+        self._ks, self._parts = ks, list[dict[str, torch.Tensor]]()
+
+    def add(
+        self,
+        ranks_Q: torch.Tensor,
+        weights: torch.Tensor | None,
+        buckets: Mapping[str, torch.Tensor],
+        targets: torch.Tensor,
+        groups: torch.Tensor | None,
+    ) -> None:
+        """See `_RowSums.add`."""
+        assert groups is not None, "the config was checked"
+        columns = {"rank": ranks_Q, "target": targets, "group": groups, **buckets}
+        columns["weight"] = torch.ones_like(ranks_Q, dtype=torch.float64) if weights is None else weights.double()
+        self._parts.append({name: column.cpu() for name, column in columns.items()})
+
+    def compute(self, group: comm.Group, filtered: bool) -> tuple[dict[str, Any], dict[str, dict[int, dict[str, Any]]]]:
+        """See `_RowSums.compute`. All ranks have the targets of all."""
+        own = {name: torch.cat([part[name] for part in self._parts]) for name in (self._parts or [{}])[0]}
+        ranks = [part for part in comm.all_gather_object(own, group) if part]
+        rows = {name: torch.cat([part[name] for part in ranks]) for name in (ranks or [{}])[0]}
+
+        def metrics(chosen: torch.Tensor) -> dict[str, Any]:
+            groups, targets, places = (rows[name][chosen] for name in ("group", "target", "rank"))
+            named = metrics_of_groups(groups, targets, places, self._ks, rows["weight"][chosen], filtered)
+            plain = {name.removesuffix("/unseen"): value for name, value in named.items()}
+            return {**named, **plain, "samples": len(groups), "groups": len(groups.unique())}
+
+        if not rows:
+            return {}, {}
+        by_bucket = {
+            name: {int(bucket): metrics(column == bucket) for bucket in column.unique().tolist()}
+            for name, column in rows.items()
+            if name not in ("rank", "target", "group", "weight")
+        }
+        return metrics(torch.ones_like(rows["rank"], dtype=torch.bool)), by_bucket
 
 
 def _rows_of(question: EvalQueries, batch: Batch) -> torch.Tensor:
@@ -226,15 +339,14 @@ def _rows_of(question: EvalQueries, batch: Batch) -> torch.Tensor:
     return torch.arange(batch.rows, device=question.target.device)
 
 
-def _with_aliases(total: RankingMetrics) -> dict[str, Any]:
-    metrics = total.metrics()
-    aliases = {key.removesuffix("/unseen").replace("hr@", "recall@"): value for key, value in metrics.items()}
-    return {**metrics, **aliases, "samples": total.rows}
-
-
 @torch.no_grad()
-def item_counts(retriever: Retriever, stream: Stream, empty: Batch, session: Session) -> torch.Tensor:
+def item_counts(
+    retriever: Retriever, stream: Stream, empty: Batch, session: Session, *, candidates: bool = False
+) -> torch.Tensor:
     """`[I]`: occurrences of each item in the first `POPULAR_ROWS` rows of the stream. A collective.
+
+    Args:
+        candidates: count the candidates of in-batch losses, instead of the positives.
 
     Raises:
         RankError: rows cannot be read on some rank.
@@ -246,7 +358,8 @@ def item_counts(retriever: Retriever, stream: Stream, empty: Batch, session: Ses
         for step in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
             if step.stop:
                 raise StopRequested
-            ids = retriever.positives(step.on(session.device).batch)
+            batch = step.on(session.device).batch
+            ids = retriever.candidates(batch) if candidates else retriever.positives(batch)
             counts_I += torch.bincount(ids, minlength=retriever.num_items)
             rows += step.rows
             if rows >= POPULAR_ROWS:
@@ -261,12 +374,14 @@ def evaluate(
     session: Session,
     max_rows: int | None = None,
     counts_I: torch.Tensor | None = None,
+    seen: SeenItems | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Evaluate on the rows of all ranks. A collective. Call `learner.synchronise` before.
 
     Args:
         max_rows: stop after the batch that reaches this number of rows over all ranks.
         counts_I: result of `item_counts`, for a retriever.
+        seen: items to leave out by user, for a retriever.
 
     Returns:
         (the metrics of `Scores`, or for a retriever of `Ranking`, and `skipped`, the number of skipped rows; rows read
@@ -281,13 +396,13 @@ def evaluate(
     model.eval()
     try:
         with stream, learner.dense.averaged():
-            empty, purpose, module = empty_batch(schema), Purpose.EVALUATION_STEP, model.module
+            empty, module = empty_batch(config.evaluation_schema), model.module
             scores = (
-                Ranking(module, session, schema, counts_I, slices)
+                Ranking(module, session, config, counts_I, seen)
                 if isinstance(module, Retriever)
                 else Scores(schema, session, config.trainer.metrics, slices)
             )
-            for step in in_step(stream, empty, session.control, purpose=purpose):
+            for step in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
                 if step.stop:
                     raise StopRequested
                 batch = step.on(session.device).batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from rayrec.train.worker.learner import Learner
 from rayrec.train.worker.lockstep import RankError
 from rayrec.train.worker.position import Position
 from rayrec.train.worker.reporter import Reporter
+from rayrec.train.worker.seen_items import SeenItems
 from rayrec.train.worker.session import TEST, Job, Session
 from rayrec.train.worker.streams import Streams
 
@@ -39,6 +41,7 @@ class Evaluator:
         # Steps after the resumed checkpoint are trained again, and their checkpoints need new scores.
         self._evaluated = {step for step in job.evaluated_steps if step <= reporter.position.step}
         self._counts_I: torch.Tensor | None = None
+        self._seen_items: SeenItems | None = None
 
     def check(self, position: Position) -> None:
         """Read and score one batch of each evaluation set, so that a broken set ends the run before its first step.
@@ -57,7 +60,7 @@ class Evaluator:
             stream = self._streams.take(name, self.rows(position) if name == "eval" else EVAL_ROWS)
             try:
                 with _same_random_states(session.device):
-                    _, rows = evaluate(self._learner, stream, config, session, max_rows=1)
+                    _, rows = evaluate(self._learner, stream, config, session, max_rows=1, seen=self._seen())
             except RankError as error:
                 raise RankError(f"{option} cannot be evaluated: {error}", error.retry) from error
             if not rows and name in ("eval", TEST):  # a named set may be empty, for example of a new country
@@ -125,7 +128,7 @@ class Evaluator:
         """Evaluate on all evaluation rows without reporting the metrics."""
         counts_I, stream = self._item_counts(), self._streams.take("eval", EVAL_ROWS)
         self._learner.synchronise()
-        return evaluate(self._learner, stream, self._job.config, self._session, counts_I=counts_I)[0]
+        return evaluate(self._learner, stream, self._job.config, self._session, counts_I=counts_I, seen=self._seen())[0]
 
     def rows(self, position: Position) -> Cursor:
         """The rows to evaluate on in the epoch of a position."""
@@ -140,16 +143,41 @@ class Evaluator:
         config, learner = self._job.config, learner or self._learner
         with self._reporter.watching(stream, "evaluation"):
             learner.synchronise()
-            return evaluate(learner, stream, config, self._session, max_rows, self._item_counts())[0]
+            return evaluate(learner, stream, config, self._session, max_rows, self._item_counts(), self._seen())[0]
+
+    def _seen(self) -> SeenItems | None:
+        """The items of `trainer.ranking.seen_file`, read once. A collective."""
+        retriever = self._learner.model.module
+        if self._seen_items is None and isinstance(retriever, Retriever):
+            config, session = self._job.config, self._session
+            read = partial(SeenItems.read, config, retriever.item, session.device)
+            self._seen_items = session.control.together(read)
+        return self._seen_items
 
     def _item_counts(self) -> torch.Tensor | None:
         """Occurrences of each item of a retriever in the training rows; counted once."""
         retriever = self._learner.model.module
         if self._counts_I is None and self._job.popular and isinstance(retriever, Retriever):
             stream = self._streams.take("popular", EVAL_ROWS)
-            empty = empty_batch(self._job.config.data_schema.for_training)
+            empty = empty_batch(self._job.config.training_schema)
             self._counts_I = item_counts(retriever, stream, empty, self._session)
         return self._counts_I
+
+    def count_candidates(self, position: Position) -> None:
+        """Count items in the training rows, for a loss with `counts: data` that has no counts yet. A collective.
+
+        Raises:
+            StopRequested: the run stops.
+        """
+        retriever = self._learner.model.module
+        if not isinstance(retriever, Retriever) or not retriever.loss.lacks_counts:
+            return
+        stream = self._streams.take("popular", Cursor.start(0, position.cursor.only))
+        empty = empty_batch(self._job.config.training_schema)
+        counts_I = item_counts(retriever, stream, empty, self._session, candidates=True)
+        self._session.control.together(lambda: retriever.loss.set_counts(counts_I))
+        if not retriever.loss.hard_negatives and self._job.popular:
+            self._counts_I = counts_I
 
 
 @contextmanager

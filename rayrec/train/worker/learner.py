@@ -13,7 +13,8 @@ from rayrec.distributed.comm import call_on_rank
 from rayrec.distributed.comm.trace import BACKWARD, FORWARD, UPDATE, span
 from rayrec.distributed.dmp_collection import DMPCollection
 from rayrec.distributed.model_parallel import DistributedModelParallel
-from rayrec.models import Batch
+from rayrec.models import Batch, Retriever
+from rayrec.models.next_item import NextItem
 from rayrec.optim import GradientClippingOptimizer
 from rayrec.train.setup import build
 from rayrec.train.setup.groups import Decision, decide
@@ -135,7 +136,7 @@ def make_learner(job: Job, session: Session) -> Learner:
         ValueError: no plan fits.
     """
     config = job.config
-    module = session.control.together(lambda: build.model(config, session.device, job.factory))
+    module = session.control.together(lambda: _module(job, session))
     sharders = build.sharders(config)
     topology = topology_of(session.machines, job.calibration)
     inputs = (config, topology, module, sharders)
@@ -157,6 +158,15 @@ def make_learner(job: Job, session: Session) -> Learner:
         DenseUpdate(model.other_parameters(), config.optimizers.dense.ema),
         Rates(config, model.fused_optimizer, model.dense_parameters()),
     )
+
+
+def _module(job: Job, session: Session) -> torch.nn.Module:
+    module, schema = build.model(job.config, session.device, job.factory), job.config.data_schema
+    if isinstance(module, Retriever):
+        module.loss.use_corpus(build.items_of(module, schema))
+    if isinstance(module, NextItem):
+        module.longest = next((one.max_length for one in schema.sparse if one.name == module.item), None)
+    return module
 
 
 def _compile_dense(model: DistributedModelParallel) -> None:

@@ -168,7 +168,7 @@ class Loop:
         kinds = schema.label_kinds if self.scores_rows else None
         self.window = Window(session.device, session.control, session.group, schema.task_names, kinds)
         self.window.load_state(tensors)
-        self.empty = empty_batch(schema.for_training)
+        self.empty = empty_batch(self.config.training_schema)
         self.metrics: dict[str, Any] = {}  # of the last logging line
         self._said_uneven = False
         self.total_steps = 0
@@ -203,6 +203,7 @@ class Loop:
         self.reporter.periods(self.saver.resumed)
         if self.job.eval is not None:
             self.evaluator.check(position)
+        self.evaluator.count_candidates(position)
         position = self._evaluate_resumed(position)
         self._began = self.session.control.gather(time.monotonic())[0] - position.elapsed_s
         # The last launch may have ended between its last checkpoint and its result.

@@ -72,7 +72,7 @@ class Streams:
         shuffle = config.data.shuffle if for_training else None
         return BatchStream(
             manifest,
-            config.data_schema.for_training if for_training else config.data_schema,
+            config.training_schema if for_training else config.evaluation_schema,
             build.rows_of(config),
             batch_rows=dealt(config.trainer.batch_size, session.rank, session.world_size),
             rank=session.rank,
@@ -91,7 +91,7 @@ class Streams:
         shuffle = config.data.shuffle
         return MixedStream(
             mix,
-            config.data_schema.for_training,
+            config.training_schema,
             build.rows_of(config),
             batch_rows=config.trainer.batch_size,
             rank=session.rank,
