@@ -35,7 +35,7 @@ class ExportedIds:
     """
 
     def __init__(self, path: str | Path) -> None:
-        raw = np.memmap(path, np.uint8, "r")
+        raw = np.memmap(path, np.uint8, "c")  # numba's loops take no read-only array; nobody writes
         head = np.frombuffer(raw[16:64].tobytes(), "<i8")
         if raw[:16].tobytes() != MAGIC:
             raise ValueError(f"{path} is not an exported map of dynamic ids: export the model again")
