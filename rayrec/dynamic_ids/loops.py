@@ -215,7 +215,7 @@ def step(
             for cell in range(cells):
                 cell_BC[bucket, cell] >>= 1
             sighted_B[bucket] = nb.uint32(0)
-        admitted = _ZERO
+        admitted, in_order = _ZERO, True
         for d in range(distinct):
             hashed, count = hash_M[begin_D[d]], min(count_D[d], nb.uint64(_COUNT))
             row_D[d] = _fallback(base, own_rows, bucket_rows, hashed)
@@ -231,6 +231,7 @@ def step(
                 enters = draw < chance[min(count, nb.uint64(255))]
             if enters:
                 order_D[admitted] = ((nb.uint64(_COUNT) - max(want_D[d], count)) << _HALF) | d
+                in_order &= admitted == _ZERO or order_D[admitted] > order_D[admitted - _ONE]
                 admitted += _ONE
             else:
                 statistics[5] += 1
@@ -242,7 +243,8 @@ def step(
         sighted_B[bucket] += nb.uint32(distinct)
         # 4. Admitted ids, the most counted first, take free rows in their order, then those of the least rank.
         if admitted:
-            order_D[:admitted].sort()
+            if not in_order:
+                order_D[:admitted].sort()
             for slot in range(own_rows):
                 row = base + slot
                 score, seen = score_R[row], nb.uint64(last_seen_R[row])
@@ -253,16 +255,20 @@ def step(
                 else:
                     rank_S[slot] = _rank(_decayed(score, seen, clock, half_life), seen, evict)
         for number in range(admitted):
-            slot = nb.uint64(rank_S.argmin())
+            least, slot = _USED, _ZERO
+            for other in range(own_rows):
+                least = min(least, rank_S[other])
+            while rank_S[slot] != least:
+                slot += _ONE
             score, d = nb.uint32(nb.uint64(_COUNT) - (order_D[number] >> _HALF)), order_D[number] & _LOW
-            if rank_S[slot] == _USED or _rank(score, clock, evict) <= rank_S[slot]:
+            if least == _USED or _rank(score, clock, evict) <= least:
                 statistics[6] += nb.int64(admitted - number)
                 break
             row = base + slot
             changed_row[changes], changed_old[changes] = row, identity_R[row]
             kind, new = TAKEN, id_N[lookup_M[begin_D[d]]]
             if score_R[row]:
-                expired = rank_S[slot] == _FREE
+                expired = least == _FREE
                 kind |= LEFT | EXPIRED if expired else LEFT
                 statistics[4 if expired else 3] += 1
             else:
