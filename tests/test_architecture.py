@@ -20,6 +20,7 @@ LEVELS = {
     "_runtime": -1,
     "storage": 0,
     "sparse": 0,
+    "dynamic_ids": 0,
     "optim": 1,
     "modules": 2,
     "models": 6,
@@ -60,6 +61,7 @@ NUMBA_DOORS = (
     "rayrec/distributed/ids/split_loops.py",
     "rayrec/distributed/kernel/update_loops.py",
     "rayrec/distributed/vectors/column_loops.py",
+    "rayrec/dynamic_ids/loops.py",
 )
 COLLECTIVE_DOORS = ("rayrec/distributed/comm/", BENCHMARKS)
 

@@ -1,0 +1,162 @@
+"""Times the map of dynamic ids on one core, against the least that a compiled loop can do.
+
+    python jobs/bench/dynamic_ids.py [--ids N] [--rows N] [--json]
+
+1. Ids found per second in a table at 90 % load: a search that changes nothing, and a step of training, of Zipf ids and
+   of even ones. Floor: linear probing in an open-addressed array of the same rows, filled in the same order.
+2. Ids inserted per second into a full table, each of which evicts another. Floor: the id of the least score of 64
+   consecutive rows is overwritten; nothing is admitted, put in order or told.
+3. Lookups of the busiest rank over the mean, hottest id aside: of all ids, and of distinct ids of each rank's batch.
+
+Times are processor times; sides run in turns, and a ratio is the median of the pairs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness import arguments, in_turns, machine, medians, paired_ratio, print_json
+
+from rayrec._runtime.numba_loops import compiled
+from rayrec.dynamic_ids import DynamicIds, Evict, IdMap
+
+EXPONENT, BATCH = 1.05, 8192
+TYPES = dict.fromkeys(("ids", "table", "out"), "int64[::1]") | {"mask": "uint64", "score": "uint32[::1]"}
+A, B, S = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53), np.uint64(33)
+
+
+@compiled(TYPES)
+def fill(ids: Any, table: Any, mask: Any) -> None:
+    for number in range(ids.size):
+        slot = np.uint64(ids[number])
+        slot = (slot ^ (slot >> S)) * A
+        slot = ((slot ^ (slot >> S)) * B) & mask
+        while table[slot] != 0 and table[slot] != ids[number]:
+            slot = (slot + np.uint64(1)) & mask
+        table[slot] = ids[number]
+
+
+@compiled(TYPES)
+def probe(ids: Any, table: Any, mask: Any, out: Any) -> None:
+    for number in range(ids.size):
+        slot = np.uint64(ids[number])
+        slot = (slot ^ (slot >> S)) * A
+        slot = ((slot ^ (slot >> S)) * B) & mask
+        while table[slot] != ids[number]:
+            slot = (slot + np.uint64(1)) & mask
+        out[number] = np.int64(slot)
+
+
+@compiled(TYPES)
+def replace_least(ids: Any, table: Any, score: Any, mask: Any, out: Any) -> None:
+    for number in range(ids.size):
+        base = np.uint64(ids[number])
+        base = (base ^ (base >> S)) * A
+        base = (((base ^ (base >> S)) * B) >> S) & mask & ~np.uint64(63)
+        found = np.uint64(0)
+        for slot in range(np.uint64(64)):
+            found += slot + np.uint64(1) if table[base + slot] == ids[number] else np.uint64(0)
+        if found == 0:
+            found = np.uint64(score[base : base + np.uint64(64)].argmin()) + np.uint64(1)
+            table[base + found - np.uint64(1)] = ids[number]
+        out[number] = np.int64(base + found) - 1
+        score[base + found - np.uint64(1)] += np.uint32(1)
+
+
+def timed(act: Callable[[], object]) -> Callable[[], float]:
+    """The processor time of one call."""
+
+    def run() -> float:
+        start = time.thread_time()
+        act()
+        return time.thread_time() - start
+
+    return run
+
+
+def zipf(pool: np.ndarray, size: int, draw: np.random.Generator) -> np.ndarray:
+    weights = np.cumsum(np.arange(1, len(pool) + 1) ** -EXPONENT)
+    return pool[np.searchsorted(weights, draw.random(size) * weights[-1])]
+
+
+def finding(rows: int, size: int, rounds: int) -> dict[str, float]:
+    draw = np.random.default_rng(0)
+    pool = draw.integers(-(2**63), 2**63 - 1, int(0.9 * rows))
+    own = IdMap(DynamicIds(rows=rows, fallback=0.0))
+    own.step(pool, 1)
+    own.score[:] *= 2  # ids of the benchmark count as older than others
+    pool = pool[draw.permutation(len(pool))]
+    known = pool[own.find(pool, -1) >= 0]
+    table, mask, out = np.zeros(rows, np.int64), rows - 1, np.empty(size, np.int64)
+    fill(known, table, mask)
+    results = {"share of ids with a row": len(known) / len(pool)}
+    for name, ids in (("Zipf", zipf(known, size, draw)), ("even", known[draw.integers(0, len(known), size)])):
+        sides = {
+            "floor": timed(lambda ids=ids: probe(ids, table, mask, out)),
+            "find": timed(lambda ids=ids: own.find(ids)),
+            "step": timed(lambda ids=ids: own.step(ids, own.clock + 1)),
+        }
+        times = in_turns(sides, rounds, warmup=1)
+        for side, value in medians(times).items():
+            results[f"{name}, {side}, M ids/s"] = size / value / 1e6
+        for side in ("find", "step"):
+            results[f"{name}, {side} / floor"] = paired_ratio(times[side], times["floor"])
+    return results
+
+
+def inserting(rows: int, size: int, rounds: int) -> dict[str, float]:
+    draw, out = np.random.default_rng(1), np.empty(size, np.int64)
+    own, table, score = (
+        IdMap(DynamicIds(rows=rows, evict=Evict.LRU)),
+        np.zeros(rows, np.int64),
+        np.zeros(rows, np.uint32),
+    )
+    ids, evicted = np.empty(0, np.int64), 0
+
+    def step() -> None:
+        nonlocal ids, evicted
+        evicted = own.step(ids, own.clock + 1).statistics["evicted"]
+
+    sides = {"floor": timed(lambda: replace_least(ids, table, score, rows - 1, out)), "step": timed(step)}
+    times: dict[str, list[float]] = {"floor": [], "step": []}
+    for number in range(rounds + 3):
+        ids = draw.integers(-(2**63), 2**63 - 1, size)
+        pair = in_turns(sides, 1)
+        if number >= 3:
+            times = {side: times[side] + pair[side] for side in times}
+    results = {f"inserted, {side}, M ids/s": size / value / 1e6 for side, value in medians(times).items()}
+    results["of them evicting"] = evicted / size
+    return results | {"inserted, step / floor": paired_ratio(times["step"], times["floor"])}
+
+
+def balance(rows: int) -> dict[str, float]:
+    draw, results = np.random.default_rng(2), dict[str, float]()
+    layout, pool = DynamicIds(rows=rows).layout, np.arange(rows)
+    for ranks in (8, 64):
+        batches = zipf(pool, ranks * BATCH, draw).reshape(ranks, BATCH)
+        distinct = np.concatenate([np.unique(batch) for batch in batches])
+        for name, ids in (("all ids", batches.ravel()), ("distinct ids of each rank", distinct)):
+            lookups = np.bincount(layout.owner(ids[ids != 0], ranks), minlength=ranks)
+            results[f"max / mean of {ranks} ranks, {name}"] = float(lookups.max() / lookups.mean())
+    return results
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--ids", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=1 << 20, help="a power of two")
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    print(machine())
+    results = finding(args.rows, args.ids, args.repeats) | inserting(args.rows, args.ids, args.repeats)
+    results |= balance(args.rows)
+    for name, value in results.items():
+        print(f"{name:50} {value:8.3f}")
+    print_json(args, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Which id has which row of a table whose ids come and go. README.md has the rule.
+
+| file | holds |
+|---|---|
+| `config.py` | `DynamicIds`: what a user says about a table |
+| `layout.py` | `Layout`: the bucket, rank and fallback row of an id |
+| `clock.py` | the clock of a step, from the event times of all ranks |
+| `loops.py` | the rule of a step, compiled: the definition |
+| `id_map.py` | `IdMap`: the state of the buckets that a rank owns |
+| `rounds.py` | `DeviceIdMap`: the same rule as operations on tensors, for CUDA |
+| `resizing.py` | other numbers of rows, and maps made from a vocabulary |
+| `exported.py` | the file that evaluation, services and C++ read |
+"""
+
+from rayrec.dynamic_ids.clock import advance, newest_times
+from rayrec.dynamic_ids.config import DynamicIds, Evict
+from rayrec.dynamic_ids.exported import ExportedIds, export
+from rayrec.dynamic_ids.id_map import HASHED, ZERO, Changes, IdMap, Listing, Mapped
+from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, Layout, unmix
+from rayrec.dynamic_ids.resizing import cut, grown, joined, map_of, resized
+from rayrec.dynamic_ids.rounds import DeviceIdMap
+
+__all__ = [
+    "EMPTY",
+    "EMPTY_IN_FIRST",
+    "HASHED",
+    "ZERO",
+    "Changes",
+    "DeviceIdMap",
+    "DynamicIds",
+    "Evict",
+    "ExportedIds",
+    "IdMap",
+    "Layout",
+    "Listing",
+    "Mapped",
+    "advance",
+    "cut",
+    "export",
+    "grown",
+    "joined",
+    "map_of",
+    "newest_times",
+    "resized",
+    "unmix",
+]

@@ -1,0 +1,287 @@
+"""The compiled rule of a step, which is the definition, and the search. Import through `numba_loops.loops`.
+
+Suffixes: N lookups, M lookups without a row, R rows of the owned buckets, B owned buckets, S rows of a bucket, D
+distinct ids without a row in a bucket.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+
+from rayrec._runtime.numba_loops import compiled
+from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST
+
+CELLS = 4  # cells of a filter per id
+TAKEN, LEFT, EXPIRED = 1, 2, 4  # of a change: an id took the row, an id left it, and it did so by age
+LARGEST_COUNT = 2**31 - 1  # the highest bit of a score marks rows that this step looked up
+STATISTICS = ("lookups", "own", "admitted", "evicted", "expired", "waiting", "refused")
+
+_ZERO, _ONE, _HALF, _LOW = nb.uint64(0), nb.uint64(1), nb.uint64(32), nb.uint64(2**32 - 1)
+_SHIFT, _FIRST, _SECOND = nb.uint64(33), nb.uint64(0xFF51AFD7ED558CCD), nb.uint64(0xC4CEB9FE1A85EC53)
+_MARK, _COUNT = nb.uint32(2**31), nb.uint32(2**31 - 1)
+_FREE, _USED = nb.int64(-(2**63)), nb.int64(2**63 - 1)
+_TYPES = dict.fromkeys(("id_N", "identity_R", "row_N", "changed_row", "changed_old", "changed_new"), "int64[::1]")
+_TYPES |= dict.fromkeys(("count_N", "last_seen_R", "score_R", "sighted_B"), "uint32[::1]")
+_TYPES |= {"cell_BC": "uint8[:,::1]", "changed_kind": "uint8[::1]", "statistics": "int64[::1]", "chance": "uint64[::1]"}
+_TYPES |= dict.fromkeys(("buckets", "first", "bucket_rows", "own_rows", "clock", "ttl", "half_life"), "uint64")
+_TYPES |= {"evict": "int64", "min_count": "uint64", "seed": "uint64", "unseen": "int64"}
+
+
+@nb.njit(inline="always")
+def _mix(number: Any) -> Any:
+    number = (number ^ (number >> _SHIFT)) * _FIRST
+    number = (number ^ (number >> _SHIFT)) * _SECOND
+    return number ^ (number >> _SHIFT)
+
+
+@nb.njit(inline="always")
+def _slot(identity_R: Any, base: Any, own_rows: Any, key: Any) -> Any:
+    """The slot of an id in its bucket, from 1; 0 if it has none. Without branches, it compares 4 or 8 rows at once."""
+    slot = _ZERO
+    for number in range(own_rows):
+        slot += number + _ONE if identity_R[base + number] == key else _ZERO
+    return slot
+
+
+@nb.njit(inline="always")
+def _fallback(base: Any, own_rows: Any, bucket_rows: Any, hashed: Any) -> Any:
+    return base + own_rows + ((hashed & _LOW) * (bucket_rows - own_rows) >> _HALF)
+
+
+@compiled(_TYPES)
+def find(
+    id_N: Any, identity_R: Any, last_seen_R: Any, buckets: Any, first: Any, bucket_rows: Any, own_rows: Any, clock: Any,
+    ttl: Any, unseen: Any, row_N: Any,
+) -> None:  # fmt: skip
+    """Finds the rows of ids and changes nothing.
+
+    Args:
+        last_seen_R: Empty if no row has expired.
+        unseen: Row of an id without one, or -2 for its fallback row.
+    """
+    for n in range(nb.uint64(id_N.size)):
+        hashed = _mix(nb.uint64(id_N[n]))
+        base = (((hashed >> _HALF) * buckets >> _HALF) - first) * bucket_rows
+        slot = _slot(identity_R, base, own_rows, id_N[n])
+        row = base + slot - _ONE
+        if slot and ttl and last_seen_R.size and clock - last_seen_R[row] > ttl:
+            slot = _ZERO
+        if slot:
+            row_N[n] = row
+        elif unseen == -2:
+            row_N[n] = _fallback(base, own_rows, bucket_rows, hashed)
+        else:
+            row_N[n] = unseen
+
+
+@nb.njit
+def _by_upper_half(key_M: Any, size: Any, largest: Any) -> Any:
+    """Sorts the first keys stably by their upper 32 bits, of which none is above `largest`."""
+    other_M, count_V, shift = np.empty(size, np.uint64), np.empty(2048, np.uint64), _HALF
+    while shift < nb.uint64(64) and (largest >> (shift - _HALF)) > 0:
+        count_V[:] = _ZERO
+        for m in range(size):
+            count_V[(key_M[m] >> shift) & nb.uint64(2047)] += _ONE
+        total = _ZERO
+        for value in range(2048):
+            count = count_V[value]
+            count_V[value] = total
+            total += count
+        for m in range(size):
+            value = (key_M[m] >> shift) & nb.uint64(2047)
+            other_M[count_V[value]] = key_M[m]
+            count_V[value] += _ONE
+        key_M, other_M = other_M, key_M
+        shift += nb.uint64(11)
+    return key_M
+
+
+@nb.njit
+def _sort_together(hash_M: Any, lookup_M: Any, size: Any) -> None:
+    """Sorts a bucket's lookups by hash."""
+    if size > 128:
+        order = np.argsort(hash_M[:size])
+        hash_M[:size] = hash_M[:size][order]
+        lookup_M[:size] = lookup_M[:size][order]
+        return
+    for n in range(1, size):
+        hashed, lookup, m = hash_M[n], lookup_M[n], n
+        while m > 0 and hash_M[m - 1] > hashed:
+            hash_M[m], lookup_M[m] = hash_M[m - 1], lookup_M[m - 1]
+            m -= 1
+        hash_M[m], lookup_M[m] = hashed, lookup
+
+
+@nb.njit(inline="always")
+def _decayed(score: Any, seen: Any, clock: Any, half_life: Any) -> Any:
+    if half_life and seen != clock:
+        return score >> nb.uint32(min(nb.uint64(31), clock // half_life - seen // half_life))
+    return score
+
+
+@nb.njit(inline="always")
+def _rank(score: Any, seen: Any, evict: Any) -> Any:
+    """What the id with the least of loses its row."""
+    if evict == 1:
+        return ((nb.int64(seen) - nb.int64(2**31)) << nb.int64(32)) | nb.int64(score)
+    return (nb.int64(score) << nb.int64(32)) | nb.int64(seen)
+
+
+@nb.njit(inline="always")
+def _cell(hashed: Any, number: Any, cells: Any) -> Any:
+    return ((_mix(hashed ^ _FIRST) >> nb.uint64(16 * number)) & nb.uint64(65535)) * cells >> nb.uint64(16)
+
+
+@compiled(_TYPES)
+def step(
+    id_N: Any, count_N: Any, identity_R: Any, last_seen_R: Any, score_R: Any, cell_BC: Any, sighted_B: Any,
+    chance: Any, buckets: Any, first: Any, bucket_rows: Any, own_rows: Any, clock: Any, ttl: Any, half_life: Any,
+    evict: Any, min_count: Any, seed: Any, row_N: Any, changed_row: Any, changed_old: Any, changed_new: Any,
+    changed_kind: Any, statistics: Any,
+) -> Any:  # fmt: skip
+    """One step of the owned buckets. Returns the number of changes.
+
+    Args:
+        count_N: Lookups that each id stands for, at least 1; or empty, for 1.
+        chance: 256 probabilities · 2³², by count, to admit an id at random; or empty.
+        half_life, ttl: 0 for none.
+    """
+    size, missing, changes = nb.uint64(id_N.size), _ZERO, _ZERO
+    key_M = np.empty(id_N.size, np.uint64)
+    # 1. Rows that have their id and have not expired. Nothing here depends on the order of lookups.
+    # Searching is a loop of its own, so that the processor works on several ids at once.
+    lookups, own = _ZERO, _ZERO
+    for n in range(size):
+        base = (((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first) * bucket_rows
+        slot = _slot(identity_R, base, own_rows, id_N[n])
+        row_N[n] = nb.int64(base + slot) - 1 if slot else -1
+    for n in range(size):
+        count, row = nb.uint64(count_N[n]) if count_N.size else _ONE, row_N[n]
+        lookups += count
+        if row >= 0 and (ttl == 0 or clock - last_seen_R[nb.uint64(row)] <= ttl):
+            row = nb.uint64(row)
+            score = _decayed(score_R[row] & _COUNT, nb.uint64(last_seen_R[row]), clock, half_life)
+            score_R[row] = _MARK | nb.uint32(min(nb.uint64(score) + count, nb.uint64(_COUNT)))
+            last_seen_R[row] = clock
+            own += count
+        else:
+            bucket = ((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first
+            key_M[missing] = (bucket << _HALF) | n
+            missing += _ONE
+    statistics[0] += nb.int64(lookups)
+    statistics[1] += nb.int64(own)
+    if missing:
+        key_M = _by_upper_half(key_M, missing, nb.uint64(sighted_B.size - 1))
+    longest, members = _ZERO, _ZERO  # of the lookups in a bucket
+    for m in range(missing):
+        members = members + _ONE if m and (key_M[m] >> _HALF) == (key_M[m - 1] >> _HALF) else _ONE
+        longest = max(longest, members)
+    hash_M, lookup_M = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
+    begin_D, count_D = np.empty(longest + _ONE, np.uint64), np.empty(longest, np.uint64)
+    want_D, order_D, row_D = np.empty(longest, np.uint64), np.empty(longest, np.uint64), np.empty(longest, np.uint64)
+    rank_S, cells, period = np.empty(own_rows, np.int64), nb.uint64(cell_BC.shape[1]), bucket_rows * min_count // 4
+    begin = _ZERO
+    while begin < missing:
+        bucket, members = key_M[begin] >> _HALF, _ZERO
+        base, empty = bucket * bucket_rows, nb.int64(EMPTY_IN_FIRST) if bucket + first == _ZERO else nb.int64(EMPTY)
+        while begin < missing and key_M[begin] >> _HALF == bucket:
+            lookup_M[members] = key_M[begin] & _LOW
+            hash_M[members] = _mix(nb.uint64(id_N[lookup_M[members]]))
+            members += _ONE
+            begin += _ONE
+        # 2. Distinct ids in the order of their hash, and their counts. An expired row that has such an id is freed.
+        _sort_together(hash_M, lookup_M, members)
+        distinct = _ZERO
+        for m in range(members):
+            if m == _ZERO or hash_M[m] != hash_M[m - _ONE]:
+                begin_D[distinct], count_D[distinct] = m, _ZERO
+                distinct += _ONE
+                key = id_N[lookup_M[m]]
+                slot = _slot(identity_R, base, own_rows, key)
+                if slot:
+                    row = base + slot - _ONE
+                    identity_R[row], last_seen_R[row], score_R[row] = empty, nb.uint32(0), nb.uint32(0)
+                    changed_row[changes], changed_old[changes], changed_new[changes] = row, key, nb.int64(0)
+                    changed_kind[changes] = nb.uint8(LEFT | EXPIRED)
+                    changes += _ONE
+                    statistics[4] += 1
+            count_D[distinct - _ONE] += nb.uint64(count_N[lookup_M[m]]) if count_N.size else _ONE
+        begin_D[distinct] = members
+        # 3. Admission. The filter is read for all ids before it is updated for any.
+        if cells and sighted_B[bucket] >= period:
+            for cell in range(cells):
+                cell_BC[bucket, cell] >>= 1
+            sighted_B[bucket] = nb.uint32(0)
+        admitted, in_order = _ZERO, True
+        for d in range(distinct):
+            hashed, count = hash_M[begin_D[d]], min(count_D[d], nb.uint64(_COUNT))
+            row_D[d] = _fallback(base, own_rows, bucket_rows, hashed)
+            enters, want_D[d] = True, count
+            if cells:
+                least = nb.uint64(255)
+                for number in range(CELLS):
+                    least = min(least, nb.uint64(cell_BC[bucket, _cell(hashed, number, cells)]))
+                want_D[d] = min(least + count, nb.uint64(255))
+                enters = want_D[d] >= min_count
+            elif chance.size:
+                draw = _mix(hashed ^ _mix(seed ^ _mix(nb.uint64(sighted_B[bucket]) + _ONE))) >> _HALF
+                enters = draw < chance[min(count, nb.uint64(255))]
+            if enters:
+                order_D[admitted] = ((nb.uint64(_COUNT) - max(want_D[d], count)) << _HALF) | d
+                in_order &= admitted == _ZERO or order_D[admitted] > order_D[admitted - _ONE]
+                admitted += _ONE
+            else:
+                statistics[5] += 1
+        if cells:
+            for d in range(distinct):
+                for number in range(CELLS):
+                    cell = _cell(hash_M[begin_D[d]], number, cells)
+                    cell_BC[bucket, cell] = max(nb.uint64(cell_BC[bucket, cell]), want_D[d])
+        sighted_B[bucket] += nb.uint32(distinct)
+        # 4. Admitted ids, the most counted first, take free rows in their order, then those of the least rank.
+        if admitted:
+            if not in_order:
+                order_D[:admitted].sort()
+            for slot in range(own_rows):
+                row = base + slot
+                score, seen = score_R[row], nb.uint64(last_seen_R[row])
+                if score == 0 or (ttl and clock - seen > ttl):
+                    rank_S[slot] = _FREE
+                elif score & _MARK:
+                    rank_S[slot] = _USED
+                else:
+                    rank_S[slot] = _rank(_decayed(score, seen, clock, half_life), seen, evict)
+        for number in range(admitted):
+            least, slot = _USED, _ZERO
+            for other in range(own_rows):
+                least = min(least, rank_S[other])
+            while rank_S[slot] != least:
+                slot += _ONE
+            score, d = nb.uint32(nb.uint64(_COUNT) - (order_D[number] >> _HALF)), order_D[number] & _LOW
+            if least == _USED or _rank(score, clock, evict) <= least:
+                statistics[6] += nb.int64(admitted - number)
+                break
+            row = base + slot
+            changed_row[changes], changed_old[changes] = row, identity_R[row]
+            kind, new = TAKEN, id_N[lookup_M[begin_D[d]]]
+            if score_R[row]:
+                expired = least == _FREE
+                kind |= LEFT | EXPIRED if expired else LEFT
+                statistics[4 if expired else 3] += 1
+            else:
+                changed_old[changes] = 0
+            changed_new[changes], changed_kind[changes] = new, nb.uint8(kind)
+            changes += _ONE
+            identity_R[row], last_seen_R[row], score_R[row] = new, nb.uint32(clock), score
+            rank_S[slot], row_D[d] = _USED, row
+            statistics[1] += nb.int64(count_D[d])
+            statistics[2] += 1
+        for d in range(distinct):
+            for m in range(begin_D[d], begin_D[d + _ONE]):
+                row_N[lookup_M[m]] = row_D[d]
+    for n in range(size):
+        score_R[row_N[n]] &= _COUNT
+    return changes
