@@ -47,17 +47,24 @@ def inspect(
     import yaml
 
     from rayrec.cli.output import show_columns
+    from rayrec.data.formats.text_options import reading_text
     from rayrec.data.tools.init.inspect import inspect as look
+    from rayrec.data.tools.init.text_files import find_text_options
+    from rayrec.storage.files import find_files, format_of
     from rayrec.train.config.file import parse_yaml
+    from rayrec.train.terminal import notice
 
     roles = _roles(ids, numbers, lists, ignore)
-    inspection = look(paths, rows, parse_yaml(filters), label, keep or (), time, roles)
+    options, lines = find_text_options([file.uri for file in find_files(paths) if format_of(file.uri)], roles)
+    for line in lines:
+        notice(line)
+    with reading_text(options):
+        inspection = look(paths, rows, parse_yaml(filters), label, keep or (), time, roles)
     show_columns(inspection, to_stderr=True)
-    typer.echo(
-        yaml.safe_dump(
-            inspection.proposal(vocabularies=vocabularies), sort_keys=False, default_flow_style=None, width=120
-        )
-    )
+    proposal = inspection.proposal(vocabularies=vocabularies)
+    if written := options.model_dump(exclude_defaults=True):
+        proposal = {"data": {"read": {"text": written}}, **proposal}
+    typer.echo(yaml.safe_dump(proposal, sort_keys=False, default_flow_style=None, width=120))
 
 
 @data.command()

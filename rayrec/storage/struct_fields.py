@@ -1,6 +1,7 @@
-"""Struct columns: their fields are columns of their own, named `user.id` or `user.address.city`.
+"""The columns of a file: the fields of structs are columns of their own, named `user.id` or `user.address.city`.
 
-A column that is itself named `user.id` hides the field `id` of a struct `user`.
+A column that is itself named `user.id` hides the field `id` of a struct `user`. UUIDs are texts and
+decimals without a fraction are integers (see `id_types.py`).
 """
 
 from __future__ import annotations
@@ -10,22 +11,27 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rayrec.storage.id_types import column_as_read, type_as_read
+
 
 def leaf_columns(arrow: pa.Schema) -> pa.Schema:
     """The columns of a file, with the fields of structs in place of the structs.
 
     Fields of structs in lists and maps are not columns.
     """
-    return (
-        pa.schema([_at(arrow, path).with_name(name) for name, path in _paths(arrow)]) if has_structs(arrow) else arrow
-    )
+    if has_structs(arrow):
+        arrow = pa.schema([_at(arrow, path).with_name(name) for name, path in _paths(arrow)])
+    for number, field in enumerate(arrow):
+        if (kind := type_as_read(field.type)) != field.type:
+            arrow = arrow.set(number, field.with_type(kind))
+    return arrow
 
 
 def leaf_table(rows: pa.Table | pa.RecordBatch) -> pa.Table:
     """Rows with the columns of `leaf_columns`. The fields of a null struct are null."""
     rows = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     paths = _paths(rows.schema)
-    return pa.table([_values(rows, path) for _, path in paths], names=[name for name, _ in paths])
+    return _as_read(pa.table([_values(rows, path) for _, path in paths], names=[name for name, _ in paths]))
 
 
 def columns_named(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Table:
@@ -34,8 +40,8 @@ def columns_named(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.T
     present = [name for name in names if name in paths]
     rows = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     if not has_structs(rows.schema) or not present:
-        return rows.select(present)  # keeps the number of rows of a table without columns
-    return pa.table([_values(rows, paths[name]) for name in present], names=present)
+        return _as_read(rows.select(present))  # keeps the number of rows of a table without columns
+    return _as_read(pa.table([_values(rows, paths[name]) for name in present], names=present))
 
 
 def with_types(arrow: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -78,6 +84,13 @@ def _at(arrow: pa.Schema, path: Sequence[int]) -> pa.Field:
 def _values(rows: pa.Table | pa.RecordBatch, path: Sequence[int]) -> pa.Array | pa.ChunkedArray:
     column = rows.column(path[0])
     return pc.struct_field(column, list(path[1:])) if len(path) > 1 else column
+
+
+def _as_read(rows: pa.Table) -> pa.Table:
+    for number, kind in enumerate(rows.schema.types):
+        if type_as_read(kind) != kind:
+            rows = rows.set_column(number, rows.schema.names[number], column_as_read(rows.column(number)))
+    return rows
 
 
 def _with_type(field: pa.Field, path: Sequence[int], kind: pa.DataType) -> pa.Field:

@@ -33,6 +33,7 @@ from rayrec.data import (
 from rayrec.data.order import epoch_planner
 from rayrec.data.source.filters import OPERATORS, rows_that_pass
 from rayrec.data.stream.reading import Recipe, window_shares
+from rayrec.data.stream.survivors import survivors_of
 from rayrec.storage import retries
 from tests.data.mapped import kept
 from tests.data.sets import ROWS_OF, SCHEMA, table
@@ -130,6 +131,66 @@ def test_through_ray_the_same_batches(folder: Path, running_ray: None) -> None:
         pairs = [list(stream(manifest, Cursor.start(3), rank, 2, options=options)) for options in (LOCAL, RAY)]
         for (a, after_a), (b, after_b) in zip(*pairs, strict=True):
             assert same(a, b) and after_a.to_dict() == after_b.to_dict()
+
+
+def write_clumps(file: Path, passing: int, rows: int = 3000, row_group: int = 50) -> Path:
+    """A file of which one row group in `passing` has rows with an age above 1000, and no statistics say which."""
+    whole, random = table(rows), np.random.default_rng(0)
+    clumps = (np.arange(rows) // row_group % passing == 0) & (random.random(rows) < 0.4)
+    ages = pa.array(np.where(clumps, 2000.0, whole["age"].to_numpy()), whole["age"].type)
+    pq.write_table(
+        whole.set_column(whole.schema.get_field_index("age"), "age", ages), file,
+        row_group_size=row_group, write_statistics=False,
+    )  # fmt: skip
+    return file
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_the_same_rows_whether_or_not_filters_are_read_first(tmp_path_factory: Any, data: st.DataObject) -> None:
+    file = write_clumps(tmp_path_factory.mktemp("clumps") / "x.parquet", data.draw(st.sampled_from([1, 2, 5, 20])))
+    manifest = Manifest.read(str(file), SCHEMA, filters=[("age", ">", 1000.0)], window_rows=200)
+    world_size, epoch = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 5))
+    more = {"shuffle": data.draw(st.booleans()), "interleave": data.draw(st.sampled_from([1, 3])), "batch_rows": 20}
+
+    def read(cursor: Cursor) -> list[list[tuple[Any, Any]]]:
+        return [list(stream(manifest, cursor, rank, world_size, **more)) for rank in range(world_size)]
+
+    survivors_of.cache_clear()
+    first = read(Cursor.start(epoch))
+    for _ in range(3):
+        again = read(Cursor.start(epoch))
+        for one, other in zip(first, again, strict=True):
+            assert all(same(a, b) and x.to_dict() == y.to_dict() for (a, x), (b, y) in zip(one, other, strict=True))
+    if min(map(len, first)) > 2:
+        cursor = Cursor.merge([batches[1][1] for batches in first])
+        rest = read(cursor)
+        for one, other in zip(first, rest, strict=True):
+            assert all(same(a, b) for (a, _), (b, _) in zip(one[2:], other, strict=True))
+
+
+def test_columns_are_not_read_where_no_row_passes(tmp_path: Path) -> None:
+    """Damage of other columns there is not noticed, once it is known that few row groups have a row."""
+    file = write_clumps(tmp_path / "x.parquet", passing=20)
+    footer = pq.ParquetFile(file).metadata
+    raw = bytearray(file.read_bytes())
+    number = next(n for n, name in enumerate(footer.schema.names) if name == "price")
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(number)
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        if group % 20:
+            raw[start : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size)
+    file.write_bytes(raw)
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("age", ">", 1000.0)], window_rows=50)
+    survivors = survivors_of(manifest.filters, 1.0)
+    for _ in range(30):
+        survivors.note(np.array([False]))
+    with stream(manifest, Cursor.start(0), 0, 1, shuffle=False) as batches:
+        ids = row_ids([batch for batch, _ in batches])
+    assert len(ids) > 20 and all(row // 50 % 20 == 0 for row in ids)
+    survivors_of.cache_clear()
+    with pytest.raises(DataError, match="not readable"), stream(manifest, Cursor.start(0), 0, 1) as batches:
+        list(batches)
 
 
 def test_filters_that_leave_almost_nothing_are_no_stall(tmp_path: Path) -> None:

@@ -61,4 +61,7 @@ def find_parquet(paths: str | Sequence[str]) -> list[Found]:
     except OSError as error:
         problem = f"cannot write converted files: {first_line(error)}"
         raise DataError(problem, file=folder, fix="check permissions and free space of the run folder") from error
-    return [parquet_file for file in files for parquet_file in conversions.get(file.uri, [file])]
+    found = [parquet_file for file in files for parquet_file in conversions.get(file.uri, [file])]
+    if not found:
+        raise DataError("the file has no rows", file=sources[0].uri, fix="remove it")
+    return found

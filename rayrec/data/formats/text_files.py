@@ -49,7 +49,7 @@ class Csv:
         try:
             data = _read(_stream(uri), _LOOK_BYTES)
             return find_layout(data, len(data) < _LOOK_BYTES, self.reading.options, self.separator)
-        except (OSError, pa.ArrowException, UnicodeError) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:
             fix = "check that the file is whole, and compressed and encoded as its name and --encoding say"
             raise _wrong(uri, None, str(error), None, fix) from error
 
@@ -69,6 +69,8 @@ class Csv:
             unsure = [name for name in found.names if self._may_be_number(found.field(name))]
             text = pa.schema([pa.field(name, pa.string()) for name in unsure])
             first = next(iter(self._open(uri, text, layout)), None) if unsure else None
+        except UnicodeDecodeError as error:  # in a name
+            raise self._not_decoded(uri, None, layout) from error
         except pa.ArrowInvalid as error:
             raise self._locate(uri, None, error, layout) from error
         types = {column.name: column.type for column in found}

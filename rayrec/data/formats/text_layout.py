@@ -21,6 +21,18 @@ _VALUE = re.compile(r"[-+]?([0-9][0-9,]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[0
 _NAME = re.compile(r"[^\W\d][^\n]*")
 _NO_NAMES = frozenset({"na", "nan", "null", "none", "n/a", "unknown", "true", "false"})
 _COMMENT = re.compile(r"\s*(#|%|//)")
+_SAMPLE = 1000
+# Half of the bytes of ASCII text in UTF-16 are zero.
+_ZEROS = 0.3
+# Beginnings of files that are not text.
+_NO_TEXT = {
+    b"\x1f\x8b": "compressed with gzip",
+    b"BZh9": "compressed with bzip2",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "Parquet",
+    b"Obj\x01": "Avro",
+}
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -56,13 +68,19 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
         data: the beginning of the file.
         whole: whether this is the whole file.
         usual: the separator that the name of the file tells.
+
+    Raises:
+        ValueError: the file is not text.
     """
+    if (kind := next((kind for begin, kind in _NO_TEXT.items() if data.startswith(begin)), None)) is not None:
+        raise ValueError(f"the file is not text but {kind}")
     encoding = options.encoding or _encoding(data)
     text = codecs.getincrementaldecoder(encoding)("replace").decode(data).removeprefix("\ufeff")
     if not whole:
         text = text[: max(text.rfind("\n"), text.rfind("\r")) + 1]
-    if options.escape is None and options.quote and _escapes_quotes(text, options.quote):
-        options = options.model_copy(update={"escape": "\\"})
+    escaped = options.model_copy(update={"escape": "\\"})
+    if options.escape is None and options.quote and _escapes_quotes(text, usual, options, escaped):
+        options = escaped
     comments, text = _without_comments(text, usual, options)
     separator = options.separator or _separator(text, usual, options)
     lines = _cells(text, separator, options)
@@ -87,7 +105,8 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
         for position, name in enumerate(columns)
     }
     padded = (name for name, cells in values.items() if cells and all(cell.startswith(" ") for cell in cells))
-    padding = frozenset(padded if separator != " " else ())
+    # A quoted cell may begin with a space.
+    padding = frozenset(padded if separator != " " and f"{options.quote} " not in text else ())
     return Layout(columns, header, separator, encoding, options.escape, padding, tuple(notes), comments)
 
 
@@ -118,13 +137,31 @@ def _without_comments(text: str, usual: str, options: TextOptions) -> tuple[int,
     return comments, "".join(lines[comments:])
 
 
-def _escapes_quotes(text: str, quote: str) -> bool:
-    """Whether quotes inside of quotes have a backslash before them, rather than being written twice."""
-    return f"\\{quote}" in text and quote * 2 not in text.replace(f"\\{quote}", "")
+def _escapes_quotes(text: str, usual: str, options: TextOptions, escaped: TextOptions) -> bool:
+    """Whether quotes inside of quotes have a backslash before them, rather than being written twice.
+
+    A backslash may also be the last character of a cell; then as many lines are even only without the escape.
+    """
+    quote = options.quote
+    if f"\\{quote}" not in text or quote * 2 in text.replace(f"\\{quote}", ""):
+        return False
+    separator = options.separator or _separator(text, usual, escaped)
+    return _even_lines(text, separator, escaped) >= _even_lines(text, separator, options)
+
+
+def _even_lines(text: str, separator: str, options: TextOptions) -> int:
+    """Number of lines with as many cells as the first one."""
+    lines = _cells(text, separator, options)
+    return sum(len(line) == len(lines[0]) for line in lines)
 
 
 def _encoding(data: bytes) -> str:
-    """The encoding that the first bytes name, else UTF-8."""
+    """The encoding that the first bytes name, else UTF-16 if every second byte is zero, else UTF-8."""
+    sample = data[:_SAMPLE]
+    for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
+        zeros, others = sample[first::2].count(0), sample[1 - first :: 2].count(0)
+        if zeros > _ZEROS * len(sample) and not others and not data.startswith(tuple(mark for mark, _ in _MARKS)):
+            return name
     return next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
 
 
@@ -134,7 +171,11 @@ def _separator(text: str, usual: str, options: TextOptions) -> str:
         return usual
     widths = {separator: _width(text, separator, options) for separator in _SEPARATORS if separator != usual}
     best = max(widths, key=lambda separator: (widths[separator] > 1, -_SEPARATORS.index(separator)))
-    return best if widths[best] > 1 else usual
+    if widths[best] <= 1:
+        return usual
+    # All cells between two || are empty if || is the separator.
+    doubled = _width(text, 2 * best, options)
+    return 2 * best if doubled > 2 and widths[best] == 2 * doubled - 1 else best
 
 
 def _width(text: str, separator: str, options: TextOptions) -> int:

@@ -91,8 +91,9 @@ def _with_derived(schema: Schema, arrow: pa.Schema, file: str) -> pa.Schema:
         return arrow
     types = {name: without_views(arrow.field(name).type) for name in schema.feature_columns}
     for name, expected in schema.column_types.items():
-        # An integer in training may be a number now: `derived_types` refuses it for ids.
-        accepted = (expected, expected.replace("integer", "number"))
+        # An integer in training may be a number now: `derived_types` refuses it for ids. Earlier runs recorded decimals
+        # without a fraction, which are integers now.
+        accepted = (expected, expected.replace("integer", "number"), expected.replace("decimal", "integer"))
         if name in types and not any(same_kind(plain := plain_type(types[name]), kind) for kind in accepted):
             fix = f"cast it from {plain} to {expected}, the type in the training data (schema.column_types)"
             raise _wrong(f"column {name!r}", expected, types[name], file, name, fix=fix)

@@ -160,7 +160,8 @@ def _ordered(kind: pa.DataType) -> bool:
 def _ends(groups: Sequence[pq.RowGroupMetaData], index: int | None, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
     """The minimum and maximum of every row group, null if unknown."""
     unknown = pa.nulls(len(groups), kind)
-    if index is None:
+    # Of UUIDs the statistics are bytes, and the column is read as text.
+    if index is None or (is_text(kind) and groups and groups[0].column(index).physical_type == "FIXED_LEN_BYTE_ARRAY"):
         return unknown, unknown
     lows, highs = [], []
     for group in groups:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
+from rayrec.data.arrays.arrow_types import without_views
 from rayrec.data.arrays.buffers import I64, Mask, empty
 from rayrec.data.config import BadRows
 from rayrec.data.mapping.map_rows import map_rows
@@ -39,6 +41,7 @@ from rayrec.data.source.slices import (
 from rayrec.data.stream.bad_rows import PROBLEM, no_problems, to_array
 from rayrec.data.stream.downsampling import keep_mask
 from rayrec.data.stream.shared_manifest import Planner
+from rayrec.data.stream.survivors import slices_that_pass, survivors_of
 from rayrec.storage.retries import Patience
 
 # Column with the rows that the rank has passed after each row.
@@ -163,6 +166,14 @@ class Recipe:
     def interleaves(self) -> bool:
         return self.interleave > 1
 
+    @property
+    def deciding(self) -> Columns:
+        """The columns that decide which rows are read; empty if they are most of the columns."""
+        names = {condition.column for condition in self.filters}
+        names |= {task.column for task in self.schema.tasks if self.negative_rate < 1}
+        columns = tuple(column for column in self.columns if column[0] in names)
+        return columns if 2 * len(columns) < len(self.columns) else ()
+
 
 def window_shares(
     planner: Planner, rank_share: RankShare, block_ends: deque[int] | None = None
@@ -253,19 +264,64 @@ def _mapped(
     else:
         first_row = share.ranges[0][0]
         slices, order = tuple(within(slices, first_row, share.ranges[-1][1])), order - first_row
-    table, unreadable = read_slices(slices, recipe.columns, recipe.patience, streams, recipe.encoded)
     ends = share.ends if recipe.leaves_out or recipe.interleaves else None
-    if recipe.leaves_out:
-        mask = passing(slices, table, unreadable, recipe.filters)
-        mask &= _downsampling_mask(table, share.window, first_row, recipe)
+    kept: Mask | None = None
+    if not recipe.leaves_out:
+        table, unreadable = read_slices(slices, recipe.columns, recipe.patience, streams, recipe.encoded)
+    else:
+        table, unreadable, mask, kept = _passing_rows(slices, share.window, first_row, recipe, streams)
         order, ends = order[mask[order]], share.ends[mask[order]]
     selected: I64 | None = None
-    if len(order) < table.num_rows:
+    if kept is not None or len(order) < table.num_rows:
         selected = np.sort(order)
-        table, order = table.take(pa.array(selected)), np.searchsorted(selected, order)
+        positions = selected if kept is None else np.cumsum(kept)[selected] - 1
+        table, order = table.take(pa.array(positions)), np.searchsorted(selected, order)
     problems = _problems(Origin(slices, selected), unreadable, selected, recipe.bad_rows.redact)
     rows = map_rows(table, recipe.schema, recipe.rows_of, problems, order if recipe.shuffle else None)
     return rows, problems, np.argsort(order) if problems and recipe.shuffle else order, ends
+
+
+def _passing_rows(
+    slices: Sequence[FileSlice], window: int, first_row: int, recipe: Recipe, streams: RowGroupStreams | None
+) -> tuple[pa.Table, list[Unreadable], Mask, Mask | None]:
+    """Reads the rows that may pass filters and down-sampling.
+
+    If few row groups have rows that pass, reads the columns that decide it first, and the others only there. The rows
+    that pass are the same in both ways.
+
+    Args:
+        window, first_row: the slices start at row `first_row` of the window.
+
+    Returns:
+        the table; the ranges of its rows that could not be read; which rows of the slices pass; which rows of the
+        slices are in the table, None for all.
+    """
+    survivors = survivors_of(recipe.filters, recipe.negative_rate)
+
+    def mask_of(table: pa.Table, unreadable: Sequence[Unreadable]) -> Mask:
+        mask = passing(slices, table, unreadable, recipe.filters)
+        mask &= _downsampling_mask(table, window, first_row, recipe)
+        survivors.note(slices_that_pass(slices, mask))
+        return mask
+
+    read = partial(read_slices, patience=recipe.patience, streams=streams, encoded=recipe.encoded)
+    # Row groups that are read in several slices are decoded once for all columns.
+    if survivors.are_few and recipe.deciding and all(item.rows == item.group_rows for item in slices):
+        table, unreadable = read_slices(slices, recipe.deciding, recipe.patience)
+        if not unreadable:
+            mask = mask_of(table, [])
+            passes = slices_that_pass(slices, mask)
+            chosen = [item for item, any_passes in zip(slices, passes.tolist(), strict=True) if any_passes]
+            table, unreadable = read(chosen, recipe.columns) if chosen else (_no_rows(recipe.columns), [])
+            if not unreadable:
+                return table, [], mask, np.repeat(passes, [item.rows for item in slices])
+        # All rows of a file that cannot be read are bad.
+    table, unreadable = read(slices, recipe.columns)
+    return table, unreadable, mask_of(table, unreadable), None
+
+
+def _no_rows(columns: Columns) -> pa.Table:
+    return pa.schema([(name, without_views(kind)) for name, kind in columns]).empty_table()
 
 
 def _downsampling_mask(table: pa.Table, window: int, first_row: int, recipe: Recipe) -> Mask:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rayrec.cli import run
@@ -58,6 +58,9 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), m
     cells=st.lists(st.tuples(CELLS, st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=30),
     separator=st.sampled_from([",", ";", "\t", "|"]),
 )
+@example(cells=[("\\", 0)], separator=",")
+@example(cells=[(" ", 0)], separator=",")
+@example(cells=[(" , ", 0), (" b", 1)], separator=",")
 def test_texts_of_any_characters_come_back(cells: list[tuple[str, int]], separator: str, tmp_path: Path) -> None:
     out = io.StringIO()
     csv.writer(out, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([("text", "number"), *cells])

@@ -325,7 +325,7 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
 
 def plain_number(value: float, digits: int = 6) -> str:
     """The number without an exponent; integers up to 2**53 exactly, others with this many significant digits."""
-    if digits == 6 and value == int(value) and abs(value) < 2**53:
+    if digits == 6 and math.isfinite(value) and value == int(value) and abs(value) < 2**53:
         return str(int(value))
     return str(np.format_float_positional(float(f"{value:.{digits}g}"), trim="-"))
 

@@ -112,7 +112,8 @@ def inspect(
     if rows < 2 and not conditions:
         problem = f"the files have {'a single row' if rows else 'no rows'}"
         first = all_files.files[0].file.uri
-        raise DataError(problem, file=first, fix="name files with rows of both label 0 and label 1")
+        fix = "name files with rows of both label 0 and label 1; JSON has one object per line, or one array of objects"
+        raise DataError(problem, file=first, fix=fix)
     if not any(len(table) for table in tables):
         raise nothing_left(all_files.files[0].file.uri, conditions)
     table = concatenated(tables, uris).combine_chunks()

@@ -22,6 +22,7 @@ from rayrec.storage.errors import DataError, suggestion
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "target", "y")
 _VALUES_SHOWN = 5
+MOST_NAMED = 20  # columns in an error
 USAGE = "--label COLUMN, --label 'COLUMN=VALUE' or --label 'COLUMN>=NUMBER'"
 
 
@@ -99,7 +100,10 @@ def _from_option(table: pa.Table, wanted: str) -> LabelChoice:
     column, sign, value = _split_option(wanted, table.column_names)
     if table.column_names.count(column) != 1:
         hint = suggestion(column, table.column_names)
-        raise DataError(f"--label {wanted}: there is no column {column!r}{hint}", fix=f"use {USAGE}")
+        names = ", ".join(table.column_names[:MOST_NAMED])
+        names += f" and {table.num_columns - MOST_NAMED} more" if table.num_columns > MOST_NAMED else ""
+        problem = f"--label {wanted}: there is no column {column!r}{hint}; the columns are {names}"
+        raise DataError(problem, fix=f"use {USAGE}")
     array = _values(table, column)
     if is_list(array.type) or pat.is_struct(array.type):
         raise DataError(f"a label needs one value per row, not a {array.type}", column=column, fix=f"use {USAGE}")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from rayrec.data.formats.convert import reader_of
-from rayrec.data.formats.text_cells import JSON, NUMBER
+from rayrec.data.formats.text_cells import JSON, NUMBER, CellError, list_parser
 from rayrec.data.formats.text_files import Csv
 from rayrec.data.formats.text_options import TextOptions, text_reading
 from rayrec.data.tools.init.stated_roles import StatedRole, StatedRoles, names_in, roles_by_column
@@ -30,6 +30,9 @@ _NOTATIONS = (
 _THREE_DECIMALS = r"^[-+]?[1-9][0-9]{0,2}(\.[0-9]{3})?$"
 _ENOUGH = 100  # cells
 _NEARLY_ALL = 0.95
+_MOSTLY = 0.8
+# A number with a unit, e.g. $9.99, 45 % or 12,50 €.
+_WITH_UNIT = r"^[^\w\s.,+-]\s?[-+]?[0-9][0-9.,]*$|^[-+]?[0-9][0-9.,]*\s?[^\w\s.,]$"
 
 
 def find_text_options(uris: Sequence[str], roles: StatedRoles | None = None) -> tuple[TextOptions, list[str]]:
@@ -200,7 +203,7 @@ def _list_separator(cells: pa.Array) -> str | None:
     """
     if len(cells) < _ENOUGH:
         return None
-    if _share(cells, _LIST) >= _NEARLY_ALL:
+    if _share(cells, _LIST) >= _NEARLY_ALL and _are_lists(cells):
         return JSON
     distinct_cells = len(pc.unique(cells))
     for separator in _SEPARATORS:
@@ -210,6 +213,15 @@ def _list_separator(cells: pa.Array) -> str | None:
         if 2 * len(items) <= distinct_cells:
             return separator
     return None
+
+
+def _are_lists(cells: pa.Array) -> bool:
+    """Whether the first cells are lists as JSON or Python writes them. The time of a log is in brackets, too."""
+    try:
+        list_parser(pa.list_(pa.string()), JSON)(cells[:_ENOUGH])
+    except CellError:
+        return False
+    return True
 
 
 def _stated(roles: StatedRoles, columns: Sequence[str]) -> dict[str, StatedRole]:
@@ -241,8 +253,10 @@ def _mostly_numbers(cells: pa.Array) -> str | None:
         return None
     is_number = pc.match_substring_regex(cells, NUMBER)
     count = pc.sum(is_number).as_py()
-    if not _NEARLY_ALL * len(cells) <= count < len(cells):
-        return None
+    if not _MOSTLY * len(cells) <= count < len(cells):
+        if _share(cells, _WITH_UNIT) < _NEARLY_ALL:
+            return None
+        return f"numbers with a unit, as in {cells[0].as_py()!r}, are texts; to use them as numbers, write them without"
     others = [f"'{value}'" for value in pc.unique(cells.filter(pc.invert(is_number))).to_pylist()[:3]]
     note = f"{count:,} of {len(cells):,} are numbers; the others: {', '.join(others)}"
     return f"{note}. If these are nulls, run the command again with {' '.join(f'--null {text}' for text in others)}"

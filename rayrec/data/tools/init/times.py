@@ -35,7 +35,12 @@ _TEXT_FORMATS = (
     "%Y/%m/%d %H:%M:%S",
     "%Y/%m/%d",
     "%d.%m.%Y %H:%M:%S",
+    "%d.%m.%Y %H:%M",
     "%d.%m.%Y",
+    "%a %b %d %H:%M:%S %Y",
+    "%a %b %d %H:%M:%S %z %Y",
+    "[%d/%b/%Y:%H:%M:%S %z]",
+    "%d/%b/%Y:%H:%M:%S %z",
 )
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+")
 _TIME_WORDS = {"time", "ts", "timestamp", "date", "datetime", "day", "hour", "at", "when", "时间", "时间戳", "日期"}
@@ -121,12 +126,20 @@ def choose_time(
     ids = [c.name for c in columns if c.role in ("id", "group") and c.distinct > 1]
     sure: list[TimeColumn] = []
     questions: list[str] = []
-    for facts in columns:
+    columns = list(columns)
+    for number, facts in enumerate(columns):
         if facts.role in ("label", "sample_weight") or facts.outcome:
             continue
         array = decoded(table.column(facts.name).combine_chunks())
-        time_format, is_sure = _recognized(facts.name, array)
+        time_format, is_sure = _recognized(facts.name, array.drop_null())
         if not time_format:
+            continue
+        if array.null_count:
+            if is_sure:
+                problem = f"null in {array.null_count:,} of {len(array):,} inspected rows"
+                fix = f"to split by it, remove these rows and add --time '{facts.name}={time_format}'"
+                questions.append(f"{facts.name}: seems to be the time of a row, but is {problem}; {fix}")
+                columns[number] = replace(facts, role="unused", note=f"a time, {problem}")
             continue
         candidate = TimeColumn(facts.name, time_format, time_format in UNITS and pat.is_integer(array.type))
         is_sure = is_sure and not _belongs_to_an_id(array, [name for name in ids if name != facts.name], table)
@@ -213,7 +226,7 @@ def _from_option(option: str, table: pa.Table) -> TimeColumn:
             problem = f"--time {option}: unknown format {time_format!r}: {error}"
             raise DataError(problem, column=column, fix=f"use {USAGE}") from None
     if not time_format:
-        time_format, _ = _recognized(column, array)
+        time_format, _ = _recognized(column, array.drop_null())
     if not time_format:
         first = array.drop_null()[:1].to_pylist()
         problem = (
@@ -224,8 +237,8 @@ def _from_option(option: str, table: pa.Table) -> TimeColumn:
 
 
 def _recognized(name: str, array: pa.Array) -> tuple[str, bool]:
-    """The format of a column of times, and True if it is certainly one; an empty format for other columns."""
-    if len(array) < 2 or array.null_count:
+    """The format of times without nulls, and True if they certainly are; an empty format for other columns."""
+    if len(array) < 2:
         return "", False
     is_named, is_other = _named_time(name), bool(_OTHER_WORDS & _words(name))
     if is_text(array.type):

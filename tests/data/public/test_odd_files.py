@@ -1,0 +1,294 @@
+"""Files as other programs leave them, tried by hand: what `rayrec init` and `data inspect` say of them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import uuid
+import zipfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rayrec.cli import run
+from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, convert, to_batch
+from rayrec.data.stream.reading import read_window
+
+ROWS = 200
+DRAWN = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def log(last: Callable[[int], str], name: str = "at", separator: str = ",") -> str:
+    """A log whose last column is made from the number of the row."""
+    random = np.random.default_rng(0)
+    users, items, clicks = (random.integers(0, n, ROWS) for n in (40, 60, 2))
+    rows = zip(users, items, clicks, map(last, range(ROWS)), strict=True)
+    return "".join(separator.join(map(str, line)) + "\n" for line in [("user", "item", "click", name), *rows])
+
+
+def answer(command: str, file: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
+    """Exit status, and all that the command says on one line; what `data inspect` proposes."""
+    out = ["--name", "x", "--label", "click"] if command == "init" else []
+    status = run([*command.split(), str(file), *out, *more])
+    captured = capsys.readouterr()
+    return status, " ".join((captured.out + captured.err).split()), captured.out
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("command", ["init", "data inspect"])
+@pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "big5"])
+def test_names_in_another_encoding_are_refused_with_the_option(
+    command: str, encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(log(lambda n: "上中下"[n % 3], "中").encode(encoding))
+    status, said, _ = answer(command, file, capsys)
+    assert status == 1 and "line 1: the text is not utf-8" in said and f"file {file}" in said and "--encoding" in said
+    status, said, _ = answer(command, file, capsys, "--encoding", encoding)
+    assert status == 0 and "│ 中 │ string │ id │" in said
+
+
+@DRAWN
+@given(texts=st.lists(st.text("abcäé,;|", max_size=5), min_size=20, max_size=40), big=st.booleans())
+def test_utf_16_without_a_mark_is_recognized(texts: list[str], big: bool, tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    quoted = [text.replace('"', '""') for text in texts]
+    content = "user,click,word\n" + "".join(f'{n % 7},{n % 2},"{text}"\n' for n, text in enumerate(quoted))
+    file.write_bytes(content.encode("utf-16-be" if big else "utf-16-le"))
+    out = tmp_path / f"rows-{len(list(tmp_path.iterdir()))}"
+    (done,) = convert(str(file), out)
+    assert done.rows == len(texts) and f"the encoding is utf-16-{'be' if big else 'le'}" in done.note
+
+
+def zipped(content: bytes) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr("a.csv", content)
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("pack", "kind"), [(gzip.compress, "compressed with gzip"), (bz2.compress, "compressed with"), (zipped, "a zip")]
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.txt"])
+def test_a_compressed_file_with_the_name_of_a_text_is_named(
+    pack: Callable[[bytes], bytes], kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(pack(log(str).encode()))
+    status, said, _ = answer("init", tmp_path / name, capsys)
+    assert status == 1 and f"the file is not text but {kind}" in said and "as its name" in said
+
+
+@pytest.mark.parametrize("single", ["|", ";", "^"])
+def test_a_doubled_separator_is_found(single: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.dat"
+    file.write_text(log(lambda n: f"w{n % 9}", "word", 2 * single))
+    status, said, _ = answer("init", file, capsys)
+    assert status == 0 and f"4 columns separated by {2 * single!r}" in said
+    text = yaml.safe_load((tmp_path / "x.yaml").read_text())["data"]["read"]["text"]
+    assert text["separator"] == 2 * single
+
+
+def test_empty_columns_do_not_double_a_separator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.dat"
+    file.write_text(log(lambda n: f"|{n % 9}", "none|n", "|"))
+    status, said, _ = answer("data inspect", file, capsys)
+    assert status == 0 and "5 columns separated by '|'" in said and "none: null in all inspected rows" in said
+
+
+@pytest.mark.parametrize("odd", ["inf", "-inf", "nan"])
+def test_numbers_that_are_not_finite_are_left_out_by_name(
+    odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.jsonl"
+    odd = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}[odd]
+    rows = (f'{{"user": {n % 7}, "click": {n % 2}, "price": {odd if n == 9 else n / 8}}}\n' for n in range(ROWS))
+    file.write_text("".join(rows))
+    status, said, _ = answer("init", file, capsys)
+    assert status == 0 and "price: NaN or infinite in some rows: write nulls instead" in said
+
+
+SECONDS = [1_700_000_000 + 4000 * n for n in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    "time_format",
+    ["%d.%m.%Y %H:%M", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S +0000 %Y", "[%d/%b/%Y:%H:%M:%S +0000]"],
+)
+def test_times_as_servers_write_them_divide_the_rows(
+    time_format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets do not make a list of them."""
+    file = tmp_path / "a.csv"
+    file.write_text(log(lambda n: datetime.fromtimestamp(SECONDS[n], UTC).strftime(time_format)))
+    status, said, _ = answer("init", file, capsys)
+    assert status == 0 and "evaluation: the last rows by 'at'" in said and "has lists" not in said
+
+
+@pytest.mark.parametrize("unit", [1, 1000])
+@pytest.mark.parametrize("command", ["init", "data inspect"])
+def test_a_time_with_nulls_is_no_number(
+    command: str, unit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(log(lambda n: "" if n % 20 == 3 else str(unit * SECONDS[n])))
+    status, said, _ = answer(command, file, capsys)
+    assert status == 0 and "at: a time, null in" in said
+    if command == "init":
+        assert f"remove these rows and add --time 'at={'s' if unit == 1 else 'ms'}'" in said
+        assert "at" not in str(yaml.safe_load((tmp_path / "x.yaml").read_text())["schema"]["dense"])
+    status, said, _ = answer("data inspect", file, capsys, "--time", "at")
+    assert status == 1 and "the time is null in 10 of 200 rows" in said
+
+
+@pytest.mark.parametrize(
+    ("last", "note"),
+    [
+        (lambda n: f"{n % 50}.5%", "numbers with a unit, as in '0.5%', are texts"),
+        (lambda n: f"€{n % 50}.5", "numbers with a unit, as in '€0.5', are texts"),
+        (lambda n: "n/k" if n % 8 == 0 else f"{n}.5", "175 of 200 are numbers; the others: 'n/k'"),
+    ],
+)
+def test_numbers_that_are_read_as_texts_are_told(
+    last: Callable[[int], str], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text(log(last, "price"))
+    status, said, _ = answer("init", tmp_path / "a.csv", capsys)
+    assert status == 0 and f"'price': {note}" in said
+
+
+def test_inspect_reads_numbers_as_init_does_and_says_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text(log(lambda n: f"{n},{n % 10}", "price", ";"))
+    status, said, out = answer("data inspect", tmp_path / "a.csv", capsys)
+    assert status == 0 and "numbers have ',' as the decimal point: price" in said and "│ price │ double │ dense" in said
+    proposal: dict[str, Any] = yaml.safe_load(out)
+    assert proposal["data"]["read"]["text"] == {"separator": ";", "decimal": ","}
+    assert [feature["name"] for feature in proposal["schema"]["dense"]] == ["price"]
+
+
+@pytest.mark.parametrize(
+    "content", [{"data": [{"user": 1, "click": 0}] * 9}, {"user": [1] * 9, "click": [0, 1, 0] * 3}]
+)
+def test_one_object_with_all_rows_is_refused_with_the_form(
+    content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    for command in ("init", "data inspect"):
+        status, said, _ = answer(command, tmp_path / "a.json", capsys)
+        assert status == 1 and "JSON has one object per line, or one array of objects" in said
+
+
+def test_a_file_of_names_alone_has_no_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("user,item,click\n")
+    for command in ("init", "data inspect"):
+        status, said, _ = answer(command, tmp_path / "a.csv", capsys)
+        assert status == 1 and "has no rows" in said
+
+
+def test_an_unknown_label_is_refused_with_the_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text(log(str))
+    status, said, _ = answer("data inspect", tmp_path / "a.csv", capsys, "--label", "zzz")
+    assert status == 1 and "there is no column 'zzz'; the columns are user, item, click, at" in said
+
+
+def id_columns(rows: int = ROWS) -> dict[str, tuple[pa.Array, pa.Array]]:
+    """Columns of ids as databases export them, and the plain column that is the same."""
+    random = np.random.default_rng(1)
+    users = [uuid.UUID(int=int(n) << 64) for n in random.integers(1, 30, rows)]
+    numbers = random.integers(1, 30, rows)
+    nulls = numbers == 7
+    stored = pa.array([None if null else user.bytes for user, null in zip(users, nulls, strict=True)], pa.binary(16))
+    return {
+        "uuid": (
+            pa.ExtensionArray.from_storage(pa.uuid(), stored),
+            pa.array([None if null else str(user) for user, null in zip(users, nulls, strict=True)]),
+        ),
+        "fixed": (stored, stored.cast(pa.binary())),
+        "decimal": (pa.array(numbers, mask=nulls).cast(pa.decimal128(38, 0)), pa.array(numbers, mask=nulls)),
+    }
+
+
+def test_ids_as_databases_export_them_are_those_of_plain_columns(tmp_path: Path) -> None:
+    """Read, mapped, and as a table in memory."""
+    columns = id_columns()
+    features = [{"name": name, "mapping": {"kind": "hash"}, "on_null": "empty"} for name in columns]
+    schema = Schema.model_validate({"label": {"column": "click"}, "sparse": features})
+    clicks = pa.array(np.arange(ROWS) % 2)
+    batches = []
+    for which in (0, 1):
+        table = pa.table({name: pair[which] for name, pair in columns.items()} | {"click": clicks})
+        pq.write_table(table, tmp_path / f"{which}.parquet", row_group_size=64)
+        batches.append(to_batch(table, schema, dict.fromkeys(columns, 1000)))
+        manifest = Manifest.read(str(tmp_path / f"{which}.parquet"), schema)
+        options = ReadOptions(reader="local")
+        order = {"batch_rows": ROWS, "rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0, "shuffle": True}
+        with BatchStream(manifest, schema, dict.fromkeys(columns, 1000), options=options, **order) as stream:
+            batches += [batch for batch, _ in stream]
+    in_memory, from_file, in_memory_plain, from_file_plain = (batch.sparse for batch in batches)
+    assert torch.equal(in_memory.values(), in_memory_plain.values())
+    assert torch.equal(from_file.values(), from_file_plain.values())
+    assert torch.equal(from_file.lengths(), from_file_plain.lengths())
+
+
+@pytest.mark.parametrize("name", ["uuid", "fixed", "decimal"])
+def test_init_proposes_them_as_ids_and_counts_a_vocabulary(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    column, plain = id_columns()[name]
+    table = pa.table({"user_id": column, "click": np.arange(ROWS) % 2})
+    pq.write_table(table, tmp_path / "a.parquet")
+    status, _, out = answer("data inspect", tmp_path / "a.parquet", capsys)
+    (feature,) = yaml.safe_load(out)["schema"]["sparse"]
+    assert status == 0 and (feature["name"], feature["kind"]) == ("user_id", "id")
+    if name == "uuid":
+        counted = tmp_path / "ids.parquet"
+        assert (
+            run(["data", "vocabulary", str(tmp_path / "a.parquet"), "--column", "user_id", "--out", str(counted)]) == 0
+        )
+        assert set(pq.read_table(counted)["id"].to_pylist()) == set(plain.drop_null().to_pylist())
+
+
+def test_a_decimal_beyond_64_bits_is_named(tmp_path: Path) -> None:
+    schema = Schema.model_validate(
+        {"label": {"column": "click"}, "sparse": [{"name": "a", "mapping": {"kind": "hash"}}]}
+    )
+    table = pa.table({"a": pa.array([Decimal(10**20), Decimal(1)], pa.decimal128(38, 0)), "click": [0, 1]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    _, problems = read_window(Manifest.read(str(tmp_path), schema), 0)
+    assert problems and "a.parquet" in str(problems.error(0)) and "out of bounds" in str(problems.error(0))
+
+
+def test_filters_on_a_uuid_compare_its_text(tmp_path: Path) -> None:
+    column, plain = id_columns()["uuid"]
+    pq.write_table(
+        pa.table({"u": column, "row": np.arange(ROWS), "click": np.arange(ROWS) % 2}),
+        tmp_path / "a.parquet",
+        row_group_size=20,
+    )
+    wanted = plain[3].as_py()
+    schema = Schema.model_validate(
+        {"label": {"column": "click"}, "sparse": [{"name": "row", "mapping": {"kind": "hash"}}]}
+    )
+    for condition in (["u", "=", wanted], ["u", "<=", wanted]):
+        manifest = Manifest.read(str(tmp_path), schema, filters=[condition], window_rows=1000)
+        rows, _ = read_window(manifest, 0)
+        texts = [text for text in plain.to_pylist() if text is not None]
+        assert len(rows) == sum(text == wanted if condition[1] == "=" else text <= wanted for text in texts) > 0
