@@ -78,7 +78,11 @@ def in_threads(loop: Callable[..., int], sizes: np.ndarray, *args: tuple[Any, ..
         return -1
     ends, arguments = sizes.cumsum(), [argument for group in args for argument in group]
     threads = min(torch.get_num_threads(), 1 + int(ends[-1]) // MIN_IDS)
-    bounds = [0, *np.searchsorted(ends, [ends[-1] * n // threads for n in range(1, threads)]).tolist(), len(ends)]
+    bounds = [0, len(ends)]
+    if threads > 1:  # the item edges that are nearest to equal shares
+        edges, targets = np.concatenate([[0], ends]), np.arange(1, threads) * (ends[-1] / threads)
+        above = np.searchsorted(edges, targets)
+        bounds[1:1] = (above - (targets - edges[above - 1] < edges[above] - targets)).tolist()
     ranges = [(start, stop) for start, stop in pairwise(bounds) if stop > start]
     futures = [_pool.submit(loop, *arguments, *item_range) for item_range in ranges[1:]]
     return max(loop(*arguments, *ranges[0]), *(future.result() for future in futures), -1)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rayrec._runtime.numba_loops import MIN_IDS, in_threads
 from rayrec.distributed import EmbeddingComputeKernel, Span
 from rayrec.distributed.kernel import (
     RULES,
@@ -23,7 +27,7 @@ from rayrec.distributed.kernel import (
     rule_of,
     vector_group,
 )
-from rayrec.distributed.kernel.rows import TouchedRows
+from rayrec.distributed.kernel.rows import DistinctRows, TouchedRows
 from rayrec.modules import DataType, EmbeddingBagConfig
 
 CPU = torch.device("cpu")
@@ -235,3 +239,83 @@ def test_tables_share_a_kernel_where_they_are_trained_alike() -> None:
     for device in (CPU, GPU):
         assert not same(narrow, half, device) and same(narrow, uvm, device)
         assert not same(narrow, uvm, device, vector_group)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    count=st.integers(0, 5000),
+    rows=st.sampled_from([1, 2, 200, 2048, 2049, 10**6, 2**32 - 1, 2**32, 2**40]),
+    seed=st.integers(0, 9),
+)
+def test_rows_are_grouped_as_by_a_stable_sort(count: int, rows: int, seed: int) -> None:
+    drawn = torch.randint(0, rows, (count,), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.cat([drawn, drawn[: count // 2]])
+    groups, (ordered, order) = DistinctRows.of(drawn), torch.sort(drawn, stable=True)
+    assert torch.equal(groups.order, order)
+    distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
+    assert torch.equal(groups.distinct, distinct)
+    assert torch.equal(groups.starts, counts.cumsum(0) - counts)
+
+
+@pytest.mark.parametrize(
+    "sizes, threads, parts",
+    [
+        ([1, 1], 2, [1, 1]),
+        ([1] * 4, 2, [2, 2]),
+        ([1] * 4, 4, [1] * 4),
+        ([1] * 8, 8, [1] * 8),
+        ([4, 1, 1, 1, 1], 2, [1, 4]),
+        ([1, 1, 1, 1, 4], 2, [4, 1]),
+        ([9], 4, [1]),
+        ([3, 3, 2], 2, [1, 2]),
+    ],
+)
+def test_work_is_cut_at_the_nearest_edges(sizes: list[int], threads: int, parts: list[int]) -> None:
+    ranges: list[tuple[int, int]] = []
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        in_threads(lambda start, stop: ranges.append((start, stop)) or -1, np.array(sizes) * MIN_IDS * 8)  # type: ignore[func-returns-value]
+    finally:
+        torch.set_num_threads(before)
+    assert [stop - start for start, stop in sorted(ranges)] == parts
+
+
+@pytest.mark.parametrize("data_type", [DataType.FP32, DataType.BF16])
+@pytest.mark.parametrize("optimizer", ["adam", "partial_rowwise_adam", "rowwise_adagrad"])
+def test_sequences_are_trained_by_the_compiled_loop_as_by_formulas(optimizer: str, data_type: DataType) -> None:
+    """Two tables of one kernel, ids that repeat, two ranks' lookups side by side."""
+    spec = OptimizerSpec.from_fused_params({"optimizer": optimizer, "learning_rate": 0.1})
+    tables = [
+        LocalTable(
+            config=EmbeddingBagConfig(
+                name=name, num_embeddings=rows, embedding_dim=4, feature_names=[name], data_type=data_type
+            ),
+            rows=Span(0, rows),
+            cols=Span(0, 4),
+            kernel=EmbeddingComputeKernel.FUSED,
+            optimizer=spec,
+        )
+        for name, rows in (("a", 5), ("b", 9))
+    ]
+    by_loop, by_formula = (RowKernel(tables, [0, 1, 0, 1], CPU, pooled=False) for _ in range(2))
+    assert by_loop.compiled is not None
+    by_formula.compiled = None  # type: ignore[misc]
+    generator = torch.Generator().manual_seed(1)
+    start = torch.rand(by_loop.matrix.weight_RD.shape, generator=generator)
+    for kernel in (by_loop, by_formula):
+        kernel.matrix.weight_RD.copy_(start)
+    for _ in range(3):
+        ids = torch.cat([torch.randint(0, rows, (6,), generator=generator) for rows in (5, 9, 5, 9)])
+        grad = torch.rand(24, 4, generator=generator)
+        lookups = Lookups(ids, torch.arange(0, 25, 6), None)
+        vectors = [kernel.lookup(lookups) for kernel in (by_loop, by_formula)]
+        torch.testing.assert_close(*vectors, atol=1e-5, rtol=2e-2 if data_type is DataType.BF16 else 1e-5)
+        for each in vectors:
+            each.backward(grad)
+    tolerance = {"atol": 2e-2, "rtol": 2e-2} if data_type is DataType.BF16 else {"atol": 1e-5, "rtol": 1e-5}
+    for one, other in zip(by_loop.weights(), by_formula.weights(), strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+    for states, others in zip(by_loop.states(), by_formula.states(), strict=True):
+        for name, state in states.items():
+            torch.testing.assert_close(state, others[name], **tolerance)

@@ -76,7 +76,12 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
         tables = make_tables(setup, self.kernels(), sharded.exchange.routes)
         self.add_module(self.tables_attribute, nn.ModuleDict(tables))
         self.without_optimizer: list[str] = []
-        self._frozen = {t.config.name: t.optimizer.frozen for t in setup.tables if t.optimizer is not None}
+        self._parameters_frozen = [
+            (table.config.name, item.parameter, table.optimizer.frozen)
+            for table in setup.tables
+            if table.optimizer is not None
+            for item in tables[table.config.name].local
+        ]
         self._optimizer = fused_optimizer_of(self.kernels(), tables, self.tables_attribute)
         self._sent_ids: list[int] = []
         self.ids_ahead = InputDist(setup.context.device, self._prepare, sharded.exchange, updates)
@@ -109,7 +114,12 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
             ValueError: a batch that cannot be looked up.
         """
         if torch.is_grad_enabled():
-            self._check_frozen()
+            for name, parameter, frozen in self._parameters_frozen:
+                if parameter.requires_grad is frozen:  # kernels cannot change
+                    raise ValueError(
+                        f"table {name!r} was sharded with requires_grad={not frozen}, and it is {frozen} now: set it "
+                        "before the model is sharded, or set the learning rate in `fused_optimizer.param_groups` to 0"
+                    )
         kjt, collection_data = self._input(features)
         self._check.check(kjt)
         sent, kept = self._sharded.prepare(kjt)
@@ -117,16 +127,6 @@ class ShardedCollection(nn.Module, ABC, Generic[Result]):
             return sent, (), Kept(kept, None, collection_data)
         counts, replicated = self._replicated.prepare(kjt)
         return sent, counts, Kept(kept, replicated, collection_data)
-
-    def _check_frozen(self) -> None:
-        """Raises ValueError if `requires_grad` of a table was changed: its kernel cannot change."""
-        for name, table in self.tables().items():
-            frozen = self._frozen.get(name)
-            if frozen is not None and any(item.parameter.requires_grad is frozen for item in table.local):
-                raise ValueError(
-                    f"table {name!r} was sharded with requires_grad={not frozen}, and it is {frozen} now: set it "
-                    "before the model is sharded, or set the learning rate in `fused_optimizer.param_groups` to 0"
-                )
 
     @abstractmethod
     def _input(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Any]:

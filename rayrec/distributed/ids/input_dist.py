@@ -258,8 +258,8 @@ class PendingInput(Awaitable[RankIds]):
         assert self._upload is not None and self._sent is not None and self._event is not None
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
-        # The buffers belong to the stream that sent. This stream waits for NCCL, which reads the ids that were sent,
-        # and reads those that arrived until backward.
+        # The buffers belong to the stream that sent. NCCL, for which this stream waits, reads the ids that were sent;
+        # this stream reads the ids that arrived until backward.
         for buffer in (self._upload.on_device, self._sent.arrived, self._sent.words):
             if buffer is not None:
                 buffer.record_stream(stream)

@@ -10,6 +10,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
 from rayrec.distributed.kernel.local_table import LocalTable
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
+from rayrec.distributed.kernel.rows import LOOP_LIMIT
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules.configs import BaseEmbeddingConfig
@@ -23,7 +24,6 @@ LOOP_RULES = {
     EmbOptimType.PARTIAL_ROWWISE_ADAM: "PARTIAL_ROWWISE_ADAM",
 }
 HOST_KERNELS = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)  # in memory of the host
-LOOP_LIMIT = 2**32  # rows of a table, and numbers of a gradient
 
 
 def fbgemm_updates(spec: OptimizerSpec | None, config: BaseEmbeddingConfig, dim: int, device: torch.device) -> bool:

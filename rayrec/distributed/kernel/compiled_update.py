@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from rayrec._runtime.numba_loops import in_threads, loops
-from rayrec.distributed.kernel.choice import LOOP_LIMIT, LOOP_RULES
+from rayrec.distributed.kernel.choice import LOOP_RULES
 from rayrec.distributed.kernel.local_table import LocalTable, Lookups
+from rayrec.distributed.kernel.rows import LOOP_LIMIT
 
 _LOOPS = "rayrec.distributed.kernel.update_loops"
 

@@ -6,6 +6,7 @@ Replicated tables use it as well, because their gradients are exchanged between 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from rayrec.distributed.kernel.choice import loop_updates
 from rayrec.distributed.kernel.compiled_update import CompiledUpdate, Memory
 from rayrec.distributed.kernel.local_table import LocalTable, Lookups
 from rayrec.distributed.kernel.rows import DistinctRows, RowMatrix, TouchedRows
+from rayrec.distributed.plan.shards import Span
 
 
 def make_anchor(device: torch.device) -> torch.Tensor:
@@ -59,18 +61,22 @@ class RowKernel:
 
     @cached_property
     def compiled(self) -> CompiledUpdate | None:
-        """The compiled update of bags, or None if this kernel's tables do not have one."""
-        table_of_lookup = self.matrix.table_of_lookup
-        if not loop_updates(self.tables, table_of_lookup, self.matrix.weight_RD.device):
+        """The compiled update, or None if this kernel's tables do not have one."""
+        matrix, states, tables = self.matrix, list(self.state.values()), self.tables
+        table_of_lookup, first_rows = matrix.table_of_lookup, matrix.first_rows
+        if not self._pooled:  # the tables are one, and each id is a bag of its own
+            config = replace(tables[0].config, num_embeddings=matrix.num_rows)
+            tables = [replace(tables[0], config=config, rows=Span(0, matrix.num_rows))]
+            table_of_lookup, first_rows = [0], [0]
+        if not loop_updates(tables, table_of_lookup, matrix.weight_RD.device):
             return None
-        first_rows, states = self.matrix.first_rows, list(self.state.values())
         memory = Memory(
-            tensors=lambda: (self.matrix.weight_RD, states),
-            first_weights=[row * self.matrix.dim for row in first_rows],
+            tensors=lambda: (matrix.weight_RD, states),
+            first_weights=[row * matrix.dim for row in first_rows],
             first_states=[[row * state[0].numel() for row in first_rows] for state in states],
-            widths=[self.matrix.dim] * len(first_rows),
+            widths=[matrix.dim] * len(first_rows),
         )
-        return CompiledUpdate(memory, self.tables, table_of_lookup)
+        return CompiledUpdate(memory, tables, table_of_lookup)
 
     def lookup(self, lookups: Lookups) -> torch.Tensor:
         if self.touched is not None:
@@ -80,7 +86,8 @@ class RowKernel:
         if self._pooled:
             vectors = _Lookup.apply(self._anchor, self, by_row.ids, by_row.offsets, by_row.weights, lookups)
         else:
-            vectors = _Lookup.apply(self._anchor, self, by_row.ids, None, None, None)
+            bags = None if self.compiled is None else Lookups(by_row.ids, torch.arange(by_row.ids.numel() + 1), None)
+            vectors = _Lookup.apply(self._anchor, self, by_row.ids, None, None, bags)
         return vectors
 
     def train(self, rows: torch.Tensor, grads: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:

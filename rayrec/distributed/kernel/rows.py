@@ -9,9 +9,13 @@ from itertools import accumulate
 import torch
 import torch.nn.functional as F
 
+from rayrec._runtime.numba_loops import loops
 from rayrec.distributed.comm.collectives import Group, all_gather
 from rayrec.distributed.comm.host_memory import use_large_pages
 from rayrec.distributed.kernel.local_table import LocalTable, Lookups
+
+LOOP_LIMIT = 2**32  # rows of a table, and numbers of a gradient, in compiled loops
+_SORT_LOOPS = "rayrec.distributed.kernel.sort_loops"
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class DistinctRows:
             spare: An unused row. With it, a GPU returns N groups, of which the last ones are empty and of this row, so
                 that the host does not wait for the number of groups.
         """
+        if not rows.is_cuda and rows.numel() and rows.numel() < LOOP_LIMIT > int(rows.max()):
+            distinct, order, starts = (torch.empty_like(rows) for _ in range(3))
+            found = loops(_SORT_LOOPS).group(*(each.numpy() for each in (rows.contiguous(), distinct, order, starts)))
+            return cls(distinct[:found], order, starts[:found])
         ordered, order = torch.sort(rows, stable=True)
         if spare is not None and rows.is_cuda and rows.numel():
             group = (ordered.diff() != 0).cumsum(0)

@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from rayrec._runtime.numba_loops import compiled
+from rayrec.distributed.kernel.sort_loops import sort
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM, PARTIAL_ROWWISE_ADAM = 0, 1, 2, 3, 4  # both kinds of Adam are last
 _ONE, _ZERO, _HALF, _LOW = nb.uint64(1), nb.uint64(0), nb.uint64(32), nb.uint64(2**32 - 1)
@@ -97,30 +98,6 @@ def _moved_in(weight: Any, index: Any, step: Any) -> Any:  # pragma: no cover (r
     return {nb.float32: of_float, nb.uint16: of_half, nb.int16: of_bfloat}[weight.dtype]
 
 
-@nb.njit
-def _sorted(key_N: Any, other_N: Any, size: Any, bits: Any, digit: Any) -> Any:
-    """Sorts keys stably by `bits` bits of their upper halves; returns one of the two arrays."""
-    count_D = np.empty(nb.int64(1) << digit, np.uint64)
-    mask, done = (_ONE << nb.uint64(digit)) - _ONE, nb.int64(0)
-    while done < bits:
-        shift = _HALF + nb.uint64(done)
-        count_D[:] = _ZERO
-        for number in range(size):
-            count_D[(key_N[number] >> shift) & mask] += _ONE
-        total = _ZERO
-        for value in range(count_D.size):
-            count = count_D[value]
-            count_D[value] = total
-            total += count
-        for number in range(size):
-            value = (key_N[number] >> shift) & mask
-            other_N[count_D[value]] = key_N[number]
-            count_D[value] += _ONE
-        key_N, other_N = other_N, key_N
-        done += digit
-    return key_N
-
-
 @cache
 def train_for(dtype: str) -> Any:
     """`_train`, compiled for tables of a number format."""
@@ -187,7 +164,7 @@ def _train(
                     else:
                         key_N[size] = (ids[begin + size] << _HALF) | position
                     size += _ONE
-        row_N = _sorted(key_N, spare_N, size, bits_T[table], 11 if size >= _MANY else 8)
+        row_N = sort(key_N, spare_N, size, bits_T[table], 11 if size >= _MANY else 8)
         weights, states, seconds = first_weight_T[table], first_state_T[table], first_second_T[table]
         number = _ZERO
         while number < size:

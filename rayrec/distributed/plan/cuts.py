@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from rayrec.distributed.plan.shards import Shard, ShardingType, Span
 
 COLUMN_UNIT = 4  # fbgemm's CUDA kernels pad widths to a multiple of 4
+# Vectors travel in units of columns that every cut respects: one index for each, so wide units cost less.
+MAX_WIDTH = 1.125
 
 
 def blocks(size: int, parts: int) -> list[Span]:
@@ -16,19 +19,24 @@ def blocks(size: int, parts: int) -> list[Span]:
 
 
 def even_widths(dim: int, parts: int) -> list[Span]:
-    """Cuts `dim` columns into `parts` spans that start at multiples of 4; widths differ by at most 7.
+    """Cuts `dim` columns into `parts` spans that start at multiples of the widest of 16, 8 and 4 columns with which no
+    span is wider than `MAX_WIDTH` times the mean.
 
     Raises:
         ValueError: `dim` has fewer than `parts` units of 4 columns (the last unit may be narrower).
     """
-    units = -(-dim // COLUMN_UNIT)
-    if units < parts:
+    if -(-dim // COLUMN_UNIT) < parts:
         raise ValueError(
             f"embedding_dim={dim} cannot be cut into {parts} columns of {COLUMN_UNIT} or more; "
-            f"cut it into at most {units}"
+            f"cut it into at most {-(-dim // COLUMN_UNIT)}"
         )
-    edges = [min(units * i // parts * COLUMN_UNIT, dim) for i in range(parts + 1)]
-    return [Span(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    for unit in (4 * COLUMN_UNIT, 2 * COLUMN_UNIT, COLUMN_UNIT):
+        units = -(-dim // unit)
+        edges = [min(units * i // parts * unit, dim) for i in range(parts + 1)]
+        spans = [Span(start, stop) for start, stop in pairwise(edges)]
+        if unit == COLUMN_UNIT or (units >= parts and max(span.size for span in spans) * parts <= MAX_WIDTH * dim):
+            break
+    return spans
 
 
 def whole(table: str, rows: int, dim: int, ranks: Sequence[int]) -> tuple[Shard, ...]:

@@ -198,7 +198,9 @@ def usable_hosts(table: Table, topology: Topology) -> list[int]:
 def _column_counts(table: Table, most: int) -> list[int]:
     """The possible numbers of column cuts; [1] if the table cannot be cut."""
     widest = min(most, table.dim // max(table.min_partition, COLUMN_UNIT))
-    return [num_cuts for num_cuts in COLUMN_CUTS if num_cuts <= widest] or [1]
+    counts = [num_cuts for num_cuts in COLUMN_CUTS if num_cuts <= widest]
+    least = {num_cuts: min(span.size for span in even_widths(table.dim, num_cuts)) for num_cuts in counts}
+    return [num_cuts for num_cuts in counts if least[num_cuts] >= table.min_partition] or [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
