@@ -255,9 +255,11 @@ def check(
     from rayrec.data.tools.check import check as run_check
     from rayrec.train import load_config
     from rayrec.train.setup import build
+    from rayrec.train.setup.init_from import with_row_laws
 
     loaded = load_config(config)
-    schema = loaded.data_schema.for_training
+    # As a new run maps the ids; the run that it may start from has no part in this.
+    schema = with_row_laws(loaded.model_copy(update={"init_from": None})).data_schema.for_training
     bad = loaded.data.read.bad_rows
     with reading_text(loaded.data.read.text):
         data = manifest_of(loaded.data.train, schema)
@@ -282,13 +284,26 @@ def _print_check(report: CheckReport) -> None:
         console.print(plain(f"  {number:,} × {reason}"), style="red")
     for sample in report.samples[:5]:
         console.print(plain(f"    {sample}"))
-    features = table("feature", "ids>", "nulls>", "different ids>", "table rows>", "rows used>", "collisions>")
+    features = table(
+        "feature",
+        "ids>",
+        "nulls>",
+        "different ids>",
+        "table rows>",
+        "rows used>",
+        "collisions>",
+        "hottest id>",
+        "load on 8>",
+    )
     for f in report.features:
         different = "many" if f.distinct_ids is None else f"{f.distinct_ids:,}"
         collisions = "?" if f.collisions is None else f"{f.collisions:,}"
         counts = (f"{f.ids:,}", f"{f.nulls:,}", different, f"{f.table_rows:,}", f"{f.used_rows:,}", collisions)
-        features.add_row(plain(f.name), *counts)
+        load = f.skew(8)
+        shares = ("", "") if load is None else (f"{f.hottest:.1%}", f"{load:.2f} ×")
+        features.add_row(plain(f.name), *counts, *shares)
     show(features, console)
+    console.print("load on 8: lookups of the busiest of 8 ranks over the mean, if the table is cut by rows")
     if report.numbers:
         numbers = table("number", "nulls>", "lowest>", "mean>", "highest>")
         for n in report.numbers:

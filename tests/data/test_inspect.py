@@ -298,6 +298,10 @@ def test_check_by_hand(tmp_path: Path) -> None:
     assert (item.ids, item.nulls, item.used_rows, item.distinct_ids, item.collisions) == (5, 0, 1, 6, 5)
     assert (lists.ids, lists.nulls, lists.used_rows, lists.distinct_ids) == (2 + 0 + 1 + 3 + 150, 1, 3, 4)
     assert {size: n for size, n in enumerate(lists.lengths.tolist()) if n} == {0: 1, 1: 1, 2: 1, 3: 1, 100: 1}
+    assert lists.counts.tolist() == [151, 2, 3] and lists.hottest == 151 / 156
+    assert (lists.skew(3), lists.skew(2)) == (3 * 151 / 156, 2 * 153 / 156)
+    assert item.skew(8) == 8, "a table of one row is on one rank"
+    assert report.to_dict()["features"][1]["skew"] == {"8": 8 * 151 / 156, "64": 64 * 151 / 156}
     assert item.lengths[1] == item.lengths.sum() == 5
     good = check(manifest, schema, {"item": 9, "tags": 10})
     assert good.bad_rows == 2, "the label, and the list that is null"

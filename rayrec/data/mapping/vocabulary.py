@@ -122,6 +122,17 @@ def ids_in(path: str) -> Iterator[I64 | pa.Array]:
     return _Source.of(path).ids()
 
 
+def counts_in(path: str) -> Iterator[I64]:
+    """The counts of all ids of a vocabulary in order, in chunks; nothing if it has none."""
+    if not path.endswith(".parquet"):
+        return
+    with open_parquet(path) as parquet:
+        field = parquet.schema_arrow.names.count("count") and parquet.schema_arrow.field("count")
+        if field and pa.types.is_integer(field.type):
+            for batch in parquet.iter_batches(_READ_IDS, columns=["count"], use_threads=False):
+                yield batch.column(0).fill_null(0).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+
+
 def first_id(path: str) -> str | int | None:
     """The first id of a vocabulary; None if it is empty. Raises as `load_vocabulary`."""
     source = _Source.of(path)

@@ -1,4 +1,4 @@
-"""Maps a data set and reports bad rows, nulls, hash collisions and list lengths."""
+"""Maps a data set and reports bad rows, nulls, hash collisions, list lengths, and how evenly ids use the table rows."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from rayrec.storage.errors import DataError
 
 MAX_IDS = 20_000_000
 LONGEST_SHOWN = 100
+SKEW_RANKS = (8, 64)
 # Ids to collect, at least, before they are merged with the distinct ones.
 _PENDING_IDS = 1 << 18
 
@@ -72,7 +73,7 @@ class FeatureReport:
     Args:
         table_rows: rows of its table.
         column: column of its ids.
-        used: [table_rows], True for rows that some id maps to.
+        counts: [table_rows], number of ids that map to each row.
         ids: number of ids in all bags.
         nulls: number of null ids and lists.
         distinct: distinct raw ids.
@@ -82,7 +83,7 @@ class FeatureReport:
     name: str
     table_rows: int
     column: str
-    used: npt.NDArray[np.bool_]
+    counts: npt.NDArray[np.int64]
     ids: int = 0
     nulls: int = 0
     distinct: DistinctIds = field(default_factory=DistinctIds)
@@ -90,7 +91,19 @@ class FeatureReport:
 
     @property
     def used_rows(self) -> int:
-        return int(self.used.sum())
+        return int(np.count_nonzero(self.counts))
+
+    @property
+    def hottest(self) -> float | None:
+        """The fraction of ids that map to the most used row; None without ids."""
+        return float(self.counts.max()) / self.ids if self.ids else None
+
+    def skew(self, ranks: int) -> float | None:
+        """Highest over mean number of lookups, if the table is cut into equal blocks of rows; None without ids."""
+        if not self.ids:
+            return None
+        block = -(-self.table_rows // ranks)
+        return float(np.add.reduceat(self.counts, range(0, self.table_rows, block)).max()) * ranks / self.ids
 
     @property
     def distinct_ids(self) -> int | None:
@@ -106,7 +119,9 @@ class FeatureReport:
         """Adds a window: its raw column, its mapped ids, and the mask of good rows."""
         lengths = np.ones(len(good), np.int64) if ids.offsets is None else np.diff(ids.offsets)
         first_value, last_value = ids.span(0, len(good))
-        self.used[ids.values[first_value:last_value][np.repeat(good, lengths)]] = True
+        used = ids.values[first_value:last_value][np.repeat(good, lengths)]
+        rows, times = np.unique(used, return_counts=True)
+        self.counts[rows] += times
         self.ids += int(lengths[good].sum())
         self.lengths += np.bincount(np.minimum(lengths[good], LONGEST_SHOWN), minlength=LONGEST_SHOWN + 1)
         self.nulls += column.null_count + (unnest(column).leaf.null_count if is_list(column.type) else 0)
@@ -114,8 +129,9 @@ class FeatureReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        names = ("name", "table_rows", "ids", "nulls", "used_rows", "distinct_ids", "collisions")
-        return {name: getattr(self, name) for name in names} | {"lengths": self.lengths.tolist()}
+        names = ("name", "table_rows", "ids", "nulls", "used_rows", "distinct_ids", "collisions", "hottest")
+        values = {name: getattr(self, name) for name in names} | {"lengths": self.lengths.tolist()}
+        return values | {"skew": {str(ranks): self.skew(ranks) for ranks in SKEW_RANKS}}
 
 
 @dataclass(slots=True)
@@ -177,7 +193,7 @@ def check(
     bad_rows = bad_rows or BadRows()
     tables = [(f, rows_of[f.name]) for f in schema.sparse]
     report = CheckReport(
-        [FeatureReport(f.name, size, f.column, np.zeros(size, np.bool_)) for f, size in tables],
+        [FeatureReport(f.name, size, f.column, np.zeros(size, np.int64)) for f, size in tables],
         [NumberReport(f.name) for f in schema.dense],
     )
     for manifest in data.parts:

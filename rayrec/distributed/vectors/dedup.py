@@ -25,7 +25,7 @@ from rayrec.modules.pooling import row_of
 from rayrec.sparse import KeyedJaggedTensor, ops
 
 # Below this share of distinct ids, deduplication is faster (`python jobs/bench/dedup.py`).
-MOST_DISTINCT = 0.5
+MOST_DISTINCT = 0.6
 # Of all ids, one in 2^_SAMPLE_BITS is counted; too few say little.
 _SAMPLE_BITS, _FEW_IDS = 4, 1024
 

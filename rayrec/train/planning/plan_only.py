@@ -16,6 +16,7 @@ from rayrec.train.errors import StorageError
 from rayrec.train.run.folder import write_json
 from rayrec.train.setup import build
 from rayrec.train.setup.groups import plan_groups
+from rayrec.train.setup.init_from import with_row_laws
 from rayrec.train.terminal import plan_table
 
 
@@ -28,6 +29,8 @@ def make_groups(config: TrainConfig, topology: Topology, plan: ShardingPlan | No
     Raises:
         ValueError: the model cannot be built, no plan fits (`NoPlanError`), or `plan` is for another model.
     """
+    # As a new run maps the ids; the run that it may start from has no part in this.
+    config = with_row_laws(config.model_copy(update={"init_from": None}))
     return plan_groups(config, topology, build.model(config, "meta"), build.sharders(config), plan)
 
 

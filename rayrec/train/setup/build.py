@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from rayrec.storage.errors import suggestion
 from rayrec.train.config.file import text_of
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
+from rayrec.train.setup.row_loads import row_loads
 
 Factory = Callable[..., nn.Module]
 
@@ -174,7 +176,12 @@ def import_factory(path: str, field: str = "model.factory") -> Callable[..., Any
 def constraints(config: TrainConfig) -> dict[str, ParameterConstraints]:
     """Planner constraints by table name."""
     features = {table.name: len(table.features) for table in config.tables}
-    return {name: _constraint(section, features[name]) for name, section in config.sharding.constraints.items()}
+    loads, sections = row_loads(config), config.sharding.constraints
+    return {
+        name: replace(_constraint(sections.get(name, ConstraintConfig()), features[name]), row_load=loads.get(name))
+        for name in features
+        if name in sections or name in loads
+    }
 
 
 def _constraint(section: ConstraintConfig, num_features: int) -> ParameterConstraints:

@@ -128,19 +128,20 @@ def _add(
     cost_RT: Floats,
     storage_RT: Floats,
 ) -> None:
-    """Adds a table's shards to their ranks; computes equal shapes on equal hosts once."""
-    ranks_of: dict[tuple[int, int, int], list[int]] = {}
+    """Adds a table's shards to their ranks; computes equal shapes with equal shares of the ids on equal hosts once."""
+    ranks_of: dict[tuple[int, int, int, float], list[int]] = {}
     for shard in sharding.shards:
         if not 0 <= shard.rank < topology.world_size:
             raise ValueError(
                 f"table {table.label!r}: the plan puts a shard on rank {shard.rank}, "
                 f"but the topology has ranks 0 .. {topology.world_size - 1}"
             )
-        key = (shard.rows.stop - shard.rows.start, shard.cols.stop - shard.cols.start, int(local_R[shard.rank]))
+        rows, share = shard.rows, table.share(shard.rows.start, shard.rows.stop)
+        key = (rows.stop - rows.start, shard.cols.stop - shard.cols.start, int(local_R[shard.rank]), share)
         ranks_of.setdefault(key, []).append(shard.rank)
     kind, kernel, factor = sharding.sharding_type, sharding.compute_kernel, sharding.load_factor
-    for (rows, cols, local), ranks in ranks_of.items():
-        cost = shard_cost(table, kind, kernel, (rows, cols), local, topology, factor)
-        storage = shard_storage(table, kind, kernel, (rows, cols), topology, factor)
+    for (num_rows, num_cols, local, share), ranks in ranks_of.items():
+        cost = shard_cost(table, kind, kernel, (num_rows, num_cols), local, topology, factor, share)
+        storage = shard_storage(table, kind, kernel, (num_rows, num_cols), topology, factor)
         np.add.at(cost_RT, ranks, np.array(cost))
         np.add.at(storage_RT, ranks, np.array(storage))

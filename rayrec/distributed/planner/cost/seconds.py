@@ -3,7 +3,8 @@
 The formulas count bytes and divide by bandwidths, after the roofline view of embedding bags in "Deep Learning
 Recommendation Model" (Naumov et al. 2019, arXiv:1906.00091) and the all-to-all analysis in "Software-Hardware
 Co-design for Fast and Scalable Training of DLRMs" (Mudigere et al. 2021, arXiv:2104.05158). They assume equally large
-batches on all ranks and ids spread evenly over rows; with a UVM cache, ids follow Zipf's law.
+batches on all ranks. Ids are spread evenly over rows unless a table has counts (`tables/row_load.py`); with a UVM
+cache, they follow Zipf's law.
 """
 
 from __future__ import annotations
@@ -104,10 +105,12 @@ def shard_cost(
     local: int,
     topology: Topology,
     cache_load_factor: float = DEFAULT_LOAD_FACTOR,
+    share: float | None = None,
 ) -> Cost:
     """The cost of a shard of `shape` (rows, columns) on a host with `local` ranks.
 
-    With share = rows / table rows, ids = table ids * share, out = vectors * columns * 4 bytes:
+    With the `share` of the ids in its rows (rows / table rows by default), ids = table ids * share, and
+    out = vectors * columns * 4 bytes:
 
     - lookup: ids * (id_s + max(row bytes, sector) / row bandwidth) + out / memory bandwidth
     - input: (ids * (8 [+ 4 weighted]) + bags * 4) over the links, in the shares of this host and of other hosts
@@ -126,7 +129,7 @@ def shard_cost(
     if sharding_type == ShardingType.DATA_PARALLEL.value:
         return _replicated(table, kernel, shape, local, topology, cache_load_factor)
     device = topology.device
-    share = shape[0] / table.rows
+    share = shape[0] / table.rows if share is None else share
     ids = table.ids * share
     numbers = (table.bags if table.pooled else ids) * shape[1]
     out = numbers * VECTOR_ELEMENT_BYTES

@@ -41,6 +41,15 @@ def shard_costs(result: PlanResult, rank: int | None = None) -> Iterator[ShardCo
             sharding_type=kind,
             kernel=kernel,
             shard=shard,
-            cost=shard_cost(table, kind, kernel, shard.shape, local_of[shard.rank], topology, factor),
+            cost=shard_cost(
+                table,
+                kind,
+                kernel,
+                shard.shape,
+                local_of[shard.rank],
+                topology,
+                factor,
+                table.share(shard.rows.start, shard.rows.stop),
+            ),
             storage=shard_storage(table, kind, kernel, shard.shape, topology, factor),
         )

@@ -220,7 +220,7 @@ class _Recipe:
         return tuple(replace(unit_of_width[span.size], cols=span) for span in spans)
 
     def _unit(self, scope: Scope, width: int) -> Unit:
-        """A unit of the first `width` columns, with the costs of a rank with most rows."""
+        """A unit of the first `width` columns, with the costs of a rank with most rows and most ids."""
         sizes = host_sizes(self.topology)
         counts = [self._blocks(scope, size) for size in sizes]
         shard_args = (self.table, self.kind, self.kernel)
@@ -234,6 +234,10 @@ class _Recipe:
             for n in count_of_size
         }
         largest = [max(count_of_size) for count_of_size in counts]
+        worst = [
+            shard_cost(*shard_args, (n, width), size, self.topology, self.factor, self.table.worst_share(n))
+            for n, size in zip(largest, sizes, strict=True)
+        ]
         if scope is Scope.WORLD:  # its ranks are on hosts of all sizes
             work = sum(min(of_size[n].total for of_size in cost) * count for n, count in counts[0].items())
         else:
@@ -244,8 +248,8 @@ class _Recipe:
         return Unit(
             scope=scope,
             cols=Span(0, width),
-            seconds=tuple(of_size[n].total for of_size, n in zip(cost, largest, strict=True)),
-            lookup=tuple(of_size[n].lookup for of_size, n in zip(cost, largest, strict=True)),
+            seconds=tuple(each.total for each in worst),
+            lookup=tuple(each.lookup for each in worst),
             work=work,
             device_bytes=tuple(storage_of_size[n].device for n in largest),
             host_bytes=tuple(storage_of_size[n].host for n in largest),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayrec.distributed.plan.shards import CacheParams
+from rayrec.distributed.planner.tables.row_load import RowLoad
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ParameterConstraints:
         batch_sizes: examples per rank and step, one number per feature; default: the planner's `batch_size`.
         is_weighted: whether ids have weights; default: as the module says.
         cache_params: share of a UVM-cached table to keep in device memory; default: chosen by the planner.
+        row_load: how ids are distributed over the rows; default: evenly.
         device_group: allowed ranks, or the required compute device ("cpu", "cuda").
     """
 
@@ -32,4 +34,5 @@ class ParameterConstraints:
     batch_sizes: Sequence[int] | None = None
     is_weighted: bool | None = None
     cache_params: CacheParams | None = None
+    row_load: RowLoad | None = None
     device_group: Sequence[int] | str | None = None

@@ -85,8 +85,9 @@ def planner_tables(
     """
     listed, constraint_of = list(found), dict(constraints or {})
     names = {f.config.name for f in listed} | {f"{f.path}.{f.config.name}" for f in listed if f.path}
-    for name in constraint_of:
-        if name not in names:
+    for name, constraint in constraint_of.items():
+        # A load alone constrains nothing, and a model may leave tables of its config out.
+        if name not in names and constraint != ParameterConstraints(row_load=constraint.row_load):
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; tables: {', '.join(sorted(names))}"
             raise ValueError(f"constraints name table {name!r}, which the model does not have{hint}")
@@ -186,6 +187,7 @@ def _table(found: TableInfo, limits: ParameterConstraints, topology: Topology, b
         ranks=ranks,
         min_partition=min_partition_of(config, limits),
         cache_load_factor=None if limits.cache_params is None else limits.cache_params.load_factor,
+        row_load=limits.row_load,
         sent_bytes=codec.forward.mean_bytes,
         returned_bytes=codec.backward.mean_bytes,
     )

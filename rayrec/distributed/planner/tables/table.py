@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayrec.distributed.comm.wire import VECTOR_ELEMENT_BYTES
+from rayrec.distributed.planner.tables.row_load import RowLoad
 
 TableKey = tuple[str, str]  # (module path, table name)
 
@@ -22,6 +23,7 @@ class Table:
         kernels: allowed kernels by allowed sharding type, best first.
         runnable: the same without the user's constraints.
         ranks: allowed ranks, ascending.
+        row_load: how ids are distributed over the rows; None: evenly.
         sent_bytes, returned_bytes: bytes of one vector element, and of one gradient element, between ranks.
     """
 
@@ -42,6 +44,7 @@ class Table:
     ranks: tuple[int, ...]
     min_partition: int
     cache_load_factor: float | None = None
+    row_load: RowLoad | None = None
     sent_bytes: float = VECTOR_ELEMENT_BYTES
     returned_bytes: float = VECTOR_ELEMENT_BYTES
 
@@ -52,6 +55,14 @@ class Table:
     @property
     def label(self) -> str:
         return f"{self.path}.{self.name}" if self.path else self.name
+
+    def share(self, start: int, stop: int) -> float:
+        """The share of the ids that are in the rows `[start, stop)`."""
+        return (stop - start) / self.rows if self.row_load is None else self.row_load.share(start, stop, self.rows)
+
+    def worst_share(self, block: int) -> float:
+        """The highest share of the ids in a block of rows, if the table is cut into blocks of `block` rows."""
+        return block / self.rows if self.row_load is None else self.row_load.worst(block, self.rows)
 
     @property
     def weight_bytes(self) -> int:
