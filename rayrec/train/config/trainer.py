@@ -13,11 +13,11 @@ from rayrec.train.config.interval import Interval, IntervalField
 from rayrec.train.config.node_labels import is_label_condition, is_label_key, parse_size
 
 Metric = Literal[
-    "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10",
-    "rmse", "r2", "mrr", "hr@10", "hr@20", "hr@50", "hr@200", "ndcg@20", "ndcg@50", "ndcg@200", "recall@20",
-    "recall@50", "recall@200",
+    "auc", "gauc", "ne", "logloss", "ece", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10",
+    "recall@10", "rmse", "r2", "mrr", "hr@10", "hr@20", "hr@50", "hr@200", "ndcg@20", "ndcg@50", "ndcg@200",
+    "recall@20", "recall@50", "recall@200",
 ]  # fmt: skip
-LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae", "rmse"})
+LOWER_IS_BETTER = frozenset({"ne", "logloss", "ece", "mse", "mae", "rmse"})
 OF_NUMBERS = frozenset({"mse", "mae", "rmse", "r2"})  # metrics of numeric labels
 ONLY_OF_NUMBERS = frozenset({"rmse", "r2"})
 
