@@ -2,7 +2,28 @@
 
 import torch
 
-from rayrec.models import DCN, DIN, DLRM, ESMM, MODELS, PLE, Batch, DeepFM, bst, hstu, mean_loss, mmoe, sasrec
+from rayrec.models import (
+    DCN,
+    DIN,
+    DLRM,
+    ESMM,
+    GDCN,
+    MODELS,
+    PLE,
+    AutoInt,
+    Batch,
+    DeepFM,
+    FinalMLP,
+    MaskNet,
+    WideDeep,
+    Wukong,
+    XDeepFM,
+    bst,
+    hstu,
+    mean_loss,
+    mmoe,
+    sasrec,
+)
 from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig
 from rayrec.sparse import KeyedJaggedTensor
 
@@ -15,7 +36,14 @@ attention = [{"history": ["seen"], "target": ["item"]}]
 for model in (
     DLRM(tables, num_dense=3, dense_arch=[16, 8], over_arch=[16, 1], **here),
     DCN(tables, num_dense=3, dense_arch=[16, 8], over_arch=[16, 1], cross_layers=2, cross_rank=4, **here),
+    GDCN(tables, num_dense=3, over_arch=[16, 1], **here),
     DeepFM(tables, num_dense=3, deep_arch=[16, 1], **here),
+    XDeepFM(tables, num_dense=3, deep_arch=[16, 1], **here),
+    WideDeep(tables, num_dense=3, deep_arch=[16, 1], **here),
+    AutoInt(tables, num_dense=3, **here),
+    MaskNet(tables, num_dense=3, over_arch=[16, 1], **here),
+    FinalMLP(tables, num_dense=3, first_context=["item"], **here),
+    Wukong(tables, num_dense=3, over_arch=[16, 1], **here),
     DIN(tables, num_dense=3, attention=attention, over_arch=[16, 1], **here),
     bst(tables, num_dense=3, attention=attention, over_arch=[16, 1], max_length=4, **here),
 ):

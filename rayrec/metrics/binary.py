@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rayrec.metrics.histogram import LogitBins, binned_auc, binned_auprc
+from rayrec.metrics.reliability import calibration_error, reliability
 
 MAX_AUC_ERROR = 1e-3  # `metrics` reports a larger bound
 TOTALS = 5  # weighted log loss (nats), predicted probabilities, examples, squared and absolute error
@@ -27,6 +28,8 @@ class BinarySums:
       from predicting clicks on ads at Facebook", 2014). Below 1 is better than no model.
     - `logloss`: mean log loss, in nats.
     - `calibration`: sum of predictions over sum of labels; 1 is calibrated.
+    - `ece`: expected calibration error, the mean distance between prediction and share of positives over 20 bands of
+      equal weight (see `reliability`); 0 is calibrated at every level.
     - `samples`: number of samples.
     - `auprc`: area under the precision-recall curve (average precision), from the same histogram.
     - `accuracy`, `precision`, `recall`: of predicting positive for probabilities of at least 0.5; exact.
@@ -78,8 +81,7 @@ class BinarySums:
         terms = [loss_BT, predicted_BT * weights_BT, seen_BT, error_BT.square() * weights_BT, error_BT * weights_BT]
         add_terms(self.tensors["totals"], terms, subset_B)
 
-    @staticmethod
-    def metrics(counts: torch.Tensor, totals: torch.Tensor) -> dict[str, float | int | None]:
+    def metrics(self, counts: torch.Tensor, totals: torch.Tensor) -> dict[str, float | int | None]:
         """Metrics of one label from its counts [2, bins] and totals [5]."""
         negatives, positives = (float(weight) for weight in counts.sum(1))
         weight = negatives + positives
@@ -94,6 +96,7 @@ class BinarySums:
             "ne": logloss / base_entropy if logloss is not None and base_entropy else None,
             "logloss": logloss,
             "calibration": prediction_sum / positives if sound and positives else None,
+            "ece": calibration_error(reliability(counts, self.bins)) if sound else None,
             "samples": int(samples),
             "auprc": binned_auprc(counts[0], counts[1]) if sound else None,
             **_at_half(counts, weight if sound else 0.0),

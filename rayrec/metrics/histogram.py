@@ -32,6 +32,11 @@ class LogitBins:
         unit_B = torch.asinh(limited_B) / (2 * math.asinh(self.limit)) + 0.5
         return (unit_B * self.count).long().clamp_(0, self.count - 1)
 
+    def middles(self) -> torch.Tensor:
+        """The logit in the middle of each bin, float64 [count]."""
+        unit_N = (torch.arange(self.count, dtype=torch.float64) + 0.5) / self.count
+        return torch.sinh((unit_N - 0.5) * (2 * math.asinh(self.limit)))
+
 
 def binned_auc(negatives: torch.Tensor, positives: torch.Tensor) -> tuple[float, float] | None:
     """Area under the ROC curve of two binned classes, and a bound of its distance from the unbinned area.

@@ -11,6 +11,7 @@ from rayrec.distributed.comm import all_reduce
 from rayrec.metrics.binary import BinarySums
 from rayrec.metrics.histogram import LogitBins
 from rayrec.metrics.numbers import NumberSums
+from rayrec.metrics.reliability import reliability
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -121,6 +122,20 @@ class LabelMetrics:
         if self._names is None:
             return metrics[0]
         return {**metrics[0], "tasks": {name: metrics[number] for number, name in enumerate(self._names)}}
+
+    def reliability_of(self, state: Mapping[str, torch.Tensor]) -> list[dict[str, Any]]:
+        """The points of the reliability diagram of each binary label, from a result of `state`.
+
+        Returns:
+            `label` (None for one label), `weight`, `predicted` and `observed` of each band; see `reliability`.
+        """
+        return [
+            {"label": self._names and self._names[number], "weight": weight, "predicted": mean, "observed": share}
+            for label_numbers, sums in self._sums_by_kind
+            if isinstance(sums, BinarySums)
+            for label, number in enumerate(label_numbers.tolist())
+            for weight, mean, share in reliability(state["counts"][label], sums.bins).tolist()
+        ]
 
     def reset(self) -> None:
         """Discards all batches."""

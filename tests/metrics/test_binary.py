@@ -29,12 +29,28 @@ def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 FIGURES = (
-    "auc", "ne", "logloss", "calibration", "samples", "auprc", "accuracy", "precision", "recall", "ctr", "mse", "mae"
+    "auc", "ne", "logloss", "calibration", "ece", "samples", "auprc", "accuracy", "precision", "recall", "ctr", "mse",
+    "mae",
 )  # fmt: skip
 
 
 def undefined(samples: int) -> dict[str, int | None]:
     return {**dict.fromkeys(FIGURES), "samples": samples}
+
+
+def exact_ece(p: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Over twenty bands of equal weight in order of prediction."""
+    order = np.argsort(p)
+    p, labels, weights = p[order], labels[order], (np.ones(len(p)) if weights is None else weights)[order]
+    middle = weights.cumsum() - weights / 2
+    band = (middle / weights.sum() * 20).astype(int)
+    total = 0.0
+    for number in range(20):
+        inside = band == number
+        if weights[inside].sum():
+            means = [np.average(values[inside], weights=weights[inside]) for values in (p, labels)]
+            total += weights[inside].sum() * abs(means[0] - means[1])
+    return float(total / weights.sum())
 
 
 def exact_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -48,6 +64,7 @@ def exact_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         "ne": logloss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate)),
         "logloss": logloss,
         "calibration": p.sum() / labels.sum(),
+        "ece": exact_ece(p, labels),
         "samples": len(labels),
         "auprc": float(BinaryAveragePrecision()(scores, torch.from_numpy(labels).long())),
         "accuracy": float(((p >= 0.5) == labels).mean()),
@@ -82,9 +99,35 @@ def test_equals_exact_metrics(spread: float) -> None:
     figures, exact = metrics.compute(), exact_metrics(logits.numpy(), labels.numpy())
     assert figures.pop("auc") == pytest.approx(exact.pop("auc"), abs=1e-6)
     assert figures.pop("auprc") == pytest.approx(exact.pop("auprc"), abs=1e-4)
+    assert figures.pop("ece") == pytest.approx(exact.pop("ece"), abs=2e-4)
     assert figures == pytest.approx(exact, rel=1e-6)
     bound = error_bound(metrics)
     assert bound is not None and bound < 1e-3
+
+
+def test_a_reliability_diagram_is_that_of_the_rows_in_order() -> None:
+    """Weighted, of two labels of which one is a number, which has none; a calibrated model is on the diagonal."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(50_000, generator=generator) * 1.5 - 2
+    labels = (torch.rand(50_000, generator=generator) < logits.sigmoid()).float()
+    weights = torch.randint(0, 4, (50_000,), generator=generator).float()
+    metrics = LabelMetrics(["number", "binary"], names=["value", "click"])
+    metrics.update(torch.stack([logits, logits], dim=1), torch.stack([labels, labels], dim=1), weights)
+    bands = metrics.reliability_of(metrics.state())
+    assert len(bands) == 20 and {band["label"] for band in bands} == {"click"}
+    assert sum(band["weight"] for band in bands) == weights.sum()
+    order = logits.argsort()
+    middle = weights[order].double().cumsum(0) - weights[order] / 2
+    for number, band in enumerate(bands):
+        inside = order[(middle / weights.sum() * 20).long() == number]
+        inside = inside[weights[inside] > 0]
+        for key, values in (("predicted", logits.sigmoid()), ("observed", labels)):
+            mean = float((values[inside] * weights[inside]).sum() / weights[inside].sum())
+            assert band[key] == pytest.approx(mean, abs=2e-3), (number, key)
+        assert band["predicted"] == pytest.approx(band["observed"], abs=0.03)
+    ece = metrics.compute()["tasks"]["click"]["ece"]
+    assert ece == pytest.approx(exact_ece(logits.sigmoid().numpy(), labels.numpy(), weights.numpy()), abs=2e-4)
+    assert ece < 0.01
 
 
 @pytest.mark.parametrize("bins", [1 << 16, 1 << 13])

@@ -380,10 +380,10 @@ def parts(world: int) -> list[list[Batch]]:
     return [[batch(3 + 2 * rank, seed=10 * step + rank) for rank in range(world)] for step in range(3)]
 
 
-def train_on_rank(group: dist.ProcessGroup, name: str) -> dict[str, torch.Tensor]:
+def train_on_rank(group: dist.ProcessGroup, name: str, kinds: tuple[str, str]) -> dict[str, torch.Tensor]:
     plan = {
-        "user": cut(tables()[0], ShardingType.ROW_WISE, [0, 1]),
-        "item": cut(tables()[1], ShardingType.TABLE_WISE, [1]),
+        table.name: cut(table, ShardingType(kind), [1] if kind == ShardingType.TABLE_WISE.value else [0, 1])
+        for table, kind in zip(tables(), kinds, strict=True)
     }
     plain = make(name)
     path = "input.lookup.bags" if plain.input.lookup.bags is not None else "embedding_bags"
@@ -404,8 +404,22 @@ def train_on_rank(group: dist.ProcessGroup, name: str) -> dict[str, torch.Tensor
     return {key: value.detach() for key, value in model.dense_parameters().items()}
 
 
-@pytest.mark.parametrize("name", list(ARGS))
-def test_two_ranks_train_as_one_process(name: str) -> None:
+MIXED = (ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value)
+OF_ONE_KIND = [
+    (kind.value, kind.value)
+    for kind in (
+        ShardingType.DATA_PARALLEL,
+        ShardingType.TABLE_WISE,
+        ShardingType.COLUMN_WISE,
+        ShardingType.ROW_WISE,
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"), [*((name, MIXED) for name in ARGS), *(("masknet", kinds) for kinds in OF_ONE_KIND)]
+)
+def test_two_ranks_train_as_one_process(name: str, kinds: tuple[str, str]) -> None:
     model = make(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in parts(2):
@@ -418,7 +432,7 @@ def test_two_ranks_train_as_one_process(name: str) -> None:
         model(whole)[0].backward()
         optimizer.step()
     expected = dict(model.named_parameters())
-    for answer in on_ranks(2, train_on_rank, name):
+    for answer in on_ranks(2, train_on_rank, name, kinds):
         assert set(answer) == {key for key in expected if ".embedding_bags." not in f".{key}"}
         for key, value in answer.items():
             torch.testing.assert_close(value, expected[key].detach(), atol=1e-5, rtol=1e-4)

@@ -1,4 +1,7 @@
-"""Rankers with histories and several tasks, from Parquet to a service: the same scores everywhere."""
+"""Rankers with histories and several tasks: models of one's own, resumed runs, ranks, and configs that are refused.
+
+`test_every_model.py` has the way of each ranker from Parquet to a service.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from rayrec.inference import ExportOptions, Model
-from rayrec.inference.predict import predict
+from rayrec.inference import Model
 from rayrec.models import Batch, mean_loss
 from rayrec.modules import EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from rayrec.modules.pooling import pool_sum
-from rayrec.serve import App, ModelSpec, Service
 from rayrec.train import ConfigError, Trainer, export_run, parse_config
 from tests.inference.runs import trainer_scores
 from tests.ranks import on_ranks
-from tests.serve.server import Server
 from tests.train.small import fit_on_rank, raw_config
 
 ITEMS, GENRES = 40, 5
@@ -105,43 +105,6 @@ def weights(run: Path) -> list[torch.Tensor]:
     return [logits for _, logits in trainer_scores(run)]
 
 
-@pytest.mark.parametrize("name", ["bst", "mmoe", "esmm"])
-def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, tmp_path: Path) -> None:
-    raw = config(data, name, trainer__epochs=3, storage__path=str(tmp_path / "runs"))
-    done = Trainer(parse_config(raw)).fit()
-    scored = trainer_scores(done.folder)
-    assert done.eval is not None and done.eval["auc"] > 0.75, done.eval
-    observed = torch.cat([batch.label for batch, _ in scored])
-    assert observed[:, 1].isnan().any() == (name != "esmm"), "a purchase is not observed without a click"
-    model = Model(export_run(done.folder, tmp_path / "model").folder)
-    for batch, logits in scored:
-        torch.testing.assert_close(model.score(batch), logits, rtol=1e-6, atol=1e-6)
-    expected = torch.cat([logits for _, logits in scored]).sigmoid().numpy()
-    predict(model.folder, str(data / "eval"), tmp_path / "out")
-    found = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").glob("part-*.parquet"))])
-    table = pq.read_table(data / "eval" / "rows.parquet").drop_columns(["click", "buy"])
-    server = Server(App(Service([ModelSpec(name="ctr", path=model.folder)])))
-    try:
-        status, answer = server.ask("POST", "/score", {"rows": table.to_pylist()})
-    finally:
-        server.close()
-    assert status == 200, answer
-    for column, label in enumerate(("click", "buy")):
-        np.testing.assert_allclose(found[f"prediction_{label}"].to_numpy(), expected[:, column], rtol=0, atol=2e-6)
-        np.testing.assert_allclose(answer["scores"][label], expected[:, column], rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("name", list(ARGS))
-def test_bfloat16_layers_are_counted_and_stay_near(name: str, data: Path, tmp_path: Path) -> None:
-    raw = config(data, name, trainer__epochs=1, storage__path=str(tmp_path / "runs"))
-    run = Trainer(parse_config(raw)).fit().folder
-    made = export_run(run, tmp_path / "model", ExportOptions(dense="bf16", force=True))
-    assert made.index.dense_parameters is not None
-    assert made.index.bf16_parameters > 0.7 * made.index.dense_parameters
-    assert 0 < made.parity.logit_max < 0.05
-    assert made.parity.exported["auc"] == pytest.approx(made.parity.trained["auc"], abs=5e-3)
-
-
 def test_esmm_with_a_conversion_that_is_unknown_without_a_click_is_refused(data: Path) -> None:
     raw = config(data, "mmoe")
     raw["model"] = {"name": "esmm", "args": ARGS["esmm"]}
@@ -208,3 +171,12 @@ def test_a_target_inside_its_own_history_is_refused(data: Path) -> None:
     raw["schema"]["sequences"] = []
     with pytest.raises(ConfigError, match="one sequence"):
         parse_config(raw)
+
+
+def test_a_piecewise_encoding_of_numbers_that_are_not_in_the_unit_interval_is_refused(data: Path) -> None:
+    raw = config(data, "din")
+    raw["model"]["args"] = {**raw["model"]["args"], "numbers": "piecewise"}
+    with pytest.raises(ConfigError, match=r"schema\.dense\.0\.transforms: .* do not end with `quantile` or `min_max`"):
+        parse_config(raw)
+    raw["schema"]["dense"][0]["transforms"] = [{"kind": "clip", "lowest": 0.0}, {"kind": "quantile"}]
+    parse_config(raw)

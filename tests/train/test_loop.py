@@ -193,6 +193,7 @@ def test_every_row_is_used_by_any_number_of_ranks(tmp_path: Path, world_size: in
         assert 10 <= outcome["steps"] / 2 <= 12
     assert outcomes[0]["eval"]["auc"] > 0.6
     assert 0.5 < outcomes[0]["eval"]["gauc"] < 1 and outcomes[0]["eval"]["groups"] == 9
+    assert sum(band["weight"] for band in outcomes[0]["eval"]["reliability"]) == 301
     assert sum(stretch["samples"] for stretch in outcomes[0]["eval"]["by_time"]) == 301
 
 

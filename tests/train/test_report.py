@@ -462,3 +462,30 @@ def test_long_curves_are_averaged_and_those_of_many_points_smoothed() -> None:
     assert lines_of(600) == [("train", 600)] and lines_of(601) == [("train", 301)]
     assert lines_of(40, smooth=True) == [("train", 40)]
     assert lines_of(41, smooth=True) == [("faint train", 41), ("train", 41)]
+
+
+def test_reliability_is_drawn_for_each_label_against_the_diagonal(tmp_path: Path) -> None:
+    bands = [
+        {"label": label, "weight": 50.0, "predicted": mean, "observed": mean * factor}
+        for label, factor in (("click", 1.0), ("buy", 2.0))
+        for mean in (0.01, 0.05, 0.2)
+    ]
+    records = [
+        {"kind": "eval", "step": step, "epoch": 1, "auc": 0.7, "samples": 300, "reliability": shown}
+        for step, shown in ((10, bands[:1]), (20, [*bands, {"label": "click", "weight": None}]))
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = write_report(tmp_path).read_text()
+    Balanced(page)
+    section = page.split("Reliability of the last evaluation")[1].split("</div>\n<p class='note'>")[0]
+    dots = re.findall(r"cx='([\d.]+)' cy='([\d.]+)' r='4.5'><title>predicted ([\d.]+), observed ([\d.]+)", section)
+    assert [(float(mean), float(share)) for _, _, mean, share in dots] == [
+        (band["predicted"], band["observed"]) for band in bands
+    ]
+    assert re.findall("<figcaption><b>(.*?)</b>", section) == ["click", "buy"]
+    line = re.search(r"class='reference' x1='(\S+)' x2='(\S+)' y1='(\S+)' y2='(\S+)'", section)
+    assert line is not None
+    left, right, bottom, top = (float(value) for value in line.groups())
+    for x, y, mean, share in dots:  # on the diagonal if calibrated, above it if the event is more frequent
+        diagonal = bottom + (float(x) - left) / (right - left) * (top - bottom)
+        assert (abs(float(y) - diagonal) < 0.2) == (mean == share) and float(y) <= diagonal + 0.2

@@ -96,6 +96,22 @@ def check_attention(model: ModelConfig, schema: Schema) -> None:
             )
 
 
+IN_UNIT_INTERVAL = frozenset({"quantile", "min_max"})
+
+
+def check_numbers(model: ModelConfig, schema: Schema) -> None:
+    """Numbers with a piecewise-linear encoding are in [0, 1]."""
+    if model.name not in BUILT_IN or model.args.get("numbers") != "piecewise":
+        return
+    for index, feature in enumerate(schema.dense):
+        if not feature.transforms or feature.transforms[-1].kind not in IN_UNIT_INTERVAL:
+            raise refusal(
+                f"schema.dense.{index}.transforms",
+                f"model.args.numbers=piecewise needs numbers in [0, 1], but the transforms of {feature.name!r} do not "
+                "end with `quantile` or `min_max`; add one",
+            )
+
+
 def check_dlrm(model: ModelConfig, tables: Sequence[TableConfig], schema: Schema) -> None:
     """The layer widths of DLRM match its tables and labels."""
     if model.name != "dlrm":
@@ -265,7 +281,17 @@ OF_TRAINING |= {"lookups_by_rank"}
 
 def check_metrics(trainer: TrainerConfig, schema: Schema) -> None:
     """Additional metrics have unique names and existing labels."""
-    used_names = {*get_args(Metric), "calibration", "samples", "ctr", "tasks", "sets", "by_time", "by_value"}
+    used_names = {
+        *get_args(Metric),
+        "calibration",
+        "samples",
+        "ctr",
+        "tasks",
+        "sets",
+        "by_time",
+        "by_value",
+        "reliability",
+    }
     labels = [task.name for task in schema.tasks]
     for number, metric in enumerate(trainer.metrics):
         if metric.name in used_names or (metric.training and metric.name in OF_TRAINING):

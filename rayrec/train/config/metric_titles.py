@@ -8,6 +8,7 @@ TITLES = {
     "ne": "normalized entropy",
     "logloss": "log loss",
     "calibration": "calibration",
+    "ece": "ECE",
     "auprc": "AUPRC",
     "accuracy": "accuracy",
     "ndcg@10": "NDCG@10",

@@ -64,6 +64,7 @@ class TrainConfig(Section):
         checks.check_named_tables("sharding.constraints", self.sharding.constraints, self.tables)
         checks.check_micro_batches(self.model, self.trainer)
         checks.check_attention(self.model, self.data_schema)
+        checks.check_numbers(self.model, self.data_schema)
         checks.check_dlrm(self.model, self.tables, self.data_schema)
         checks.check_esmm(self.model, self.data_schema)
         checks.check_loss(self.model, self.data_schema)

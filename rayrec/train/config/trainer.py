@@ -14,11 +14,11 @@ from rayrec.train.config.node_labels import is_label_condition, is_label_key, pa
 
 # Metrics of models that score rows.
 Metric = Literal[
-    "auc", "gauc", "ne", "logloss", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10", "recall@10",
-    "rmse", "r2",
+    "auc", "gauc", "ne", "logloss", "ece", "auprc", "accuracy", "precision", "recall", "mse", "mae", "ndcg@10",
+    "recall@10", "rmse", "r2",
 ]  # fmt: skip
 OF_GROUPS = frozenset({"gauc", "ndcg@10", "recall@10"})  # that need schema.group
-LOWER_IS_BETTER = frozenset({"ne", "logloss", "mse", "mae", "rmse"})
+LOWER_IS_BETTER = frozenset({"ne", "logloss", "ece", "mse", "mae", "rmse"})
 OF_NUMBERS = frozenset({"mse", "mae", "rmse", "r2"})  # metrics of numeric labels
 ONLY_OF_NUMBERS = frozenset({"rmse", "r2"})
 

@@ -23,6 +23,7 @@ from rayrec.train.report.tables import (
     figure_text,
     importance_table,
     popularity_table,
+    reliability_section,
     skipped_rows,
     skipped_section,
 )
@@ -40,6 +41,7 @@ def page(run: RunRecord, now: float) -> str:
     sections = {
         "Evaluations": evaluations_table(run.evals),
         "Beside popularity": popularity_table(run.evals),
+        "Reliability of the last evaluation": reliability_section(run.evals),
         "Last evaluation by time": by_time_table(run.evals),
         "Last evaluation by value": by_value_table(run.evals),
         "Permutation importance": importance_table(run.importance),

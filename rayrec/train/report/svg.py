@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -102,6 +102,32 @@ def svg_chart(chart: Chart, last_step: float) -> Markup:
         step_ticks=[(scale.x(step), _tick(step)) for step in ticks(*scale.steps, about=6) if step == int(step)],
         reference=_reference(scale, chart.reference, [*chart.dots] or trend),
         hover=json.dumps({"curve": _hover(trend), "dots": _hover(chart.dots)}),
+        **EDGES,
+    )
+
+
+def reliability_diagrams(bands: Sequence[Mapping[str, Any]]) -> Markup:
+    """A diagram for each label: share of positives over predicted probability; empty without bands.
+
+    Args:
+        bands: the points, as of `LabelMetrics.reliability_of`.
+    """
+    most = max((max(band["predicted"], band["observed"]) for band in bands), default=0.0)
+    if not most:
+        return Markup("")
+    scale = _Scale((0, most * 1.05), (0, most * 1.05))
+    by_label: dict[str, list[tuple[object, ...]]] = {}
+    for band in bands:
+        point = (band["predicted"], band["observed"])
+        texts = (f"{point[0]:.4g}", f"{point[1]:.4g}", f"{band['weight']:,.0f}")
+        by_label.setdefault(str(band["label"] or "Reliability"), []).append(
+            (scale.x(point[0]), scale.y(point[1]), *texts)
+        )
+    return render(
+        "reliability",
+        diagrams=list(by_label.items()),
+        value_ticks=[(scale.y(value), _tick(value)) for value in ticks(*scale.values)],
+        share_ticks=[(scale.x(value), _tick(value)) for value in ticks(*scale.steps)],
         **EDGES,
     )
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from rayrec.train.config.metric_titles import TITLES
 from rayrec.train.report.run import Line, history, number, of_task, task_names
+from rayrec.train.report.svg import reliability_diagrams
 from rayrec.train.report.templates import Column, table
 
 PAGE = "parity.html"
@@ -64,6 +65,13 @@ def popularity_table(evals: Sequence[Line]) -> Markup:
         return Markup("")
     lines = [history(evals)[0][-1], popular]
     return _table([popular], ["ranked by"], list(zip(("", ""), (["the model"], ["popularity"]), lines, strict=True)))
+
+
+def reliability_section(evals: Sequence[Line]) -> Markup:
+    """The reliability diagrams of the last evaluation; empty for models without binary labels."""
+    bands = _lines(_of_last(evals, "reliability"))
+    keys = ("weight", "predicted", "observed")
+    return reliability_diagrams([band for band in bands if all(number(band, key) is not None for key in keys)])
 
 
 def by_time_table(evals: Sequence[Line]) -> Markup:

@@ -80,10 +80,14 @@ class Scores:
         """Metrics over all ranks. A collective.
 
         Returns:
-            The metrics of `LabelMetrics`; `gauc` and `groups` if rows have groups; `by_time`, a list with metrics and
-            `start` of each bucket, if rows have times; `by_value` if there are slices.
+            The metrics of `LabelMetrics`; `reliability` of binary labels; `gauc` and `groups` if rows have groups;
+            `by_time`, a list with metrics and `start` of each bucket, if rows have times; `by_value` if there are
+            slices.
         """
-        metrics = self._all.compute(self._session.group)
+        state = self._all.state(self._session.group)
+        metrics = self._all.metrics_of(state)
+        if bands := self._all.reliability_of(state):
+            metrics["reliability"] = bands
         metrics |= self._own.compute(self._session.control)
         control = self._session.control.group
         if self._groups is not None:
