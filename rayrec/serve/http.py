@@ -33,7 +33,7 @@ from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.retrieval import Retrieval
 from rayrec.serve.routing import Answer, Target, request_id
 from rayrec.serve.service import Service
-from rayrec.serve.v2_http import JSON_BYTES, ModelPath, encode, read_request, shortest_floats
+from rayrec.serve.v2_http import JSON_BYTES, ModelPath, encode, numbers_text, read_request, with_field
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -256,8 +256,8 @@ def _model_in(path: str, root: str) -> str | None:
 
 
 def _as_json(answer: Answer) -> bytes:
-    scores = {label: shortest_floats(values.tolist()) for label, values in answer.scores.items()}
-    return json.dumps({"model": answer.model, "version": answer.version, "scores": scores}).encode()
+    scores = ", ".join(f"{json.dumps(label)}: {numbers_text(values)}" for label, values in answer.scores.items())
+    return with_field({"model": answer.model, "version": answer.version}, "scores", f"{{{scores}}}").encode()
 
 
 def _as_arrow(answer: Answer) -> bytes:

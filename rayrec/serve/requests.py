@@ -38,7 +38,7 @@ class Query:
 
     Args:
         context: Columns that all candidates share; may be empty.
-        rows: A list of rows, a dict of columns, or an Arrow table.
+        rows: A dict of columns, or an Arrow table.
         size: Number of rows.
         form: Queries with equal forms can be mapped as one batch; None: cannot be batched.
     """
@@ -133,30 +133,39 @@ class Reader:
         context = raw.get("context", {})
         if not isinstance(context, dict) or (context and keys == ["rows"]):
             raise RequestError(400, "context must be an object of columns, next to candidates")
-        rows = self._read_columns(raw[keys[0]])
-        size, equal_lengths = _size_of(rows)
+        rows, size, equal_lengths = self._read_columns(raw[keys[0]])
         self._limits.check_rows(size)
-        if _is_deeper(context.values(), _MAX_DEPTH) or _is_deeper(_values_of(rows), _MAX_DEPTH + 1):
+        if _is_deeper(context.values(), _MAX_DEPTH) or _is_deeper(rows.values(), _MAX_DEPTH + 1):
             raise RequestError(400, "the body is nested too deeply: a value is a number, a string, or a list of them")
-        row_columns = frozenset(rows if isinstance(rows, dict) else set().union(*rows))
         context_columns = self._columns.intersection(context)
-        duplicates = sorted(context_columns & row_columns)
+        duplicates = sorted(context_columns.intersection(rows))
         if duplicates:
             raise RequestError(422, f"column {duplicates[0]!r} is in the context and in the candidates; send it once")
-        form = (type(rows), row_columns & self._columns, context_columns) if equal_lengths else None
+        form = (frozenset(rows), context_columns) if equal_lengths else None
         return Query({name: context[name] for name in context_columns}, rows, size, form)
 
-    def _read_columns(self, rows: Any) -> Any:
-        """An object of columns without those that the model does not read: queries of one form have equal columns."""
-        if not isinstance(rows, dict):
-            return rows
-        # A request without any column of the model keeps its size; mapping it names a missing column.
-        return {name: column for name, column in rows.items() if name in self._columns} or rows
+    def _read_columns(self, rows: Any) -> tuple[dict[str, list[Any]], int, bool]:
+        """The columns that the model reads, the number of rows, and whether all columns have it.
+
+        Raises:
+            RequestError: Neither a list of objects nor an object of lists.
+        """
+        if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+            names = self._columns.intersection(name for row in rows for name in row)
+            return {name: [row.get(name) for row in rows] for name in names}, len(rows), True
+        if isinstance(rows, dict) and all(isinstance(column, list) for column in rows.values()):
+            columns = {name: column for name, column in rows.items() if name in self._columns}
+            # Without any column of the model, the others tell the size; mapping names a missing column.
+            lengths = {len(column) for column in (columns or rows).values()}
+            return columns, max(lengths, default=0), len(lengths) == 1
+        raise RequestError(400, "rows (or candidates) must be a list of objects, or an object of columns, each a list")
 
     def _with_contexts(self, contexts: Sequence[dict[str, Any]], rows: Any, query_of: I64) -> Mapped:
         columns = frozenset(contexts[0])
-        places = np.arange(len(contexts))
-        context_batch, context_table = self._mapped(self._split_mapping(columns, True), contexts, places)
+        context_columns = {name: [context[name] for context in contexts] for name in columns}
+        context_batch, context_table = self._mapped(
+            self._split_mapping(columns, True), context_columns, np.arange(len(contexts))
+        )
         row_batch, row_table = self._mapped(self._split_mapping(columns, False), rows, query_of)
         # A batch of several queries has several contexts, so the model cannot read one for all rows.
         shared = [key for key in context_batch.sparse.keys() if len(contexts) == 1 and key in self._shared]
@@ -178,9 +187,17 @@ class Reader:
                 raise RequestError(422, f"columns {sorted(sources)} belong together: send all in the context, or none")
             return bool(in_columns) == in_context
 
-        dense = [feature for feature in self._schema.dense if selected({*self._schema.sources(feature)})]
-        sparse = [feature for feature in self._schema.sparse if selected({*self._schema.sources(feature)})]
-        schema = self._schema.model_copy(update={"dense": dense, "sparse": sparse})
+        of_feature = {feature.name: {*self._schema.sources(feature)} for feature in self._features}
+        of_sequence = {
+            sequence.name: {value.column_name for value in sequence.values}.union(
+                *(of_feature[name] for name in sequence.ids)
+            )
+            for sequence in self._schema.sequences
+        }
+        dense = [feature for feature in self._schema.dense if selected(of_feature[feature.name])]
+        sparse = [feature for feature in self._schema.sparse if selected(of_feature[feature.name])]
+        sequences = [sequence for sequence in self._schema.sequences if selected(of_sequence[sequence.name])]
+        schema = self._schema.model_copy(update={"dense": dense, "sparse": sparse, "sequences": sequences})
         return replace(self._mapping, schema=schema)
 
     def _mapped(self, mapping: Mapping, rows: Any, query_of: I64) -> tuple[Batch, pa.Table | None]:
@@ -190,7 +207,7 @@ class Reader:
             query_of: Index of each row's query.
         """
         size = len(query_of)
-        if not mapping.schema.feature_columns:  # all features are in the other mapping
+        if not mapping.columns:  # all features are in the other mapping
             sparse = KeyedJaggedTensor([], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64))
             return Batch(torch.zeros(size, 0), sparse, torch.zeros(size)), None
         try:
@@ -228,25 +245,6 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _size_of(rows: Any) -> tuple[int, bool]:
-    """The number of rows, and whether all columns have it.
-
-    Raises:
-        RequestError: Neither a list of objects nor an object of lists.
-    """
-    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-        return len(rows), True
-    if isinstance(rows, dict) and all(isinstance(column, list) for column in rows.values()):
-        lengths = {len(column) for column in rows.values()}
-        return max(lengths, default=0), len(lengths) == 1
-    raise RequestError(400, "rows (or candidates) must be a list of objects, or an object of columns, each a list")
-
-
-def _values_of(rows: Any) -> Any:
-    """The rows as dicts of values, or the columns as lists of values."""
-    return rows if isinstance(rows, list) else rows.values()
-
-
 def _is_deeper(values: Iterable[Any], depth: int) -> bool:
     """Whether lists and objects are nested deeper than `depth`."""
     inner = [value for value in values if type(value) in _NESTED]
@@ -262,14 +260,11 @@ def _concat(queries: Sequence[Any]) -> Any:
         return head
     if isinstance(head, dict):
         return {name: [value for rows in queries for value in rows[name]] for name in head}
-    return pa.concat_tables(queries) if isinstance(head, pa.Table) else [row for rows in queries for row in rows]
+    return pa.concat_tables(queries)
 
 
 def _columns_of(rows: Any) -> set[str]:
-    """The columns that at least one row has."""
-    if isinstance(rows, pa.Table):
-        return set(rows.column_names)
-    return set(rows) if isinstance(rows, dict) else set().union(*rows)
+    return set(rows.column_names if isinstance(rows, pa.Table) else rows)
 
 
 def _failing_row(mapping: Mapping, rows: Any, column: str | None) -> int | None:
@@ -280,15 +275,11 @@ def _failing_row(mapping: Mapping, rows: Any, column: str | None) -> int | None:
     """
     if isinstance(rows, pa.Table):
         return None  # all rows of a column have the same type
-    values = rows.get(column, []) if isinstance(rows, dict) else [row.get(column) for row in rows]
-    suspects = [row for row, value in enumerate(values) if value is not None]
+    suspects = [row for row, value in enumerate(rows.get(column, [])) if value is not None]
 
     def fails(subset: Sequence[int]) -> bool:
         try:
-            if isinstance(rows, dict):
-                mapping.to_batch_and_errors({name: [values[row] for row in subset] for name, values in rows.items()})
-            else:
-                mapping.to_batch_and_errors([rows[row] for row in subset])
+            mapping.to_batch_and_errors({name: [values[row] for row in subset] for name, values in rows.items()})
         except (DataError, IndexError, *_UNREADABLE):
             return True
         return False

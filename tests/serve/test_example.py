@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.data import Mapping, Schema
-from rayrec.serve import Limits
+from rayrec.models import Batch
+from rayrec.serve import Limits, RequestError
 from rayrec.serve.example import example_row, request
 from rayrec.serve.requests import JSON, Reader
 from rayrec.serve.v2 import inputs_of
@@ -138,3 +139,32 @@ def test_a_map_with_integer_keys_is_an_object_in_json(keys: list[Any]) -> None:
     assert mapping.to_batch([{"shop": 8, "by_shop": dict(zip(keys, [0.5, 0.25], strict=True))}]).dense.tolist() == [
         [0.25]
     ]
+
+
+TIMED = {
+    "sparse": [
+        {"name": "history", "kind": "id_list", "mapping": {"kind": "hash"}},
+        {"name": "item", "mapping": {"kind": "hash"}},
+    ],
+    "sequences": [{"name": "seen", "ids": ["history"], "values": [{"name": "at", "kind": "time"}]}],
+}
+
+
+@pytest.mark.parametrize("history", [[3, 4], []])
+def test_a_history_with_times_may_be_in_the_context(history: list[int]) -> None:
+    """An empty one, of a new user, has lists without a type."""
+    schema = Schema.model_validate(TIMED)
+    reader = Reader(Mapping(schema, {"history": 50, "item": 50}, labels=False), ("history", "item"), Limits())
+    context = {"history": history, "at": ["2024-01-01T00:00:00", "2024-01-02T00:00:00"][: len(history)]}
+    candidates = [{"item": 1}, {"item": 2}]
+
+    def batch(body: object) -> Batch:
+        return reader.batch([reader.read(json.dumps(body).encode(), JSON)])[0]
+
+    apart = batch({"context": context, "candidates": candidates})
+    joined = batch({"rows": [{**context, **candidate} for candidate in candidates]})
+    assert apart.sparse.keys() == joined.sparse.keys()
+    assert apart.sparse.values().tolist() == joined.sparse.values().tolist()
+    assert apart.sparse.lengths().tolist() == joined.sparse.lengths().tolist()
+    with pytest.raises(RequestError, match="belong together"):
+        batch({"context": {"history": history}, "candidates": [{**c, "at": context["at"]} for c in candidates]})

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 pytest.importorskip("uvicorn")
 
@@ -49,8 +51,21 @@ def test_served_is_evaluated_for_every_label(tmp_path: Path) -> None:
         server.close()
 
 
-def test_json_has_each_score_as_it_is_however_small() -> None:
-    scores = np.array([4e-8, 4.1e-8, 1.2345e-6, 0.1, 0.5, 0.99999994, 1.0], np.float32)
-    answer = json.loads(_as_json(Answer("ctr", "v1", {"click": scores})))
-    assert np.array_equal(np.array(answer["scores"]["click"], np.float32), scores)
-    assert answer["scores"]["click"][3:5] == [0.100000001, 0.5]
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(labels=st.dictionaries(st.text(max_size=9), st.lists(FLOATS, max_size=9), max_size=3), name=st.text(max_size=9))
+@example(labels={"click": [4e-8, 1e-45, 0.1, 0.5, 1.0, 3e38, -0.0]}, name='"')
+def test_json_has_each_score_as_it_is(labels: dict[str, list[float]], name: str) -> None:
+    scores = {label: np.array(values, np.float32) for label, values in labels.items()}
+    answer = json.loads(_as_json(Answer(name, "v1", scores)))
+    assert list(answer) == ["model", "version", "scores"] and (answer["model"], answer["version"]) == (name, "v1")
+    assert answer["scores"].keys() == scores.keys()
+    for label, values in scores.items():
+        assert np.array_equal(np.array(answer["scores"][label], np.float32), values)
+
+
+def test_json_has_as_few_digits_as_identify_a_score() -> None:
+    assert b'{"click": [0.1, 0.5, 0.99999994]}' in _as_json(
+        Answer("ctr", "v1", {"click": np.array([0.1, 0.5, 0.99999994], np.float32)})
+    )

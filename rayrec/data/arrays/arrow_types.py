@@ -18,14 +18,21 @@ LATEST_S = 7_258_118_400  # 2200-01-01
 EXACT_INTEGERS = 2**53
 
 
-_LISTS = (pat.is_list, pat.is_large_list, pat.is_fixed_size_list, pat.is_list_view, pat.is_large_list_view)
-_TEXTS = (pat.is_string, pat.is_large_string, pat.is_string_view)
-_BYTES = (pat.is_binary, pat.is_large_binary, pat.is_binary_view)
+def _type_ids(*kinds: pa.DataType) -> frozenset[int]:
+    return frozenset(kind.id for kind in kinds)
+
+
+# By type id, which costs a tenth of a test by each predicate of pyarrow: requests test each of their columns.
+_ITEM = pa.null()
+_LISTS = _type_ids(
+    pa.list_(_ITEM), pa.large_list(_ITEM), pa.list_(_ITEM, 1), pa.list_view(_ITEM), pa.large_list_view(_ITEM)
+)
+_TEXTS = _type_ids(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 
 def is_list(kind: pa.DataType) -> bool:
     """True for every list layout of Arrow."""
-    return any(test(kind) for test in _LISTS)
+    return kind.id in _LISTS
 
 
 def leaf_of(kind: pa.DataType) -> pa.DataType:
@@ -38,7 +45,7 @@ def leaf_of(kind: pa.DataType) -> pa.DataType:
 def is_text(kind: pa.DataType) -> bool:
     """True for strings and bytes of any layout, dictionary-encoded or not."""
     kind = kind.value_type if pat.is_dictionary(kind) else kind
-    return any(test(kind) for test in (*_TEXTS, *_BYTES))
+    return kind.id in _TEXTS
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:

@@ -37,6 +37,7 @@ def map_rows(
     *,
     labelled: bool = True,
     max_pairs: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Rows:
     """Maps all rows of `table`. Adds bad rows to `problems`; their values are meaningless but valid.
 
@@ -45,29 +46,30 @@ def map_rows(
             after it is mapped, while it is in the CPU cache.
         labelled: if False, read only the features' columns, and return NaN as labels.
         max_pairs: as in `derive`.
+        columns: names of the columns to read, if already known.
     """
-    names = schema.columns if labelled else schema.feature_columns
-    columns = source_columns(table, schema, names)
+    names = columns or (schema.columns if labelled else schema.feature_columns)
+    arrays = source_columns(table, schema, names)
     if schema.derived:
-        derived = derive(schema.derived_needed, columns, problems, max_pairs)
-        columns = {name: one_array(array) for name, array in derived.items()}
-        columns = _as_read(columns, schema)
-    targets = map_targets(columns, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
-    dense = map_dense(schema.dense, columns, table.num_rows, problems)
+        derived = derive(schema.derived_needed, arrays, problems, max_pairs)
+        arrays = {name: one_array(array) for name, array in derived.items()}
+        arrays = _as_read(arrays, schema)
+    targets = map_targets(arrays, schema, problems) if labelled else unknown_targets(schema, table.num_rows)
+    dense = map_dense(schema.dense, arrays, table.num_rows, problems)
     if order is not None:
         dense, targets = np.take(dense, order, axis=0), targets.take(order)
     of_feature = {name: sequence for sequence in schema.sequences for name in sequence.ids}
     ids, offsets = list[Ids](), dict[str, I64]()
     for feature in schema.sparse:
-        bags = map_sparse(feature, columns, rows_of[feature.name], problems)
+        bags = map_sparse(feature, arrays, rows_of[feature.name], problems)
         if (sequence := of_feature.get(feature.name)) is not None and bags.offsets is not None:
             offsets[feature.name] = bags.offsets
             bags = in_order(bags, sequence)
         ids.append(bags.take(order))
     column_of = {feature.name: feature.column for feature in schema.sparse}
     for sequence in schema.sequences:
-        check_lengths(sequence, columns, column_of, offsets, problems)
-        ids += [bags.take(order) for bags in map_values(sequence, columns, problems)]
+        check_lengths(sequence, arrays, column_of, offsets, problems)
+        ids += [bags.take(order) for bags in map_values(sequence, arrays, problems)]
     return Rows(dense, targets, tuple(ids))
 
 

@@ -6,9 +6,11 @@ Imports neither Ray nor training code. The first batch imports torch and fbgemm.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Mapping as Dict
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,8 @@ class Mapping:
     rows_of: Dict[str, int]
     labels: bool = field(default=True, kw_only=True)
     max_pairs: int | None = field(default=None, kw_only=True)
+    # Types that passed the check: a service sees the same few again and again.
+    _accepted: deque[pa.Schema] = field(default_factory=lambda: deque(maxlen=4), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_rows_of(self.schema, self.rows_of)
@@ -101,14 +105,21 @@ class Mapping:
         """
         return self.map_table(self.to_table(data))
 
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns that are read, without duplicates."""
+        return self.schema.columns if self.labels else self.schema.feature_columns
+
     def to_table(self, data: Tabular) -> pa.Table:
         """The columns that are mapped, as typed Arrow columns.
 
         Raises:
             DataError: a missing column or a wrong type.
         """
-        table = to_table(data, self.schema, self.schema.columns if self.labels else self.schema.feature_columns)
-        check_types(self.schema, table.schema, "the given rows", labelled=self.labels)
+        table = to_table(data, self.schema, self.columns)
+        if not any(table.schema.equals(accepted) for accepted in tuple(self._accepted)):  # threads may append
+            check_types(self.schema, table.schema, "the given rows", labelled=self.labels)
+            self._accepted.append(table.schema)
         return table
 
     def map_table(self, table: pa.Table) -> tuple[Batch, dict[int, DataError]]:
@@ -118,9 +129,16 @@ class Mapping:
 
     def _rows(self, table: pa.Table) -> tuple[Rows, Problems]:
         problems = Problems()
-        return map_rows(
-            table, self.schema, self.rows_of, problems, labelled=self.labels, max_pairs=self.max_pairs
-        ), problems
+        rows = map_rows(
+            table,
+            self.schema,
+            self.rows_of,
+            problems,
+            labelled=self.labels,
+            max_pairs=self.max_pairs,
+            columns=self.columns,
+        )
+        return rows, problems
 
     def _batch(self, rows: Rows) -> Batch:
         from rayrec.data.mapping.collate import collate

@@ -355,7 +355,7 @@ class Schema(Strict):
     @property
     def feature_columns(self) -> list[str]:
         """The Parquet columns of features: all that a row has when it is scored."""
-        names = [name for feature in (*self.dense, *self.sparse) for name in self.sources(feature)]
+        names = sources(self.derived, [name for f in (*self.dense, *self.sparse) for name in _columns_of(f)])
         names += [value.column_name for sequence in self.sequences for value in sequence.values]
         return list(dict.fromkeys(names))
 

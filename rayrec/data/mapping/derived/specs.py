@@ -247,6 +247,8 @@ def needed(derived: list[Derived], columns: list[str]) -> list[Derived]:
 
 def sources(derived: list[Derived], columns: list[str]) -> list[str]:
     """The columns of the data that `columns` depend on, without duplicates."""
+    if not derived:
+        return list(dict.fromkeys(columns))
     specs: dict[str, Any] = {spec.name: spec for spec in derived}
     source_columns: list[str] = []
     for name in columns:
