@@ -177,6 +177,7 @@ def sasrec(
     *,
     hidden: int | None = None,
     norm_first: bool = True,
+    attention_dropout: float | None = None,
     normalize: bool = False,
     **inputs: Annotated[Any, NextItemInputs],
 ) -> NextItem:
@@ -187,13 +188,16 @@ def sasrec(
         num_dense: ignored.
         hidden: hidden width of the feed-forward networks; null: the width of the items.
         norm_first: normalize before each sublayer (pre-norm); false: after it.
+        attention_dropout: dropout of attention weights; null: `dropout`. With 0 and `trainer.dense_precision: bf16`,
+            training on a GPU does not pad histories.
         normalize: scale queries and items to length 1; `model.loss.temperature` is then 0.05 by default, else 1.
         inputs: fields of `NextItemInputs`.
     """
     settings = NextItemInputs(**inputs)
     items, history = settings.items(tables), HistoryOf(settings.history)
     with torch.device(settings.device or "cpu"):
-        encoder = TransformerEncoder(EncoderConfig(**settings.sizes(items.dim), hidden=hidden, norm_first=norm_first))
+        sizes = {**settings.sizes(items.dim), "hidden": hidden, "attention_dropout": attention_dropout}
+        encoder = TransformerEncoder(EncoderConfig(**sizes, norm_first=norm_first))
         return NextItem(
             items,
             encoder,

@@ -173,7 +173,8 @@ class SelfAttention(nn.Module):
         """`[T, D]` to `[T, D]`."""
         q, k, v = (projected.unflatten(1, (self.heads, -1)) for projected in self.qkv(x_TD).chunk(3, dim=1))
         drops = self.dropout and self.training
-        if x_TD.is_cuda and not drops and x_TD.dtype in (torch.float16, torch.bfloat16):
+        # Under autocast x, the output of a norm, is float32.
+        if q.is_cuda and not drops and q.dtype in (torch.float16, torch.bfloat16):
             attended = self._varlen(q, k, v, layout)
         else:
             attended = layout.map_buckets((q, k, v), self._attend_padded(layout))

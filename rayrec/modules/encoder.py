@@ -20,7 +20,8 @@ class EncoderConfig:
         blocks: Number of blocks.
         heads: Number of heads.
         hidden: Hidden width of the feed-forward network. None means D, as in SASRec.
-        dropout: Dropout of attention weights and of each sublayer's output.
+        dropout: Dropout of each sublayer's output.
+        attention_dropout: Dropout of attention weights. None means `dropout`.
         norm_first: Normalizes the input of each sublayer (pre-LN). False normalizes its sum with the input (post-LN).
         causal: Attend to the position itself and earlier ones only.
     """
@@ -30,6 +31,7 @@ class EncoderConfig:
     heads: int = 1
     hidden: int | None = None
     dropout: float = 0.0
+    attention_dropout: float | None = None
     norm_first: bool = True
     causal: bool = True
 
@@ -40,7 +42,8 @@ class EncoderBlock(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         hidden = config.hidden or config.dim
-        self.attention = SelfAttention(config.dim, config.heads, config.causal, config.dropout)
+        drops = config.dropout if config.attention_dropout is None else config.attention_dropout
+        self.attention = SelfAttention(config.dim, config.heads, config.causal, drops)
         self.norms = nn.ModuleList(nn.LayerNorm(config.dim, eps=1e-8) for _ in range(2))
         self.inner = nn.Linear(config.dim, hidden)
         self.outer = nn.Linear(hidden, config.dim)

@@ -28,7 +28,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", ["train.yaml", "train_random.yaml"])
+@pytest.mark.parametrize("name", ["train.yaml", "train_random.yaml", "two_tower.yaml"])
 def test_configs_fit_the_data(name: str, prepared: Path) -> None:
     config = load_config(FOLDER / name)
     features = {feature.name: feature for feature in config.data_schema.sparse}
@@ -63,3 +63,11 @@ def test_auc_on_the_split_by_time(prepared: Path, tmp_path: Path) -> None:
     result = json.loads((tmp_path / "movielens" / "result.json").read_text())
     assert result["eval"]["samples"] == 20_000
     assert result["eval"]["auc"] >= 0.735
+
+
+def test_two_towers_find_what_users_like(prepared: Path, tmp_path: Path) -> None:
+    """HR@10 over all movies without seen ones; 0.134 as the mean of three seeds, popularity 0.06."""
+    changes = [f"data.{part}.path={prepared / part}" for part in ("train", "eval")]
+    result = Trainer(load_config(FOLDER / "two_tower.yaml", [*changes, f"storage.path={tmp_path}"])).fit()
+    assert result.eval is not None
+    assert result.eval["hr@10/unseen"] >= 0.125 > 1.5 * result.eval["popularity"]["hr@10/unseen"]
