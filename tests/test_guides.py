@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from rayrec import cli
+from rayrec.inference import ItemIndex
 from rayrec.train.run.folder import RunFolder
 from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
@@ -83,11 +84,15 @@ def aucs(run_name: str) -> dict[str, float]:
 def test_the_guide_of_retrieval_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "guides" / "retrieval.md"
-    (source,), (config,), (shell, _) = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
+    (source,), (config,), shells = (blocks(kind, page) for kind in ("python", "yaml", "bash"))
     exec(compile(source, page.name, "exec"), {})
     Path("retrieval.yaml").write_text(config)
-    for line in shell.splitlines():
-        run(line)
+    new_items = {"item": ["film-new"], "shop": ["a"], "vector": [[0.1] * 32]}
+    pq.write_table(pa.table(new_items), "new-items.parquet")
+    for shell in shells:
+        for line in shell.splitlines():
+            run(line)
+    assert ItemIndex("index/3").items["item"].to_pylist()[-1] == "film-new"
     evaluations = [record for record in RunFolder(Path("runs/retrieval")).read_metrics() if record["kind"] == "eval"]
     best = max(evaluations, key=lambda record: record["mrr"])
     assert best["recall@10"] > 0.7 > 5 * best["popularity"]["recall@10"], best

@@ -90,6 +90,7 @@ struct Model::State {
   std::vector<int64_t> num_rows;   // rows of each key's table
   int64_t num_dense = 0;
   bool weighted = false;
+  size_t query_dim = 0;  // 0: the graph returns logits
   bool has_context = false;  // the graph reads a row of bags before the others, which belongs to all of them
   std::unique_ptr<MappedFile> tables;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader;
@@ -179,7 +180,11 @@ Model::Model(const std::string& folder, size_t runners) {
     const json kinds = inputs.value("kinds", json());
     if (std::find(kinds.begin(), kinds.end(), "number") != kinds.end())
       throw ExportError(folder + " predicts a number; the C++ library supports probabilities only: use `rayrec serve` or `rayrec predict`");
-    state_->labels = inputs.at("labels").is_null() ? std::vector<std::string>{"label"} : inputs.at("labels").get<std::vector<std::string>>();
+    const json query = inputs.value("query", json());
+    if (!inputs.value("lists", json::array()).empty())
+      throw ExportError(folder + " reads times or numbers of histories; the C++ library does not: use `rayrec serve` or `rayrec retrieve`");
+    if (!query.is_null()) state_->query_dim = query.at("dim").get<size_t>();
+    else state_->labels = inputs.at("labels").is_null() ? std::vector<std::string>{"label"} : inputs.at("labels").get<std::vector<std::string>>();
     state_->weighted = inputs.at("weighted").get<bool>();
     state_->check(folder);
   } catch (const json::exception& error) {
@@ -216,7 +221,8 @@ std::vector<float> Model::score(const Mapped& mapped) const {
       at::from_blob(state_->tables->data(), {static_cast<int64_t>(state_->tables->size())}, at::TensorOptions(at::kByte)),
   };
   if (state_->weighted) tensors.push_back(view(inputs.weights, {static_cast<int64_t>(inputs.weights.size())}, at::kFloat));
-  at::Tensor scores = state_->loader->run(tensors)[0].sigmoid().contiguous();
+  at::Tensor output = state_->loader->run(tensors)[0];
+  at::Tensor scores = (state_->query_dim == 0 ? output.sigmoid() : output).contiguous();
   const float* first = scores.data_ptr<float>();
   return {first, first + scores.numel()};
 }
@@ -224,5 +230,6 @@ std::vector<float> Model::score(const Mapped& mapped) const {
 const std::string& Model::version() const { return state_->version; }
 const Mapping& Model::mapping() const { return state_->mapping; }
 const std::vector<std::string>& Model::labels() const { return state_->labels; }
+size_t Model::query_dim() const { return state_->query_dim; }
 
 }  // namespace rayrec

@@ -24,12 +24,16 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  // Probabilities [rows, labels] of the rows that `mapping().map()` returns. Several threads may call it.
+  // Probabilities [rows, labels] of the rows that `mapping().map()` returns; of a retriever's export, queries
+  // [rows, query_dim()]. Several threads may call it.
   std::vector<float> score(const Mapped& mapped) const;
 
   const std::string& version() const;
   const Mapping& mapping() const;
+  // Empty for a retriever.
   const std::vector<std::string>& labels() const;
+  // Width of a retriever's queries; 0: the model scores rows.
+  size_t query_dim() const;
 
  private:
   struct State;

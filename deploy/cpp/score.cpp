@@ -1,4 +1,4 @@
-// rayrec_score EXPORT: scores requests, a line of JSON each, without Python.
+// rayrec_score EXPORT: scores requests, or computes their queries, a line of JSON each, without Python.
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -21,7 +21,8 @@ are probabilities. An export with anything else (other derived columns, times, m
 message names the feature.
 
 A line of input is {"rows": […]}, {"context": {…}, "candidates": […]} or {"inputs": […]} (requests.h).
-A line of output is {"scores": {"LABEL": […]}}, or {"error": …, "errors": […]} with the rows at fault.
+A line of output is {"scores": {"LABEL": […]}}; of a retriever, {"queries": [[…]]}; or {"error": …, "errors": […]}
+with the rows at fault.
 
   --threads N   cores per request (default 1)
   --describe    prints version, labels, columns and input tensors of the export as JSON
@@ -30,16 +31,29 @@ Exit status: 0; 1 if the export cannot be loaded; 2 for wrong arguments; 3 if re
 
 std::string quoted(const std::string& text) { return json(text).dump(-1, ' ', false, json::error_handler_t::replace); }
 
-// Scores with the fewest digits from which the float32 values can be read back; null for one that is not finite.
+// The fewest digits from which the float32 value can be read back; null for one that is not finite.
+void print(std::ostream& out, float value) {
+  char digits[32];
+  if (std::isfinite(value)) out.write(digits, std::to_chars(digits, digits + sizeof digits, value).ptr - digits);
+  else out << "null";
+}
+
+void print_queries(std::ostream& out, const std::vector<float>& queries, size_t dim) {
+  out << "{\"queries\":[";
+  for (size_t at = 0; at < queries.size(); ++at) {
+    out << (at % dim ? "," : at ? "],[" : "[");
+    print(out, queries[at]);
+  }
+  out << (queries.empty() ? "]}\n" : "]]}\n");
+}
+
 void print(std::ostream& out, const std::vector<std::string>& labels, const std::vector<float>& scores) {
   out << "{\"scores\":{";
   for (size_t label = 0; label < labels.size(); ++label) {
     out << (label ? "," : "") << quoted(labels[label]) << ":[";
     for (size_t at = label; at < scores.size(); at += labels.size()) {
-      char digits[32];
       out << (at == label ? "" : ",");
-      if (std::isfinite(scores[at])) out.write(digits, std::to_chars(digits, digits + sizeof digits, scores[at]).ptr - digits);
-      else out << "null";
+      print(out, scores[at]);
     }
     out << ']';
   }
@@ -77,7 +91,9 @@ int main(int count, char** arguments) {
       try {
         std::optional<rayrec::Request> request = rayrec::read_request(std::cin, model.mapping());
         if (!request) return refused ? 3 : 0;
-        print(std::cout, model.labels(), model.score(model.mapping().map(*request)));
+        const std::vector<float> output = model.score(model.mapping().map(*request));
+        if (model.query_dim()) print_queries(std::cout, output, model.query_dim());
+        else print(std::cout, model.labels(), output);
       } catch (const rayrec::RequestError& error) {
         refused = true;
         std::cout << rayrec::to_json(error).dump(-1, ' ', false, json::error_handler_t::replace) << '\n';

@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 from harness import arguments, machine, print_json
 
-from rayrec.inference.index import Search, write_index
+from rayrec.inference import Search, write_index
 from rayrec.train.after.export import export_run
 from tests.inference.runs import train
 
@@ -105,7 +105,7 @@ def main() -> None:
             model = export_run(train(Path(root)), Path(root) / "model").folder
             items = pa.table({"item": np.arange(args.items)})
             wanted = Search(kind=kind, recall=args.recall)
-            report = write_index(folder, normalized, items, search=wanted, queries=queries[:256])
+            report = write_index(folder, normalized, items, search=wanted, queries=queries[:256]).item_index(folder)
             ours, theirs = context.Pipe()
             server = context.Process(target=serve, args=(str(folder), str(model), theirs, args.threads), daemon=True)
             server.start()

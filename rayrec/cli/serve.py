@@ -15,6 +15,7 @@ from rayrec.cli.output import next_is
 from rayrec.cli.text_files import reads_text_files
 
 if TYPE_CHECKING:
+    from rayrec.inference import Parity
     from rayrec.serve.config import ServeConfig
 
 FORMATS = "fp32, fp16, int8, int4, or AUTO: AUTO chooses each table's format by its measured loss of quality."
@@ -51,7 +52,10 @@ def export(
     allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
-    """Export a trained model and verify its scores against the trainer's (parity.html in the folder)."""
+    """Export a trained model and verify its scores against the trainer's (parity.html in the folder).
+
+    Of a retriever, this exports the query tower; `rayrec index` adds the items to search.
+    """
     from rayrec._runtime.imports import quick_imports
 
     with quick_imports():
@@ -78,17 +82,25 @@ def export(
         typer.echo(
             f"{exported.index.bf16_parameters:,} of {exported.index.dense_parameters:,} dense parameters in bf16"
         )
-    sampled = " sampled from all" if parity_report.sampled else ""
-    metrics = [f"{name} {a or 0:.6f} trained, {b or 0:.6f} exported" for name, a, b, _ in parity_report.compared()]
-    typer.echo(
-        f"parity on {parity_report.rows:,} rows{sampled}: logits differ by at most {parity_report.logit_max:.2g}, "
-        f"{'; '.join(metrics)}"
-    )
-    if parity_report.slow is not None:
-        typer.echo(parity_report.slow)
-    for problem in parity_report.problems:
+    _show_parity(parity_report)
+    if exported.index.inputs.query is None:
+        next_is("rayrec", "serve", str(out))
+
+
+def _show_parity(parity: Parity) -> None:
+    sampled = " sampled from all" if parity.sampled else ""
+    if parity.overlap is None:
+        metrics = [f"{name} {a or 0:.6f} trained, {b or 0:.6f} exported" for name, a, b, _ in parity.compared()]
+        text = f"logits differ by at most {parity.logit_max:.2g}, {'; '.join(metrics)}"
+    else:
+        text = (
+            f"queries differ by at most {parity.logit_max:.2g}; {parity.overlap:.1%} of the 10 best items are the same"
+        )
+    typer.echo(f"parity on {parity.rows:,} rows{sampled}: {text}")
+    if parity.slow is not None:
+        typer.echo(parity.slow)
+    for problem in parity.problems:
         typer.echo(f"exceeds its limits: {problem}")
-    next_is("rayrec", "serve", str(out))
 
 
 @reads_text_files
@@ -135,7 +147,7 @@ def index(
             metavar="RUN|ITEMS", help="Run or checkpoint of a retriever, or Parquet with one item vector per row."
         ),
     ],
-    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="New folder for the index.")],
+    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="New folder for the export with its index.")],
     items: Annotated[
         str | None, typer.Option(help="For a RUN: Parquet of the items; default: all rows of its table.")
     ] = None,
@@ -146,15 +158,27 @@ def index(
     k: Annotated[int, typer.Option(min=1, help="Items per query for which recall is measured.")] = 100,
     queries: Annotated[str | None, typer.Option(help="Parquet with a vector column, to tune ivf or hnsw.")] = None,
     tables: Annotated[
-        str, typer.Option(help="For a RUN: format of the query tower, fp32, fp16, int8 or int4.")
+        str, typer.Option(help="For a RUN: format of the query tower's tables, fp32, fp16, int8 or int4.")
     ] = "fp32",
+    tower: Annotated[
+        Path | None,
+        typer.Option(parser=path, help="For a RUN: take the query tower from this export of the same checkpoint."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="For a RUN: rows to compare and tune queries on; default: its data.eval.")
+    ] = None,
     extend: Annotated[
         Path | None, typer.Option(parser=path, help="Start from the items, query tower and search of this index.")
     ] = None,
+    allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
-    """Build an index from a run or from item vectors. Other columns of the items become attributes to filter by."""
+    """Export a retriever with an index of its items, or index given vectors.
+
+    Other columns of the items become attributes to filter by.
+    """
     from rayrec.checkpoint.manifest import MANIFEST
+    from rayrec.inference import ExportOptions
     from rayrec.inference.index import ItemIndex, Search, write_index
     from rayrec.inference.retrieve import read_vectors
     from rayrec.train.after.index import index_run
@@ -162,30 +186,46 @@ def index(
     from rayrec.train.terminal import notice
 
     settings = Search(kind=search, recall=recall, k=k)
-    of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--checkpoint": checkpoint != "newest"}
+    of_run: dict[str, object] = {"--items": items, "--tables": tables != "fp32", "--tower": tower, "--data": data}
+    of_run |= {"--checkpoint": checkpoint != "newest", "--allow-code": allow_code}
+    parity = None
     of_vectors: dict[str, object] = {"--queries": queries, "--extend": extend, "--vector": vector != "vector"}
     if holds(source, "config.yaml", MANIFEST):  # a run, or a checkpoint of one
         _refuse(of_vectors, f"{source} is a run")
+        if tower is not None:
+            _refuse({"--tables": tables != "fp32"}, f"the query tower is that of {tower}")
         with run_here(source, notice) as run:
-            report = index_run(run, out, items, id_column, search=settings, tables=tables, checkpoint=checkpoint)
+            indexed = index_run(
+                run,
+                out,
+                items,
+                id_column,
+                search=settings,
+                options=ExportOptions(tables=tables),
+                tower=tower,
+                data=data,
+                allow_code=allow_code,
+                checkpoint=checkpoint,
+            )
+        written, parity = indexed.index, indexed.parity
     else:
         _refuse(of_run, f"{source} holds item vectors, not a run")
         if extend is not None:
             _refuse({"--queries": queries, "--search": search != "exact"}, f"the index has the search of {extend}")
         vectors, table = read_vectors(source, vector, id_column)
         if extend is not None:
-            report = ItemIndex(extend).extended(out, vectors, table)
+            written = ItemIndex(extend).extended(out, vectors, table)
         else:
             tuning = None if queries is None else read_vectors(queries, vector, None)[0]
-            report = write_index(out, vectors, table, search=settings, queries=tuning)
-    typer.echo(f"{out}: {report.items:,} items of {report.dim} numbers, {report.search} search, {report.version}")
+            written = write_index(out, vectors, table, search=settings, queries=tuning)
+    report = written.item_index(out)
+    typer.echo(f"{out}: {report.items:,} items of {report.dim} numbers, {report.search} search, {written.version}")
     if report.left_out:
         typer.echo(
             f"left out: {report.left_out:,} items that the model does not know; train with them, then index again"
         )
-    if report.apart is not None:
-        found = "" if report.overlap is None else f"; {report.overlap:.1%} of the 10 best items are the same"
-        typer.echo(f"parity: queries differ by at most {report.apart:.2g} from the trained model's{found}")
+    if parity is not None:
+        _show_parity(parity)
     if report.recall is not None:
         typer.echo(
             f"recall@{report.k} {report.recall:.4f} of exact search, {report.speedup:.1f} times as fast, measured with "
@@ -204,28 +244,35 @@ def _refuse(options: dict[str, object], reason: str) -> None:
 
 @reads_text_files
 def retrieve(
-    folder: Annotated[Path, typer.Argument(parser=path, metavar="INDEX", help="Folder of an index.")],
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help="An export with an index, or a folder of such; path or URI.")
+    ],
     data: Annotated[str, typer.Argument(metavar="DATA", help="Parquet file, folder or glob with one query per row.")],
-    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder for the results.")],
+    out: Annotated[
+        str, typer.Argument(metavar="OUT", help="Folder or URI for the results; on a cluster, on shared storage.")
+    ],
+    workers: Annotated[int, typer.Option(min=0, help="Ray workers with one CPU each; 0: this process only.")] = 0,
     k: Annotated[int, typer.Option(min=1, help="Items per row.")] = 100,
     history: Annotated[str | None, typer.Option(help="List column of item ids, oldest first.")] = None,
     vector: Annotated[str | None, typer.Option(help="List column of numbers: the query vector.")] = None,
     exclude: Annotated[str | None, typer.Option(help="List column of ids to exclude for a row.")] = None,
     keep_seen: Annotated[bool, typer.Option("--keep-seen", help="Allow items of the history in the results.")] = False,
     vectors: Annotated[bool, typer.Option("--vectors", help="Also add the query vector of each row.")] = False,
+    time: Annotated[
+        str | None, typer.Option(help="Column of times at which each row asks, for a model that reads times.")
+    ] = None,
 ) -> None:
     """Find the best items for each row; adds the columns `items` and `scores`. Run the same command again to resume.
 
     Without --history or --vector, the data must have the columns that the run was trained with.
     """
-    from rayrec.inference.index import ItemIndex
     from rayrec.inference.retrieve import RetrieveOptions
     from rayrec.inference.retrieve import retrieve as run
 
     settings = RetrieveOptions(
-        k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors
+        k=k, history=history, vector=vector, keep_seen=keep_seen, exclude=exclude, vectors=vectors, time=time
     )
-    done = run(ItemIndex(folder), data, out, settings)
+    done = run(index, data, out, settings, workers=workers, say=typer.echo)
     typer.echo(f"{out}: {done.rows:,} rows in {done.files} files, {done.rows / max(done.seconds, 1e-9):,.0f} rows/s")
     if done.empty:
         typer.echo(f"{done.empty:,} rows without items: the model knows nothing of their history, or all is excluded")
@@ -254,7 +301,9 @@ def serve(
     ] = None,
     index: Annotated[
         Path | None,
-        typer.Option(parser=path, help="Index for POST /retrieve, or a folder of indexes, which serves the newest."),
+        typer.Option(
+            parser=path, help="Export with an index for POST /retrieve, or a folder of such, which serves the newest."
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the Serve application, unique on the cluster.")] = "rayrec",
     route: Annotated[str, typer.Option(help="Prefix of all paths, e.g. /ctr.")] = "/",

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from rayrec._runtime.imports import lazy_names
 from rayrec.inference.artifact import ExportError
-from rayrec.inference.export import Export, Trained, export
+from rayrec.inference.checkpoint_model import Trained
+from rayrec.inference.export import Export, export
 from rayrec.inference.export_options import ExportOptions
 from rayrec.inference.graph import Inputs
 from rayrec.inference.model import Model

@@ -8,6 +8,7 @@
 | `aoti/` | the compiled graph (AOTInductor), unpacked, so that loading needs no temporary folder |
 | `mapping.json`, `vocabularies/` | schema and tables, to map raw values to ids |
 | `parity.json`, `parity.html` | comparison with the trained model's scores |
+| `vectors.bin`, `items.arrow`, … | item vectors and ids to search (`index.py`), if the export has an index |
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import mmap
 import platform
 import shutil
 import tempfile
+import time
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,9 +36,11 @@ from pydantic import TypeAdapter, ValidationError
 from rayrec.inference.graph import Inputs
 from rayrec.quant import TablePlace
 
+OLD_INDEX = "index.json"  # of item indexes before format 4
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
 MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
-# 1 has no `inputs.context`, 1 and 2 no `text_law` of hashed features, 1 to 3 no `spread_over` of vocabularies.
+# 1 has no `inputs.context`, 1 and 2 no `text_law` of hashed features, 1 to 3 no `spread_over` of vocabularies, queries
+# and items. All are read.
 FORMAT = 4
 FORMATS = (1, 2, 3, FORMAT)
 
@@ -45,6 +50,35 @@ _LOCK = "export.lock"
 
 class ExportError(ValueError):
     """An export that cannot be created, is damaged, or does not fit this machine; names the file and the fix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexReport:
+    """The item index of an export.
+
+    Args:
+        items, dim: Shape of the vectors.
+        search: "exact", "ivf" or "hnsw".
+        effort: Lists to probe (IVF) or candidates to keep (HNSW), for `k`.
+        k, recall: Recall of the approximate index at k, measured with the queries in `tuned_on`; None for exact search.
+        tuned: (k, effort, recall) for `k` and the largest k.
+        target_recall: The recall that was asked for.
+        speedup: Time of exact search divided by the time of the approximate index, for `k`.
+        tuned_on: A description of the queries.
+        left_out: Items that were not indexed, because the model does not know them.
+    """
+
+    items: int
+    dim: int
+    search: str
+    effort: int | None = None
+    k: int | None = None
+    recall: float | None = None
+    tuned: tuple[tuple[int, int, float], ...] = ()
+    target_recall: float | None = None
+    speedup: float | None = None
+    tuned_on: str | None = None
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +94,14 @@ class ExportIndex:
         dense: Number format of the dense layers.
         dense_parameters: Number of dense parameters; None if it was not recorded.
         bf16_parameters: How many of them are bf16: those that only matrix products read, except for the logits.
-        targets: Graphs in the folder: "eager", and "aoti" if compiled.
+        targets: Graphs in the folder: "eager", and "aoti" if compiled; none in an index of vectors without a model.
         version: Unique name of the export.
         versions: Software and processor that created it.
         origin: Run, checkpoint and step.
         files: path → (bytes, CRC-32).
         march: Instruction set that the graph was compiled for, by the compiler's name; None if it was not recorded.
         instructions: Processor flags that the compiled graph needs.
+        search: The item index; None: the export has none.
     """
 
     inputs: Inputs
@@ -84,6 +119,24 @@ class ExportIndex:
     bf16_parameters: int = 0
     march: str | None = None
     instructions: list[str] = field(default_factory=list)
+    search: IndexReport | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the export is, for messages."""
+        if not self.targets:
+            return "an index of vectors"
+        return "a ranker" if self.inputs.query is None else "a query tower"
+
+    def item_index(self, folder: Path) -> IndexReport:
+        """`search`.
+
+        Raises:
+            ExportError: The export, which is in `folder`, has no index.
+        """
+        if self.search is None:
+            raise ExportError(f"{folder} is {self.kind} without an index of items; make one with `rayrec index`")
+        return self.search
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **_INDEX.dump_python(self, mode="json")}
@@ -116,6 +169,11 @@ class ExportIndex:
 _INDEX = TypeAdapter(ExportIndex)
 
 
+def new_version() -> str:
+    """A unique name that sorts by time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+
+
 def versions_here() -> dict[str, str]:
     """Versions of the software that scores depend on, and the processor's vector instructions."""
     return {
@@ -134,6 +192,11 @@ def read_index(folder: Path) -> ExportIndex:
     try:
         return ExportIndex.parse((folder / INDEX).read_bytes(), str(folder / INDEX))
     except FileNotFoundError:
+        if (folder / OLD_INDEX).exists():
+            raise ExportError(
+                f"{folder} is an index of an earlier rayrec, which was no export: write it again with "
+                "`rayrec index RUN OUT`"
+            ) from None
         raise ExportError(f"{folder} is not a complete export: {INDEX} is missing") from None
     except OSError as error:
         raise ExportError(f"{folder / INDEX} cannot be read: {error}") from None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,49 +15,29 @@ from torch.export import ExportedProgram
 from rayrec.data.mapping.vocabulary import index_beside, load_vocabulary
 from rayrec.inference import artifact, compilation, graph, processor
 from rayrec.inference.artifact import ExportError, ExportIndex, scratch_folder
+from rayrec.inference.checkpoint_model import CheckpointModel, Trained
 from rayrec.inference.export_options import AUTO, ExportOptions, choose_formats
 from rayrec.inference.graph import Inputs, same_with_context
 from rayrec.inference.model import Model
-from rayrec.inference.parity import SAMPLE_ROWS, Parity, ParityLimits, Score, compare, parity_page
+from rayrec.inference.parity import (
+    PARITY_ITEMS,
+    SAMPLE_ROWS,
+    Parity,
+    ParityLimits,
+    Score,
+    compare,
+    compare_queries,
+    parity_page,
+)
 from rayrec.inference.tables import PartialTable, fill_partial, write_tables
-from rayrec.models import Batch
+from rayrec.models import Batch, Retriever
 from rayrec.quant import TableFormat, TablePlace, place_tables
 from rayrec.quant.layout import TableConfig
 from rayrec.storage.errors import first_line
 from rayrec.storage.locations import local_path, open_filesystem, plain_path
 
-if TYPE_CHECKING:
-    from rayrec.checkpoint.reader import CheckpointWeights
-
 _CHUNK_BYTES = 16 << 20
 _SAMPLE_BYTES = 512 << 20  # of the table rows that a sample reads; repeated rows count each time
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A trained model.
-
-    Args:
-        make_model: Creates the model with its tables on "meta".
-        weights: Weights of the checkpoint.
-        inputs: Inputs of the model.
-        mapping: `schema` and `tables` of the training config, as plain values.
-        rows_of: feature → rows that its ids map to.
-        batches: Iterates over the evaluation rows; with a number, over a sample of about that many rows.
-        recorded: Metrics that the trainer recorded for this checkpoint and these rows; None if it did not.
-        logit_shift: Added to logits; corrects for negatives that training skipped.
-        origin: Run, checkpoint and step, for the index.
-    """
-
-    make_model: Callable[[], nn.Module]
-    weights: CheckpointWeights
-    inputs: Inputs
-    mapping: Mapping[str, Any]
-    rows_of: Mapping[str, int]
-    batches: Callable[[int | None], Iterable[Batch]]
-    recorded: Mapping[str, Any] | None = None
-    logit_shift: float = 0.0
-    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,42 +94,38 @@ class _Exporter:
 
     def __init__(self, trained: Trained, options: ExportOptions, scratch: Path) -> None:
         self.trained, self.options, self.scratch = trained, options, scratch
-        model = trained.make_model()
-        self.paths = {
-            config.name: graph.table_path(path, collection, config.name)
-            for path, collection in graph.collections_in(model).items()
-            for config in graph.configs_of(collection)
-        }
-        self.tables: list[TableConfig] = [
-            config for collection in graph.collections_in(model).values() for config in graph.configs_of(collection)
-        ]
-        self._check_tables()
-        self.dense = trained.weights.dense()
+        self.model = CheckpointModel(trained)
+        if options.tables == AUTO and trained.inputs.query is not None:
+            raise ExportError(
+                "--tables AUTO: a format is chosen by the log loss of labels, and a retriever has none; choose fp32, "
+                "fp16, int8 or int4"
+            )
+        keys = set(trained.inputs.keys)
+        # A retriever's query does not read all tables.
+        self.tables = [table for table in self.model.tables if keys & set(table.feature_names)]
         self.bf16: frozenset[str] = frozenset()  # names of the dense parameters that become bfloat16
 
     def run(self, folder: Path) -> Export:
         all_rows, auto = self.options.parity is None, self.options.tables == AUTO
         sample, sampled = ([], False) if all_rows and not auto else self._sample()
-        partial_tables = {
-            table.name: PartialTable.of(table.num_embeddings, table.embedding_dim) for table in self.tables
-        }
-        score = self.float_score(partial_tables)
+        partial_tables = self.model.partial_tables()
+        score = self.model.score(partial_tables)
         for batch in sample:
             score(batch)  # records which rows the model reads
         if auto:
-            fill_partial(partial_tables, self.tables, self._read)
+            fill_partial(partial_tables, self.tables, self.model.read)
             formats = self._choose(partial_tables, sample)
         else:
             formats = {table.name: self.options.format_of(table.embedding_dim) for table in self.tables}
         places, crc = write_tables(
-            folder / artifact.TABLES, self.tables, formats, self._read, None if auto else partial_tables
+            folder / artifact.TABLES, self.tables, formats, self.model.read, None if auto else partial_tables
         )
         inputs, program = self._graph({place.table: place for place in places}, folder / artifact.TABLES)
         compilation.save_graph(program, folder / artifact.GRAPH)
         march = self.options.march
         if march is not None:
             compilation.compile_graph(program, folder / artifact.AOTI, march)
-        sizes = self._dense_sizes()
+        sizes = self.model.dense_sizes()
         index = ExportIndex(
             inputs=inputs,
             rows_of=dict(self.trained.rows_of),
@@ -162,7 +136,7 @@ class _Exporter:
             dense_parameters=sum(sizes.values()),
             bf16_parameters=sum(sizes[name] for name in self.bf16),
             targets=["eager", "aoti"] if self.options.target == "aoti" else ["eager"],
-            version=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
+            version=artifact.new_version(),
             versions=artifact.versions_here(),
             origin=dict(self.trained.origin),
             files={},
@@ -178,41 +152,6 @@ class _Exporter:
         index.files.update(artifact.listed_files(folder, {artifact.TABLES: crc}))
         artifact.write_json(folder / artifact.INDEX, index.to_dict())
         return Export(folder, index, parity)
-
-    def _read(self, table: str, start: int, stop: int) -> torch.Tensor:
-        return self.trained.weights.read_rows(self.paths[table], start, stop)
-
-    def _check_tables(self) -> None:
-        saved = self.trained.weights.tables()
-        for table in self.tables:
-            shape = (table.num_embeddings, table.embedding_dim)
-            saved_shape = saved.get(self.paths[table.name])
-            if saved_shape is None or tuple(saved_shape) != shape:
-                problem = "does not have it" if saved_shape is None else f"has {tuple(saved_shape)}"
-                raise ExportError(
-                    f"table {table.name!r} has (rows, dim) {shape} in the model, but the checkpoint "
-                    f"{self.trained.weights.path} {problem}; export with the config of its run"
-                )
-
-    def _model(self) -> nn.Module:
-        """The model with the checkpoint's dense parameters, and its tables on "meta"."""
-        model = self.trained.make_model()
-        table_prefixes = tuple(f"{path}." for path in self.paths.values())
-        state = {name: x for name, x in model.state_dict().items() if not name.startswith(table_prefixes)}
-        for name, tensor in state.items():
-            if name not in self.dense or self.dense[name].shape != tensor.shape:
-                raise ExportError(
-                    f"the checkpoint {self.trained.weights.path} has no parameter {name!r} of shape "
-                    f"{tuple(tensor.shape)}; export with the config of its run"
-                )
-            tensor.copy_(self.dense[name])
-        return model.eval()
-
-    def _dense_sizes(self) -> dict[str, int]:
-        """Numbers in each dense parameter."""
-        table_prefixes = tuple(f"{path}." for path in self.paths.values())
-        parameters = self.trained.make_model().named_parameters()
-        return {name: x.numel() for name, x in parameters if not name.startswith(table_prefixes)}
 
     def _sample(self) -> tuple[list[Batch], bool]:
         """Rows to compare scores on, limited by the bytes of the table rows that they read; whether there are more."""
@@ -233,7 +172,7 @@ class _Exporter:
         floats = dict.fromkeys(formats, TableFormat.FP32)
         if formats != floats:
             path = self.scratch / "trained"
-            write_tables(path, self.tables, floats, self._read)
+            write_tables(path, self.tables, floats, self.model.read)
         mapped = artifact.map_tables(path)
         weights = {
             place.table: nn.Parameter(
@@ -242,31 +181,16 @@ class _Exporter:
             )
             for place in place_tables(self.tables, floats)[0]
         }
-        return self.float_score(weights, mapped.release)
-
-    def float_score(self, weights: Mapping[str, nn.Parameter], after: Callable[[], None] | None = None) -> Score:
-        """Scores with the model itself and torch's lookups, to compare an export with.
-
-        Args:
-            weights: Tables by name.
-            after: Called after each batch.
-        """
-        model = self._model()
-        for table, path in self.paths.items():
-            model.get_submodule(path).register_parameter("weight", weights[table])
-
-        def score(batch: Batch) -> torch.Tensor:
-            with torch.no_grad():
-                _, logits = model(batch)
-            if after is not None:
-                after()
-            shifted: torch.Tensor = logits + self.trained.logit_shift
-            return shifted
-
-        return score
+        return self.model.score({**self.model.partial_tables(), **weights}, mapped.release)
 
     def _graph(self, places: Mapping[str, TablePlace], tables: Path) -> tuple[Inputs, ExportedProgram]:
         """Exports the graph; with a context row, unless the model reads ids other than through its collections."""
+        inputs, program = self._graph_and_inputs(places, tables)
+        if inputs.query is not None:
+            inputs = replace(inputs, query=replace(inputs.query, dim=graph.output_width(program)))
+        return inputs, program
+
+    def _graph_and_inputs(self, places: Mapping[str, TablePlace], tables: Path) -> tuple[Inputs, ExportedProgram]:
         inputs = self.trained.inputs
         shared = replace(inputs, context=graph.pooled_keys(self.trained.make_model(), inputs.keys))
         plain = self.scoring(places, inputs)
@@ -289,14 +213,14 @@ class _Exporter:
 
     def scoring(self, places: Mapping[str, Any], inputs: Inputs) -> graph.Scoring:
         """The function to export, in fp32."""
-        model = self._model()
+        model = self.model.module()
         slots = graph.replace_collections(model, places)
         sequences = {spec["name"]: tuple(spec["ids"]) for spec in self.trained.mapping["schema"].get("sequences", ())}
         return graph.Scoring(model, slots, inputs, self.trained.logit_shift, sequences)
 
     def _choose(self, partial_tables: Mapping[str, PartialTable], sample: Sequence[Batch]) -> dict[str, TableFormat]:
         def score_with(formats: Mapping[str, TableFormat]) -> Score:
-            return self.float_score(
+            return self.model.score(
                 {name: partial_tables[name].quantized(format, name) for name, format in formats.items()}
             )
 
@@ -314,31 +238,36 @@ class _Exporter:
         model.tables.disable_readahead()
 
         def score(batch: Batch) -> torch.Tensor:
-            logits = model.score(batch)
+            output = model.score(batch)
             model.tables.release()
-            return logits
+            return output
 
+        limits = ParityLimits.of(formats.values(), self.options.dense, self.trained.inputs.query is not None)
         floats = sum(4 * table.num_embeddings * table.embedding_dim for table in self.tables)
         size = (folder / artifact.TABLES).stat().st_size
-        parity = compare(
-            reference,
-            score,
-            batches,
-            self.trained.inputs,
-            ParityLimits.of(formats.values(), self.options.dense),
-            {"fp32": floats, "tables": size},
-            None if sampled else self.trained.recorded,
-            sampled,
-        )
+        nbytes = {"fp32": floats, "tables": size}
+        if self.trained.inputs.query is not None:
+            parity = compare_queries(reference, score, batches, self._some_items(), limits, nbytes, sampled)
+        else:
+            recorded = None if sampled else self.trained.recorded
+            parity = compare(reference, score, batches, self.trained.inputs, limits, nbytes, recorded, sampled)
         if parity.problems and not self.options.force:
+            outputs = "scores" if self.trained.inputs.query is None else "queries"
             raise ExportError(
-                f"the export's scores of {parity.rows:,} rows are outside the limits: "
+                f"the export's {outputs} of {parity.rows:,} rows are outside the limits: "
                 + "; ".join(parity.problems)
                 + ". Choose a wider --tables format, or keep the export with --force"
             )
         if parity.slow is not None and not self.options.force:
             raise ExportError(f"{parity.slow}. Use --dense fp32, or keep the export with --force")
         return parity
+
+    def _some_items(self) -> torch.Tensor:
+        """Vectors `[n, D]` of at most `PARITY_ITEMS` random items, of the trained model."""
+        module = self.trained.make_model()
+        assert isinstance(module, Retriever)
+        rows = torch.randperm(module.num_items, generator=torch.Generator().manual_seed(0))[:PARITY_ITEMS]
+        return torch.cat([vectors for _, vectors in self.model.item_vectors(rows)])
 
 
 def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A trained model as a function of tensors, with the tables as an argument.
 
-The function is `logits(dense [B, N], values [n], offsets [F * B + 1], tables uint8, weights [n] or none)`.
+The function is `logits(dense [B, N], values [n], offsets [F * B + 1], tables uint8, weights [n] or none)`. Of a
+retriever, it returns queries `[B, D]`; if it reads lists of sequences, the row's time `[B]` and these lists follow.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from rayrec import quant
 from rayrec.inference.context import add_first_row, with_first_row
-from rayrec.models import Batch
+from rayrec.models import Batch, Retriever
 from rayrec.modules import EmbeddingBagCollection, EmbeddingCollection
 from rayrec.quant import TablePlace
 from rayrec.quant.embedding import TableBytes
@@ -28,6 +29,19 @@ from rayrec.sparse import KeyedJaggedTensor
 
 Collection = EmbeddingBagCollection | EmbeddingCollection
 _ROWS, _IDS = 3, 2  # rows, and ids per bag, of the example that a graph is traced and tested with
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOutput:
+    """The queries of a retriever.
+
+    Args:
+        dim: D, the width of a query; 0 before the graph is made.
+        seen: The feature with the items that the answer leaves out; None: no item is left out.
+    """
+
+    dim: int = 0
+    seen: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,8 @@ class Inputs:
         context: Features that a context row may provide for all rows (`context.py`): all that are only pooled.
             Offsets are then [F * (B + 1) + 1]. None: without a context row.
         kinds: "binary" or "number" for each label; None: all binary.
+        query: The function returns queries instead of logits. None: it returns logits.
+        lists: Times and numbers of sequences, as `sequence.name`.
     """
 
     keys: tuple[str, ...]
@@ -50,6 +66,8 @@ class Inputs:
     weighted: bool
     context: tuple[str, ...] | None = None
     kinds: tuple[str, ...] | None = None
+    query: QueryOutput | None = None
+    lists: tuple[str, ...] = ()
 
     def answers(self, logits: torch.Tensor) -> torch.Tensor:
         """`[B, T]`: probabilities of binary labels, predicted numbers of others."""
@@ -102,16 +120,21 @@ def table_path(path: str, collection: Collection, table: str) -> str:
 
 
 def replace_collections(model: nn.Module, places: Mapping[str, TablePlace]) -> list[TableBytes]:
-    """Replaces the collections by quantized ones that read the bytes of a `TableBytes`; returns these."""
+    """Replaces the collections by quantized ones that read the bytes of a `TableBytes`; returns these.
+
+    A table without a place, which the function does not read, is left out.
+    """
     slots = []
     for path, collection in collections_in(model).items():
-        table_places = [places[config.name] for config in configs_of(collection)]
+        if not any(config.name in places for config in configs_of(collection)):
+            continue
+        table_places = [places[config.name] for config in configs_of(collection) if config.name in places]
         quantized: quant.EmbeddingBagCollection | quant.EmbeddingCollection
         if isinstance(collection, EmbeddingBagCollection):
-            configs = collection.embedding_bag_configs()
+            configs = [config for config in collection.embedding_bag_configs() if config.name in places]
             quantized = quant.EmbeddingBagCollection(configs, table_places, None, collection.is_weighted())
         else:
-            configs_ = collection.embedding_configs()
+            configs_ = [config for config in collection.embedding_configs() if config.name in places]
             quantized = quant.EmbeddingCollection(configs_, table_places, None, collection.need_indices())
         replace_module(model, path, quantized)
         slots.append(quantized.table_bytes)
@@ -233,10 +256,11 @@ class Scoring(nn.Module):
     """The function, around a model with replaced collections.
 
     Args:
-        model: Takes a `Batch` and returns (loss, logits).
+        model: Takes a `Batch` and returns (loss, logits); or a `Retriever`, whose loss is removed.
         slots: The `TableBytes` of the collections.
         logit_shift: Added to every logit; corrects for negatives that training skipped.
-        sequences: Features of `Batch.sequences`, by name; times and numbers are not inputs of the function.
+        sequences: Features of `Batch.sequences`, by name; of a model that is not a `Retriever`, times and numbers are
+            not inputs of the function.
     """
 
     def __init__(
@@ -251,6 +275,8 @@ class Scoring(nn.Module):
         self.model, self.inputs, self.logit_shift, self.sequences = model, inputs, logit_shift, sequences or {}
         self.mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # that the model runs in
         self._slots = tuple(slots)
+        if isinstance(model, Retriever):
+            setattr(model, "loss", nn.Identity())  # noqa: B010 (another type; its counts would be saved with the graph)
         if inputs.context is not None:
             for module in model.modules():
                 if isinstance(module, quant.EmbeddingBagCollection | quant.EmbeddingCollection):
@@ -266,9 +292,14 @@ class Scoring(nn.Module):
         values: torch.Tensor,
         offsets: torch.Tensor,
         tables: torch.Tensor,
-        weights: torch.Tensor | None = None,
+        *others: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits `[B]`, or `[B, T]` for several labels."""
+        """Logits `[B]`, or `[B, T]` for several labels; queries `[B, D]` of a retriever.
+
+        Args:
+            others: Weights, if `inputs.weighted`; then, if there are `inputs.lists`, the rows' times and these lists.
+        """
+        weights, rest = (others[0], others[1:]) if self.inputs.weighted else (None, others)
         stride = dense.shape[0] + (self.inputs.context is not None)
         sparse = KeyedJaggedTensor(list(self.inputs.keys), values, weights, offsets=offsets, stride=stride)
         label = torch.zeros_like(dense[:, :1]) if dense.shape[1] else dense.new_zeros(dense.shape[0], 1)
@@ -276,12 +307,23 @@ class Scoring(nn.Module):
         try:
             for slot in self._slots:
                 slot.instead = tables
+            batch = Batch(dense=dense, sparse=sparse, label=label, layout=self.sequences)
+            if self.inputs.lists:
+                batch = replace(batch, time=rest[0], lists=dict(zip(self.inputs.lists, rest[1:], strict=True)))
             with self.mode():
-                _, logits = self.model(Batch(dense=dense, sparse=sparse, label=label, layout=self.sequences))
+                logits = output_of(self.model, batch)
         finally:
             for slot in self._slots:
                 slot.instead = None
         return logits + self.logit_shift if self.logit_shift else logits
+
+
+def output_of(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Logits of a model, or queries of a retriever."""
+    if isinstance(model, Retriever):
+        return model.query(batch)
+    logits: torch.Tensor = model(batch)[1]
+    return logits
 
 
 def arguments(
@@ -298,12 +340,40 @@ def arguments(
     else:
         values, offsets = with_first_row(sparse, context, inputs.keys)
     plain = (batch.dense, values, offsets, tables)
+    lists = _times_and_lists(batch, inputs) if inputs.lists else ()
     if not inputs.weighted:
-        return plain
+        return (*plain, *lists)
     if context is not None:
         weights, _ = with_first_row(_weights(sparse), _weights(context), inputs.keys)
-        return (*plain, weights)
-    return (*plain, _weights(sparse).values())
+        return (*plain, weights, *lists)
+    return (*plain, _weights(sparse).values(), *lists)
+
+
+def _times_and_lists(batch: Batch, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+    """Times `[B]`, `newest_times` by default, and the lists.
+
+    Raises:
+        ValueError: A list is missing.
+    """
+    missing = [name for name in inputs.lists if name not in batch.lists]
+    if missing:
+        raise ValueError(f"the batch has no list {missing[0]!r}; the model reads {list(inputs.lists)}")
+    time = newest_times(batch, inputs) if batch.time is None else batch.time
+    return (time, *(batch.lists[name] for name in inputs.lists))
+
+
+def newest_times(batch: Batch, inputs: Inputs) -> torch.Tensor:
+    """`[B]`, the time of the newest item of each row, in the first list of times; 0 for a row without items."""
+    time = torch.zeros(batch.rows, dtype=torch.int64)
+    for name in inputs.lists:
+        values = batch.lists[name]
+        if not values.is_floating_point():
+            features = batch.layout[name.partition(".")[0]]
+            offsets = batch.sparse[next(key for key in features if key in batch.sparse.keys())].offsets().long()
+            has_items = offsets.diff() > 0
+            time[has_items] = values[offsets[1:][has_items] - 1]
+            break
+    return time
 
 
 def _weights(sparse: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -318,7 +388,11 @@ def _example(inputs: Inputs) -> tuple[torch.Tensor, ...]:
     bags = (_ROWS + (inputs.context is not None)) * len(inputs.keys)
     values, offsets = torch.zeros(_IDS * bags, dtype=torch.int64), torch.arange(bags + 1) * _IDS
     plain = (torch.zeros(_ROWS, inputs.num_dense), values, offsets, torch.zeros(128, dtype=torch.uint8))
-    return (*plain, torch.ones(_IDS * bags)) if inputs.weighted else plain
+    weights = [torch.ones(_IDS * bags)] if inputs.weighted else []
+    times = [torch.zeros(_ROWS, dtype=torch.int64)] if inputs.lists else []
+    # The lists of different sequences have different lengths.
+    lists = [torch.zeros(_IDS * _ROWS + i, dtype=torch.int64) for i in range(len(inputs.lists))]
+    return (*plain, *weights, *times, *lists)
 
 
 def to_graph(scoring: Scoring) -> ExportedProgram:
@@ -334,17 +408,26 @@ def to_graph(scoring: Scoring) -> ExportedProgram:
     keys = len(inputs.keys)
     bounds = keys * rows + (1 if inputs.context is None else keys + 1)
     shapes: list[dict[int, object]] = [{0: rows}, {0: ids}, {0: bounds}, {0: size}]
-    if inputs.weighted:
-        shapes.append({0: ids})
+    others: list[dict[int, object]] = [{0: ids}] if inputs.weighted else []
+    if inputs.lists:
+        others.append({0: rows})
+        others += [{0: Dim(f"list_{number}", min=0, max=1 << 40)} for number in range(len(inputs.lists))]
+    dynamic = (*shapes, tuple(others)) if others else tuple(shapes)
     try:
         with torch.no_grad():
-            program = torch.export.export(scoring, _example(inputs), dynamic_shapes=tuple(shapes), strict=False)
+            program = torch.export.export(scoring, _example(inputs), dynamic_shapes=dynamic, strict=False)
     except Exception as error:
         raise ValueError(
             f"torch.export cannot trace the model: {error}\nThe forward of a model must not branch on tensor values; "
             "see https://docs.pytorch.org/docs/stable/export.html"
         ) from error
     return program
+
+
+def output_width(program: ExportedProgram) -> int:
+    """Columns of the function's output."""
+    (output,) = program.graph.output_node().args[0]
+    return int(output.meta["val"].shape[1])
 
 
 def same_with_context(scoring: Scoring, plain: Scoring, tables: torch.Tensor, rows_of: Mapping[str, int]) -> bool:

@@ -1,23 +1,24 @@
-"""The folder of an index: item vectors with ids and attributes, and optionally a query tower and an approximate index.
+"""The item index of an export: item vectors with ids and attributes, and optionally an approximate index.
 
 | file | |
 |---|---|
-| `index.json` | version, sizes, kind of search and its measured recall, size and checksum of every file; written last |
+| `export.json` | its entry `search`: sizes, kind of search and its measured recall |
 | `vectors.bin` | float32 `[I, D]`, mapped into memory |
-| `items.parquet` | id and attributes of each row |
-| `tower.pt` | the query tower, with queries to verify it; `mapping.json`, `vocabularies/`: the mapping of its rows |
+| `items.arrow` | id and attributes of each row, mapped into memory |
+| `items.index` | id → row (`data/mapping/id_index.py`), mapped into memory |
 | `approximate.faiss`, `tuning.pt` | IVF or HNSW over the same vectors, and the queries that it was tuned with |
 
-All of them share one version, so that queries and vectors are always of the same training.
+The other files of the folder are those of the query tower (`artifact.py`). Both have one version, so that queries and
+vectors are always of the same training. An index of given vectors has no query tower.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import shutil
 import time
-import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -26,60 +27,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
-from rayrec.data.arrays.arrow_types import is_text
+from rayrec.data import Mapping as RowMapping
+from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
+from rayrec.data.mapping.id_index import DuplicateHash, IdIndex, hashes_of
 from rayrec.inference import artifact
-from rayrec.inference.artifact import ExportError
+from rayrec.inference.artifact import ExportError, ExportIndex, IndexReport
+from rayrec.inference.graph import Inputs, newest_times
+from rayrec.inference.item_rows import ItemRows
+from rayrec.inference.model import Model
 from rayrec.inference.topk import KINDS, NO_SCORE, Approximate, top_k
-from rayrec.inference.tower import TOWER, ItemRows, Tower
 from rayrec.metrics.ranking import Jagged
 
 if TYPE_CHECKING:
     from rayrec.data.mapping.arrow_input import Tabular
 
-INDEX_JSON, VECTORS, ITEMS = "index.json", "vectors.bin", "items.parquet"
+VECTORS, ITEMS, IDS = "vectors.bin", "items.arrow", "items.index"
 APPROXIMATE, TUNING = "approximate.faiss", "tuning.pt"
+OWN_FILES = (VECTORS, ITEMS, IDS, APPROXIMATE, TUNING)
 TUNING_QUERIES = 256
 OF_ITEMS = "vectors of random items"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexReport:
-    """`index.json`.
-
-    Args:
-        version: Unique name.
-        items, dim: Shape of the vectors.
-        search: "exact", "ivf" or "hnsw".
-        files: path → (bytes, CRC-32).
-        effort: Lists to probe (IVF) or candidates to keep (HNSW), for `k`.
-        k, recall: Recall of the approximate index at k, measured with the queries in `tuned_on`; None for exact search.
-        tuned: (k, effort, recall) for `k` and the largest k.
-        target_recall: The recall that was asked for.
-        speedup: Time of exact search divided by the time of the approximate index, for `k`.
-        tuned_on: A description of the queries.
-        apart: Maximum difference between queries of the stored tower and the trained model (`tower.difference`).
-        overlap: Share of the trained model's ten best items that the stored tower finds.
-        left_out: Items that were not indexed, because the model does not know them.
-    """
-
-    version: str
-    items: int
-    dim: int
-    search: str
-    files: dict[str, tuple[int, int]]
-    effort: int | None = None
-    k: int | None = None
-    recall: float | None = None
-    tuned: tuple[tuple[int, int, float], ...] = ()
-    target_recall: float | None = None
-    speedup: float | None = None
-    tuned_on: str | None = None
-    apart: float | None = None
-    overlap: float | None = None
-    left_out: int = 0
+_BLOCK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,72 +100,139 @@ class TuningQueries:
 
 
 def write_index(
-    folder: Path,
+    folder: str | Path,
     vectors_ID: torch.Tensor,
     items: pa.Table,
     *,
     search: Search | None = None,
-    tower: Tower | None = None,
+    tower: str | Path | None = None,
     queries: torch.Tensor | TuningQueries | None = None,
-    apart: float | None = None,
-    overlap: float | None = None,
     left_out: int = 0,
-) -> IndexReport:
-    """Writes an index. The folder appears complete, or not at all.
+) -> ExportIndex:
+    """Writes an export with an index. The folder appears complete, or not at all.
 
     Args:
         folder: Folder to create; must not exist.
-        vectors_ID: A vector for each row of `items`.
-        items: Unique ids in the first column; the other columns are attributes.
-        tower: The query tower; its item rows are the rows of `items`.
-        queries: Queries to tune an approximate index with; None: vectors of random items, which are found more easily
-            than those of queries.
-        apart, overlap, left_out: For the report.
+        vectors_ID: A vector for each row of `items`; may be mapped into memory.
+        items: Unique ids in the first column, integers or texts; the other columns are attributes.
+        search: Default: exact.
+        tower: Export of the query tower, whose files become part of the export; None: queries must be vectors.
+        queries: `[Q, D]` to tune an approximate index with; None: random items, which are easier.
+        left_out: Items that were not indexed.
 
     Raises:
-        ExportError: The folder exists, vectors and items do not fit, or a vector is not finite.
+        ExportError: The folder exists; an id is missing, comes twice or has another type; a vector is not finite; or
+            faiss is not installed.
     """
-    search, folder = search or Search(), Path(folder)
+    folder, search = Path(folder), search or Search()
     if folder.exists():
         raise ExportError(f"{folder} already exists; choose another name, so that a service can replace its index")
     _check(vectors_ID, items)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    vectors = vectors_ID.detach().float().contiguous()
     if isinstance(queries, torch.Tensor):
         queries = TuningQueries(queries)
     with artifact.scratch_folder(folder) as scratch:
-        unfinished = scratch / "index"
+        unfinished = scratch / "export"
         unfinished.mkdir()
-        vectors.numpy().tofile(unfinished / VECTORS)
-        pq.write_table(items, unfinished / ITEMS)
-        if tower is not None:
-            tower.write(unfinished)
+        export = _without_tower() if tower is None else _with_tower(Path(tower), unfinished, vectors_ID.shape[1])
+        with open(unfinished / VECTORS, "wb") as file:
+            for block in vectors_ID.detach().split(_BLOCK_ROWS):
+                block.float().contiguous().numpy().tofile(file)
+        _write_items(unfinished, items)
+        vectors = _mapped_vectors(unfinished, vectors_ID.shape)
         measured = {} if search.kind == "exact" else _approximate(unfinished, vectors, search, queries)
         report = IndexReport(
-            version=f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}",
-            items=len(vectors),
-            dim=vectors.shape[1],
-            search=search.kind,
-            files=artifact.listed_files(unfinished),
-            apart=apart,
-            overlap=overlap,
-            left_out=left_out,
-            **measured,
+            items=len(vectors), dim=vectors.shape[1], search=search.kind, left_out=left_out, **measured
         )
-        artifact.write_json(unfinished / INDEX_JSON, asdict(report))
+        known = {name: crc for name, (_, crc) in export.files.items()}
+        files = artifact.listed_files(unfinished, known)
+        written = replace(export, version=artifact.new_version(), search=report, files=files)
+        artifact.write_json(unfinished / artifact.INDEX, written.to_dict())
         unfinished.rename(folder)
-    return report
+    return written
+
+
+def _without_tower() -> ExportIndex:
+    """The index of an export without a model."""
+    return ExportIndex(
+        inputs=Inputs(keys=(), num_dense=0, labels=None, weighted=False),
+        rows_of={},
+        table_of={},
+        places=[],
+        logit_shift=0.0,
+        dense="fp32",
+        targets=[],
+        version="",
+        versions=artifact.versions_here(),
+        origin={},
+        files={},
+    )
+
+
+def _with_tower(source: Path, folder: Path, dim: int) -> ExportIndex:
+    """Links or copies the files of a query tower into a folder; returns its index without those of an item index.
+
+    Raises:
+        ExportError: The export is not a query tower, or its queries have another width.
+    """
+    export = artifact.read_index(source)
+    if export.inputs.query is None or export.inputs.query.dim != dim:
+        width = "" if export.inputs.query is None else f" with queries of {export.inputs.query.dim} numbers"
+        raise ExportError(f"{source} is {export.kind}{width}; an index of vectors of {dim} needs their query tower")
+    files = {name: entry for name, entry in export.files.items() if name not in OWN_FILES}
+    artifact.check_listed(source, files, checksums=False)
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / name, folder / name)  # no file of an export is ever changed in place
+        except OSError:
+            shutil.copyfile(source / name, folder / name)
+    return replace(export, files=files)
+
+
+def _write_items(folder: Path, items: pa.Table) -> None:
+    """
+    Raises:
+        ExportError: An id comes twice.
+    """
+    with pa.ipc.new_file(str(folder / ITEMS), items.schema) as writer:
+        writer.write_table(items.combine_chunks())
+    ids = items.column(0)
+    try:
+        IdIndex.make(map(hashes_of, _plain_ids(ids)), len(items), is_text(ids.type), folder / IDS)
+    except DuplicateHash as error:
+        twice = ids[error.positions[1]].as_py()
+        raise ExportError(
+            f"column {items.column_names[0]!r}: the id {twice!r} comes twice; ids must be unique"
+        ) from None
+
+
+def _plain_ids(ids: pa.ChunkedArray) -> Iterator[Any]:
+    """Ids in the form that `IdIndex` reads: int64 arrays, or Arrow arrays of strings."""
+    for chunk in ids.chunks:
+        plain = decoded(chunk.cast(without_views(chunk.type)))
+        yield plain if is_text(plain.type) else plain.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
+
+
+def _mapped_vectors(folder: Path, shape: Sequence[int]) -> torch.Tensor:
+    mapped = np.memmap(folder / VECTORS, dtype=np.float32, mode="c", shape=tuple(shape))
+    return torch.from_numpy(mapped)
 
 
 def _check(vectors: torch.Tensor, items: pa.Table) -> None:
     ids = items.column(0)
+    kind = ids.type.value_type if pa.types.is_dictionary(ids.type) else ids.type
+    if not is_text(kind) and not pa.types.is_integer(kind):
+        raise ExportError(f"column {items.column_names[0]!r} has type {ids.type}; ids must be integers or texts")
     if vectors.dim() != 2 or len(vectors) != len(items) or not len(vectors):
         raise ExportError(f"vectors have shape {list(vectors.shape)}, but there are {len(items):,} items")
-    if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
-        raise ExportError(f"column {items.column_names[0]!r}: an id is missing or comes twice; ids must be unique")
-    bad = (~vectors.isfinite()).any(1).nonzero()
-    if len(bad):
-        raise ExportError(f"item {ids[int(bad[0])].as_py()!r}: its vector is not finite; check the training")
+    if ids.null_count:
+        raise ExportError(f"column {items.column_names[0]!r}: an id is missing; every item needs one")
+    for number, block in enumerate(vectors.split(_BLOCK_ROWS)):
+        bad = (~block.isfinite()).any(1).nonzero()
+        if len(bad):
+            row = number * _BLOCK_ROWS + int(bad[0])
+            raise ExportError(f"item {ids[row].as_py()!r}: its vector is not finite; check the training")
 
 
 def _approximate(folder: Path, vectors: torch.Tensor, search: Search, queries: TuningQueries | None) -> dict[str, Any]:
@@ -207,7 +243,9 @@ def _approximate(folder: Path, vectors: torch.Tensor, search: Search, queries: T
         queries.write(folder / TUNING)
     index = Approximate.build(search.kind, vectors)
     tuned, speedups = [], []
-    for k in sorted({min(search.k, len(vectors)), min(max(search.k, search.max_k), len(vectors))}):
+    # Effort does not grow evenly between k and the largest k.
+    counts = [search.k * 2**power for power in range(10) if search.k * 2**power < search.max_k]
+    for k in sorted({min(count, len(vectors)) for count in (search.k, *counts, max(search.k, search.max_k))}):
         begin = time.perf_counter()
         _, exact = top_k(queries.vectors, vectors, k, queries.seen)
         exact_s = time.perf_counter() - begin
@@ -216,37 +254,62 @@ def _approximate(folder: Path, vectors: torch.Tensor, search: Search, queries: T
         speedups.append(round(exact_s / max(seconds, 1e-9), 2))
     index.write(folder / APPROXIMATE)
     (k, effort, recall), speedup = tuned[0], speedups[0]
-    measured = {"k": k, "effort": effort, "recall": recall, "speedup": speedup, "tuned": tuned}
+    measured = {"k": k, "effort": effort, "recall": recall, "speedup": speedup, "tuned": tuple(tuned)}
     return {**measured, "target_recall": search.recall, "tuned_on": queries.source}
 
 
 class ItemIndex:
-    """An index, loaded for search. Thread-safe.
+    """The index of an export, loaded for search with its query tower. Thread-safe.
+
+    Args:
+        folder: An export with an index.
+        checksums: Compares the checksums of all files; False compares their sizes only.
 
     Raises:
-        ExportError: The index is incomplete or damaged, or needs faiss, which is not installed.
+        ExportError: The export has no index, is incomplete or damaged, or needs faiss, which is not installed.
     """
 
     def __init__(self, folder: str | Path, checksums: bool = True) -> None:
         self.folder = Path(folder)
-        self.report = read_report(self.folder)
-        artifact.check_listed(self.folder, self.report.files, checksums)
-        shape = (self.report.items, self.report.dim)
-        mapped = np.memmap(self.folder / VECTORS, dtype=np.float32, mode="c", shape=shape)
-        self.vectors = torch.from_numpy(mapped)
-        self.items = pq.read_table(self.folder / ITEMS).combine_chunks()  # rows are taken much faster from one chunk
-        self._row_of = {id: row for row, id in enumerate(self.items.column(0).to_pylist())}
-        self.tower = Tower.read(self.folder) if (self.folder / TOWER).exists() else None
+        self.export = artifact.read_index(self.folder)
+        artifact.check_listed(self.folder, self.export.files, checksums)
+        self.report: IndexReport = self.export.item_index(self.folder)
+        self.vectors = _mapped_vectors(self.folder, (self.report.items, self.report.dim))
+        self._items_map = pa.memory_map(str(self.folder / ITEMS))
+        self.items: pa.Table = pa.ipc.open_file(self._items_map).read_all()
+        self._ids = IdIndex.open(self.folder / IDS)
+        self.model: Model | None = None
+        self.mapping: RowMapping | None = None
+        if self.export.targets:
+            self.model = Model(self.folder, checksums=False)
+            self.mapping = RowMapping.from_config(self.model.mapping_config(), labels=False)
         self._approximate = None
         if self.report.search != "exact":
-            report = self.report
-            efforts = [(k, effort) for k, effort, _ in report.tuned] or [(report.k or 1, report.effort or 1)]
-            self._approximate = Approximate.read(report.search, self.folder / APPROXIMATE, efforts)
+            efforts = [(k, effort) for k, effort, _ in self.report.tuned]
+            self._approximate = Approximate.read(self.report.search, self.folder / APPROXIMATE, efforts)
         self._allowed = lru_cache(maxsize=64)(self._rows_allowed)
+
+    @property
+    def version(self) -> str:
+        """The version of the export."""
+        return self.export.version
 
     def rows_of(self, ids: Sequence[Any]) -> list[int]:
         """The rows of ids; ids that the index does not have are skipped."""
-        return [self._row_of[id] for id in ids if id in self._row_of]
+        rows = self._find(ids)
+        return rows[rows >= 0].tolist()
+
+    def _find(self, ids: Sequence[Any]) -> Any:
+        """int64 `[n]`, the row of each id; -1 for ids that the index does not have."""
+        if self._ids.text:
+            is_id = np.array([isinstance(id, str) for id in ids], bool)
+            found = self._ids.find(pa.array([id for id in ids if isinstance(id, str)], pa.string()))
+        else:
+            is_id = np.array([isinstance(id, int) and -(1 << 63) <= id < 1 << 63 for id in ids], bool)
+            found = self._ids.find(np.array([id for id, good in zip(ids, is_id, strict=True) if good], np.int64))
+        rows = np.full(len(ids), -1)
+        rows[is_id] = found
+        return rows
 
     def queries(self, histories: Sequence[Sequence[Any]]) -> torch.Tensor:
         """Query vectors `[Q, D]` of histories of ids, oldest first.
@@ -261,12 +324,8 @@ class ItemIndex:
     def queries_and_known(self, histories: Sequence[Sequence[Any]]) -> tuple[torch.Tensor, list[int]]:
         """As `queries`, and how many ids of each history the model knows; see `known`."""
         self._check_ids(histories, "`history`")
-        tower = self._tower()
-        if tower.mapping is None:
-            num_items = tower.model.num_items
-            item_rows = [[row for row in self.rows_of(ids) if row < num_items] for ids in histories]
-            return tower.queries(item_rows), [len(rows) for rows in item_rows]
-        columns = tower.mapping.schema.feature_columns
+        _, mapping = self._tower()
+        columns = mapping.schema.feature_columns
         if columns != [self.seen_column]:
             raise ValueError(f"the model reads {columns}, not only a history: send rows with these columns")
         rows, known = self._mapped(histories)
@@ -276,9 +335,6 @@ class ItemIndex:
 
     def known(self, histories: Sequence[Sequence[Any]]) -> list[int]:
         """How many ids of each history the model knows; ids outside of its vocabulary are unknown."""
-        tower = self._tower()
-        if tower.mapping is None:
-            return [sum(row < tower.model.num_items for row in self.rows_of(ids)) for ids in histories]
         if self.seen_column is None:
             return [0] * len(histories)
         _, known = self._mapped(histories)
@@ -295,9 +351,10 @@ class ItemIndex:
 
     @cached_property
     def _item_rows(self) -> ItemRows:
-        tower = self._tower()
-        assert tower.mapping is not None and tower.model.reads.seen is not None
-        return ItemRows(tower.mapping, tower.model.reads.seen)
+        _, mapping = self._tower()
+        query = self.export.inputs.query
+        assert query is not None and query.seen is not None
+        return ItemRows(mapping, query.seen)
 
     def _check_ids(self, lists: Sequence[Sequence[Any]], name: str) -> None:
         """
@@ -313,27 +370,38 @@ class ItemIndex:
                     kind = "texts" if text else "integers"
                     raise ValueError(f"query {number}: {name} has the id {id!r}; ids of this index are {kind}")
 
-    def queries_of(self, rows: Tabular) -> torch.Tensor:
-        """Query vectors `[Q, D]` of rows with the columns that training read.
+    def queries_of(self, rows: Tabular, times: Sequence[int | None] = ()) -> torch.Tensor:
+        """Query vectors `[Q, D]` of rows with the columns that the query tower reads.
+
+        Args:
+            times: For models with times, when each row asks, in seconds since 1970; None: at the time of its newest
+                item. Empty: all None.
 
         Raises:
-            ValueError: The index was not written from a run, or a row cannot be mapped; names column, row and fix.
+            ValueError: The index has no query tower, it reads no times, or a row cannot be mapped; names column, row
+                and fix.
         """
-        mapping = self._tower().mapping
-        if mapping is None:
-            raise ValueError(f"{self.folder} was not written from a run: send histories or vectors")
+        model, mapping = self._tower()
         batch, errors = mapping.to_batch_and_errors(rows)
         if errors:
             raise ValueError(f"query {min(errors)}: {errors[min(errors)]}")
-        return self._tower().queries(batch)
+        if any(time is not None for time in times):
+            if not model.index.inputs.lists:
+                raise ValueError("the model reads no times: leave out `time`")
+            asked = newest_times(batch, model.index.inputs)
+            for row, time in enumerate(times):
+                asked[row] = asked[row] if time is None else time
+            batch = replace(batch, time=asked)
+        return model.score(batch)
 
     @property
     def seen_column(self) -> str | None:
         """The column with the history of a row; None if the tower does not read one."""
-        if self.tower is None or self.tower.mapping is None or self.tower.model.reads.seen is None:
+        query = self.export.inputs.query
+        if self.mapping is None or query is None or query.seen is None:
             return None
-        columns = {feature.name: feature.column for feature in self.tower.mapping.schema.sparse}
-        return columns[self.tower.model.reads.seen]
+        columns = {feature.name: feature.column for feature in self.mapping.schema.sparse}
+        return columns[query.seen]
 
     @cached_property
     def _id_type(self) -> pa.DataType:
@@ -344,13 +412,13 @@ class ItemIndex:
             return kind
         return pa.int64() if pa.types.is_signed_integer(kind) else pa.uint64()
 
-    def _tower(self) -> Tower:
-        if self.tower is None:
-            raise ValueError(f"{self.folder} has no query tower: send vectors, or write the index from a model")
-        return self.tower
+    def _tower(self) -> tuple[Model, RowMapping]:
+        if self.model is None or self.mapping is None:
+            raise ValueError(f"{self.folder} has no query tower: send vectors, or write the index from a run")
+        return self.model, self.mapping
 
-    def extended(self, folder: Path, vectors: torch.Tensor, items: pa.Table) -> IndexReport:
-        """Writes an index with these items appended, and the same tower and search.
+    def extended(self, folder: Path, vectors: torch.Tensor, items: pa.Table) -> ExportIndex:
+        """Writes an export with these items appended, and the same query tower and search, under a new version.
 
         An approximate index is tuned again, with the same queries and the recall that was asked for at first.
 
@@ -362,23 +430,15 @@ class ItemIndex:
                 f"{self.folder} has vectors of {self.report.dim} numbers and columns {self.items.column_names}; the "
                 f"new items have {vectors.shape[1]} and {items.column_names}"
             )
-        all_items = pa.concat_tables([self.items, items.cast(self.items.schema)])
-        report = self.report
-        # Indexes of earlier releases have only the measured recall, which rises with each extension.
-        recall = report.target_recall or min(report.recall or 1.0, Search().recall)
-        search = Search(kind=report.search, recall=recall, k=report.k or 1)
-        path = self.folder / TUNING
-        queries = TuningQueries.read(path) if path.exists() else None
-        all_vectors = torch.cat([self.vectors, vectors])
+        report, path = self.report, self.folder / TUNING
+        recall = report.target_recall or Search().recall
         return write_index(
             folder,
-            all_vectors,
-            all_items,
-            search=search,
-            tower=self.tower,
-            queries=queries,
-            apart=report.apart,
-            overlap=report.overlap,
+            torch.cat([self.vectors, vectors]),
+            pa.concat_tables([self.items, items.cast(self.items.schema)]),
+            search=Search(kind=report.search, recall=recall, k=report.k or 1),
+            tower=None if self.model is None else self.folder,
+            queries=TuningQueries.read(path) if path.exists() else None,
         )
 
     def search(
@@ -394,7 +454,8 @@ class ItemIndex:
 
         Args:
             exclude: Ids to exclude, for each query.
-            where: attribute → allowed values; makes the search exact.
+            where: attribute → allowed values. The search is exact for few allowed items, and for queries with few of
+                them among the nearest.
 
         Raises:
             ValueError: An attribute does not exist, queries have the wrong width, or an id has the wrong type.
@@ -402,19 +463,45 @@ class ItemIndex:
         if queries_QD.dim() != 2 or queries_QD.shape[1] != self.report.dim:
             raise ValueError(f"queries have shape {list(queries_QD.shape)}; the index needs [Q, {self.report.dim}]")
         self._check_ids(exclude or (), "`exclude`")
-        rows = [self.rows_of(ids) for ids in exclude or ()]
-        excluded = None
-        if any(rows):
-            offsets = torch.tensor([0, *map(len, rows)]).cumsum(0)
-            excluded = Jagged(torch.tensor([row for query_rows in rows for row in query_rows]), offsets)
+        excluded = self._excluded(exclude or ())
         allowed = self._allowed(tuple((name, tuple(values)) for name, values in where.items())) if where else None
         k = min(k, self.report.items)
-        if self._approximate is None or allowed is not None:
+        if self._approximate is None:
             scores, found = top_k(queries_QD, self.vectors, k, excluded, allowed)
-        else:
+        elif allowed is None:
             scores, found = self._approximate.search(queries_QD, k, excluded)
+        else:
+            scores, found = self._search_allowed(self._approximate, queries_QD, k, excluded, allowed)
         is_zero = ~queries_QD.any(1)[:, None]
         return scores.masked_fill(is_zero, NO_SCORE), found.masked_fill(is_zero, -1)
+
+    def _search_allowed(
+        self,
+        approximate: Approximate,
+        queries_QD: torch.Tensor,
+        k: int,
+        excluded: Jagged | None,
+        allowed: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """An approximate search, and an exact one of the queries that it finds too few items for."""
+        found = approximate.search_allowed(queries_QD, k, excluded, allowed)
+        if found is None:
+            return top_k(queries_QD, self.vectors, k, excluded, allowed)
+        scores, rows, is_complete = found
+        if not bool(is_complete.all()):
+            again = ~is_complete
+            excluded = None if excluded is None else excluded.selected(again)
+            scores[again], rows[again] = top_k(queries_QD[again], self.vectors, k, excluded, allowed)
+        return scores, rows
+
+    def _excluded(self, exclude: Sequence[Sequence[Any]]) -> Jagged | None:
+        """Rows of the ids of each query; None without any."""
+        rows = self._find([id for ids in exclude for id in ids])
+        query = np.repeat(np.arange(len(exclude)), [len(ids) for ids in exclude])[rows >= 0]
+        if not len(query):
+            return None
+        counts = np.bincount(query, minlength=len(exclude))
+        return Jagged(torch.from_numpy(rows[rows >= 0]), torch.tensor([0, *counts]).cumsum(0))
 
     def _rows_allowed(self, where: tuple[tuple[str, tuple[Any, ...]], ...]) -> torch.Tensor:
         allowed = np.ones(self.report.items, dtype=bool)
@@ -434,23 +521,3 @@ class ItemIndex:
         found = rows >= 0
         ids = iter(self.items.column(0).take(pa.array(rows[found].numpy())).to_pylist())
         return [[*islice(ids, count)] for count in found.sum(1).tolist()]
-
-
-def read_report(folder: Path) -> IndexReport:
-    """
-    Raises:
-        ExportError: The index is missing or incomplete.
-    """
-    try:
-        raw = json.loads((folder / INDEX_JSON).read_text(encoding="utf-8"))
-        files = {str(name): (int(size), int(crc)) for name, (size, crc) in raw.pop("files").items()}
-        tuned = tuple((int(k), int(effort), float(recall)) for k, effort, recall in raw.pop("tuned", ()))
-        return IndexReport(files=files, tuned=tuned, **raw)
-    except FileNotFoundError:
-        raise ExportError(
-            f"{folder} is not a complete index: {INDEX_JSON} is missing; write one with `rayrec index`"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ExportError(
-            f"{folder / INDEX_JSON} is not the report of an index ({error}): write the index again"
-        ) from None

@@ -1,10 +1,11 @@
-"""`Model`: an export, loaded for scoring."""
+"""`Model`: an export, loaded to score rows, or to compute queries."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ class Model:
         self.folder = Path(folder)
         self.index: ExportIndex = artifact.read_index(self.folder)
         artifact.check_listed(self.folder, self.index.files, checksums)
+        if not self.index.targets:
+            raise ExportError(
+                f"{self.folder} is {self.index.kind}, without a model; write one with `rayrec index RUN OUT`"
+            )
         unfit = _why_unfit(self.index)
         self.target = target or ("aoti" if "aoti" in self.index.targets and unfit is None else "eager")
         if self.target not in self.index.targets:
@@ -81,7 +86,9 @@ class Model:
         return parity
 
     def score(self, batch: Batch, context: KeyedJaggedTensor | None = None) -> torch.Tensor:
-        """Logits float32 `[B]`, or `[B, T]` for several labels. Does not read the labels of the batch.
+        """Logits float32 `[B]`, or `[B, T]` for several labels; queries `[B, D]` of a retriever. Does not read labels.
+
+        A model with lists of times asks for the item at `batch.time`; without it, at the time of the newest item.
 
         Args:
             context: One row of features that all rows share, looked up once: some of `index.inputs.context`. The batch
@@ -103,9 +110,11 @@ class Model:
         if not bool(dense.isfinite().all()):
             row, column = (~dense.isfinite()).nonzero()[0].tolist()
             raise ValueError(f"dense number {column} of row {row} is {float(dense[row, column])}; it must be finite")
+        if not dense.shape[0] and inputs.query is not None:
+            return torch.empty(0, inputs.query.dim)
         if not dense.shape[0]:
             return torch.empty((0,) if inputs.labels is None else (0, len(inputs.labels)))
-        checked = Batch(dense=dense.float(), sparse=sparse, label=batch.label)
+        checked = replace(batch, dense=dense.float(), sparse=sparse)
         return self._run(arguments(checked, inputs, self.tables.data, context))
 
     def outputs(self, batch: Batch, context: KeyedJaggedTensor | None = None) -> dict[str, npt.NDArray[np.float32]]:

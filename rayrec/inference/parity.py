@@ -1,4 +1,4 @@
-"""Compares the scores of an export and the trained model: row by row, and by metric."""
+"""Compares the scores of an export and the trained model: row by row, and by metric; of a retriever, its queries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ import torch
 from jinja2 import Environment, StrictUndefined
 
 from rayrec.inference.graph import Inputs
+from rayrec.inference.topk import recall_of, top_k
 from rayrec.metrics import LabelMetrics
 from rayrec.models import Batch
 from rayrec.quant import TableFormat
 
 Score = Callable[[Batch], torch.Tensor]
 SAMPLE_ROWS = 100_000
+# The best items that queries find are compared among so many random items.
+PARITY_ITEMS, OVERLAP_QUERIES, OVERLAP_K = 20_000, 2048, 10
 METRICS = ("auc", "ne", "logloss", "calibration", "rmse", "mae", "r2")  # the last three for numbers
+
+
+_OVERLAP = {TableFormat.FP32: 0.99, TableFormat.INT8: 0.8, TableFormat.INT4: 0.5}  # others: 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +37,23 @@ class ParityLimits:
         logit: Maximum difference of a logit, relative to the largest logit (at least 1); None: unlimited.
         auc: Maximum difference of the AUC of a label; for a number, of its RMSE, relative to it.
         time: Maximum time of a batch, relative to the trained model; None: unlimited.
+        overlap: For queries, the smallest share of the trained model's best items that they find; None: for scores.
     """
 
     logit: float | None
     auc: float
     time: float | None = None
+    overlap: float | None = None
 
     @classmethod
-    def of(cls, formats: Iterable[TableFormat], dense: str) -> ParityLimits:
-        """Limits for these number formats."""
+    def of(cls, formats: Iterable[TableFormat], dense: str, queries: bool = False) -> ParityLimits:
+        """Limits for these number formats; of a retriever, with `queries`."""
         table_formats = set(formats)
+        if queries:
+            exact = dense == "fp32" and table_formats == {TableFormat.FP32}
+            overlap = min(_OVERLAP.get(format, 0.95) for format in table_formats)
+            time = None if dense == "fp32" else 1.0
+            return cls(logit=1e-5 if exact else None, auc=0.0, time=time, overlap=min(overlap, 1.0 if exact else 0.95))
         if dense != "fp32":  # narrow tables save memory, but narrow layers only time
             return cls(logit=None, auc=5e-4, time=1.0)
         if TableFormat.INT4 in table_formats:
@@ -57,7 +70,8 @@ class Parity:
     Args:
         rows: Number of scored rows.
         sampled: Whether they are a sample of the evaluation rows.
-        logit_max, logit_mean, probability_max: Maximum and mean differences.
+        logit_max, logit_mean, probability_max: Maximum and mean differences; of queries, the first two, of their
+            numbers.
         trained, exported: Metrics of both on these rows.
         recorded: Metrics that the trainer recorded for this checkpoint and these rows; None if it did not.
         bytes: Bytes of the tables, in the export and as fp32.
@@ -66,6 +80,7 @@ class Parity:
             drift against them.
         slow: A message if the export exceeds its time limit, else None.
         problems: A message for each exceeded limit of the scores.
+        overlap: For queries, the share of the trained model's `OVERLAP_K` best items that they find.
     """
 
     rows: int
@@ -82,6 +97,7 @@ class Parity:
     limits: ParityLimits
     slow: str | None = None
     problems: list[str] = field(default_factory=list)
+    overlap: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {"within_limits": not self.problems, **asdict(self)}
@@ -174,7 +190,6 @@ def compare(
     metrics = trained_side.metrics.compute(), exported_side.metrics.compute()
     seconds = trained_side.seconds, exported_side.seconds
     ms = {"trained": sum(seconds[0]) / rows * 1e6, "exported": sum(seconds[1]) / rows * 1e6}
-    slowdown = statistics.median(exported_s / trained_s for trained_s, exported_s in zip(*seconds, strict=True))
     return Parity(
         rows=rows,
         sampled=sampled,
@@ -188,11 +203,97 @@ def compare(
         ms_per_1000_rows=ms,
         quantiles=dict(zip(names, quantiles, strict=True)),
         limits=limits,
-        slow=None
-        if limits.time is None or slowdown <= limits.time
-        else f"slower than as trained: {slowdown:.2g} times",
+        slow=_slow(limits, seconds),
         problems=_problems(metrics, recorded, limits, logit_max / largest_logit),
     )
+
+
+def compare_queries(
+    trained: Score,
+    exported: Score,
+    batches: Iterable[Batch],
+    items_ID: torch.Tensor,
+    limits: ParityLimits,
+    bytes_: Mapping[str, int],
+    sampled: bool = False,
+) -> Parity:
+    """Compares the queries of every batch, and the best items of both.
+
+    Rows whose query is zero, as of an empty history, have no best items.
+
+    Args:
+        trained, exported: Return queries `[B, D]`.
+        items_ID: Vectors of items to find.
+
+    Raises:
+        ValueError: `batches` has no rows.
+    """
+    k = min(OVERLAP_K, len(items_ID))
+    rows, total, apart, largest = 0, 0.0, 0.0, 1.0
+    asked, shared = 0, 0.0
+    seconds: tuple[list[float], list[float]] = [], []
+
+    def timed(score: Score, batch: Batch, durations: list[float]) -> torch.Tensor:
+        begin = time.perf_counter()
+        queries = score(batch)
+        durations.append(time.perf_counter() - begin)
+        return queries
+
+    for batch in batches:
+        if not batch.rows:
+            continue
+        if not rows:
+            trained(batch), exported(batch)  # the first call of each is slower
+        expected, queries = timed(trained, batch, seconds[0]), timed(exported, batch, seconds[1])
+        difference = (expected.double() - queries.double()).abs()
+        rows, total = rows + batch.rows, total + float(difference.mean()) * batch.rows
+        apart = max(apart, _nan_to_inf(difference.max()))
+        largest = max(largest, _nan_to_inf(expected.abs().max()))
+        is_asked = expected.any(1)
+        if asked < OVERLAP_QUERIES and bool(is_asked.any()):
+            found, best = (top_k(vectors[is_asked], items_ID, k)[1] for vectors in (queries, expected))
+            asked, shared = asked + int(is_asked.sum()), shared + recall_of(found, best) * int(is_asked.sum())
+    if not rows:
+        raise ValueError("the evaluation data has no rows to compare queries on")
+    overlap = shared / asked if asked else 1.0
+    problems = []
+    if not apart < float("inf"):
+        problems.append("a query is not finite; check the training")
+    if limits.logit is not None and apart / largest > limits.logit:
+        limit = f"the limit is {limits.logit:g}"
+        problems.append(f"a query differs by {apart / largest:.2g} of the largest number; {limit}")
+    if limits.overlap is not None and not overlap >= limits.overlap:
+        problems.append(
+            f"{overlap:.1%} of the {k} best items are those of the trained model; the limit is {limits.overlap:.0%}"
+        )
+    return Parity(
+        rows=rows,
+        sampled=sampled,
+        logit_max=apart,
+        logit_mean=total / rows,
+        probability_max=0.0,
+        trained={},
+        exported={},
+        recorded=None,
+        bytes=dict(bytes_),
+        ms_per_1000_rows={"trained": sum(seconds[0]) / rows * 1e6, "exported": sum(seconds[1]) / rows * 1e6},
+        quantiles={},
+        limits=limits,
+        slow=_slow(limits, seconds),
+        problems=problems,
+        overlap=round(overlap, 5),
+    )
+
+
+def _slow(limits: ParityLimits, seconds: tuple[list[float], list[float]]) -> str | None:
+    """A message if an export exceeds its time limit.
+
+    Args:
+        seconds: Durations of the batches, of the trained model and of the export.
+    """
+    slowdown = statistics.median(exported_s / trained_s for trained_s, exported_s in zip(*seconds, strict=True))
+    slow = limits.time is not None and slowdown > limits.time
+    return f"slower than as trained: {slowdown:.2g} times" if slow else None
 
 
 def _nan_to_inf(value: torch.Tensor) -> float:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
+from rayrec.data import DataError, Manifest, Schema
 from rayrec.data.formats.find_parquet import find_parquet
+from rayrec.data.source.slices import Columns, slices_of
 from rayrec.inference.artifact import ExportError
+from rayrec.inference.export_store import ExportStore
+from rayrec.inference.file_jobs import ROWS_PER_FILE, FileJob, Part, Say, kept_columns, read_part
 from rayrec.inference.index import ItemIndex
-from rayrec.storage.files import Found
-from rayrec.storage.locations import plain_path
+from rayrec.inference.part_files import PartFiles
+from rayrec.inference.scorer import features_only
+from rayrec.storage.cache import Held
+from rayrec.storage.parallel import start_ray
 from rayrec.storage.parquet import open_parquet
-from rayrec.storage.struct_fields import columns_named, leaf_columns, leaf_table
+from rayrec.storage.struct_fields import columns_named, leaf_table
 
 BATCH_ROWS = 4096
-RECORD = b"rayrec.retrieve"
+RECORD = "_retrieve.json"
+# Columns are checked when they are read.
+NO_FEATURES = features_only(Schema.model_construct())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +50,23 @@ class RetrieveOptions:
     """List column of ids to exclude."""
     vectors: bool = False
     """Also writes the query vector of each row."""
+    time: str | None = None
+    """Column of times at which each row asks, for models with times; None: that of its newest item."""
 
     def __post_init__(self) -> None:
         if self.history is not None and self.vector is not None:
             raise ValueError("set the history column (--history) or the vector column (--vector), not both")
         if self.k < 1:
             raise ValueError(f"k={self.k} must be at least 1")
+        if self.time is not None and (self.history is not None or self.vector is not None):
+            raise ValueError("the time column (--time) needs rows with the columns that training read")
+
+    def columns(self, index: ItemIndex) -> list[str]:
+        """The columns that a row must have."""
+        named = [name for name in (self.history, self.vector, self.exclude, self.time) if name is not None]
+        if self.history is not None or self.vector is not None or index.mapping is None:
+            return named
+        return [*named, *index.mapping.schema.feature_columns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,84 +79,131 @@ class Retrieved:
     empty: int = 0
 
 
-def retrieve(index: ItemIndex, data: str | Path, out: str | Path, options: RetrieveOptions) -> Retrieved:
-    """Writes a file for each input file: its columns, `items` (ids, best first), `scores`, and with `vectors` the query
-    `vector`. Files that the same call wrote before are kept, so that it resumes an interrupted one.
+def retrieve(
+    index: str | Path,
+    data: str | Sequence[str],
+    out: str | Path,
+    options: RetrieveOptions,
+    *,
+    workers: int = 0,
+    rows_per_file: int = ROWS_PER_FILE,
+    say: Say = print,
+) -> Retrieved:
+    """Finds the best items for all rows of Parquet files.
 
-    The schema of each file records what it was made from: index, options, and size and time of the input file.
+    The output has every row once, with its columns, `items` (ids, best first), `scores`, and with `vectors` the query
+    `vector`. Rows keep their order within a file. After an interruption, call it again to resume.
 
     Args:
-        data: Parquet file, folder or glob.
+        index: An export with an index, or a folder of exports, of which the newest answers; a path or URI.
+        data: Files, folders or globs.
+        out: Folder that all workers can access; a path or URI.
+        workers: Concurrent Ray tasks, with a CPU each; 0: this process.
+        rows_per_file: Approximate number of rows of an output file.
 
     Raises:
-        DataError: `data` matches no file.
-        ExportError: A column does not exist, or exists already; two files have the same name; or `out` has results of
-            another index, other options or other data.
+        ExportError: The export is missing or incomplete, or has no index.
+        DataError: `data` matches no file, or a column does not exist, has another type, or exists already.
+        ValueError: A row cannot be mapped; or `out` has the output of another index, other options or other data.
     """
-    begin, num_rows, num_files, empty, folder = time.perf_counter(), 0, 0, 0, Path(out)
-    files = {file.uri: file for file in find_parquet(str(data))}
-    targets = {uri: folder / Path(plain_path(uri)).name for uri in files}
-    if len(set(targets.values())) < len(targets):
-        raise ExportError(f"{data}: files in different folders have the same name; retrieve for one folder at a time")
-    records = {uri: _record(index, file, options) for uri, file in files.items()}
-    done = {uri for uri, target in targets.items() if target.exists()}
-    for uri in done:
-        _check_record(targets[uri], records[uri])
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, target in targets.items():
-        if path in done:
-            continue
-        scratch = target.with_name(f".{target.name}.partial")
-        source = open_parquet(path)
-        _check_columns(path, leaf_columns(source.schema_arrow), options)
-        writer: pq.ParquetWriter | None = None
-        for batch in source.iter_batches(BATCH_ROWS):
-            table = _with_items(index, pa.Table.from_batches([batch]), options)
-            table = table.replace_schema_metadata({**(table.schema.metadata or {}), RECORD: json.dumps(records[path])})
-            writer = writer or pq.ParquetWriter(scratch, table.schema)
-            writer.write_table(table)
-            num_rows += len(table)
-            empty += pc.sum(pc.equal(pc.list_value_length(table.column("items")), 0)).as_py() or 0
-        if writer is not None:
-            writer.close()
-            scratch.rename(target)
-            num_files += 1
-    return Retrieved(num_rows, num_files, time.perf_counter() - begin, empty)
+    begin, output = time.perf_counter(), PartFiles(out)
+    if workers:
+        start_ray()
+    export = ExportStore(index).newest()
+    source = export.path if export.remote else str(Path(export.path).absolute())
+    opened, _in_use = _open(source)  # the second keeps a copy in the cache
+    manifest = Manifest.read(data, NO_FEATURES, window_rows=rows_per_file)
+    kept = kept_columns(manifest, None, ["items", "scores", *(["vector"] if options.vectors else [])])
+    names = options.columns(opened)
+    _check_columns(manifest.files[0].uri, read_part(slices_of(manifest, 0), kept, names).schema, options)
+    task = Task(index=source, out=output.path, columns=kept, options=options)
+    job = FileJob(
+        output=output,
+        manifest=manifest,
+        record_file=RECORD,
+        made_of={"index": opened.version, "options": asdict(options)},
+        here=partial(retrieve_part, task, opened),
+        in_worker=partial(retrieve_in_worker, task),
+    )
+    results = [*job.run(workers, say)]
+    rows, empty = (sum(result[name] for result in results) for name in ("rows", "empty"))
+    return Retrieved(rows, len(results), time.perf_counter() - begin, empty)
 
 
-def _record(index: ItemIndex, file: Found, options: RetrieveOptions) -> dict[str, Any]:
-    return {"index": index.report.version, "options": asdict(options), "data": [file.size_bytes, file.changed_ns]}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """The settings of a job that every worker needs.
 
-
-def _check_record(target: Path, record: dict[str, Any]) -> None:
+    Args:
+        index: Path or URI of the export.
+        out: Path or URI of the output folder.
+        columns: Input columns to keep, with their types.
     """
+
+    index: str
+    out: str
+    columns: Columns
+    options: RetrieveOptions
+
+
+def retrieve_part(task: Task, index: ItemIndex, part: Part) -> dict[str, Any]:
+    """Reads a part, finds the items of its rows, and writes it.
+
     Raises:
-        ExportError: The file was made from something else.
+        DataError: The part cannot be read.
+        ValueError: A row cannot be mapped.
     """
-    try:
-        found = json.loads((pq.read_schema(target).metadata or {})[RECORD])
-    except (OSError, KeyError, ValueError):
-        found = {}
-    for part in record:
-        if found.get(part) != record[part]:
-            made = f"of {part} {found[part]}, not {record[part]}" if part in found else "of an unknown index"
-            raise ExportError(f"{target} has results {made}: give another folder, or remove this one")
+    number, slices = part
+    table = read_part(slices, task.columns, task.options.columns(index))
+    kept = [name for name, _ in task.columns]
+    blocks = [
+        _with_items(index, table.slice(start, BATCH_ROWS), kept, task.options)
+        for start in range(0, max(len(table), 1), BATCH_ROWS)
+    ]
+    result = pa.concat_tables(blocks)
+    PartFiles(task.out).write_part(number, result)
+    empty = pc.sum(pc.equal(pc.list_value_length(result.column("items")), 0)).as_py() or 0
+    return {"rows": len(result), "empty": empty}
+
+
+def retrieve_in_worker(task: Task, part: Part) -> dict[str, Any]:
+    """`retrieve_part` in a process that keeps the index loaded for its next part."""
+    torch.set_num_threads(1)
+    return retrieve_part(task, _open_once(task.index)[0], part)
+
+
+def _open(index: str) -> tuple[ItemIndex, Held]:
+    """Loads the export at a path or URI. `Held` must be kept while it is used: it keeps the copy in the cache."""
+    store = ExportStore(index)
+    export = store.open(store.newest())
+    return ItemIndex(export.folder, checksums=False), export
+
+
+_open_once = lru_cache(maxsize=1)(_open)
 
 
 def _check_columns(path: str, schema: pa.Schema, options: RetrieveOptions) -> None:
-    for added in ("items", "scores", *(["vector"] if options.vectors else [])):
-        if added in schema.names:
-            raise ExportError(f"{path} has a column {added!r}, which the results have as well: rename it")
+    """
+    Raises:
+        DataError: A column of the options does not exist, or has another type.
+    """
     for column in (options.history, options.vector, options.exclude):
         if column is None:
             continue
-        if column not in schema.names:
-            raise ExportError(f"{path} has no column {column!r}; it has {schema.names}")
-        if not pa.types.is_list(schema.field(column).type) and not pa.types.is_large_list(schema.field(column).type):
-            raise ExportError(f"{path}: column {column!r} must be a list, not {schema.field(column).type}")
+        kind = schema.field(column).type
+        if pa.types.is_null(kind):
+            raise DataError(f"no column {column!r}; it has {schema.names}", file=path)
+        if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+            raise DataError(f"column {column!r} must be a list, not {kind}", file=path)
+    if options.time is not None:
+        kind = schema.field(options.time).type
+        if not pa.types.is_timestamp(kind) and not pa.types.is_integer(kind):
+            raise DataError(
+                f"column {options.time!r} must have timestamps, or seconds since 1970, not {kind}", file=path
+            )
 
 
-def _with_items(index: ItemIndex, table: pa.Table, options: RetrieveOptions) -> pa.Table:
+def _with_items(index: ItemIndex, table: pa.Table, kept: Sequence[str], options: RetrieveOptions) -> pa.Table:
     exclude = _lists(table, options.exclude)
     if options.history is not None:
         histories = _lists(table, options.history)
@@ -146,16 +211,26 @@ def _with_items(index: ItemIndex, table: pa.Table, options: RetrieveOptions) -> 
     elif options.vector is not None:
         histories, queries = [], torch.tensor(_lists(table, options.vector), dtype=torch.float32)
     else:
-        queries, histories = index.queries_of(table), _lists(table, index.seen_column)
+        times = () if options.time is None else _seconds(table.column(options.time))
+        queries, histories = index.queries_of(table, times), _lists(table, index.seen_column)
     if histories and not options.keep_seen:
         exclude = [[*history, *excluded] for history, excluded in zip(histories, exclude, strict=True)]
     scores, rows = index.search(queries, options.k, exclude)
     item_scores = [row_scores[row_scores > float("-inf")].tolist() for row_scores in scores]
+    table = table.select(kept)
     table = table.append_column("items", pa.array(index.ids_of(rows), pa.list_(index.items.column(0).type)))
     table = table.append_column("scores", pa.array(item_scores, pa.list_(pa.float32())))
     if not options.vectors:
         return table
     return table.append_column("vector", pa.array(list(queries.numpy()), pa.list_(pa.float32())))
+
+
+def _seconds(times: pa.ChunkedArray) -> list[int | None]:
+    """Seconds since 1970; None for nulls."""
+    if pa.types.is_timestamp(times.type):
+        times = times.cast(pa.timestamp("s", times.type.tz), safe=False).cast(pa.int64())
+    seconds: list[int | None] = times.to_pylist()
+    return seconds
 
 
 def _lists(table: pa.Table, column: str | None) -> Sequence[list[object]]:

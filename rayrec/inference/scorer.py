@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayrec.data import DataError, Mapping, Schema
+from rayrec.inference.artifact import ExportError
 from rayrec.inference.model import Model
 
 if TYPE_CHECKING:
@@ -35,10 +36,16 @@ class Scorer:
     """A model with its mapping. Thread-safe.
 
     Raises:
+        ExportError: The export is a query tower.
         DataError, ValueError: The mapping of the export is damaged.
     """
 
     def __init__(self, model: Model) -> None:
+        if model.index.inputs.query is not None:
+            raise ExportError(
+                f"{model.folder} is a query tower, which does not score rows: use `rayrec retrieve`, or `rayrec serve "
+                "--index`"
+            )
         self.model = model
         self.mapping = Mapping.from_config(model.mapping_config(), labels=False)
 

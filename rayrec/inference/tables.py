@@ -52,10 +52,11 @@ class PartialTable(nn.Parameter):
         assert self.ids is not None and self.vectors is not None
         self.vectors[low:high] = rows[self.ids[low:high] - start]
 
-    def has_recorded(self, start: int, stop: int) -> bool:
-        """Whether a row of `[start, stop)` was recorded. Ends recording."""
+    def recorded_span(self, start: int, stop: int) -> tuple[int, int] | None:
+        """The first recorded row of `[start, stop)` and the one after the last; None without any. Ends recording."""
         low, high = self._between(start, stop)
-        return low < high
+        assert self.ids is not None
+        return (int(self.ids[low]), int(self.ids[high - 1]) + 1) if low < high else None
 
     def quantized(self, format: TableFormat, table: str) -> PartialTable:
         """The same rows, quantized and dequantized.
@@ -93,9 +94,9 @@ class PartialTable(nn.Parameter):
 
 
 def fill_partial(partial_tables: Mapping[str, PartialTable], tables: Sequence[TableConfig], read: ReadRows) -> None:
-    """Fills partial tables; reads only blocks with recorded rows."""
+    """Fills partial tables; reads only the recorded rows and those between them."""
     for table, start, rows in _blocks(
-        tables, read, lambda table, start, stop: partial_tables[table].has_recorded(start, stop)
+        tables, read, lambda table, start, stop: partial_tables[table].recorded_span(start, stop)
     ):
         partial_tables[table].fill(start, rows)
 
@@ -143,14 +144,18 @@ def _write(file: Any, data: bytes | memoryview, crc: int) -> int:
 
 
 def _blocks(
-    tables: Iterable[TableConfig], read: ReadRows, selected: Callable[[str, int, int], bool] | None = None
+    tables: Iterable[TableConfig], read: ReadRows, part: Callable[[str, int, int], tuple[int, int] | None] | None = None
 ) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Table, first row and float32 rows of each block; a thread reads the next block meanwhile."""
+    """Table, first row and float32 rows of each block; a thread reads the next block meanwhile.
+
+    Args:
+        part: The rows to read of a block, None for none; default: all.
+    """
     spans = (
-        (table.name, start, stop)
+        (table.name, *rows)
         for table in tables
         for start, stop in blocks_of(table.num_embeddings, table.embedding_dim, _BLOCK_NUMBERS)
-        if selected is None or selected(table.name, start, stop)
+        if (rows := (start, stop) if part is None else part(table.name, start, stop)) is not None
     )
     with ThreadPoolExecutor(1, "rayrec-tables") as reader:
         previous = None

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from rayrec.inference.artifact import ExportError
 from rayrec.metrics.ranking import Jagged
 
 BLOCK_QUERIES, BLOCK_ITEMS = 256, 32_768  # 32 MiB of scores
+# If a smaller share of the items is allowed, exact search gathers their vectors instead of comparing all.
+GATHERED_SHARE = 0.3
 GROUP = 64
 NO_SCORE = float("-inf")
 KINDS = ("ivf", "hnsw")
 HNSW_LINKS, HNSW_BUILD = 32, 100
+# A search without what a query excludes looks for so many more results at least, and is repeated with more effort only
+# if the effort that it needs is so many times larger.
+MIN_SPARE, ENOUGH = 16, 1.25
+# With a filter, it looks for so many times more than k / the share of the allowed items.
+FILTER_SPARE = 1.5
 
 
 def top_k(
@@ -37,11 +45,14 @@ def top_k(
     """
     if k < 1:
         raise ValueError(f"k={k} must be at least 1")
+    allowed_rows = None
+    if allowed_I is not None and float(allowed_I.float().mean()) < GATHERED_SHARE:
+        allowed_rows, allowed_I = torch.nonzero(allowed_I).flatten(), None
     blocks = []
     for start in range(0, len(queries_QD), BLOCK_QUERIES):
         stop = min(start + BLOCK_QUERIES, len(queries_QD))
         block_excluded = None if excluded is None else excluded.rows(start, stop)
-        blocks.append(_top_k_of_block(queries_QD[start:stop], items_ID, k, block_excluded, allowed_I))
+        blocks.append(_top_k_of_block(queries_QD[start:stop], items_ID, k, block_excluded, allowed_I, allowed_rows))
     if not blocks:
         return queries_QD.new_empty(0, k), torch.empty(0, k, dtype=torch.int64, device=queries_QD.device)
     scores, rows = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
@@ -54,12 +65,49 @@ def _top_k_of_block(
     k: int,
     excluded: tuple[torch.Tensor, torch.Tensor] | None,
     allowed: torch.Tensor | None,
+    allowed_rows: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Args:
+        excluded: Indices of queries, and rows of items.
+        allowed_rows: Ascending rows, which alone are compared.
+    """
+    if allowed_rows is not None:
+        if excluded is not None:
+            query_indices, item_rows = excluded
+            positions = torch.searchsorted(allowed_rows, item_rows)
+            is_allowed = (
+                allowed_rows[positions.clamp(max=len(allowed_rows) - 1)] == item_rows
+                if len(allowed_rows)
+                else item_rows < 0
+            )
+            excluded = query_indices[is_allowed], positions[is_allowed]
+        best, indices = _top_k_of_items(
+            queries, lambda start, stop: items[allowed_rows[start:stop]], len(allowed_rows), k, excluded
+        )
+        rows = F.pad(allowed_rows, (0, 1), value=-1)[indices]
+        return best, rows
+    return _top_k_of_items(queries, lambda start, stop: items[start:stop], len(items), k, excluded, allowed)
+
+
+def _top_k_of_items(
+    queries: torch.Tensor,
+    read: Callable[[int, int], torch.Tensor],
+    items: int,
+    k: int,
+    excluded: tuple[torch.Tensor, torch.Tensor] | None,
+    allowed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    Args:
+        read: The vectors of items `[start, stop)`.
+        items: Number of items.
+    """
     best = queries.new_full((len(queries), k), NO_SCORE)
     rows = torch.full((len(queries), k), -1, dtype=torch.int64, device=queries.device)
-    for start in range(0, len(items), BLOCK_ITEMS):
-        scores = queries @ items[start : start + BLOCK_ITEMS].T
-        stop = start + scores.shape[1]
+    for start in range(0, items, BLOCK_ITEMS):
+        stop = min(start + BLOCK_ITEMS, items)
+        scores = queries @ read(start, stop).T
         if allowed is not None:
             scores.masked_fill_(~allowed[start:stop], NO_SCORE)
         if excluded is not None:
@@ -139,7 +187,7 @@ class Approximate:
         while True:
             self.efforts = [*smaller, (k, effort)]
             begin = time.perf_counter()
-            _, rows = self._search(queries, k, excluded, effort)
+            _, rows = self._search(queries, k, excluded, lambda _, effort=effort: effort)  # type: ignore[misc]
             seconds = time.perf_counter() - begin
             recall = recall_of(rows, exact_QK)
             if recall >= min_recall or effort >= max_effort:
@@ -157,42 +205,82 @@ class Approximate:
         power = math.log(next_effort / effort) / math.log(next_k / k)
         return math.ceil(effort * (count / k) ** power - 1e-6)
 
-    def search(self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def search(
+        self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `top_k`."""
-        return self._search(queries_QD, k, excluded)
+        return self._search(queries_QD, k, excluded, self.effort)
+
+    def search_allowed(
+        self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None, allowed_I: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """As `search`, among the allowed items; None if there are so few that an exact search is faster.
+
+        Looks for enough of all items. With a selector of the allowed items in faiss, queries with few of them nearby
+        would search the wrong lists, and lose recall without a sign.
+
+        Args:
+            allowed_I: bool.
+
+        Returns:
+            As `search`; and bool `[Q]`, whether enough of the items found were allowed. The results of others are
+            incomplete.
+        """
+        count = int(allowed_I.sum())
+        wanted = math.ceil(FILTER_SPARE * k * len(allowed_I) / max(count, 1)) + MIN_SPARE
+        if wanted > self.efforts[-1][0]:
+            return None
+        scores, rows = self.search(queries_QD, wanted, excluded)
+        is_allowed = (rows >= 0) & allowed_I[rows]
+        order = (~is_allowed).int().argsort(dim=1, stable=True)[:, :k]
+        kept = is_allowed.gather(1, order)
+        best_scores = scores.gather(1, order).masked_fill(~kept, NO_SCORE)
+        return best_scores, rows.gather(1, order).masked_fill(~kept, -1), kept.all(1)
 
     def _search(
-        self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None, effort: int | None = None
+        self, queries_QD: torch.Tensor, k: int, excluded: Jagged | None, effort: Callable[[int], int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        queries = queries_QD.detach().float().contiguous().numpy()
+        """
+        Args:
+            effort: Number of results → effort.
+        """
+        queries, first = queries_QD.detach().float().contiguous().numpy(), effort(k)
         if excluded is None:
-            return self._search_alike(queries, k, effort or self.effort(k))
-        scores = torch.empty(len(queries), k)
-        rows = torch.empty(len(queries), k, dtype=torch.int64)
+            return self._search_alike(queries, k, first)
+        # A selector of faiss holds for a whole call, so all queries search together first, and what they exclude is
+        # removed. Queries that exclude many of their best items search again, each with a selector.
         ids, offsets = excluded.ids.numpy(), excluded.offsets.numpy()
-        free = np.flatnonzero(np.diff(offsets) == 0)
-        if len(free):
-            scores[free], rows[free] = self._search_alike(queries[free], k, effort or self.effort(k))
-        # A selector of faiss holds for a whole call.
-        for query in np.flatnonzero(np.diff(offsets)):
-            banned = np.unique(ids[offsets[query] : offsets[query + 1]])
-            one = slice(query, query + 1)
-            wanted = effort or self.effort(k + len(banned))
-            scores[one], rows[one] = self._search_alike(queries[one], k, wanted, banned)
-        return scores, rows
+        counts = np.diff(offsets)
+        spare = min(int(counts.max()), max(MIN_SPARE, k // 4))
+        # HNSW keeps as many candidates as its effort; IVF sorts as many as are asked for.
+        wanted = min(max(k, first), k + spare) if self.kind == "hnsw" else k + spare
+        all_scores, all_rows = (x.numpy() for x in self._search_alike(queries, wanted, first))
+        scores, rows = all_scores[:, :k].copy(), all_rows[:, :k].copy()
+        is_banned = _pairs_in(all_rows, np.repeat(np.arange(len(counts)), counts), ids, self.index.ntotal)
+        for query in np.flatnonzero(is_banned[:, :k].any(1)):
+            free = np.flatnonzero(~is_banned[query] & (all_rows[query] >= 0))[:k]
+            more = effort(int(free[-1]) + 1 if len(free) == k else k + int(counts[query]))
+            if len(free) == k and more <= ENOUGH * first:
+                scores[query], rows[query] = all_scores[query, free], all_rows[query, free]
+                continue
+            banned, one = ids[offsets[query] : offsets[query + 1]], slice(query, query + 1)
+            scores[one], rows[one] = self._search_alike(queries[one], k, more, banned)
+        return torch.from_numpy(scores), torch.from_numpy(rows)
 
     def _search_alike(
         self, queries: Any, k: int, effort: int, banned: Any | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A search that excludes the same rows for all queries."""
-        faiss = _faiss()
-        selector = None if banned is None else faiss.IDSelectorBatch(banned)
-        others = None if selector is None else faiss.IDSelectorNot(selector)
+        faiss, selector = _faiss(), None
+        if banned is not None:
+            allowed = np.ones(self.index.ntotal, bool)
+            allowed[banned] = False
+            bits = np.packbits(allowed, bitorder="little")
+            selector = faiss.IDSelectorBitmap(bits)
         if self.kind == "ivf":
-            params = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=others)
+            params = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=selector)
         else:
-            needed = k if banned is None else k + len(banned)
-            params = faiss.SearchParametersHNSW(efSearch=max(effort, needed), sel=others)
+            params = faiss.SearchParametersHNSW(efSearch=max(effort, k), sel=selector)
         scores, rows = map(torch.from_numpy, self.index.search(queries, k, params=params))
         return scores.masked_fill(rows < 0, NO_SCORE), rows
 
@@ -212,6 +300,13 @@ class Approximate:
             raise ExportError(
                 f"{path} cannot be read by faiss {faiss.__version__}: write the index again ({error})"
             ) from None
+
+
+def _pairs_in(rows_QK: Any, query_N: Any, ids_N: Any, items: int) -> Any:
+    """bool `[Q, K]`: whether a row is among the ids of its query."""
+    banned = np.sort(ids_N + items * query_N)
+    found = np.where(rows_QK < 0, -1, rows_QK + items * np.arange(len(rows_QK))[:, None])
+    return banned[np.searchsorted(banned, found).clip(max=len(banned) - 1)] == found
 
 
 def recall_of(rows_QK: torch.Tensor, exact_QK: torch.Tensor) -> float:

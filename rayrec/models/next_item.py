@@ -22,7 +22,7 @@ from rayrec.models.retriever import (
     before_next,
     normalized,
 )
-from rayrec.modules.attention import Layout
+from rayrec.modules.attention import Layout, PaddedLayout
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.encoder import EncoderConfig, TransformerEncoder
 from rayrec.modules.hstu import HSTUConfig, HSTUEncoder
@@ -95,7 +95,10 @@ class NextItem(Retriever):
 
         A model that reads times asks for the item at `batch.time`, or without it, at the time of the newest item.
         """
-        return self._query(self.history(batch), batch.time)
+        history = self.history(batch)
+        if torch.compiler.is_exporting():
+            return self._padded_query(history, batch.time)
+        return self._query(history, batch.time)
 
     def _query(self, history: History, now_B: torch.Tensor | None) -> torch.Tensor:
         """
@@ -112,6 +115,26 @@ class NextItem(Retriever):
         nonempty = layout.lengths > 0
         out = encoded_TD.new_zeros(len(nonempty), encoded_TD.shape[1])
         return out.index_put((nonempty,), encoded_TD[layout.offsets[1:][nonempty] - 1])
+
+    def _padded_query(self, history: History, now: torch.Tensor | None) -> torch.Tensor:
+        """Returns what `_query` does; no size depends on values, as an exported graph requires."""
+        lengths_B = history.offsets.diff().clamp(max=self.max_length)
+        steps_W = torch.arange(self.max_length, device=lengths_B.device)
+        is_item_BW = steps_W < lengths_B[:, None]
+        is_newest_BW = steps_W == lengths_B[:, None] - 1
+        # Position 0 of the padded values is for padding; item i follows at i + 1.
+        source_BW = torch.where(is_item_BW, (history.offsets[1:] - lengths_B)[:, None] + steps_W + 1, 0)
+        times = next_times = None
+        if history.times is not None:
+            times = F.pad(history.times, (1, 0))[source_BW]
+            asked = times if now is None else now[:, None].expand(-1, self.max_length)
+            next_times = torch.where(is_newest_BW, asked, times.roll(-1, 1)).flatten()
+            times = times.flatten()
+        layout = PaddedLayout(lengths_B, self.max_length, times, next_times)
+        vectors_TD = self.item_vectors(F.pad(history.ids, (1, 0))[source_BW.flatten()])[0]
+        encoded_TD = self.encode(vectors_TD, layout)
+        newest = layout.offsets[:-1] + (lengths_B - 1).clamp(min=0)
+        return torch.where(lengths_B[:, None] > 0, encoded_TD[newest], 0.0)
 
     def items(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns `[C, D]`."""

@@ -146,6 +146,10 @@ class ItemVectors(nn.Module):
     def forward(self, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns vectors `[n, D]` for each tensor of ids `[n]`, with a single lookup."""
         all_ids = torch.cat(ids)
+        if torch.compiler.is_exporting():  # `torch.tensor` and `len` would make constants of sizes: each id is a row
+            lengths, total = torch.ones_like(all_ids), all_ids.shape[0]
+            kjt = KeyedJaggedTensor([self.feature], all_ids, lengths=lengths, length_per_key=[total])
+            return self.embeddings(kjt)[self.feature].values().split([tensor.shape[0] for tensor in ids])
         lengths = torch.tensor([len(all_ids)], device=all_ids.device)
         vectors = self.embeddings(KeyedJaggedTensor([self.feature], all_ids, lengths=lengths))
         return vectors[self.feature].values().split([len(tensor) for tensor in ids])

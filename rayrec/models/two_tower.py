@@ -14,6 +14,7 @@ from rayrec.models.retriever import EvalQueries, QueryInputs, Retriever, normali
 from rayrec.modules import MLP, EmbeddingCollection
 from rayrec.modules.configs import BaseEmbeddingConfig
 from rayrec.modules.lookup import as_collection_table
+from rayrec.modules.pooling import pool_mean
 from rayrec.sparse import KeyedJaggedTensor
 
 
@@ -76,6 +77,9 @@ class TwoTower(Retriever):
 
         The vectors of `items` follow those of the item feature, which requests lack.
         """
+        if torch.compiler.is_exporting():
+            assert sparse is not None
+            return {name: jagged.values() for name, jagged in self.embeddings(sparse).items()}
         keys = () if sparse is None else sparse.keys()
         ids = [sparse[name].values() if name in keys else items.new_empty(0) for name in self.features]  # type: ignore[index]
         ids[self.features.index(self.item)] = torch.cat([ids[self.features.index(self.item)], items])
@@ -88,9 +92,7 @@ class TwoTower(Retriever):
         for name in self.features:
             if name != self.item:
                 lengths = batch.sparse[name].lengths().long()
-                rows = torch.arange(batch.rows, device=lengths.device).repeat_interleave(lengths)
-                sums = vectors[name].new_zeros(batch.rows, vectors[name].shape[1]).index_add(0, rows, vectors[name])
-                columns.append(sums / lengths.clamp(min=1)[:, None])
+                columns.append(pool_mean(vectors[name], lengths))
         return normalized(self.query_tower(torch.cat(columns, dim=1)), self.normalize)
 
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:

@@ -148,6 +148,45 @@ class Layout:
         return torch.cat(results).index_select(0, inverse)
 
 
+class PaddedLayout(Layout):
+    """Rows that are padded to one width, so that no size depends on values, as an exported graph requires.
+
+    T is B * width, and padding follows the items of each row. Results at padded positions are meaningless.
+
+    Args:
+        lengths: int64 `[B]`, at most `width`.
+        width: Length of every row with its padding.
+        times, next_times: int64 `[T]`. None if rows have no times.
+    """
+
+    def __init__(
+        self,
+        lengths: torch.Tensor,
+        width: int,
+        times: torch.Tensor | None = None,
+        next_times: torch.Tensor | None = None,
+    ) -> None:
+        offsets = width * torch.arange(lengths.shape[0] + 1, device=lengths.device)
+        super().__init__(offsets, times, next_times, width=width)
+        self.padded_width, self.lengths = width, lengths
+
+    @cached_property
+    def row_of(self) -> torch.Tensor:
+        rows = torch.arange(self.lengths.shape[0], device=self.device)
+        return rows[:, None].expand(-1, self.padded_width).flatten()
+
+    @cached_property
+    def position_in_row(self) -> torch.Tensor:
+        positions = torch.arange(self.padded_width, device=self.device)
+        return positions[None].expand(self.lengths.shape[0], -1).flatten()
+
+    @cached_property
+    def buckets(self) -> list[Bucket]:
+        rows = torch.arange(self.lengths.shape[0], device=self.device)
+        all_positions = torch.arange(self.row_of.shape[0], device=self.device)
+        return [Bucket(rows, self.padded_width, all_positions, all_positions)]
+
+
 class SelfAttention(nn.Module):
     """Multi-head softmax attention within each row (Vaswani et al. 2017).
 

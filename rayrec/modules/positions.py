@@ -39,7 +39,7 @@ class Positions(nn.Module):
         check_length(layout, len(self.vectors))
         positions = layout.position_in_row
         if self.count_from == "newest":
-            positions = layout.lengths[layout.row_of] - 1 - positions
+            positions = (layout.lengths[layout.row_of] - 1 - positions).clamp(min=0)  # below 0: padding
         return self.vectors.index_select(0, positions)
 
 

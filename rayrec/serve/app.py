@@ -27,7 +27,6 @@ def application(config: ServeConfig) -> App:
         from rayrec.serve import v2_grpc
         from rayrec.serve.clients import Clients
         from rayrec.serve.http import App
-        from rayrec.serve.retrieval import Retrieval, newest_index
         from rayrec.serve.service import Service, freeze_garbage
 
     torch.set_num_threads(config.cpus)
@@ -36,10 +35,9 @@ def application(config: ServeConfig) -> App:
         # The worker's log in Ray's folder. Serve's `sys.stderr` buffers a thousand lines.
         logger.addHandler(logging.StreamHandler(sys.__stderr__))
         logger.setLevel(logging.INFO)
-    service = Service(config.models, config.limits, config.watch_s, config.log, config.cache_bytes)
+    service = Service(config.models, config.limits, config.watch_s, config.log, config.cache_bytes, config.index)
     grpc_server = None
     if config.grpc_port is not None:
         grpc_server = partial(v2_grpc.serving, host=config.host, port=config.grpc_port, tls=config.tls)
-    retrieval = None if config.index is None else Retrieval(newest_index(config.index), config.limits)
     freeze_garbage()
-    return App(service, Clients(config.clients), config.batching, grpc_server, retrieval)
+    return App(service, Clients(config.clients), config.batching, grpc_server)

@@ -186,8 +186,8 @@ class ServeConfig(Strict):
     """Log of requests and scores, as training data. None: no log."""
     cache_bytes: Count = CACHE_BYTES
     """Disk space per node for copies of exports from object storage, in bytes."""
-    index: LocalPath | None = None
-    """Index for `POST /retrieve`, or a folder of indexes (serves the last by name)."""
+    index: Annotated[Path | str, BeforeValidator(_path_or_uri)] | None = None
+    """Export with an index for `POST /retrieve`, or a folder of exports (serves the newest). A path or a URI."""
 
     @model_validator(mode="after")
     def _check(self) -> ServeConfig:

@@ -50,7 +50,7 @@ class App:
         clients: Clients that may send requests; default: anyone.
         batching: Scores requests that wait in one batch; False: each request separately.
         grpc_server: Context manager of a server that runs in the same event loop, from startup to shutdown.
-        retrieval: Answers `/retrieve`.
+        retrieval: Answers `/retrieve`; default: the service's.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class App:
         retrieval: Retrieval | None = None,
     ) -> None:
         self.batcher, self._service = Batcher(service, clients, batching), service
-        self._grpc_server, self._retrieval = grpc_server, retrieval
+        self._grpc_server, self._retrieval = grpc_server, retrieval or service.retrieval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -127,13 +127,13 @@ def check(config: ServeConfig) -> None:
     """
     with quick_imports():
         from rayrec.serve.clients import Clients, check_tls
-        from rayrec.serve.retrieval import check_index, newest_index
-        from rayrec.serve.versions import check_version
+        from rayrec.serve.retrieval import check_index
+        from rayrec.serve.versions import check_scores, check_version
 
     for spec in config.models:
-        check_version(spec.folder, config.cache_bytes)
+        check_scores(check_version(spec.folder, config.cache_bytes))
     if config.index is not None:
-        check_index(newest_index(config.index))
+        check_index(check_version(config.index, config.cache_bytes))
     Clients(config.clients)
     if config.tls is not None:
         check_tls(config.tls)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +14,12 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 
 from rayrec._runtime.strict import Strict
-from rayrec.inference.artifact import ExportError, check_listed
-from rayrec.inference.export_store import natural_order
-from rayrec.inference.index import INDEX_JSON, ItemIndex, read_report
+from rayrec.inference.artifact import read_index
+from rayrec.inference.index import ItemIndex
 from rayrec.serve.errors import RequestError
 from rayrec.serve.limits import Limits
+from rayrec.serve.versions import Versions, check_parity
+from rayrec.storage.cache import CACHE_BYTES, Held
 
 MAX_K = 1000
 # Numbers and ids of an answer: each is a Python object for a while, and about 20 bytes of JSON.
@@ -27,18 +30,26 @@ Number = Annotated[float, Field(gt=-1e30, lt=1e30, allow_inf_nan=False)]
 
 
 class Query(Strict):
-    """A query: a history, a vector, or a row."""
+    """A query: a history, a vector, or a row; and its time, in seconds since 1970 or as ISO 8601 text (default UTC)."""
 
     history: Ids | None = None
     vector: list[Number] | None = None
     row: dict[str, Any] | None = None
     exclude: Ids = Field([])
+    time: Annotated[int, Field(ge=0, lt=1 << 40)] | datetime | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Query:
         if (self.history, self.vector, self.row).count(None) != 2:
             raise ValueError("a query must have one of: history, vector, row (with the columns that training read)")
         return self
+
+    @property
+    def seconds(self) -> int | None:
+        """The time in seconds since 1970."""
+        if not isinstance(self.time, datetime):
+            return self.time
+        return int((self.time if self.time.tzinfo is not None else self.time.replace(tzinfo=UTC)).timestamp())
 
     @property
     def kind(self) -> str:
@@ -55,74 +66,135 @@ class Request(Strict):
     vectors: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedIndex:
+    """A loaded version of an index with its query tower.
+
+    Args:
+        export: Keeps the version's files in the cache.
+    """
+
+    index: ItemIndex
+    export: Held
+
+    @property
+    def version(self) -> str:
+        return self.index.version
+
+    @property
+    def folder(self) -> Path:
+        return self.index.folder
+
+
+def load_index(export: Held) -> LoadedIndex:
+    """Loads a version; its checksums must have been checked.
+
+    Raises:
+        ExportError: The export has no index, or its queries are outside their limits.
+    """
+    check_index(export.folder)
+    return LoadedIndex(ItemIndex(export.folder, checksums=False), export)
+
+
 class Retrieval:
-    """Answers requests from an index.
+    """Answers requests from the newest version of an index.
 
     A request is JSON: `{"queries": [{"history": [ids], "exclude": [ids]}], "k": 10, "filter": {"column": [values]},
     "keep_seen": false, "vectors": false}`. Instead of `history`, a query may have a `vector`, or a `row`: an object
-    with the columns that the query tower reads. Results exclude the items of the history unless `keep_seen`. With
+    with the columns that the query tower reads; with `time`, a model that reads times answers as of then, else as of
+    the newest item. Results exclude the items of the history unless `keep_seen`. With
     `vectors`, each result includes the vector of its query.
 
     A result has `ids` and `scores`, best first, and `known`, the number of ids of the history that the model knows. If
     nothing of a query is known, so that all items have the same score, `ids` is empty.
 
+    Args:
+        path: An export with an index, or a folder of exports; a path or URI.
+        on_change: See `Versions`.
+        cache_bytes: Disk space on this node for copies of exports from object storage.
+
     Raises:
         ExportError: The index is missing or incomplete.
     """
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
-        self.index, self.limits = ItemIndex(folder), limits or Limits()
+    def __init__(
+        self,
+        path: Path | str,
+        limits: Limits | None = None,
+        on_change: Callable[[str, str, str], object] = lambda *_: None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.versions = Versions(path, load_index, on_change, cache_bytes)
+
+    @property
+    def index(self) -> ItemIndex:
+        """The active version."""
+        return self.versions.active.index
+
+    def health(self, details: bool = True) -> dict[str, Any]:
+        """The active version; with details also its folder, warnings, and refused versions with the reason."""
+        index = self.index
+        entry: dict[str, Any] = {"version": index.version}
+        if details:
+            warnings = [] if index.model is None else index.model.warnings
+            entry |= {"folder": str(index.folder), "warnings": warnings, "refused": dict(self.versions.refused)}
+        return entry
 
     def answer(self, body: bytes) -> bytes:
         """
         Raises:
             RequestError: The request is wrong.
         """
-        request = _parse(body)
+        request, index = _parse(body), self.index  # read once: a request keeps one version until its end
         self.limits.check_rows(len(request.queries))
-        seen_column = self.index.seen_column
-        _check_answer(request, self.index.report.dim)
+        seen_column = index.seen_column
+        _check_answer(request, index.report.dim)
         histories = [_history(query, seen_column) for query in request.queries]
         seen = [[] if request.keep_seen else history for history in histories]
         exclude = [[*history, *query.exclude] for history, query in zip(seen, request.queries, strict=True)]
         lists = [value for query in request.queries for value in (query.row or {}).values() if isinstance(value, list)]
         self.limits.check_ids(sum(map(len, exclude)) + sum(map(len, histories)) + sum(map(len, lists)))
         try:
-            queries, known = self._queries(request.queries, histories)
-            scores, rows = self.index.search(queries, request.k, exclude, request.filter)
+            queries, known = _vectors(index, request.queries, histories)
+            scores, rows = index.search(queries, request.k, exclude, request.filter)
         except _UNREADABLE as error:
             raise RequestError(422, str(error)[:300]) from None
         results: list[dict[str, Any]] = [
             {"ids": ids, "scores": [float(f"{score:.9g}") for score in query_scores[: len(ids)]]}
-            for ids, query_scores in zip(self.index.ids_of(rows), scores.tolist(), strict=True)
+            for ids, query_scores in zip(index.ids_of(rows), scores.tolist(), strict=True)
         ]
         if known is not None:
             results = [{**result, "known": count} for result, count in zip(results, known, strict=True)]
         if request.vectors:
             results = [{**result, "vector": vector} for result, vector in zip(results, queries.tolist(), strict=True)]
-        return json.dumps({"version": self.index.report.version, "results": results}, default=str).encode()
+        return json.dumps({"version": index.version, "results": results}, default=str).encode()
 
-    def _queries(self, queries: Sequence[Query], histories: Sequence[Ids]) -> tuple[torch.Tensor, list[int] | None]:
-        """
-        Returns:
-            vectors `[Q, D]`; the number of known ids of each history, None if the queries have no history.
 
-        Raises:
-            ValueError: The queries are of different kinds, or a vector does not have the index's dimension.
-        """
-        vectors, dim = [query.vector for query in queries if query.vector is not None], self.index.report.dim
-        rows = [query.row for query in queries if query.row is not None]
-        if len({query.kind for query in queries}) > 1:
-            raise ValueError("queries must be all histories, all vectors, or all rows")
-        if rows:
-            vectors_QD = self.index.queries_of(rows)
-            return vectors_QD, None if self.index.seen_column is None else self.index.known(histories)
-        if not vectors:
-            return self.index.queries_and_known(histories)
-        for index, vector in enumerate(vectors):
-            if len(vector) != dim:
-                raise ValueError(f"query {index}: vector must be {dim} finite numbers")
-        return torch.tensor(vectors), None
+def _vectors(
+    index: ItemIndex, queries: Sequence[Query], histories: Sequence[Ids]
+) -> tuple[torch.Tensor, list[int] | None]:
+    """
+    Returns:
+        vectors `[Q, D]`; the number of known ids of each history, None if the queries have no history.
+
+    Raises:
+        ValueError: The queries are of different kinds, or a vector does not have the index's dimension.
+    """
+    vectors, dim = [query.vector for query in queries if query.vector is not None], index.report.dim
+    rows, times = [query.row for query in queries if query.row is not None], [query.seconds for query in queries]
+    if len({query.kind for query in queries}) > 1:
+        raise ValueError("queries must be all histories, all vectors, or all rows")
+    if rows:
+        return index.queries_of(rows, times), None if index.seen_column is None else index.known(histories)
+    if any(time is not None for time in times):
+        raise ValueError("`time` needs `row`, with the times of its history")
+    if not vectors:
+        return index.queries_and_known(histories)
+    for number, vector in enumerate(vectors):
+        if len(vector) != dim:
+            raise ValueError(f"query {number}: vector must be {dim} finite numbers")
+    return torch.tensor(vectors), None
 
 
 def _check_answer(request: Request, dim: int) -> None:
@@ -143,27 +215,16 @@ def _history(query: Query, seen_column: str | None) -> Ids:
     return [item for item in items if isinstance(item, int | str)] if isinstance(items, list) else []
 
 
-def newest_index(path: Path) -> Path:
-    """The index at a path, or the last by name in a folder of indexes; numbers in names count as numbers.
-
-    Raises:
-        ExportError: The path has no index.
-    """
-    if (path / INDEX_JSON).exists():
-        return path
-    names = [inner.parent.name for inner in path.glob(f"*/{INDEX_JSON}")]
-    if not names:
-        raise ExportError(f"{path} has no index ({INDEX_JSON}), nor a folder with one: make one with `rayrec index`")
-    return path / max(names, key=natural_order)
-
-
 def check_index(folder: Path) -> None:
-    """Checks that an index is complete, without loading it.
+    """Checks that an export has an index, and that its queries are within their limits, without loading it.
 
     Raises:
-        ExportError: A file is missing or damaged.
+        ExportError: It does not.
     """
-    check_listed(folder, read_report(folder).files)
+    export = read_index(folder)
+    export.item_index(folder)
+    if export.targets:
+        check_parity(folder)
 
 
 def _parse(body: bytes) -> Request:

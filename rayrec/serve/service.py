@@ -10,6 +10,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,12 @@ from rayrec.serve.feature_log import FeatureLog
 from rayrec.serve.limits import Limits
 from rayrec.serve.metrics import ServiceMetrics
 from rayrec.serve.requests import Query
+from rayrec.serve.retrieval import Retrieval
 from rayrec.serve.routing import Answer, ScoreRequest, Target, by_share, unit_hash
-from rayrec.serve.versions import Loaded, Versions
+from rayrec.serve.versions import Loaded, Versions, load
 from rayrec.storage.cache import CACHE_BYTES
 
+INDEX_NAME = "/retrieve"  # of the index in metrics and the audit log; no model's name has a slash
 audit = logging.getLogger("rayrec.serve.audit")  # a line for each version that was loaded or refused
 
 
@@ -46,9 +50,13 @@ class Service:
         watch_s: Interval between checks for newer versions, in seconds; 0: never.
         log: Log of requests and scores; None: no log.
         cache_bytes: Disk space on this node for copies of exports from object storage.
+        index: An export with an index of items, or a folder of exports, for `retrieval`; a path or URI.
+
+    Attributes:
+        retrieval: Answers `/retrieve`; None without an index.
 
     Raises:
-        ExportError, ValueError: A model cannot be loaded.
+        ExportError, ValueError: A model or the index cannot be loaded.
     """
 
     def __init__(
@@ -58,15 +66,20 @@ class Service:
         watch_s: float = 0.0,
         log: LogConfig | None = None,
         cache_bytes: int = CACHE_BYTES,
+        index: Path | str | None = None,
     ) -> None:
         self.limits, self.stats = limits or Limits(), ServiceMetrics()
-        self._models: dict[str, list[tuple[float, Versions]]] = {}
+        self._models: dict[str, list[tuple[float, Versions[Loaded]]]] = {}
         for spec in models:
-            versions = Versions(spec.folder, self.limits, self._on_change(spec.name), cache_bytes)
+            load_version = partial(load, limits=self.limits)
+            versions = Versions(spec.folder, load_version, self._on_change(spec.name), cache_bytes)
             self._models.setdefault(spec.name, []).append((spec.share, versions))
         self._feature_log = None if log is None else FeatureLog(log, self.stats)
         self.default = models[0].name if models else ""
         self.events: list[tuple[str, str, str, str]] = []
+        self.retrieval: Retrieval | None = None
+        if index is not None:
+            self.retrieval = Retrieval(index, self.limits, self._on_change(INDEX_NAME), cache_bytes)
         self._closing = threading.Event()
         if watch_s:
             threading.Thread(target=self._watch, args=(watch_s,), daemon=True, name="rayrec-watch").start()
@@ -158,7 +171,8 @@ class Service:
 
     def refresh(self) -> int:
         """Checks for newer versions now; returns how many were loaded."""
-        return sum(versions.refresh() for _, _, versions in self._entries())
+        index = 0 if self.retrieval is None else int(self.retrieval.versions.refresh())
+        return index + sum(versions.refresh() for _, _, versions in self._entries())
 
     def health(self, details: bool = True) -> dict[str, Any]:
         """This process, its cores, and for each model: version, folder, share, warnings, and refused versions with the
@@ -175,7 +189,10 @@ class Service:
                 entry |= {"folder": str(active.folder), "share": share, "warnings": active.model.warnings}
                 entry["refused"] = dict(versions.refused)
             models.append(entry)
-        return {"status": "ok", "pid": os.getpid(), "cores": torch.get_num_threads(), "models": models}
+        health = {"status": "ok", "pid": os.getpid(), "cores": torch.get_num_threads(), "models": models}
+        if self.retrieval is not None:
+            health["index"] = self.retrieval.health(details)
+        return health
 
     def schema(self, model: str | None = None) -> dict[str, Any]:
         """What a request for a model must contain: `columns` lists all columns, and features say how they are read."""
@@ -205,7 +222,7 @@ class Service:
         if self._feature_log is not None:
             self._feature_log.close()
 
-    def _entries(self) -> list[tuple[str, float, Versions]]:
+    def _entries(self) -> list[tuple[str, float, Versions[Loaded]]]:
         return [(name, share, versions) for name, entries in self._models.items() for share, versions in entries]
 
     def find(self, target: Target) -> tuple[str, Loaded]:

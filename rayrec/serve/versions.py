@@ -6,16 +6,16 @@ import getpass
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from rayrec.data import empty_batch
 from rayrec.inference import ExportError, Model
-from rayrec.inference.artifact import PARITY
+from rayrec.inference.artifact import PARITY, read_index
 from rayrec.inference.export_store import CURRENT, ExportStore, Files, files_of, version_of
 from rayrec.inference.scorer import Scorer
 from rayrec.models import Batch
@@ -32,6 +32,18 @@ _WARM_UP_ROWS = 100
 RETRY_S, MAX_RETRY_S = 10.0, 3600.0
 MIN_FIXED_SHARE = 0.1  # a larger batch is not worthwhile once its fixed cost is below this share of its duration
 MAX_INLINE_S = 0.02  # expected duration of a batch above which a thread scores it instead of the event loop
+
+
+class LoadedVersion(Protocol):
+    """A loaded version of an export."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def folder(self) -> Path: ...
+
+
+LoadedT = TypeVar("LoadedT", bound=LoadedVersion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +99,27 @@ def check_version(path: Path | str, cache_bytes: int = CACHE_BYTES) -> Path:
     """
     exports = ExportStore(path, cache_bytes)
     folder = exports.open(exports.newest()).folder
-    _check_parity(folder, json.loads((folder / PARITY).read_text(encoding="utf-8")))
+    if read_index(folder).targets:
+        check_parity(folder)
     return folder
 
 
-def _check_parity(folder: Path, parity: Mapping[str, Any]) -> None:
+def check_scores(folder: Path) -> None:
+    """
+    Raises:
+        ExportError: The export does not score rows.
+    """
+    export = read_index(folder)
+    if not export.targets or export.inputs.query is not None:
+        raise ExportError(f"{folder} is {export.kind}, which does not score rows: serve it with --index, or `index:`")
+
+
+def check_parity(folder: Path) -> None:
+    """
+    Raises:
+        ExportError: The outputs of the export are outside their limits.
+    """
+    parity = json.loads((folder / PARITY).read_text(encoding="utf-8"))
     if not parity.get("within_limits"):
         problems = "; ".join(parity.get("problems", [])) or "its parity was not measured"
         raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export the run again")
@@ -104,8 +132,10 @@ def load(export: Held, limits: Limits) -> Loaded:
         ExportError: Its parity is outside its limits, or the score of a row of zeros is not finite.
         ValueError: Its mapping is damaged.
     """
-    folder, model = export.folder, Model(export.folder, checksums=False)
-    _check_parity(folder, model.parity())
+    folder = export.folder
+    check_scores(folder)
+    check_parity(folder)
+    model = Model(folder, checksums=False)
     scorer = Scorer(model)
     empty_batch(scorer.schema)  # loads libraries that the first request would wait for
     seconds = {rows: _warm(model, rows) for rows in (2, 1, _WARM_UP_ROWS)}
@@ -133,11 +163,12 @@ def _warm(model: Model, rows: int) -> float:
     return min(durations)
 
 
-class Versions:
-    """The active version of a model, and its replacement by newer ones.
+class Versions(Generic[LoadedT]):
+    """The active version of a model or index, and its replacement by newer ones.
 
     Args:
         path: An export, or a folder of exports; a path or URI.
+        load: Loads a version whose checksums have been checked.
         on_change: Called with "loaded" or "refused", the version, and its folder or the reason.
 
     Raises:
@@ -147,14 +178,14 @@ class Versions:
     def __init__(
         self,
         path: Path | str,
-        limits: Limits,
+        load: Callable[[Held], LoadedT],
         on_change: Callable[[str, str, str], object],
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._limits, self._on_change = limits, on_change
+        self._load, self._on_change = load, on_change
         self._exports = ExportStore(path, cache_bytes)
         self.refused: dict[str, str] = {}
-        self.active = load(self._exports.open(self._exports.newest()), limits)
+        self.active = load(self._exports.open(self._exports.newest()))
         self._lock = threading.Lock()
         self._refused_files: Files = ()
         self._retry_s = self._retry_at = 0.0
@@ -177,7 +208,7 @@ class Versions:
                 files = files_of(export)
                 if files == self._refused_files and time.monotonic() < self._retry_at:
                     return False
-                loaded = load(self._exports.open(export), self._limits)
+                loaded = self._load(self._exports.open(export))
             except Exception as error:  # whatever is wrong with the new version, the old one stays active
                 if self.refused.get(version) != str(error):
                     self._on_change("refused", version, str(error))

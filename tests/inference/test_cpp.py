@@ -21,10 +21,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.inference import ExportOptions, Model, Scorer, processor
+from rayrec.inference import ExportOptions, Model, Scorer, export, processor
 from rayrec.train import export_run
 from tests.inference.cpp import built, needs_cpp
 from tests.inference.runs import AllBuiltIn, train_all_built_in, trainer_scores
+from tests.inference.towers import tower_of
 
 pytestmark = [needs_cpp, pytest.mark.long]
 LABELS = ("click", "like")
@@ -51,6 +52,21 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rayrec_score() -> Path:
     return built("rayrec_score")
+
+
+def test_queries_of_a_retriever(tmp_path: Path, rayrec_score: Path) -> None:
+    """Queries of a history by the C++ library are those of the model; a model that reads times is refused."""
+    tower = tower_of("sasrec", {"max_length": 6}, 50, 8)
+    folder = export(tower.trained, tmp_path / "tower", ExportOptions(target="aoti")).folder
+    histories = [[3, 7], [], list(range(20)), [49]]
+    request = json.dumps({"rows": [{"history": history} for history in histories]})
+    found = subprocess.run([rayrec_score, folder], input=request + "\n", capture_output=True, text=True, check=True)
+    queries = torch.tensor(json.loads(found.stdout)["queries"])
+    torch.testing.assert_close(queries, tower.queries(histories), rtol=0, atol=1e-5)
+    path = folder / "export.json"
+    path.write_text(path.read_text().replace('"lists": []', '"lists": ["past.at"]'))
+    refused = subprocess.run([rayrec_score, folder], input="", capture_output=True, text=True)
+    assert refused.returncode == 1 and "reads times or numbers of histories" in refused.stderr
 
 
 @pytest.fixture(scope="module")

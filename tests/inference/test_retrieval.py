@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayrec.inference import ExportError, ItemIndex, Search, TuningQueries, write_index
+from rayrec.inference import ExportError, ItemIndex, Model, Scorer, Search, TuningQueries, write_index
+from rayrec.inference.retrieve import RetrieveOptions, retrieve
 from rayrec.inference.topk import BLOCK_ITEMS, BLOCK_QUERIES, top_k
-from rayrec.inference.tower import TOWER, Tower
 from rayrec.metrics.ranking import Jagged
 from tests.inference.runs import command, refused
 from tests.inference.towers import tower_of
@@ -58,21 +58,31 @@ def test_an_approximate_index_is_tuned_to_the_recall_that_was_asked_for(kind: st
     pytest.importorskip("faiss")
     vectors, queries = drawn(queries=100)
     reports = {}
-    for recall in (0.5, 0.97):
-        search = Search(kind=kind, recall=recall, k=10)
-        reports[recall] = write_index(tmp_path / str(recall), vectors, corpus(), search=search, queries=queries)
-        index = ItemIndex(tmp_path / str(recall))
+    for recall_wanted in (0.5, 0.97):
+        search = Search(kind=kind, recall=recall_wanted, k=10)
+        write_index(tmp_path / str(recall_wanted), vectors, corpus(), search=search, queries=queries)
+        index = ItemIndex(tmp_path / str(recall_wanted))
+        reports[recall_wanted] = index.report
         _, rows = index.search(queries, 10)
         _, exact = top_k(queries, vectors, 10)
         hits = sum(len(set(a) & set(b)) for a, b in zip(rows.tolist(), exact.tolist(), strict=True)) / exact.numel()
-        assert reports[recall].recall == pytest.approx(hits, abs=1e-4) and hits >= recall
+        assert reports[recall_wanted].recall == pytest.approx(hits, abs=1e-4) and hits >= recall_wanted
         banned = index.ids_of(rows[:, :4])
         _, others = index.search(queries, 10, banned)
         assert not any(set(a) & set(b) for a, b in zip(banned, index.ids_of(others), strict=True))
-        _, shop = index.search(queries, 10, where={"shop": [2]})
-        assert shop.shape == (100, 10) and (shop % 5 == 2).all()
+        for shops in ([2], [1, 3, 4]):  # few are searched exactly, many approximately
+            _, found = index.search(queries, 10, banned, {"shop": shops})
+            is_allowed = torch.isin(torch.arange(ITEMS) % 5, torch.tensor(shops))
+            assert found.shape == (100, 10) and is_allowed[found].all()
+            assert not any(set(a) & set(b) for a, b in zip(banned, index.ids_of(found), strict=True))
+            best = top_k(queries, vectors, 10, jagged(rows[:, :4]), is_allowed)[1]
+            assert recall(found, best) >= recall_wanted - 0.05
     assert (reports[0.5].effort or 0) <= (reports[0.97].effort or 0)
     assert reports[0.97].tuned_on == "given queries"
+
+
+def jagged(rows: torch.Tensor) -> Jagged:
+    return Jagged(rows.flatten(), torch.arange(len(rows) + 1) * rows.shape[1])
 
 
 def recall(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -92,10 +102,11 @@ def test_recall_holds_for_every_k_and_without_what_was_seen(kind: str, tmp_path:
     )
     ids = [[f"i{row}" for row in rows[:count]] for rows, count in zip(best.tolist(), counts, strict=True)]
     tuning = TuningQueries(queries, seen, "users")
-    report = write_index(tmp_path / "index", vectors, corpus(), search=Search(kind=kind, recall=0.95), queries=tuning)
-    assert report.tuned_on == "users" and [k for k, _, _ in report.tuned] == [100, 1000]
-    assert report.recall == report.tuned[0][2] and all(measured >= 0.95 for _, _, measured in report.tuned)
+    write_index(tmp_path / "index", vectors, corpus(), search=Search(kind=kind, recall=0.95), queries=tuning)
     index = ItemIndex(tmp_path / "index")
+    report = index.report
+    assert report.tuned_on == "users" and [k for k, _, _ in report.tuned] == [100, 200, 400, 800, 1000]
+    assert report.recall == report.tuned[0][2] and all(measured >= 0.95 for _, _, measured in report.tuned)
     for k in (10, 100, 300, 1000):
         scores, found = index.search(queries, k, ids)
         exact_scores, exact = top_k(queries, vectors, k, seen)
@@ -109,21 +120,15 @@ def test_appending_keeps_the_recall_that_was_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     vectors, queries = drawn(queries=100)
     search = Search(kind="ivf", recall=0.9, k=10, max_k=10)
-    first = write_index(
-        tmp_path / "0", vectors, corpus(), search=search, queries=TuningQueries(queries, source="users")
-    )
+    users = TuningQueries(queries, source="users")
+    first = write_index(tmp_path / "0", vectors, corpus(), search=search, queries=users).item_index(tmp_path)
     assert first.recall is not None and first.recall > 0.9  # what an extension must not ask for
     for day in range(1, 5):
         more = pa.table({"item": [f"{day}-{row}" for row in range(20)], "shop": [0] * 20})
-        report = ItemIndex(tmp_path / str(day - 1)).extended(tmp_path / str(day), drawn(20, seed=day)[0], more)
+        ItemIndex(tmp_path / str(day - 1)).extended(tmp_path / str(day), drawn(20, seed=day)[0], more)
+        report = ItemIndex(tmp_path / str(day)).report
         assert (report.target_recall, report.tuned_on, report.k) == (0.9, "users", 10)
     assert report.effort == first.effort and (report.recall or 0) >= 0.9
-
-
-def tower(seed: int = 0) -> Tower:
-    torch.manual_seed(seed)
-    made = tower_of("sasrec", {"max_length": 6, "normalize": True, "loss": {"kind": "softmax"}}, 50, DIM)
-    return made
 
 
 @pytest.mark.parametrize("rule", ["identity", "vocabulary"])
@@ -134,12 +139,9 @@ def test_a_history_asks_as_its_row_does_whatever_the_index_holds(rule: str, tmp_
     if rule == "vocabulary":
         pq.write_table(pa.table({"id": ids}), tmp_path / "ids.parquet")
         mapping |= {"path": str(tmp_path / "ids.parquet"), "oov_rows": 2}
-    raw = {
-        "schema": {"sparse": [{"name": "history", "kind": "id_list", "mapping": mapping}]},
-        "tables": [{"rows": 52, "features": ["history"]}],
-    }
-    made = tower_of("sasrec", {"max_length": 6}, 52, DIM, raw)
-    write_index(tmp_path / "index", made.vectors(torch.arange(10)), pa.table({"item": ids[:10]}), tower=made)
+    made = tower_of("sasrec", {"max_length": 6}, 52 if rule == "vocabulary" else 50, DIM, mapping)
+    vectors, tower = made.vectors(torch.arange(10)), made.export(tmp_path / "tower")
+    write_index(tmp_path / "index", vectors, pa.table({"item": ids[:10]}), tower=tower)
     index, one = ItemIndex(tmp_path / "index"), type(ids[0])
     histories = [[one(id) for id in history] for history in ([3, 40, 7], [45], [5, 60])]
     assert index.known(histories) == [3, 1, 1]
@@ -151,46 +153,61 @@ def test_a_history_asks_as_its_row_does_whatever_the_index_holds(rule: str, tmp_
 @pytest.mark.parametrize("family", ["sasrec", "hstu"])
 def test_an_index_answers_as_the_model_that_it_was_made_from(family: str, tmp_path: Path) -> None:
     made = tower_of(family, {"max_length": 6}, 50, DIM)
-    write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
+    exported = made.export(tmp_path / "tower")
+    backwards = torch.arange(50).flip(0)
+    vectors = made.vectors(backwards)
+    torch.testing.assert_close(vectors, made.model.items(backwards), rtol=0, atol=1e-6)
+    written = write_index(tmp_path / "index", vectors, pa.table({"item": backwards.numpy()}), tower=exported)
     index = ItemIndex(tmp_path / "index")
-    histories = [["i3", "i7"], [], ["i1", "unknown", "i2"], [f"i{row}" for row in range(20)]]
+    assert written.version == index.version
+    histories = [[3, 7], [], [1, 99, 2], list(range(20))]
     found = index.queries(histories)
-    assert torch.equal(found, made.queries([[3, 7], [], [1, 2], list(range(20))]))
+    torch.testing.assert_close(found, made.queries([[3, 7], [], [1, 2], list(range(20))]), rtol=0, atol=1e-6)
     scores, rows = index.search(found, 5, histories)
-    assert not set(rows[0].tolist()) & {3, 7}
-    torch.testing.assert_close(scores[0], made.vectors(torch.arange(50))[rows[0]] @ found[0])
+    assert not {3, 7} & set(index.ids_of(rows)[0])
+    torch.testing.assert_close(scores[0], vectors[rows[0]] @ found[0])
 
 
-def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = tower()
-    write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
-    saved = torch.load(tmp_path / "index" / TOWER, weights_only=True)
-    saved["queries"] += 1e-4  # another processor
-    torch.save(saved, tmp_path / TOWER)
-    Tower.read(tmp_path)
-    assert "queries differ by 0.0001 from those when it was written, as on another processor" in caplog.text
-    saved["queries"] += 0.0099
-    torch.save(saved, tmp_path / TOWER)
-    with pytest.raises(ExportError, match=r"queries differ by 0\.01 from those"):
-        Tower.read(tmp_path)
-    (tmp_path / TOWER).write_bytes(b"no weights")
-    with pytest.raises(ExportError, match="cannot be read"):
-        Tower.read(tmp_path)
+def test_files_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
+    """An index and its query tower are one export: neither can be exchanged for that of another."""
+    for number in range(2):
+        made = tower_of("sasrec", {"max_length": 6}, 50, DIM, seed=number)
+        tower, vectors = made.export(tmp_path / f"tower{number}"), made.vectors(torch.arange(50))
+        write_index(tmp_path / str(number), vectors, pa.table({"item": range(50)}), tower=tower)
+    for name in ("vectors.bin", "tables.bin"):
+        kept = (tmp_path / "0" / name).read_bytes()
+        (tmp_path / "0" / name).unlink()  # the export of the tower may have the same file
+        (tmp_path / "0" / name).write_bytes((tmp_path / "1" / name).read_bytes())
+        with pytest.raises(ExportError, match=f"0/{name} is damaged"):
+            ItemIndex(tmp_path / "0")
+        (tmp_path / "0" / name).write_bytes(kept)
+    ItemIndex(tmp_path / "0")
+    with pytest.raises(ExportError, match=r"tower0 is a query tower without an index of items; make one with"):
+        ItemIndex(tmp_path / "tower0")
+    with pytest.raises(ExportError, match=r"is a query tower with queries of 8 numbers; an index of vectors of 5"):
+        write_index(tmp_path / "a", torch.ones(1, 5), pa.table({"item": [1]}), tower=tmp_path / "tower0")
+    with pytest.raises(ExportError, match="is a query tower, which does not score rows: use `rayrec retrieve`"):
+        Scorer(Model(tmp_path / "tower0"))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "index.json").write_text("{}")
+    with pytest.raises(ExportError, match=r"an index of an earlier rayrec.*write it again with `rayrec index RUN OUT`"):
+        ItemIndex(tmp_path / "old")
 
 
 def test_wrong_or_damaged_indexes_are_named(tmp_path: Path) -> None:
     vectors, queries = drawn(50)
-    with pytest.raises(ExportError, match="an id is missing or comes twice"):
+    with pytest.raises(ExportError, match="the id 1 comes twice"):
         write_index(tmp_path / "a", vectors, pa.table({"item": [1] * 50}))
+    with pytest.raises(ExportError, match="an id is missing"):
+        write_index(tmp_path / "a", vectors, pa.table({"item": [None, *range(49)]}))
+    with pytest.raises(ExportError, match="column 'item' has type double; ids must be integers or texts"):
+        write_index(tmp_path / "a", vectors, pa.table({"item": [0.5] * 50}))
     with pytest.raises(ExportError, match=r"vectors have shape \[50, 8\], but there are 49 items"):
         write_index(tmp_path / "a", vectors, corpus(49))
     with pytest.raises(ExportError, match="item 'i7': its vector is not finite"):
         write_index(tmp_path / "a", vectors.index_fill(0, torch.tensor([7]), torch.nan), corpus(50))
-    with pytest.raises(ExportError, match="is not a complete index"):
+    with pytest.raises(ExportError, match="is not a complete export"):
         ItemIndex(tmp_path)
-    durations = pa.array([(1, 2, 3)] * 50, pa.month_day_nano_interval())  # Parquet has no such type
-    with pytest.raises(pa.ArrowNotImplementedError):
-        write_index(tmp_path / "a", vectors, corpus(50).append_column("every", durations))
     assert not any(tmp_path.iterdir())
     write_index(tmp_path / "a", vectors, corpus(50))
     with pytest.raises(ExportError, match="already exists"):
@@ -218,13 +235,11 @@ def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> No
     (tmp_path / "asked").mkdir()
     asked = pa.table({"user": range(10), "vector": queries.tolist(), "not": [[f"i{row}"] for row in range(10)]})
     for part in range(2):
-        pq.write_table(asked.slice(5 * part, 5), tmp_path / "asked" / f"{part}.parquet")
+        pq.write_table(asked.slice(5 * part, 5), tmp_path / "asked" / f"{part}.parquet", row_group_size=5)
     words = ["retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "out", "--k", 4, "--vector", "vector"]
     words += ["--exclude", "not"]
-    assert "10 rows in 2 files" in command(*words)
-    (tmp_path / "out" / "1.parquet").unlink()  # as if interrupted
-    assert "5 rows in 1 files" in command(*words)
-    assert "0 rows in 0 files" in command(*words)
+    assert "10 rows in 1 files" in command(*words)
+    assert "1 of 1 parts exist already" in command(*words)
     found = pq.read_table(tmp_path / "out").sort_by("user").to_pylist()
     for row in found:
         want = plain(queries[row["user"]], vectors, 4, {row["user"]}, None)
@@ -232,11 +247,7 @@ def test_the_commands_index_vectors_and_retrieve_for_files(tmp_path: Path) -> No
         assert row["scores"] == pytest.approx((vectors[want] @ queries[row["user"]]).tolist(), rel=1e-5)
     asked_again = ["retrieve", tmp_path / "index", tmp_path / "asked", tmp_path / "more"]
     assert "no column 'history'" in refused(*asked_again, "--history", "history")
-    for folder in "ab":
-        (tmp_path / "two" / folder).mkdir(parents=True)
-        pq.write_table(asked, tmp_path / "two" / folder / "0.parquet")
-    two = refused("retrieve", tmp_path / "index", tmp_path / "two", tmp_path / "none", "--vector", "vector")
-    assert "have the same name" in two
+    assert "column 'user' must be a list, not int64" in refused(*asked_again, "--vector", "user")
     assert "has no query tower: send vectors" in refused(*asked_again)
     assert "not both" in refused(*asked_again, "--vector", "a", "--history", "b")
 
@@ -249,27 +260,58 @@ def test_results_of_something_else_are_not_kept(tmp_path: Path) -> None:
     pq.write_table(pa.table({"vector": queries.tolist()}), asked)
     words = [asked, tmp_path / "out", "--vector", "vector", "--k"]
     command("retrieve", tmp_path / "a", *words, 3)
-    assert "of index 20" in refused("retrieve", tmp_path / "b", *words, 3)
-    assert "of options" in refused("retrieve", tmp_path / "a", *words, 4)
+    assert "(different index)" in refused("retrieve", tmp_path / "b", *words, 3)
+    assert "(different options)" in refused("retrieve", tmp_path / "a", *words, 4)
     pq.write_table(pa.table({"vector": (2 * queries).tolist()}), asked)
-    assert "of data" in refused("retrieve", tmp_path / "a", *words, 3)
-    result = tmp_path / "out" / "asked.parquet"
-    table = pq.read_table(result)
-    pq.write_table(table.replace_schema_metadata(), result)  # as earlier releases wrote it
-    assert "of an unknown index: give another folder" in refused("retrieve", tmp_path / "a", *words, 3)
-    words[1] = tmp_path / "again"
-    assert "has a column 'items', which the results have" in refused("retrieve", tmp_path / "a", result, *words[1:], 3)
+    assert "(different data)" in refused("retrieve", tmp_path / "a", *words, 3)
+    (tmp_path / "out" / "_retrieve.json").unlink()
+    assert "parts without _retrieve.json; choose another" in refused("retrieve", tmp_path / "a", *words, 3)
+    result, again = tmp_path / "out" / "part-000000.parquet", [tmp_path / "again", *words[2:]]
+    assert "already has a column 'items'" in refused("retrieve", tmp_path / "a", result, *again, 3)
+
+
+def test_retrieval_resumes_on_workers(tmp_path: Path) -> None:
+    """What workers write is what one process writes; only parts that do not exist are made."""
+    vectors, queries = drawn(60, 50)
+    write_index(tmp_path / "indexes" / "1", vectors, corpus(60))
+    asked = pa.table({"user": range(50), "vector": queries.tolist()})
+    pq.write_table(asked, tmp_path / "asked.parquet", row_group_size=10)
+    options = RetrieveOptions(k=4, vector="vector")
+    outputs = {}
+    for workers in (0, 2):
+        folder, said = tmp_path / str(workers), list[str]()
+        for rows in (50, 20):
+            done = retrieve(
+                tmp_path / "indexes",
+                str(tmp_path / "asked.parquet"),
+                folder,
+                options,
+                workers=workers,
+                rows_per_file=10,
+                say=said.append,
+            )
+            assert done.rows == rows
+            for part in (1, 3):
+                if rows == 50:
+                    (folder / f"part-00000{part}.parquet").unlink()  # as if interrupted
+        assert said == ["3 of 5 parts exist already"]
+        outputs[workers] = pq.read_table(folder)
+    assert outputs[0].equals(outputs[2]) and outputs[0]["user"].to_pylist() == list(range(50))
+    assert outputs[0]["items"].to_pylist() == [
+        [f"i{row}" for row in plain(query, vectors, 4, set(), None)] for query in queries
+    ]
 
 
 def test_retrieval_by_history_leaves_out_what_was_seen(tmp_path: Path) -> None:
-    made = tower()
-    write_index(tmp_path / "index", made.vectors(torch.arange(50)), corpus(50), tower=made)
-    pq.write_table(pa.table({"history": [["i1", "i2"], [], None]}), tmp_path / "asked.parquet")
+    made = tower_of("sasrec", {"max_length": 6, "normalize": True, "loss": {"kind": "softmax"}}, 50, DIM)
+    exported, vectors = made.export(tmp_path / "tower"), made.vectors(torch.arange(50))
+    write_index(tmp_path / "index", vectors, pa.table({"item": range(50)}), tower=exported)
+    pq.write_table(pa.table({"history": [[1, 2], [], None]}), tmp_path / "asked.parquet")
     words = ["retrieve", tmp_path / "index", tmp_path / "asked.parquet"]
     said = command(*words, tmp_path / "out", "--history", "history", "--k", 50)
     assert "2 rows without items: the model knows nothing of their history" in said
     found = pq.read_table(tmp_path / "out").to_pylist()
-    assert [len(row["items"]) for row in found] == [48, 0, 0] and not {"i1", "i2"} & set(found[0]["items"])
+    assert [len(row["items"]) for row in found] == [48, 0, 0] and not {1, 2} & set(found[0]["items"])
     command(*words, tmp_path / "seen", "--history", "history", "--k", 50, "--keep-seen")
-    assert {"i1", "i2"} <= set(pq.read_table(tmp_path / "seen").to_pylist()[0]["items"])
-    assert json.loads((tmp_path / "index" / "index.json").read_text())["search"] == "exact"
+    assert {1, 2} <= set(pq.read_table(tmp_path / "seen").to_pylist()[0]["items"])
+    assert json.loads((tmp_path / "index" / "export.json").read_text())["search"]["search"] == "exact"

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.inference import ExportError, write_index
-from rayrec.serve import App, ClientConfig, Clients, Limits, RequestError, Retrieval, Service, parse_config
-from rayrec.serve.retrieval import newest_index
+from rayrec.serve import (
+    App,
+    ClientConfig,
+    Clients,
+    Limits,
+    ModelSpec,
+    RequestError,
+    Retrieval,
+    Service,
+    parse_config,
+)
+from rayrec.serve.versions import switch
 from tests.inference.towers import tower_of
 from tests.serve.server import Server, clients_of
 
@@ -24,19 +38,19 @@ ITEMS, DIM = 40, 4
 
 @pytest.fixture(scope="module")
 def retrieval(tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
-    torch.manual_seed(0)
-    tower = tower_of("sasrec", {"max_length": 5, "normalize": True}, ITEMS, DIM)
+    tower = tower_of("sasrec", {"max_length": 5, "normalize": True}, 100 + ITEMS, DIM)
     items = pa.table(
         {"item": [100 + row for row in range(ITEMS)], "shop": ["a" if row % 4 else "b" for row in range(ITEMS)]}
     )
-    folder = tmp_path_factory.mktemp("retrieval") / "index"
-    write_index(folder, tower.vectors(torch.arange(ITEMS)), items, tower=tower)
+    root = tmp_path_factory.mktemp("retrieval")
+    folder = root / "indexes" / "index"
+    write_index(folder, tower.vectors(100 + torch.arange(ITEMS)), items, tower=tower.export(root / "tower"))
     return Retrieval(folder, Limits(rows=8, ids=60))
 
 
 def ask(retrieval: Retrieval, **asked: Any) -> list[dict[str, Any]]:
     answer = json.loads(retrieval.answer(json.dumps(asked).encode()))
-    assert answer["version"] == retrieval.index.report.version
+    assert answer["version"] == retrieval.index.version
     results: list[dict[str, Any]] = answer["results"]
     return results
 
@@ -60,7 +74,7 @@ def test_the_best_items_come_back_with_their_scores(retrieval: Retrieval) -> Non
 
 
 def test_a_query_of_which_nothing_is_known_gets_no_items(retrieval: Retrieval) -> None:
-    results = ask(retrieval, queries=[{"history": ids} for ids in ([], [7], [101, 7, 105], [101, 105])], k=3)
+    results = ask(retrieval, queries=[{"history": ids} for ids in ([], [170], [101, 170, 105], [101, 105])], k=3)
     assert [result["known"] for result in results] == [0, 0, 2, 2]
     assert [len(result["ids"]) for result in results] == [0, 0, 3, 3] and results[2] == results[3]
     assert "known" not in ask(retrieval, queries=[{"vector": [1.0] * DIM}])[0]
@@ -176,7 +190,7 @@ def test_a_client_that_is_limited_to_models_needs_leave_for_the_index(
 
 def test_a_service_may_have_an_index_alone(retrieval: Retrieval) -> None:
     config = parse_config({"index": str(retrieval.index.folder)})
-    server = Server(App(Service(config.models), retrieval=retrieval))
+    server = Server(App(Service(config.models, index=config.index)))
     try:
         status, answer = server.ask("POST", "/retrieve", {"queries": [{"history": [101]}]})
         assert status == 200 and len(answer["results"]) == 1
@@ -193,11 +207,62 @@ def test_a_service_may_have_an_index_alone(retrieval: Retrieval) -> None:
         server.close()
 
 
-def test_of_a_folder_of_indexes_the_last_by_name_is_served(retrieval: Retrieval, tmp_path: Path) -> None:
+def test_versions_of_an_index_change_while_it_answers(retrieval: Retrieval, tmp_path: Path) -> None:
+    """Numbers in names count as numbers, `current` names another version, and no request fails meanwhile."""
     folder = retrieval.index.folder
-    assert newest_index(folder) == folder == newest_index(folder.parent)
-    with pytest.raises(ExportError, match="has no index"):
-        newest_index(tmp_path)
-    for name in ("8", "9", "10"):
+    with pytest.raises(ExportError, match=r"has no export \(export.json\)"):
+        Retrieval(tmp_path)
+    for name in ("8", "9"):
         shutil.copytree(folder, tmp_path / name)
-    assert newest_index(tmp_path) == tmp_path / "10"
+    service = Service([], watch_s=0.02, index=tmp_path)
+    server = Server(App(service))
+    old = retrieval.index.version
+    statuses, versions, stop = Counter[int](), list[str](), threading.Event()
+
+    def ask_on() -> None:
+        while not stop.is_set():
+            status, answer = server.ask("POST", "/retrieve", {"queries": [{"history": [101, 105]}], "k": 3})
+            statuses[status] += 1
+            versions.append(answer["version"])
+
+    clients = [threading.Thread(target=ask_on) for _ in range(2)]
+    try:
+        for client in clients:
+            client.start()
+        query = retrieval.index.queries([[101, 105]])
+        more = pa.table({"item": [500], "shop": ["c"]})
+        new = retrieval.index.extended(tmp_path / "10", 100 * query, more).version
+        wait_for(lambda: versions[-1:] == [new])
+        _, answer = server.ask("POST", "/retrieve", {"queries": [{"history": [101, 105]}], "k": 1})
+        assert answer["results"][0]["ids"] == [500] and answer["version"] == new
+        assert switch(tmp_path) == ("10", "9")
+        wait_for(lambda: versions[-1:] == [old])
+        (tmp_path / "11").mkdir()
+        (tmp_path / "11" / "export.json").write_text("{}")
+        (tmp_path / "current").write_text("11")
+        wait_for(lambda: bool(service.health()["index"]["refused"]))
+        assert server.ask("POST", "/retrieve", {"queries": [{"history": [101]}]})[1]["version"] == old
+        assert server.ask("GET", "/healthz")[1]["index"]["version"] == old
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+        server.close()
+    assert set(statuses) == {200} and set(versions) == {old, new}
+    assert [(name, outcome) for name, outcome, _, _ in service.events][:2] == [("/retrieve", "loaded")] * 2
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_is_served_must_fit(retrieval: Retrieval) -> None:
+    tower = retrieval.index.folder.parents[1] / "tower"
+    with pytest.raises(ExportError, match="is a query tower without an index of items; make one with `rayrec index`"):
+        Retrieval(tower)
+    for path in (tower, retrieval.index.folder):
+        with pytest.raises(ExportError, match="is a query tower, which does not score rows: serve it with --index"):
+            Service([ModelSpec(path=path)])

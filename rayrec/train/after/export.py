@@ -19,9 +19,10 @@ from rayrec.data import BatchStream, Manifest
 from rayrec.data.formats.text_options import reading_text
 from rayrec.data.source.windows import Windows
 from rayrec.inference.export import Export, ExportOptions, Trained, export
-from rayrec.inference.graph import Inputs
+from rayrec.inference.graph import Inputs, QueryOutput
 from rayrec.inference.parity import METRICS
-from rayrec.models import RETRIEVERS, Batch
+from rayrec.models import Batch, Retriever
+from rayrec.models.retriever import QueryInputs
 from rayrec.storage.folder import open_folder
 from rayrec.train.config.file import parse_config
 from rayrec.train.config.train_config import TrainConfig
@@ -68,17 +69,21 @@ def _export(
     folder: RunFolder, checkpoint: Checkpoint, out: str | Path, options: ExportOptions | None, **source: Any
 ) -> Export:
     """Export, and record the export in the run. `source` has further arguments of `trained_of`."""
-    if config_of_run(folder, allow_code=True)["model"].get("name") in RETRIEVERS:
-        raise TrainError(
-            f"{folder.path} holds a retriever, which does not score rows; use `rayrec index {folder.path} OUT`"
-        )
+    report = write_export(trained_of(folder, checkpoint, **source), out, options)
+    note_export(folder, report)
+    return report
+
+
+def write_export(trained: Trained, out: str | Path, options: ExportOptions | None) -> Export:
+    """`rayrec.inference.export`, with the fix for a damaged checkpoint.
+
+    Raises:
+        ValueError: see `export_run`.
+    """
     try:
-        report = export(trained_of(folder, checkpoint, **source), out, options)
+        return export(trained, out, options)
     except DamagedCheckpointError as error:
         raise refused(error) from error
-    with suppress(OSError, StorageError):  # the run folder may be read-only
-        _note(folder, report)
-    return report
 
 
 def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NEWEST, tell: Tell | None = None) -> Path:
@@ -100,8 +105,13 @@ def exported_run(run: str | Path, allow_code: bool = False, checkpoint: str = NE
     return out
 
 
+def note_export(folder: RunFolder, report: Export) -> None:
+    """Record the export in `exports.jsonl` of the run, and rewrite the report, unless the run folder is read-only."""
+    with suppress(OSError, StorageError):
+        _note(folder, report)
+
+
 def _note(folder: RunFolder, report: Export) -> None:
-    """Record the export in `exports.jsonl` of the run, and rewrite the report."""
     index, parity = report.index, report.parity
     formats = sorted({table.format.value for table in index.places}, reverse=True)
     line = {
@@ -147,6 +157,13 @@ def find_checkpoint(source: Path, which: str = NEWEST) -> tuple[RunFolder, Check
     raise TrainError(f"{source} is neither a run folder (it has no config.yaml) nor a checkpoint of one")
 
 
+def parsed_config(
+    folder: RunFolder, data: str | None = None, factory: build.Factory | None = None, allow_code: bool = False
+) -> TrainConfig:
+    """The config of a run. Arguments and errors as for `trained_of`."""
+    return parse_config(config_of_run(folder, allow_code=allow_code or factory is not None, data=data))
+
+
 def trained_of(
     folder: RunFolder,
     checkpoint: Checkpoint,
@@ -154,20 +171,19 @@ def trained_of(
     factory: build.Factory | None = None,
     allow_code: bool = False,
 ) -> Trained:
-    """The input of `rayrec.inference.export` for a checkpoint of a run.
+    """The input of `rayrec.inference.export` for a checkpoint of a run; of a retriever, for its queries.
 
     Raises:
         TrainError: the run has no evaluation rows.
     """
-    raw = config_of_run(folder, allow_code=allow_code or factory is not None, data=data)
-    config = parse_config(raw)
+    config = parsed_config(folder, data, factory, allow_code)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; give rows to compare scores on with --data")
     schema = config.data_schema
     with reading_text(config.data.read.text):
         manifest = Manifest.of(config.data.eval, schema)
     labels = schema.task_names
-    return Trained(
+    trained = Trained(
         make_model=lambda: build.model(config, "cpu", factory),
         weights=CheckpointWeights(checkpoint.path),
         inputs=Inputs(
@@ -183,6 +199,46 @@ def trained_of(
         recorded=None if data is not None else _recorded(folder, checkpoint.step),
         logit_shift=math.log(config.data.negative_rate),
         origin={"run": config.name, "checkpoint": open_folder(checkpoint.path).name, "step": checkpoint.step},
+    )
+    model = trained.make_model()
+    return _for_queries(trained, model.reads) if isinstance(model, Retriever) else trained
+
+
+def _for_queries(trained: Trained, reads: QueryInputs) -> Trained:
+    """Restricts the inputs of a retriever to those of its query."""
+    raw: dict[str, Any] = trained.mapping["schema"]
+    sequences = [
+        {
+            **sequence,
+            "ids": [name for name in sequence["ids"] if name in reads.features],
+            "values": [value for value in sequence["values"] if f"{sequence['name']}.{value['name']}" in reads.lists],
+        }
+        for sequence in raw["sequences"]
+        if set(sequence["ids"]) & set(reads.features)
+    ]
+    sparse = [feature for feature in raw["sparse"] if feature["name"] in reads.features]
+    schema = {**raw, "sparse": sparse, "sequences": sequences, "dense": raw["dense"] if reads.dense else []}
+    keys = tuple(key for key in trained.inputs.keys if key in reads.features)
+
+    def batches(rows: int | None = None) -> Iterator[Batch]:
+        for batch in trained.batches(rows):
+            yield batch if reads.dense else replace(batch, dense=batch.dense[:, :0])
+
+    return replace(
+        trained,
+        inputs=Inputs(
+            keys=keys,
+            num_dense=trained.inputs.num_dense if reads.dense else 0,
+            labels=None,
+            weighted=trained.inputs.weighted and any(feature["kind"] == "weighted_id_list" for feature in sparse),
+            query=QueryOutput(seen=reads.seen),
+            lists=reads.lists,
+        ),
+        mapping={**trained.mapping, "schema": schema},
+        rows_of={key: trained.rows_of[key] for key in keys},
+        batches=batches,
+        recorded=None,
+        logit_shift=0.0,
     )
 
 

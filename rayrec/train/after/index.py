@@ -1,55 +1,65 @@
-"""Builds an index from a run of a built-in retriever: item vectors and query tower of a checkpoint."""
+"""Builds an index from a run of a retriever: the export of its query tower, and the vectors of its items."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pyarrow as pa
 import torch
 
-from rayrec.checkpoint import Checkpoint
-from rayrec.checkpoint.reader import CheckpointWeights
-from rayrec.data import DataError, Mapping
+from rayrec.data import Identity, Mapping
 from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
-from rayrec.data.mapping.rules import Identity
-from rayrec.inference.graph import collections_in, configs_of, table_path
-from rayrec.inference.index import TUNING_QUERIES, IndexReport, Search, TuningQueries, write_index
-from rayrec.inference.topk import recall_of, top_k
-from rayrec.inference.tower import ItemRows, Tower, TowerSpec, difference
+from rayrec.inference.artifact import ExportIndex, read_index
+from rayrec.inference.checkpoint_model import CheckpointModel, Trained
+from rayrec.inference.export import Export, ExportOptions
+from rayrec.inference.index import TUNING_QUERIES, Search, TuningQueries, write_index
+from rayrec.inference.item_rows import ItemRows
+from rayrec.inference.model import Model
+from rayrec.inference.parity import Parity
 from rayrec.metrics.ranking import Jagged
-from rayrec.models import RETRIEVERS, Batch
+from rayrec.models import Batch, Retriever
+from rayrec.storage.locations import local_path
 from rayrec.storage.parquet import open_parquet
 from rayrec.storage.struct_fields import leaf_table
-from rayrec.train.after.export import find_checkpoint, trained_of
-from rayrec.train.config.file import parse_config
+from rayrec.train.after.export import find_checkpoint, note_export, parsed_config, trained_of, write_export
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST
-from rayrec.train.run.config import config_of_run
-from rayrec.train.run.folder import RunFolder
-from rayrec.train.terminal import notice
+from rayrec.train.setup import build
 
-OVERLAP_K = 10
-# By number format of the tower's tables: the share of the trained model's best items that it must find.
-MIN_OVERLAP = {"fp32": 1.0, "fp16": 0.95, "int8": 0.8, "int4": 0.5}
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """A written export with an index; `parity` is None for the query tower of an earlier export."""
+
+    folder: Path
+    index: ExportIndex
+    parity: Parity | None
 
 
 def index_run(
     source: str | Path,
-    out: Path,
+    out: str | Path,
     items: str | None = None,
     id_column: str = "item",
     *,
     search: Search | None = None,
-    tables: str = "fp32",
+    options: ExportOptions | None = None,
+    tower: str | Path | None = None,
+    data: str | None = None,
+    factory: build.Factory | None = None,
+    allow_code: bool = False,
     checkpoint: str = NEWEST,
-) -> IndexReport:
-    """Build an index from a checkpoint of a run.
+) -> Indexed:
+    """Exports the query tower of a checkpoint with an index of items.
 
-    An approximate index is tuned with queries of the run's evaluation rows, which exclude the items that they have
-    seen; or with item vectors if these rows are gone, and stderr says so.
+    Tables are read in blocks of rows, so memory does not grow with them. An approximate index is tuned with queries of
+    evaluation rows, which exclude the items that they have seen.
 
     Args:
         source: a run folder, or a checkpoint inside it.
@@ -58,130 +68,108 @@ def index_run(
             its table, are left out and counted in the report: they would all have one vector. None indexes every row of
             the item table; its ids must then be row numbers.
         id_column: id column of `items`; other columns become attributes to filter by.
-        tables: number format of the tower's tables; item vectors are float32.
+        options: of the export of the query tower; item vectors are float32.
+        tower: an export of this checkpoint to take the query tower from, instead of exporting it.
+        data, factory, allow_code, checkpoint: see `export_run`.
 
     Raises:
-        ValueError: not a run of a built-in retriever, no item that the model knows, or a number format with which
-            queries find too few of the trained model's best items.
+        ValueError: not a run of a retriever, no item that the model knows, `tower` is of another checkpoint, or an
+            error of `rayrec.inference.export`.
     """
     folder, selected = find_checkpoint(Path(source).absolute(), checkpoint)
-    config = parse_config(config_of_run(folder, allow_code=False))
-    if config.model.name not in RETRIEVERS:
-        raise TrainError(f"{folder.path} trained {config.model.name}, which scores rows; use `rayrec export`")
-    if tables not in MIN_OVERLAP:
-        raise TrainError(f"tables: got {tables!r}; allowed: {', '.join(MIN_OVERLAP)}")
-    tower = _tower(config, CheckpointWeights(selected.path))
-    table, rows, left_out = _items(config, tower, items, id_column)
-    vectors = tower.vectors(rows)
-    approximate = search is not None and search.kind != "exact"
-    asked = _evaluation_rows(folder, selected) if approximate or tables != "fp32" else []
-    queries = _queries(tower, asked, rows) if approximate else None
-    compared = [tower.examples(), *asked]
-    trained = torch.cat([tower.queries(batch) for batch in compared])
-    if tables != "fp32":
-        tower = tower.in_format(tables)
-    stored = torch.cat([tower.queries(batch) for batch in compared])
-    apart = difference(stored, trained)
-    if not apart < float("inf"):
-        raise TrainError(f"{folder.path}: a query is not finite; check the training")
-    overlap = _overlap(stored, trained, vectors, skip=compared[0].rows if asked else 0)
-    if overlap < MIN_OVERLAP[tables]:
+    given = {"data": data, "factory": factory, "allow_code": allow_code}
+    config = parsed_config(folder, **given)  # type: ignore[arg-type]
+    trained = trained_of(folder, selected, **given)  # type: ignore[arg-type]
+    model = trained.make_model()
+    if not isinstance(model, Retriever):
+        raise TrainError(f"{folder.path} trained a model that scores rows; use `rayrec export`")
+    table, rows, left_out = _items(config, model, items, id_column)
+    out = local_path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+        parity = None
+        if tower is None:
+            exported = write_export(trained, Path(scratch) / "tower", options)
+            tower, parity = exported.folder, exported.parity
+        else:
+            _check_tower(Path(tower), trained)
+        vectors = _vectors(trained, rows, Path(scratch) / "vectors")
+        approximate = search is not None and search.kind != "exact"
+        queries = _queries(trained, model, Model(tower), rows) if approximate else None
+        index = write_index(out, vectors, table, search=search, tower=tower, queries=queries, left_out=left_out)
+    if parity is not None:
+        note_export(folder, Export(out, index, parity))
+    return Indexed(out, index, parity)
+
+
+def _check_tower(tower: Path, trained: Trained) -> None:
+    """
+    Raises:
+        TrainError: the export is of another checkpoint.
+    """
+    origin = read_index(tower).origin
+    if origin != dict(trained.origin):
         raise TrainError(
-            f"with {tables} tables, {overlap:.0%} of the {OVERLAP_K} best items are those of the trained model, fewer "
-            f"than {MIN_OVERLAP[tables]:.0%}; choose a wider format"
+            f"{tower} is an export of {origin}, not of {dict(trained.origin)}: its queries would not fit the items; "
+            "give an export of this checkpoint, or leave out --tower"
         )
-    return write_index(
-        out,
-        vectors,
-        table,
-        search=search,
-        tower=tower,
-        queries=queries,
-        apart=apart,
-        overlap=round(overlap, 5),
-        left_out=left_out,
-    )
 
 
-def _evaluation_rows(folder: RunFolder, checkpoint: Checkpoint) -> list[Batch]:
-    """Batches of a sample of evaluation rows, at least `TUNING_QUERIES` if there are so many; empty without any."""
-    batches, count = [], 0
-    try:
-        for batch in trained_of(folder, checkpoint).batches(16 * TUNING_QUERIES):
-            batches.append(batch)
-            count += batch.rows
-            if count >= TUNING_QUERIES:
-                break
-    except (DataError, TrainError) as error:
-        notice(f"the index is tuned and compared with random items, which are easier than evaluation rows: {error}")
-        return []
-    return batches
+def _vectors(trained: Trained, rows: torch.Tensor, path: Path) -> torch.Tensor:
+    """Vectors `[I, D]` of the items in these rows of the item table, in a file that is mapped into memory."""
+    vectors: torch.Tensor | None = None
+    for indices, block in CheckpointModel(trained).item_vectors(rows):
+        if vectors is None:
+            shape = (len(rows), block.shape[1])
+            vectors = torch.from_numpy(np.memmap(path, dtype=np.float32, mode="w+", shape=shape))
+        vectors[indices] = block.float()
+    assert vectors is not None
+    return vectors
 
 
-def _overlap(stored: torch.Tensor, trained: torch.Tensor, vectors: torch.Tensor, skip: int) -> float:
-    """Mean share of the trained model's best items that the stored tower finds, without the first `skip` queries."""
-    asks = trained.any(1)
-    asks[:skip] = False
-    stored, trained = stored[asks][:TUNING_QUERIES], trained[asks][:TUNING_QUERIES]
-    if stored.equal(trained):
-        return 1.0
-    k = min(OVERLAP_K, len(vectors))
-    return recall_of(top_k(stored, vectors, k)[1], top_k(trained, vectors, k)[1])
-
-
-def _queries(tower: Tower, batches: Sequence[Batch], rows: torch.Tensor) -> TuningQueries | None:
-    """Queries of the batches and the items that they have seen; None without any.
+def _queries(trained: Trained, model: Retriever, tower: Model, rows: torch.Tensor) -> TuningQueries | None:
+    """Queries of evaluation rows, and the items that they have seen; None without any.
 
     Args:
-        rows: `[num_items]`, the table row of each item of the index.
+        rows: `[I]`, the table row of each item of the index.
     """
-    # The queries of empty histories are zero, and have no answer.
-    vectors = [tower.queries(batch) for batch in batches]
-    asks = [batch_vectors.any(1) for batch_vectors in vectors]
-    found = [batch_vectors[mask] for batch_vectors, mask in zip(vectors, asks, strict=True)]
-    if not any(map(len, found)):
+    vectors, lists, count, feature = list[torch.Tensor](), list[torch.Tensor](), 0, model.reads.seen
+    index_row = torch.full((model.num_items,), -1)
+    index_row[rows] = torch.arange(len(rows))
+    for batch in trained.batches(16 * TUNING_QUERIES):
+        queries = tower.score(batch)
+        is_asked = queries.any(1)  # the queries of empty histories are zero, and have no answer
+        vectors.append(queries[is_asked])
+        if feature is not None:
+            lists += _seen(batch, feature, index_row, is_asked.tolist())
+        count += len(vectors[-1])
+        if count >= TUNING_QUERIES:
+            break
+    if not count:
         return None
-    queries, feature = torch.cat(found)[:TUNING_QUERIES], tower.model.reads.seen
+    queries = torch.cat(vectors)[:TUNING_QUERIES]
     if feature is None:
         return TuningQueries(queries, source="evaluation rows")
-    index_row = torch.full((tower.model.num_items,), -1)
-    index_row[rows] = torch.arange(len(rows))
-    lists = []
-    for batch, mask in zip(batches, asks, strict=True):
-        seen = batch.sparse[feature]
-        items = index_row[seen.values().long()].split(seen.lengths().tolist())
-        lists += [row[row >= 0] for row, is_query in zip(items, mask.tolist(), strict=True) if is_query]
     lists = lists[: len(queries)]
     excluded = Jagged(torch.cat(lists), torch.tensor([0, *map(len, lists)]).cumsum(0))
     return TuningQueries(queries, excluded, "evaluation rows without the items that they have seen")
 
 
-def _tower(config: TrainConfig, weights: CheckpointWeights) -> Tower:
-    plain = config.to_dict()
-    spec = TowerSpec(
-        name=str(config.model.name),
-        settings=plain["model"]["args"] | {"loss": plain["model"]["loss"]},
-        tables={table.name: (table.rows, table.dim, list(table.features)) for table in config.tables},
-        num_dense=config.data_schema.num_dense,
-    )
-    tower = Tower.of(spec, raw={key: plain[key] for key in ("schema", "tables")})
-    state = weights.dense()
-    for path, collection in collections_in(tower.model).items():
-        for table in configs_of(collection):
-            key = table_path(path, collection, table.name)
-            state[f"{key}.weight"] = weights.read_rows(key, 0, table.num_embeddings).float()
-    tower.model.load_state_dict(state)
-    return tower
+def _seen(batch: Batch, feature: str, index_row: torch.Tensor, asked: Sequence[bool]) -> list[torch.Tensor]:
+    """The rows of the index that each asked row has seen."""
+    seen = batch.sparse[feature]
+    items = index_row[seen.values().long()].split(seen.lengths().tolist())
+    return [rows[rows >= 0] for rows, is_asked in zip(items, asked, strict=True) if is_asked]
 
 
-def _items(config: TrainConfig, tower: Tower, items: str | None, column: str) -> tuple[pa.Table, torch.Tensor, int]:
-    """The known items with their id column first, the table row of each, `[num_items]`, and the number of others."""
+def _items(config: TrainConfig, model: Retriever, items: str | None, column: str) -> tuple[pa.Table, torch.Tensor, int]:
+    """The known items with their id column first, the table row of each, `[I]`, and the number of others."""
     mapping = Mapping.from_config(config, labels=False)
-    feature = next(sparse for sparse in mapping.schema.sparse if sparse.name == tower.model.item)
+    feature = next(sparse for sparse in mapping.schema.sparse if sparse.name == model.item)
     if items is None:
         if not isinstance(feature.mapping, Identity):
             raise TrainError(f"ids of {feature.name!r} are not rows of its table: give the items with --items")
-        rows = torch.arange(tower.model.num_items)
+        rows = torch.arange(model.num_items)
         return pa.table({column: rows.numpy()}), rows, 0
     uris = [file.uri for file in find_parquet(items)]
     table = concatenated([leaf_table(open_parquet(uri).read()) for uri in uris], uris)

@@ -1,4 +1,4 @@
-"""The output folder of `predict`: a file per part, written atomically, on any file system of pyarrow."""
+"""The output folder of a job over files: a file per part, written atomically, on any file system of pyarrow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayrec.storage.folder import open_folder
 _PART = re.compile(r"part-(\d{6,})\.parquet")
 
 
-class PredictionFiles:
+class PartFiles:
     """The output folder of a job.
 
     Args:
@@ -79,7 +79,7 @@ class PredictionFiles:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"another job is writing predictions to {self.path}; wait for it") from None
+                raise ValueError(f"another job is writing to {self.path}; wait for it") from None
             except OSError:
                 pass  # a file system without locks
             for path in self._local.glob(".part-*"):
