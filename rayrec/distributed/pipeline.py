@@ -121,6 +121,7 @@ class TrainPipeline(Generic[T]):
                     torch.cuda.current_stream(self._device).wait_event(item.copied)
                 yield item.batch
                 self._drop_untaken(item)
+                del item  # the batch's memory is free before the next but one is copied
         finally:
             for collection in self._collections.values():
                 collection.ids_ahead.clear()

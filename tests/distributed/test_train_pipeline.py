@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -366,3 +367,21 @@ def test_one_process_needs_no_others() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_copies_to_a_gpu_run_ahead() -> None:
     check_alone(torch.device("cuda:0"))
+
+
+def test_a_used_batch_is_freed_before_the_next_but_one_is_started() -> None:
+    model = DistributedModelParallel(dlrm(), device=torch.device("cpu"))
+    used: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def source() -> Iterator[Batch]:
+        for seed in range(5):
+            alive.append(sum(ref() is not None for ref in used))
+            sparse = draw_kjt(torch.Generator().manual_seed(seed), tables(), 3, 2)
+            yield Batch(dense=torch.rand(3, 3), sparse=sparse, label=torch.zeros(3))
+
+    for batch in TrainPipeline(model).ahead(source()):
+        used.append(weakref.ref(batch.dense))
+        model(batch)[0].backward()
+        del batch
+    assert len(used) == 5 and not any(alive)

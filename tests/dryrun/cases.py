@@ -15,7 +15,6 @@ from rayrec.distributed import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     EmbeddingCollectionSharder,
-    EmbOptimType,
     ParameterSharding,
     ShardedEmbeddingBagCollection,
     ShardedEmbeddingCollection,
@@ -25,7 +24,14 @@ from rayrec.distributed import (
     comm,
 )
 from rayrec.distributed.plan.cuts import CUTS
-from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
+from rayrec.modules import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    PoolingType,
+)
 from rayrec.sparse import KeyedJaggedTensor
 from tests.dryrun.book import BOOK
 from tests.dryrun.tensors import DEVICE
@@ -43,7 +49,11 @@ class Case:
         plan: the sharding types that tables take in turn.
         model: "sum", "mean", "weighted", "dedup" (pooled, each distinct id sent once) or "sequence".
         kernel: of every table.
+        decay: L2 weight decay.
         hosts: of equally many ranks.
+        data_type: of every table.
+        optimizer: settings of the tables' optimizer.
+        frozen: whether tables have no `requires_grad`.
         pipelined: batches come out of a TrainPipeline.
         resumed: before the last step everything is saved, spoilt and loaded.
     """
@@ -58,6 +68,10 @@ class Case:
     dim: int = 32
     batch: int = 16
     longest: int = 3
+    data_type: str = "FP32"
+    optimizer: str = "rowwise_adagrad"
+    decay: float = 0.0
+    frozen: bool = False
     pipelined: bool = False
     resumed: bool = False
     steps: int = 3  # DDP builds its buckets again in the second
@@ -65,7 +79,8 @@ class Case:
     @property
     def name(self) -> str:
         return (
-            f"{self.plan}-{self.model}-{self.kernel}-{self.world}"
+            f"{self.plan}-{self.model}-{self.kernel}-{self.world}-{self.data_type}-{self.optimizer}-{self.decay}"
+            + "-frozen" * self.frozen
             + "-pipelined" * self.pipelined
             + "-resumed" * self.resumed
         )
@@ -77,7 +92,7 @@ class Head(torch.nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         names = [(f"t{i}", [f"f{i}"]) for i in range(case.tables)]
-        shape = {"num_embeddings": case.rows, "embedding_dim": case.dim}
+        shape = {"num_embeddings": case.rows, "embedding_dim": case.dim, "data_type": DataType(case.data_type)}
         pooling = PoolingType.MEAN if case.model == "mean" else PoolingType.SUM
         self.tables: torch.nn.Module
         if case.model == "sequence":
@@ -86,6 +101,7 @@ class Head(torch.nn.Module):
         else:
             bags = [EmbeddingBagConfig(name=n, feature_names=keys, pooling=pooling, **shape) for n, keys in names]
             self.tables = EmbeddingBagCollection(bags, is_weighted=case.model == "weighted", device="meta")
+        self.tables.requires_grad_(not case.frozen)
         self.dense = torch.nn.Linear(case.dim, 1, device=DEVICE)
 
     def forward(self, kjt: KeyedJaggedTensor) -> torch.Tensor:
@@ -115,7 +131,8 @@ def plan_of(case: Case) -> ShardingPlan:
 
 
 def make_model(case: Case) -> DistributedModelParallel:
-    params = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.01}
+    params = {"optimizer": case.optimizer, "learning_rate": 0.01, "weight_decay": case.decay}
+    params |= {"weight_decay_mode": "l2"} if case.decay else {}
     sharders: list[Any] = [
         EmbeddingBagCollectionSharder(params, dedup=case.model == "dedup"),
         EmbeddingCollectionSharder(params),

@@ -38,6 +38,7 @@ class Examples:
         self._unit = math.gcd(*dims)
         output_of_unit = [number for number, dim in enumerate(dims) for _ in range(dim // self._unit)]
         self._output_of_unit = torch.tensor(output_of_unit, dtype=torch.int64).to(device)
+        self._units = torch.arange(len(output_of_unit)).to(device)
 
     def lists_of(self, kjt: KeyedJaggedTensor) -> torch.Tensor:
         """`[B, E]`: the list of each example and output.
@@ -50,6 +51,7 @@ class Examples:
 
     def expand(self, vectors: torch.Tensor, lists_BE: torch.Tensor) -> torch.Tensor:
         """`[B, columns]`, from the vectors `[lists, columns]` of the lists."""
-        lists_BU = lists_BE.index_select(1, self._output_of_unit)
-        units = vectors.view(vectors.shape[0], lists_BU.shape[1], self._unit)
-        return units.gather(0, lists_BU[:, :, None].expand(-1, -1, self._unit)).view(lists_BU.shape[0], -1)
+        num_units = len(self._output_of_unit)
+        units_BU = lists_BE.index_select(1, self._output_of_unit) * num_units + self._units
+        units = vectors.reshape(-1, self._unit).index_select(0, units_BU.view(-1))
+        return units.view(len(lists_BE), num_units * self._unit)

@@ -139,6 +139,8 @@ class _Lookup(torch.autograd.Function):
             kernel.iteration += 1
             kernel.compiled.train(ctx.bags, grad, ctx.rate, kernel.iteration)
         else:
-            groups = DistinctRows.of(rows)
+            # Replicas exchange rows, and then the host must know how many there are.
+            exchanged = kernel.spec.replicas is not None and kernel.spec.replicas.every_step
+            groups = DistinctRows.of(rows, None if exchanged else kernel.matrix.num_rows)
             kernel.train(groups.distinct, kernel.matrix.row_gradients(groups, offsets, weights, grad), ctx.rate)
         return None, None, None, None, weight_grad, None
