@@ -4,9 +4,9 @@
 
 Lengths follow Zipf's law up to 1,000. Ranks keep the number of their rows. As dealt: each rank has the rows that it
 read. Balanced: the rows of a global batch are dealt by falling length, each to the rank with the smallest sum of
-squares that still wants rows. The load is the largest sum of squares of a rank over the mean. The time is that of forward and
-backward of a transformer of two blocks × 64 on the rows of each of two ranks, one after the other; the slower rank
-counts. It has no exchange of rows between ranks, which balancing needs: a rank reads its own files.
+squares that still wants rows. The load is the largest sum of squares of a rank over the mean. The time is that of
+forward and backward of a transformer of two blocks × 64 on the rows of each of two ranks, one after the other; the
+slower rank counts. It has no exchange of rows between ranks, which balancing needs: a rank reads its own files.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
             row = counts(exponent, ranks, 64)
             results["counts"].append(row)
             print(f"Zipf {exponent}, {ranks:2d} ranks × 64 rows: load {row['before']:.2f}, balanced {row['after']:.2f}")
-    encoder = TransformerEncoder(EncoderConfig(DIM))
+    encoder = TransformerEncoder(EncoderConfig(dim=DIM))
     for exponent in (0.75, 1.2):
         drawn = [draw(128, exponent, seed) for seed in range(6)]
         sides = {"before": [np.split(each, 2) for each in drawn], "after": [balanced(each, 2) for each in drawn]}

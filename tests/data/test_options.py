@@ -70,7 +70,7 @@ DEFAULTS: list[tuple[Any, dict[str, Any]]] = [
         },
     ),
     (Hash(), {"kind": "hash", "seed": 0, "text_law": None}),
-    (Vocabulary(path="v"), {"kind": "vocabulary", "path": "v", "oov_rows": 1}),
+    (Vocabulary(path="v"), {"kind": "vocabulary", "path": "v", "oov_rows": 1, "spread_over": None}),
 ]
 
 

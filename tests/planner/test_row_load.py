@@ -74,6 +74,15 @@ def test_a_hot_block_is_worth_another_plan() -> None:
     assert blind.estimate.worst_s <= told.estimate.worst_s
 
 
+def test_a_load_of_a_table_that_the_model_leaves_out_is_no_error() -> None:
+    load = RowLoad((0.0, 1.0))
+    limits = {"other": ParameterConstraints(row_load=load)}
+    assert plan_tables([TABLE], TOPOLOGY, limits, batch_size=64).plan.plan[""].keys() == {"t"}
+    with pytest.raises(ValueError, match="constraints name table 'other'"):
+        limits["other"] = ParameterConstraints(row_load=load, num_poolings=[1])
+        plan_tables([TABLE], TOPOLOGY, limits, batch_size=64)
+
+
 def test_a_config_takes_the_counts_of_its_vocabularies(tmp_path: Path) -> None:
     ids = np.repeat(np.arange(30), np.arange(30, 0, -1))
     pq.write_table(pa.table({"user": ids}), tmp_path / "ids.parquet")

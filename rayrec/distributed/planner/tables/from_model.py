@@ -86,8 +86,7 @@ def planner_tables(
     listed, constraint_of = list(found), dict(constraints or {})
     names = {f.config.name for f in listed} | {f"{f.path}.{f.config.name}" for f in listed if f.path}
     for name, constraint in constraint_of.items():
-        # A load alone constrains nothing, and a model may leave tables of its config out.
-        if name not in names and constraint != ParameterConstraints(row_load=constraint.row_load):
+        if name not in names and not _only_load(constraint):
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; tables: {', '.join(sorted(names))}"
             raise ValueError(f"constraints name table {name!r}, which the model does not have{hint}")
@@ -100,6 +99,11 @@ def planner_tables(
         )
         for f in listed
     )
+
+
+def _only_load(constraint: ParameterConstraints) -> bool:
+    """A load alone constrains nothing; a model may leave tables of its config out."""
+    return constraint.row_load is not None and constraint == ParameterConstraints(row_load=constraint.row_load)
 
 
 def runnable_kernels(sharder: ModuleSharder[Any], compute_device: str) -> dict[str, tuple[str, ...]]:
