@@ -7,7 +7,7 @@ fields, mask blocks, gates or Wukong: these parts of the peers are plain torch h
 
     python jobs/experiments/ctr_models.py --peers DIR --census census_income_test.csv.gz --movielens-parquet FOLDER
 
-`FOLDER` is what `data/movielens/prepare.py` writes. Criteo's files may not be passed on, so they are not among the data.
+`FOLDER` is what `data/movielens/prepare.py` writes. Criteo's files may not be passed on, so they are left out.
 """
 
 from __future__ import annotations
