@@ -3,7 +3,7 @@
     pip install --target DIR --no-deps fuxictr recbole colorlog==4.7.2 colorama texttable thop tabulate plotly narwhals
     pip install --target DIR polars scikit-learn keras_preprocessing h5py pandas PyYAML tqdm
 
-and give DIR as `--peers`. FuxiCTR's package holds its layers and DIN; its MMoE and PLE, which are in its repository
+and give DIR as `--peers`. FuxiCTR's package holds its layers and DIN; its other models, which are in its repository
 alone, are put together here of its layers as the papers have them.
 """
 
@@ -87,6 +87,139 @@ class FuxiDIN(nn.Module):
         target, history = self.items(item_B), self.items(history_BN)
         pooled = self.attention(target, history, history_BN > 0)
         return self.over(torch.cat([target, pooled], dim=1)).squeeze(1)
+
+
+class FuxiRanker(nn.Module):
+    """A model of one label, of FuxiCTR's layers where its package has them; logits `[B]`.
+
+    Args:
+        name: one of `MODELS` of rayrec.
+        features: of `feature_map`.
+        dim: width of the vectors.
+        args: widths, by the names of rayrec's arguments.
+    """
+
+    def __init__(self, name: str, features: Any, dim: int, args: Mapping[str, Any]) -> None:
+        super().__init__()
+        from fuxictr.pytorch import layers
+
+        count, width = features.num_fields, dim * features.num_fields
+        self.numbers = [name for name, spec in features.features.items() if spec["type"] == "numeric"]
+        self.name, self.args, self.dim = name, args, dim
+        self.embedding = layers.FeatureEmbedding(features, dim)
+
+        def mlp(size: int, sizes: Sequence[int]) -> nn.Module:
+            return layers.MLP_Block(size, hidden_units=list(sizes[:-1]), output_dim=sizes[-1])
+
+        def hidden(size: int, sizes: Sequence[int]) -> nn.Module:
+            return layers.MLP_Block(size, hidden_units=list(sizes))
+
+        if name in ("deepfm", "wide_deep", "xdeepfm", "autoint"):
+            self.deep = mlp(width, args["deep_arch"])
+        match name:
+            case "dlrm":
+                self.embedding = layers.FeatureEmbedding(features, dim, not_required_feature_columns=self.numbers)
+                vectors = count - len(self.numbers) + 1
+                self.bottom = hidden(len(self.numbers), args["dense_arch"])
+                self.products = layers.InnerProductInteraction(vectors, output="inner_product")
+                self.over = mlp(dim + vectors * (vectors - 1) // 2, args["over_arch"])
+            case "dcn":
+                self.cross = layers.CrossNetV2(width, args["cross_layers"])
+                self.over = mlp(width, args["over_arch"])
+            case "deepfm":
+                self.machine = layers.FactorizationMachine(features)
+            case "wide_deep":
+                self.linear = layers.LogisticRegression(features)
+            case "xdeepfm":
+                self.linear = layers.LogisticRegression(features)
+                self.cin = layers.CompressedInteractionNet(count, list(args["cin"]))
+            case "autoint":
+                self.attend, out = layers.ScaledDotProductAttention(), args["heads"] * args["head_dim"]
+                sizes = [dim] + [out] * (args["layers"] - 1)
+                self.q_k_v = nn.ModuleList(
+                    nn.ModuleList(nn.Linear(size, out, bias=False) for _ in range(4)) for size in sizes
+                )
+                self.fc = nn.Linear(count * out, 1)
+            case "masknet":
+                out, between = args["block_dim"], int(width * args["reduction"])
+                self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(count))
+                self.masks = nn.ModuleList(
+                    nn.Sequential(nn.Linear(width, between), nn.ReLU(), nn.Linear(between, width))
+                    for _ in range(args["blocks"])
+                )
+                self.blocks = nn.ModuleList(
+                    nn.Sequential(nn.Linear(width, out, bias=False), nn.LayerNorm(out), nn.ReLU())
+                    for _ in range(args["blocks"])
+                )
+                self.over = mlp(out * args["blocks"], args["over_arch"])
+            case "finalmlp":
+                self.first, self.second = hidden(width, args["first"]), hidden(width, args["second"])
+                self.contexts = nn.ParameterList(nn.Parameter(0.1 * torch.randn(1, dim)) for _ in range(2))
+                self.gates = nn.ModuleList(mlp(dim, [*args["gate"], width]) for _ in range(2))
+                self.x, self.y = nn.Linear(args["first"][-1], 1), nn.Linear(args["second"][-1], 1)
+                parts = [args[name][-1] // args["heads"] for name in ("first", "second")]
+                self.xy = nn.Parameter(nn.init.xavier_normal_(torch.empty(args["heads"], *parts)))
+            case "gdcn":
+                self.crosses = nn.ModuleList(nn.Linear(width, width) for _ in range(args["cross_layers"]))
+                self.gates = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(args["cross_layers"]))
+                self.over = mlp(width, args["over_arch"])
+            case "wukong":
+                out = args["fm_vectors"] + args["linear_vectors"]
+                self.layers = nn.ModuleList()
+                for vectors in [count] + [out] * (args["layers"] - 1):
+                    size = vectors * args["rank"]
+                    parts = {"rank": nn.Linear(vectors, args["rank"], bias=False), "norm": nn.LayerNorm(size)}
+                    parts |= {"mlp": mlp(size, [*args["fm_hidden"], args["fm_vectors"] * dim])}
+                    parts |= {"linear": nn.Linear(vectors, args["linear_vectors"], bias=False)}
+                    parts |= {"residual": nn.Linear(vectors, out, bias=False) if vectors != out else nn.Identity()}
+                    self.layers.append(nn.ModuleDict({**parts, "last": nn.LayerNorm(dim)}))
+                self.over = mlp(out * dim, args["over_arch"])
+
+    def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        fields = self.embedding(inputs)
+        x = fields.flatten(1)
+        match self.name:
+            case "dlrm":
+                dense = self.bottom(torch.stack([inputs[name] for name in self.numbers], dim=1))
+                products = self.products(torch.cat([dense[:, None], fields], dim=1))
+                out = self.over(torch.cat([dense, products], dim=1))
+            case "dcn":
+                out = self.over(self.cross(x))
+            case "deepfm":
+                out = self.machine(inputs, fields) + self.deep(x)
+            case "wide_deep":
+                out = self.linear(inputs) + self.deep(x)
+            case "xdeepfm":
+                out = self.linear(inputs) + self.cin(fields) + self.deep(x)
+            case "autoint":
+                found = fields
+                for layer in self.q_k_v:
+                    q, k, v, rest = (linear(found) for linear in layer)
+                    q, k, v = (part.unflatten(2, (self.args["heads"], -1)).transpose(1, 2) for part in (q, k, v))
+                    found = torch.relu(self.attend(q, k, v)[0].transpose(1, 2).flatten(2) + rest)
+                out = self.fc(found.flatten(1)) + self.deep(x)
+            case "masknet":
+                normed = torch.cat([norm(fields[:, place]) for place, norm in enumerate(self.norms)], dim=1)
+                pairs = zip(self.masks, self.blocks, strict=True)
+                out = self.over(torch.cat([block(mask(x) * normed) for mask, block in pairs], dim=1))
+            case "finalmlp":
+                gates = [2 * gate(of).sigmoid() for gate, of in zip(self.gates, self.contexts, strict=True)]
+                a, b = self.first(x * gates[0]), self.second(x * gates[1])
+                a_h, b_h = (part.unflatten(1, (self.args["heads"], -1)) for part in (a, b))
+                out = self.x(a) + self.y(b) + torch.einsum("bhi,hij,bhj->b", a_h, self.xy, b_h)[:, None]
+            case "gdcn":
+                crossed = x
+                for cross, gate in zip(self.crosses, self.gates, strict=True):
+                    crossed = x * cross(crossed) * gate(crossed).sigmoid() + crossed
+                out = self.over(crossed)
+            case _:
+                for layer in self.layers:
+                    across = fields.transpose(1, 2)
+                    fm = layer["mlp"](layer["norm"]((fields @ layer["rank"](across)).flatten(1)))
+                    joined = torch.cat([fm.unflatten(1, (-1, self.dim)), layer["linear"](across).mT], dim=1)
+                    fields = layer["last"](joined + layer["residual"](across).mT)
+                out = self.over(fields.flatten(1))
+        return out.squeeze(1)
 
 
 def recbole_epoch(users: Iterable[Sequence[int]], folder: Path, settings: Mapping[str, Any]) -> Callable[[], float]:
