@@ -43,6 +43,8 @@ def environment(config: ServeConfig) -> dict[str, str]:
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_PORT_QUARANTINE_S": "0",
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",  # 30 by default, too few on a busy machine
+        # By default, Serve kills a HAProxy that is not ready after 3 × 5 s, even one that takes requests by then.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     }
     if not config.direct:
         return variables | {

@@ -14,7 +14,7 @@ import yaml
 from rayrec.cli import run
 from rayrec.inference import ExportError
 from rayrec.serve import ClientConfig, Clients, ModelSpec, ServeConfig, TlsConfig, load_serve_config
-from rayrec.serve.on_ray import built, check, wait_until_free
+from rayrec.serve.on_ray import built, check, environment, wait_until_free
 from tests import kuberay
 
 
@@ -225,3 +225,13 @@ def test_the_memory_of_a_pod_follows_the_size_of_its_export(
     cluster = yaml.safe_load(capsys.readouterr().out)["spec"]["rayClusterConfig"]
     (container,) = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["memory"] == memory == container["resources"]["requests"]["memory"]
+
+
+def test_ray_serve_reads_each_variable_of_its_environment() -> None:
+    """A name that an upgrade has changed would do nothing."""
+    folder = Path(pytest.importorskip("ray.serve").__file__).parents[1]
+    text = "".join(file.read_text() for file in (folder / "serve" / "_private").glob("*.py"))
+    for direct in (False, True):
+        config = ServeConfig(models=(ModelSpec(path=Path("/exports")),), direct=direct)
+        unread = [name for name in environment(config) if name.startswith("RAY_SERVE_") and f'"{name}"' not in text]
+        assert not unread
