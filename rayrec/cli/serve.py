@@ -370,6 +370,10 @@ def manifest(
         list[str] | None,
         typer.Option(metavar="CLAIM:FOLDER", help="A volume claim (or secret:NAME:FOLDER); may be repeated."),
     ] = None,
+    exports: Annotated[
+        list[Path] | None,
+        typer.Option("--export", help="A model's export on this machine, for the pods' memory; may be repeated."),
+    ] = None,
 ) -> None:
     """Print the input of `serve deploy`, or a RayService (--image). Paths in the config are paths on the cluster."""
     from rayrec.serve.config import load_serve_config
@@ -379,7 +383,8 @@ def manifest(
     volumes = [(claim, folder) for claim, _, folder in (text.rpartition(":") for text in mount or [])]
     if not all(claim and folder.startswith("/") for claim, folder in volumes):
         raise ValueError("--mount: write CLAIM:FOLDER or secret:NAME:FOLDER, e.g. --mount models:/models")
-    typer.echo(deploy_text(loaded) if image is None else ray_service(loaded, image, volumes), nl=False)
+    text = deploy_text(loaded) if image is None else ray_service(loaded, image, volumes, exports or ())
+    typer.echo(text, nl=False)
 
 
 @service.command()

@@ -166,6 +166,9 @@ class ServeConfig(Strict):
     """Port for gRPC, which the replicas of a machine share. None: no gRPC."""
     replicas: Count = 1
     """Processes."""
+    autoscaling: dict[str, Any] | None = None
+    """Fields of Ray Serve's `AutoscalingConfig`, such as `min_replicas`, `max_replicas` and `target_ongoing_requests`,
+    for a number of replicas that follows the load; instead of `replicas`."""
     cpus: Count = 1
     """Cores per replica."""
     device: Literal["cpu"] = "cpu"
@@ -197,6 +200,8 @@ class ServeConfig(Strict):
             raise ValueError(f"host {self.host} accepts remote connections: set `clients`, or use 127.0.0.1")
         if self.tls is not None and not self.direct:
             raise ValueError("tls needs direct: true, because HAProxy does not serve a certificate")
+        if self.autoscaling is not None:
+            _check_autoscaling(self.autoscaling, self.replicas)
         names = [client.name for client in self.clients]
         if len(set(names)) < len(names):
             raise ValueError("two clients have the same name: names must be unique")
@@ -205,6 +210,41 @@ class ServeConfig(Strict):
             if unknown := sorted(set(client.models or ()) - models):
                 raise ValueError(f"client {client.name!r}: unknown model {unknown[0]!r}")
         return self
+
+    @property
+    def min_replicas(self) -> int:
+        """Replicas that always run."""
+        return self.replicas if self.autoscaling is None else int(self.autoscaling.get("min_replicas", 1))
+
+    @property
+    def max_replicas(self) -> int:
+        """Replicas that may run."""
+        return self.replicas if self.autoscaling is None else int(self.autoscaling["max_replicas"])
+
+
+def _check_autoscaling(fields: dict[str, Any], replicas: int) -> None:
+    """Checks the fields by Ray Serve's own class.
+
+    Raises:
+        ValueError: Names the field.
+    """
+    from ray.serve.config import AutoscalingConfig
+
+    if replicas != 1:
+        raise ValueError("autoscaling sets the number of replicas: leave out `replicas`")
+    if unknown := sorted(fields.keys() - AutoscalingConfig.model_fields.keys()):
+        close = suggestion(unknown[0], AutoscalingConfig.model_fields)
+        raise ValueError(f"autoscaling: Ray Serve's AutoscalingConfig has no field {unknown[0]!r}{close}")
+    if fields.get("max_replicas") is None:
+        raise ValueError("autoscaling needs `max_replicas`")
+    try:
+        parsed = AutoscalingConfig(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(["autoscaling", *map(str, first["loc"])])
+        raise ValueError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+    if not parsed.min_replicas:
+        raise ValueError("autoscaling.min_replicas must be at least 1: without a replica, requests are refused")
 
 
 def load_serve_config(path: Path) -> ServeConfig:

@@ -6,6 +6,7 @@ Serve's Python proxy, which adds 10 ms, is never used.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import shutil
@@ -42,12 +43,19 @@ def environment(config: ServeConfig) -> dict[str, str]:
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_SERVE_PORT_QUARANTINE_S": "0",
         "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",  # 30 by default, too few on a busy machine
+        # By default, Serve kills a HAProxy that is not ready after 3 × 5 s, even one that takes requests by then.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     }
     if not config.direct:
-        return variables | {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5"}
+        return variables | {
+            "RAY_SERVE_ENABLE_HA_PROXY": "1",
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+            # Scoring changes nothing, so another replica may answer what a dead one has left.
+            "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+        }
     return variables | {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(config.port),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(config.port + 2 * config.replicas),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(config.port + 2 * config.max_replicas),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # without a load balancer to notify
     }
 
@@ -68,7 +76,8 @@ def built(args: dict[str, Any]) -> Any:
     config = ServeConfig.model_validate(args)
     replica = serve.deployment(
         name="scorer",
-        num_replicas=config.replicas,
+        num_replicas=config.replicas if config.autoscaling is None else None,
+        autoscaling_config=config.autoscaling,
         max_ongoing_requests=4 * config.limits.queue,  # most are refused; allows for bodies in transit
         max_queued_requests=config.limits.queue,
         ray_actor_options={"num_cpus": config.cpus},
@@ -108,7 +117,7 @@ def serving(config: ServeConfig, detach: bool = False) -> Iterator[str]:
             host = config.host if config.host != "0.0.0.0" else "127.0.0.1"
             scheme = "http" if config.tls is None else "https"
             address = f"{scheme}://{host}:{config.port}{config.route.rstrip('/')}"
-            _await(f"{address}/healthz")
+            _await(f"{address}/healthz", replicas=1 if config.direct else config.min_replicas)
             started = True
             yield address
         finally:
@@ -194,7 +203,7 @@ def _ray(config: ServeConfig) -> Iterator[bool]:
         if address:
             ray.init(address=address, **quiet_unless_debug())
         else:
-            init_local(config.replicas * config.cpus + 1)
+            init_local(config.max_replicas * config.cpus + 1)
         try:
             yield address is not None
         finally:
@@ -225,22 +234,30 @@ def _check_free(config: ServeConfig) -> None:
         )
 
 
-def _await(url: str, seconds: float = 60) -> None:
-    """
+def _await(url: str, replicas: int = 1, seconds: float = 60, steady_s: float = 1.0) -> None:
+    """Waits until all replicas have answered, and nothing but answers has come for `steady_s`.
+
+    A new HAProxy process replaces the old one when replicas are added. The old one, which does not know them, takes
+    some connections for a moment longer, and refuses their requests; so the first answer does not mean ready.
+
     Raises:
-        RuntimeError: No answer within `seconds`.
+        RuntimeError: Not so within `seconds`.
     """
     unverified = ssl.create_default_context()  # the certificate need not be valid for this address
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     deadline = time.monotonic() + seconds
-    while True:
+    seen, since = set[int](), time.monotonic()
+    while len(seen) < replicas or time.monotonic() - since < steady_s:
         try:
-            with urllib.request.urlopen(url, timeout=5, context=unverified):
-                return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{url} does not answer after {seconds:.0f} s: {error}") from error
-            time.sleep(0.1)
+            with urllib.request.urlopen(url, timeout=5, context=unverified) as answer:
+                seen.add(json.load(answer)["pid"])
+                error = None
+        except (OSError, ValueError) as refused:
+            error, since = refused, time.monotonic()
+        if time.monotonic() > deadline:
+            count = f"{len(seen)} of {replicas} replicas answered"
+            raise RuntimeError(f"{url} is not ready after {seconds:.0f} s: {count}; {error or 'others are missing'}")
+        time.sleep(0.02 if error is None else 0.1)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ import yaml
 from rayrec.cli import run
 from rayrec.inference import ExportError
 from rayrec.serve import ClientConfig, Clients, ModelSpec, ServeConfig, TlsConfig, load_serve_config
-from rayrec.serve.on_ray import check, wait_until_free
+from rayrec.serve.on_ray import built, check, environment, wait_until_free
 from tests import kuberay
 
 
@@ -146,6 +147,15 @@ def test_a_file_says_all_of_a_service_and_flags_are_its_short_form(
         ("models: [{path: a}]\nclients: [{name: x, token_file: t, models: [b]}]", "unknown model 'b'"),
         ("models: [{path: a}]\ntls: {cert_file: c, key_file: k}", "tls needs direct: true"),
         ("[1]", "must be a mapping with the fields models, name"),
+        (
+            "models: [{path: a}]\nautoscaling: {max_replica: 2}",
+            "has no field 'max_replica'; did you mean 'max_replicas'",
+        ),
+        ("models: [{path: a}]\nautoscaling: {min_replicas: 1}", "autoscaling needs `max_replicas`"),
+        ("models: [{path: a}]\nautoscaling: {max_replicas: 0}", "autoscaling.max_replicas: Input should be greater"),
+        ("models: [{path: a}]\nautoscaling: {min_replicas: 3, max_replicas: 2}", "max_replicas.*2.*min_replicas.*3"),
+        ("models: [{path: a}]\nautoscaling: {min_replicas: 0, max_replicas: 2}", "min_replicas must be at least 1"),
+        ("models: [{path: a}]\nreplicas: 3\nautoscaling: {max_replicas: 2}", "leave out `replicas`"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, error: str) -> None:
@@ -175,3 +185,53 @@ def test_the_manifests_are_what_serve_and_kuberay_take(tmp_path: Path, capsys: p
     container = workers["template"]["spec"]["containers"][0]
     assert {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"} in container["env"] and workers["replicas"] == 2
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/models", "/tokens"]
+
+
+def test_replicas_follow_the_load_by_ray_serves_own_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = pytest.importorskip("ray.serve.schema")
+    file = tmp_path / "serve.yaml"
+    scaling = {"min_replicas": 2, "max_replicas": 6, "target_ongoing_requests": 3.0}
+    file.write_text(yaml.safe_dump({"models": [{"name": "ctr", "path": "exports"}], "autoscaling": scaling}))
+    config = load_serve_config(file)
+    assert ServeConfig.model_validate(config.model_dump(mode="json")) == config
+    deployment = built(config.model_dump(mode="json"))._bound_deployment
+    found = deployment._deployment_config.autoscaling_config
+    assert {name: getattr(found, name) for name in scaling} == scaling
+    assert run(["service", "manifest", str(file), "--image", "rayrec:serve"]) == 0
+    service = yaml.safe_load(capsys.readouterr().out)
+    kuberay.check(service)
+    cluster = service["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert cluster["enableInTreeAutoscaling"] and (workers["minReplicas"], workers["maxReplicas"]) == (2, 6)
+    given = schema.ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    assert given.applications[0].args["autoscaling"] == scaling
+
+
+@pytest.mark.parametrize(("gib", "memory"), [(0.2, "3Gi"), (19.7, "42Gi")])
+def test_the_memory_of_a_pod_follows_the_size_of_its_export(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], gib: float, memory: str
+) -> None:
+    """Of an index that names a larger table than there is: nothing but the index is read."""
+    index = json.loads((model / "export.json").read_text())
+    index["files"]["tables.bin"][0] = int(gib * (1 << 30))
+    for version in ("v9", "v10"):
+        (tmp_path / "exports" / version).mkdir(parents=True)
+        (tmp_path / "exports" / version / "export.json").write_text(json.dumps(index))
+        index["files"]["tables.bin"][0] += 1
+    file = tmp_path / "serve.yaml"
+    file.write_text("models: [{path: /models}]")
+    words = ["--image", "rayrec:serve", "--export", str(tmp_path / "exports")]
+    assert run(["service", "manifest", str(file), *words]) == 0
+    cluster = yaml.safe_load(capsys.readouterr().out)["spec"]["rayClusterConfig"]
+    (container,) = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["memory"] == memory == container["resources"]["requests"]["memory"]
+
+
+def test_ray_serve_reads_each_variable_of_its_environment() -> None:
+    """A name that an upgrade has changed would do nothing."""
+    folder = Path(pytest.importorskip("ray.serve").__file__).parents[1]
+    text = "".join(file.read_text() for file in (folder / "serve" / "_private").glob("*.py"))
+    for direct in (False, True):
+        config = ServeConfig(models=(ModelSpec(path=Path("/exports")),), direct=direct)
+        unread = [name for name in environment(config) if name.startswith("RAY_SERVE_") and f'"{name}"' not in text]
+        assert not unread

@@ -34,13 +34,14 @@ import os, sys
 import ray, ray.serve
 from pathlib import Path
 from rayrec.serve import ModelSpec, ServeConfig
-from rayrec.serve.on_ray import environment
+from rayrec.serve.on_ray import environment, own_haproxy
 os.environ.update(environment(ServeConfig(models=(ModelSpec(path=Path(sys.argv[1])),), port=int(sys.argv[2]))))
-ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-print(ray.get_runtime_context().gcs_address, flush=True)
-sys.stdin.read()
-ray.serve.shutdown()  # or its balancer outlives it
-ray.shutdown()
+with own_haproxy():  # other services of this machine have the default ports
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    sys.stdin.read()
+    ray.serve.shutdown()  # or its balancer outlives it
+    ray.shutdown()
 """
 SECONDS, AFTER_A_KILL = float(os.environ.get("RAYREC_SOAK_S", "240")), 10.0
 SWAP_S = 5 if SECONDS < 300 else 20
@@ -60,7 +61,7 @@ class Client(threading.Thread):
         super().__init__(daemon=True)
         self._port, self._expected, self._rate = port, expected, rate
         self.wrong, self.failed, self.times = list[Any](), list[float](), list[float]()
-        self.statuses: Counter[int] = Counter()
+        self.reasons: Counter[str] = Counter()  # of failures
         self.stop = threading.Event()
         self.start()
 
@@ -76,15 +77,14 @@ class Client(threading.Thread):
                 connection.request("POST", "/score", BAD if number % 33 == 0 else BODY, {"content-type": JSON})
                 response = connection.getresponse()
                 answer = json.loads(response.read())
-            except (OSError, http.client.HTTPException, ValueError):
-                self.failed.append(time.monotonic())
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self._fail(repr(error))
                 connection.close()
                 continue
             self._look(number, response.status, answer, time.monotonic() - begin)
         connection.close()
 
     def _look(self, number: int, status: int, answer: Any, seconds: float) -> None:
-        self.statuses[status] += 1
         if number % 33 == 0 and status in (200, 422):
             self.wrong += [] if status == 422 else [answer]
         elif status == 200:
@@ -93,7 +93,11 @@ class Client(threading.Thread):
             if not np.allclose(answer["scores"]["label"], expected, rtol=0, atol=1e-6):
                 self.wrong.append(answer)
         else:
-            self.failed.append(time.monotonic())
+            self._fail(f"{status} {answer}")
+
+    def _fail(self, reason: str) -> None:
+        self.failed.append(time.monotonic())
+        self.reasons[reason[:200]] += 1
 
 
 def load(port: int, expected: dict[str, Any], rate: float | None) -> list[Client]:
@@ -170,16 +174,14 @@ def test_a_service_in_use_is_never_wrong_whatever_dies_around_it(model: Path, tm
         environment["RAY_ADDRESS"] = holder.stdout.readline().strip()
         command = [sys.executable, "-m", "rayrec.cli", "serve", f"ctr={models}", "--port", str(port)]
         command += ["--replicas", "2", "--watch", "0.5"]
-        driver = subprocess.Popen(command, env=environment)
-        assert until(lambda: len(replicas(port)) == 2, 120), "the service does not come up"
-        for _ in range(3):  # HAProxy may take a replica that has just started, on a busy core, for a lost one
-            clients = load(port, expected, None)
-            time.sleep(4)
-            end(clients)
-            if not any(client.failed for client in clients):
-                break
+        driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert driver.stdout is not None
+        assert "serving ctr at" in driver.stdout.readline(), "the service does not come up"
+        clients = load(port, expected, None)
+        time.sleep(4)
+        end(clients)
         capacity = sum(len(client.times) for client in clients) / 4
-        assert not [one for client in clients for one in client.wrong + client.failed], clients[0].statuses
+        assert not [one for client in clients for one in client.wrong + client.failed], [c.reasons for c in clients]
         clients = load(port, expected, 0.8 * capacity)
         kept, other = sorted(replicas(port))
         begin, killed, before, plan = time.monotonic(), list[float](), (0, 0), events()
