@@ -195,15 +195,6 @@ class RankingMetrics:
         """From the rank of each row's target, 0 for the best."""
         return cls(tuple(ks), filtered, ranking_terms(ranks_B, ks, weights_B).sum(0))
 
-    def over(self, group: comm.Group) -> RankingMetrics:
-        """Metrics over the rows of all ranks. Collective."""
-        return RankingMetrics(self.ks, self.filtered, comm.all_reduce(self.sums.clone(), group))
-
-    def __add__(self, other: RankingMetrics) -> RankingMetrics:
-        if (self.ks, self.filtered) != (other.ks, other.filtered):
-            raise ValueError("ranking metrics of different k, or with and without seen items, do not add up")
-        return RankingMetrics(self.ks, self.filtered, self.sums + other.sums)
-
     @property
     def rows(self) -> int:
         return int(self.sums[-1])

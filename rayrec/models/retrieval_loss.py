@@ -168,7 +168,7 @@ class RetrievalLoss(nn.Module):
             raise ValueError(f"loss: temperature={temperature} must be above 0")
         if counts is not None and not isinstance(counts, str) and len(counts) != num_items:
             raise ValueError(f"loss: {len(counts)} counts were given for {num_items} rows of the item table")
-        self.kind, self.num_items, self.temperature = LOSSES[kind], num_items, temperature
+        self.kind, self.temperature = LOSSES[kind], temperature
         self.hard_negatives, self.calibration = hard_negatives and self.kind.in_batch, calibration
         self.sampler: UniformSampler | PopularitySampler | None = None
         self.frequency: KnownFrequency | StreamingFrequency | None = None
