@@ -300,9 +300,9 @@ def serve(
         typer.Option(parser=path, help="File with the token that requests must send (Authorization: Bearer …)."),
     ] = None,
     index: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            parser=path, help="Export with an index for POST /retrieve, or a folder of such, which serves the newest."
+            help="Export with an index for POST /retrieve, or a folder of such, which serves the newest; path or URI."
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the Serve application, unique on the cluster.")] = "rayrec",
@@ -324,7 +324,7 @@ def serve(
         clients = [] if token_file is None else [{"name": "default", "token_file": str(token_file.absolute())}]
         address: dict[str, Any] = {"host": host, "port": 8000 if port is None else port, "grpc_port": grpc_port}
         address |= {"name": name, "route": route, "direct": direct, "clients": clients, "limits": {"queue": queue}}
-        index_path = None if index is None else index.absolute()
+        index_path = index if index is None or "://" in index else str(Path(index).absolute())
         settings = _from_flags(models or [], **address, replicas=replicas, cpus=cpus, watch_s=watch, index=index_path)
     _serve(settings, detach)
 

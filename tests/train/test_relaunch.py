@@ -118,7 +118,7 @@ def check_relaunch(
     if not exports:
         return resumed
     if raw["model"].get("name") in RETRIEVERS:
-        index_run(stopped.path, folder / "index")
+        index_run(stopped.path, folder / "index", data=rows)
         return resumed
     exported = export_run(stopped.path, folder / "export", data=rows, factory=factory)
     assert run(["predict", str(exported.folder), rows, str(folder / "scores")]) == 0
