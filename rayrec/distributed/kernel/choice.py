@@ -8,9 +8,8 @@ from itertools import pairwise
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-from rayrec.distributed.kernel.local_table import LocalTable
+from rayrec.distributed.kernel.local_table import LOOP_LIMIT, LocalTable
 from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
-from rayrec.distributed.kernel.rows import LOOP_LIMIT
 from rayrec.distributed.kernel.tbe import padded
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel
 from rayrec.modules.configs import BaseEmbeddingConfig

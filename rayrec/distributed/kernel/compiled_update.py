@@ -16,8 +16,7 @@ import torch
 
 from rayrec._runtime.numba_loops import in_threads, loops
 from rayrec.distributed.kernel.choice import LOOP_RULES
-from rayrec.distributed.kernel.local_table import LocalTable, Lookups
-from rayrec.distributed.kernel.rows import LOOP_LIMIT
+from rayrec.distributed.kernel.local_table import LOOP_LIMIT, LocalTable, Lookups
 
 _LOOPS = "rayrec.distributed.kernel.update_loops"
 

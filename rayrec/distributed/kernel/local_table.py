@@ -10,6 +10,8 @@ from rayrec.distributed.kernel.optimizer_spec import OptimizerSpec
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, Shard, Span
 from rayrec.modules.configs import BaseEmbeddingConfig
 
+LOOP_LIMIT = 2**32  # rows of a table, and numbers of a gradient, in compiled loops
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTable:

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from rayrec._runtime.numba_loops import loops
 from rayrec.distributed.comm.collectives import Group, all_gather
 from rayrec.distributed.comm.host_memory import use_large_pages
-from rayrec.distributed.kernel.local_table import LocalTable, Lookups
+from rayrec.distributed.kernel.local_table import LOOP_LIMIT, LocalTable, Lookups
 
-LOOP_LIMIT = 2**32  # rows of a table, and numbers of a gradient, in compiled loops
 _SORT_LOOPS = "rayrec.distributed.kernel.sort_loops"
 
 
