@@ -23,7 +23,8 @@ TESTS_AT_ONCE ?=
 QUICK = $(addprefix tests/,test_architecture.py test_imports.py sparse/test_jagged_and_keyed_tensor.py optim/test_rules.py \
 	modules/test_embedding.py models/test_models.py quant/test_quant.py distributed/test_embedding.py planner/test_planner.py \
 	checkpoint/test_store.py data/test_mapping.py data/test_places.py metrics/test_binary.py inference/test_parity.py \
-	serve/test_service.py train/test_config.py cli/test_output.py torchrec/test_check.py movielens/test_config.py)
+	serve/test_service.py train/test_config.py cli/test_output.py torchrec/test_check.py movielens/test_config.py \
+	dynamic_ids/test_steps.py)
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder -n $(or $(TESTS_AT_ONCE),3)
 
 CHECK_PYTHON := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))

@@ -255,20 +255,20 @@ def step(
                 else:
                     rank_S[slot] = _rank(_decayed(score, seen, clock, half_life), seen, evict)
         for number in range(admitted):
-            least, slot = _USED, _ZERO
+            lowest, slot = _USED, _ZERO
             for other in range(own_rows):
-                least = min(least, rank_S[other])
-            while rank_S[slot] != least:
+                lowest = min(lowest, rank_S[other])
+            while rank_S[slot] != lowest:
                 slot += _ONE
             score, d = nb.uint32(nb.uint64(_COUNT) - (order_D[number] >> _HALF)), order_D[number] & _LOW
-            if least == _USED or _rank(score, clock, evict) <= least:
+            if lowest == _USED or _rank(score, clock, evict) <= lowest:
                 statistics[6] += nb.int64(admitted - number)
                 break
             row = base + slot
             changed_row[changes], changed_old[changes] = row, identity_R[row]
             kind, new = TAKEN, id_N[lookup_M[begin_D[d]]]
             if score_R[row]:
-                expired = least == _FREE
+                expired = lowest == _FREE
                 kind |= LEFT | EXPIRED if expired else LEFT
                 statistics[4 if expired else 3] += 1
             else:
