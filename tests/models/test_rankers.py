@@ -36,6 +36,7 @@ ADAM = {"optimizer": EmbOptimType.ADAM, "learning_rate": 0.01, "eps": 0.01}
 ATTENTION = [{"history": ["seen", "seen_genre"], "target": ["item", "genre"]}]
 ALONE = [{"history": ["seen", "seen_genre"], "target": ["item", None]}]  # the candidate has no genre
 ARGS: dict[str, dict[str, Any]] = {
+    "dcn": {"attention": ATTENTION, "dense_arch": [4], "over_arch": [6, 2], "attention_hidden": [5]},
     "din": {"attention": ATTENTION, "over_arch": [6, 2], "attention_hidden": [5]},
     "bst": {"attention": ATTENTION, "over_arch": [6, 2], "heads": 2, "blocks": 2, "hidden": 9},
     "mmoe": {"experts": 3, "expert": [6], "tower": [4], "attention": ALONE, "attention_hidden": [5, 3]},
@@ -247,8 +248,9 @@ def train_plain(
     name: str, settings: dict[str, Any], batches: list[list[Batch]], params: dict[str, Any]
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     model = make(name, **settings)
-    own = {key: value for key, value in model.named_parameters() if "lookup" in key}
-    rest = [value for key, value in model.named_parameters() if "lookup" not in key]
+    tables_of = ("input.lookup.", "embedding_bags.")
+    own = {key: value for key, value in model.named_parameters() if key.startswith(tables_of)}
+    rest = [value for key, value in model.named_parameters() if not key.startswith(tables_of)]
     optimizers = [plain_twin(list(own.values()), params), torch.optim.SGD(rest, lr=0.1)]
     logits = []
     for ranks in batches:
