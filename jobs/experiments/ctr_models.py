@@ -179,7 +179,7 @@ def train(data: Data, model: nn.Module, logits: Callable[[Rows], torch.Tensor], 
 
 
 def start_alike(model: nn.Module) -> None:
-    """The same initial distributions on both sides: normal tables, and torch's own for the layers."""
+    """Normal tables on both sides. Layers, and rayrec's vectors of numbers, start as their libraries start them."""
     for name, parameter in model.named_parameters():
         if "embedding" in name and parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.01)
