@@ -59,6 +59,7 @@ NUMBA_DOORS = (
     "rayrec/_runtime/numba_loops.py",
     "rayrec/distributed/ids/count_loop.py",
     "rayrec/distributed/ids/split_loops.py",
+    "rayrec/distributed/kernel/sort_loops.py",
     "rayrec/distributed/kernel/update_loops.py",
     "rayrec/distributed/vectors/column_loops.py",
     "rayrec/dynamic_ids/loops.py",

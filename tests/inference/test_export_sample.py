@@ -103,7 +103,8 @@ def test_rows_that_are_there_are_looked_up_and_others_refused() -> None:
     some = PartialTable.of(10, 4)
     for ids in ([7, 2], [2, 9]):
         assert not F.embedding(torch.tensor(ids), some).any()
-    assert some.has_recorded(5, 8) and not some.has_recorded(3, 7)
+    assert some.recorded_span(5, 8) == (7, 8) and some.recorded_span(2, 10) == (2, 10)
+    assert some.recorded_span(3, 7) is None
     some.fill(0, table[:6])
     some.fill(6, table[6:])
     ids = torch.tensor([9, 2, 2])

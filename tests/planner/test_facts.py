@@ -22,6 +22,7 @@ POSITIONAL = {
     "picture._Box",
     "layout.GroupLayout",
     "rows.DistinctRows",
+    "row_load.RowLoad",
     "optimizer_formulas.Step",
     "local_table.Lookups",
     "topology.Topology",

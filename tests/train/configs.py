@@ -199,6 +199,10 @@ def with_data(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     raw = copy.deepcopy(raw)
     for table in raw["tables"]:
         table["rows"] = min(table["rows"], 2000)
+    for feature in raw["schema"]["sparse"]:
+        if (path := feature.get("mapping", {}).get("path")) is not None and not Path(path).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            feature["mapping"]["path"] = vocabulary(folder)
     period = raw["data"].get("progressive")
     if period is not None:
         for value in range(3):

@@ -56,6 +56,16 @@ def write(folder: Path, rows: int, files: int = 2, seed: int = 0, row_group: int
     return folder
 
 
+def flat(metrics: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation with the points of its reliability diagrams by name, for `pytest.approx`."""
+    points = {
+        f"reliability {number} {name}": value
+        for number, band in enumerate(metrics["reliability"])
+        for name, value in band.items()
+    }
+    return {name: value for name, value in metrics.items() if name != "reliability"} | points
+
+
 RAW: dict[str, Any] = {
     "name": "small",
     "data": {"train": "train", "eval": "eval", "read": {"reader": "local"}},

@@ -165,7 +165,7 @@ class Rising(Spread):
 
 def test_a_figure_that_no_evaluation_has_is_refused(tmp_path: Path) -> None:
     for changes in ({"storage__keep_best": "f2"}, {"trainer__early_stopping": {"metric": "f2"}}):
-        with pytest.raises(ConfigError, match=r"got 'f2'; allowed: auc, .*, f1"):
+        with pytest.raises(ConfigError, match=r"got 'f2'; evaluations of model dlrm have auc, .*, f1"):
             parse_config(raw_config(tmp_path, trainer__metrics=[F1], **changes))
 
 

@@ -38,7 +38,7 @@ from rayrec.train.run.log import Mailbox
 from tests.ranks import on_ranks
 from tests.train.pretended_ray import set_seconds
 from tests.train.row_log import Noted, assert_every_row_once, noted, with_row_ids
-from tests.train.small import config_of, fit_on_rank, raw_config, recorder_of, run_folder, write_all
+from tests.train.small import config_of, fit_on_rank, flat, raw_config, recorder_of, run_folder, write_all
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,7 +210,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     assert recovered[0]["message"] in seen.shown
     assert {record["attempt"] for record in seen.files.read_metrics()} == {1, 2}
     undisturbed = on_ranks(2, fit_on_rank, raw_config(tmp_path, name="undisturbed", **features))[0]
-    assert result.eval == pytest.approx(undisturbed["eval"], abs=1e-6)
+    assert flat(result.eval) == pytest.approx(flat(undisturbed["eval"]), abs=1e-6)
     by_rank = [noted(log, rank) for rank in range(2)]
     resumed = recovered[0]["step"]
     stands = [lines[:resumed] + lines[len(lines) - (32 - resumed) :] for lines in by_rank]
@@ -251,7 +251,7 @@ def test_a_run_goes_on_with_other_numbers_of_workers_after_its_model_failed(tmp_
     assert result.eval["auc"] > 0.8
     quiet = Display(Console(quiet=True))
     scores = evaluate_run(last.files.path, num_workers=2, factory=model(logs[2]), display=quiet)
-    assert {name: scores[name] for name in result.eval} == pytest.approx(result.eval)
+    assert flat({name: scores[name] for name in result.eval}) == pytest.approx(flat(result.eval))
 
 
 def test_failures_beyond_the_limit_end_the_run_with_how_often_and_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def raw_config(data: Path, name: str) -> dict[str, Any]:
     ]
     if name != "two_tower":
         del raw["schema"]["sparse"][1], raw["tables"][1]
-    raw["model"] = {"name": name, "args": ARGS[name]}
+    raw["model"] = {"name": name, "args": copy.deepcopy(ARGS[name])}
     if name != "two_tower":
         raw["model"]["loss"] = {"kind": "sampled_softmax", "negatives": 40}
     raw["trainer"]["epochs"] = 3
