@@ -114,7 +114,7 @@ def hits_of_popular_items(data: Path, name: str) -> float:
         counts = Counter(row["item"] for row in trained if row["label"])
         questions = [(row["item"], set()) for row in asked if row["label"]]
     else:
-        counts = Counter(item for row in trained for item in row["history"])
+        counts = Counter(item for row in trained for item in row["history"][-4:])  # what training reads
         questions = [(row["history"][-1], set(row["history"][:-1])) for row in asked if row["history"]]
     ranks = [
         sum(counts[item] >= counts[target] for item in range(ITEMS) if item not in seen - {target}) - 1
