@@ -420,7 +420,8 @@ class _ShardedSoftmax(torch.autograd.Function):
             rows: queries of a block, the same on all ranks.
             first: place of this rank's first item.
         """
-        counts = comm.all_gather(torch.tensor([len(query_PD)], device=query_PD.device), group).flatten().tolist()
+        counts_R = comm.all_gather(torch.tensor([len(query_PD)], device=query_PD.device), group).flatten()
+        counts = counts_R.tolist()
         query_QD = comm.gather_rows(query_PD, counts, group)
         places_Q, weights_Q = (comm.all_gather_uneven(values, group) for values in (places_P, weights_P))
         log_sums, positives = torch.empty_like(weights_Q), torch.empty_like(weights_Q)
@@ -437,17 +438,16 @@ class _ShardedSoftmax(torch.autograd.Function):
             sums = comm.all_reduce(sums, group)
             log_sums[block], positives[block] = sums[0].log() + highest, sums[1]
         own = slice(begin := sum(counts[: group.rank()]), begin + len(query_PD))
-        ctx.rows, ctx.group, ctx.first, ctx.counts, ctx.own = rows, group, first, counts, own
-        ctx.save_for_backward(query_QD, vectors_ID, places_Q, weights_Q, log_sums)
+        ctx.rows, ctx.group, ctx.first, ctx.own = rows, group, first, own
+        ctx.save_for_backward(query_QD, vectors_ID, places_Q, weights_Q, log_sums, counts_R)
         return ((log_sums - positives) * weights_Q)[own].sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query_QD, vectors_ID, places_Q, weights_Q, log_sums = ctx.saved_tensors
+        query_QD, vectors_ID, places_Q, weights_Q, log_sums, counts_R = ctx.saved_tensors
         # Each rank may weigh its share in another way.
         factors = comm.all_gather(grads[0].reshape(1), ctx.group).flatten()
-        counts = torch.tensor(ctx.counts, device=factors.device)
-        weights_Q = weights_Q * factors.repeat_interleave(counts, output_size=len(weights_Q))
+        weights_Q = weights_Q * factors.repeat_interleave(counts_R, output_size=len(weights_Q))
         grad_query, grad_vectors = torch.zeros_like(query_QD), torch.zeros_like(vectors_ID)
         for start in range(0, len(query_QD) if len(vectors_ID) else 0, ctx.rows):
             block = slice(start, start + ctx.rows)

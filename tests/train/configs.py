@@ -214,7 +214,8 @@ def with_data(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
     else:
         raw["data"]["train"] = str(_write(raw, folder / "train", EPOCH_ROWS, 7))
     if period is None:
-        raw["data"]["eval"] = str(_write(raw, folder / "eval", EVAL_ROWS, 8))
+        for number, part in enumerate(("eval", *{"test"}.intersection(raw["data"]))):
+            raw["data"][part] = str(_write(raw, folder / part, EVAL_ROWS, 8 + number))
     return few_steps(raw)
 
 
