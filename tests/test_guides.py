@@ -36,7 +36,7 @@ OTHERS = {
 
 
 def run(line: str) -> None:
-    assert cli.run(shlex.split(line)[1:]) == 0, line
+    assert cli.run(shlex.split(line, comments=True)[1:]) == 0, line
 
 
 def interrupt_in_training(folder: RunFolder) -> threading.Thread:

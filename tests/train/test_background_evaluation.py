@@ -30,7 +30,7 @@ from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, RunState
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.session import Session, session_of
-from tests.train.small import Silent, fit_in, make_job, raw_config, write_all
+from tests.train.small import Silent, fit_in, flat, make_job, raw_config, write_all
 
 EVALUATING = "CheckpointEvaluator.evaluate"  # in Ray's title of the process
 NOT_FIGURES = {"kind", "time", "attempt"}
@@ -75,9 +75,9 @@ def figures(records: list[Record]) -> dict[tuple[int, bool], Record]:
     evals = [record for record in records if record["kind"] == "eval"]
     assert [record["step"] for record in evals] == sorted(record["step"] for record in evals)
     return {
-        (record["step"], record.get("partial", False)): {
-            key: value for key, value in record.items() if key not in NOT_FIGURES
-        }
+        (record["step"], record.get("partial", False)): flat(
+            {key: value for key, value in record.items() if key not in NOT_FIGURES}
+        )
         for record in evals
     }
 
