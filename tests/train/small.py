@@ -62,6 +62,7 @@ def flat(metrics: dict[str, Any]) -> dict[str, Any]:
         f"reliability {number} {name}": value
         for number, band in enumerate(metrics["reliability"])
         for name, value in band.items()
+        if value is not None  # the label of a run with one label
     }
     return {name: value for name, value in metrics.items() if name != "reliability"} | points
 
