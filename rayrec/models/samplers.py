@@ -65,6 +65,7 @@ class PopularitySampler(nn.Module):
         self.corpus, self.count, self.seed, self.power = Corpus(num_items), count, seed, power
         self.register_buffer("_weights", torch.zeros(num_items, dtype=torch.float64), persistent=kept)
         self._cumulated: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None  # `total`, kept while `_cumulated` is
 
     @property
     def total(self) -> torch.Tensor:
@@ -84,8 +85,9 @@ class PopularitySampler(nn.Module):
     def draw(self, step: int, device: torch.device) -> Candidates:
         """See `UniformSampler.draw`."""
         if self._cumulated is None or self._cumulated.device != self._weights.device:
-            sums = self._of_items().cumsum(0)
-            self._cumulated = sums / sums[-1]
+            weights = self._of_items()
+            sums = weights.cumsum(0)
+            self._cumulated, self._total = sums / sums[-1], weights.sum()
         uniform = torch.rand(self.count, generator=_generator(self.seed, step), dtype=torch.float64)
         places = torch.searchsorted(self._cumulated, uniform.to(device, non_blocking=True), right=True)
         ids = self.corpus.rows(places.clamp(max=len(self._cumulated) - 1))
@@ -93,7 +95,8 @@ class PopularitySampler(nn.Module):
 
     def log_q(self, ids: torch.Tensor) -> torch.Tensor:
         """See `UniformSampler.log_q`."""
-        return (self._weights[ids] / self.total * self.count).clamp(min=1e-12).log().float()
+        total = self.total if self._cumulated is None or self._total is None else self._total
+        return (self._weights[ids] / total * self.count).clamp(min=1e-12).log().float()
 
     def _of_items(self) -> torch.Tensor:
         return self._weights[self.corpus.all_rows(self._weights.device)]
