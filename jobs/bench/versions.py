@@ -1,29 +1,37 @@
-"""Times training steps of two checkouts of rayrec on the CPU, in turns.
+"""Times two checkouts of rayrec on the CPU, in turns: training steps, or the data path.
 
     git worktree add --detach /tmp/earlier 5be9ecb
-    python jobs/bench/versions.py /tmp/earlier [--rounds 15] [--json]
+    python jobs/bench/versions.py /tmp/earlier [--what steps|data] [--rounds 15] [--json]
 
-Each checkout has two gloo ranks that stay up; a round times a few steps of every case in the one and then in the other.
-26 tables of 50,000 × 64 and two layers over them; forward, backward and update. The ratio is the median over rounds of
-this checkout's time over the other's. Both must have the public names that this file uses.
+Each checkout has processes that stay up; a round times every case in the one and then in the other. The ratio is the
+median over rounds of this checkout's time over the other's. Both must have the public names that this file uses.
+
+`steps`: two gloo ranks, 26 tables of 50,000 × 64 and two layers over them; forward, backward and update. `data`: one
+process that maps 100,000 rows held in memory, and reads manifests and epochs of Parquet files.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+DATA_ROWS = 400_000
 TABLES, ROWS, DIM, BATCHES = 26, 50_000, 64, 4
 # Name, kind of plan, mean ids of a bag, batch of a rank, steps of a round.
 CASES = (
@@ -87,7 +95,7 @@ def model_and_batches(kind: str, ids: int, batch: int) -> tuple[nn.Module, list[
     return model, batches
 
 
-def serve(rank: int, store: str) -> None:
+def serve_steps(rank: int, store: str) -> None:
     """Times the cases whose numbers rank 0 reads from its standard input."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -96,7 +104,7 @@ def serve(rank: int, store: str) -> None:
         for batch in batches:
             model(batch).backward()
     if rank == 0:
-        print("ready", flush=True)
+        print(*(name for name, *_ in CASES), sep="\t", flush=True)
     while True:
         number = torch.tensor(int(sys.stdin.readline() or -1) if rank == 0 else 0)
         dist.broadcast(number, 0)
@@ -112,23 +120,119 @@ def serve(rank: int, store: str) -> None:
             print((time.perf_counter() - start) / steps, flush=True)
 
 
-class Checkout:
-    """Two ranks that run the code of a checkout."""
+def write_files(folder: Path) -> None:
+    """The files that both checkouts read, and the kinds of derived columns, which both must know."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from mapping import KINDS, columns
 
-    def __init__(self, folder: Path) -> None:
+    (folder / "kinds.json").write_text(json.dumps(KINDS))
+    table = columns(DATA_ROWS)
+    pq.write_table(table.slice(0, DATA_ROWS // 4), folder / "rows.parquet")
+    day = pa.array(np.arange(DATA_ROWS) // (DATA_ROWS // 10))
+    plain = table.select(["user", "hour", "price", "label"]).append_column("day", day)
+    pq.write_table(plain, folder / "plain.parquet", row_group_size=DATA_ROWS // 20)
+    pq.write_table(table.select(["city", "title", "label"]), folder / "texts.parquet", row_group_size=DATA_ROWS // 4)
+    pq.write_table(table.select(["tags", "others", "label"]), folder / "lists.parquet", row_group_size=DATA_ROWS // 4)
+    (folder / "many").mkdir()
+    for number in range(200):
+        pq.write_table(plain.slice(number * 100, 100), folder / "many" / f"{number}.parquet")
+
+
+def data_cases(folder: Path) -> dict[str, Callable[[], object]]:
+    """What a round of `data` times, by name."""
+    import pyarrow.parquet as pq
+
+    from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema, to_batch
+
+    rows = pq.read_table(folder / "rows.parquet")
+    hashed = {"mapping": {"kind": "hash"}}
+    plain = Schema.model_validate(
+        {"sparse": [{"name": "user", **hashed}, {"name": "hour", **hashed}], "dense": [{"name": "price"}]}
+    )
+    texts = Schema.model_validate({"sparse": [{"name": "city", **hashed}]})
+    lists = Schema.model_validate({"sparse": [{"name": n, "kind": "id_list", **hashed} for n in ("tags", "others")]})
+
+    def mapped(schema: Schema, table: Any, times: int = 1) -> Callable[[], object]:
+        sizes = {feature.name: 1 << 20 for feature in schema.sparse}
+        return lambda: [to_batch(table, schema, sizes) for _ in range(times)]
+
+    def derived(kind: dict[str, Any]) -> Callable[[], object]:
+        """The mapping of a derived column as the first kind of feature that takes its values."""
+        feature = {"name": "x", "column": "made"}
+        bags = [{"sparse": [feature | hashed | {"kind": of}]} for of in ("id", "id_list", "weighted_id_list")]
+        for features in [*bags, {"dense": [feature | {"default": 0.0}], "sparse": [{"name": "hour", **hashed}]}]:
+            with suppress(ValueError, DataError):
+                act = mapped(Schema.model_validate(features | {"derived": [{"name": "made", **kind}]}), rows)
+                act()
+                return act
+        raise SystemExit(f"no feature takes the values of {kind}")
+
+    def epoch(file: str, schema: Schema, filters: Sequence[Any] = (), **options: Any) -> Callable[[], object]:
+        sizes = {feature.name: 1 << 20 for feature in schema.sparse}
+        manifest = Manifest.read(str(folder / file), schema, filters=filters)
+        local = ReadOptions(reader="local")
+        options = {"rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0, "options": local} | options
+
+        def read() -> None:
+            with BatchStream(manifest, schema, sizes, batch_rows=4096, **options) as stream:
+                for _ in stream:
+                    pass
+
+        return read
+
+    cases = {
+        "ids and numbers": mapped(plain, rows),
+        "8 rows, 100 times": mapped(plain, rows.slice(0, 8), 100),
+        "texts": mapped(texts, rows),
+        "lists": mapped(lists, rows),
+    }
+    kinds = json.loads((folder / "kinds.json").read_text())
+    cases |= {f"derived: {name}": derived(kind) for name, kind in kinds.items()}
+    cases |= {
+        "manifest of 200 files": lambda: Manifest.read(str(folder / "many"), plain),
+        "epoch": epoch("plain.parquet", plain),
+        "epoch in order": epoch("plain.parquet", plain, shuffle=False),
+        "epoch of texts": epoch("texts.parquet", texts),
+        "epoch of lists": epoch("lists.parquet", lists),
+        "epoch, 20 % of row groups": epoch("plain.parquet", plain, [("day", ">=", 8)]),
+        "epoch, 12 % of rows": epoch("plain.parquet", plain, [("hour", "<", 3)]),
+        "epoch, 92 % of rows": epoch("plain.parquet", plain, [("hour", "<", 22)]),
+        "epoch, 20 % of negatives": epoch("plain.parquet", plain, negative_rate=0.2),
+    }
+    return cases
+
+
+def serve_data(folder: Path) -> None:
+    """Times the cases whose numbers arrive on standard input, in processor time of one process."""
+    torch.set_num_threads(1)
+    cases = data_cases(folder)
+    for act in cases.values():
+        act()
+    print(*cases, sep="\t", flush=True)
+    while (number := int(sys.stdin.readline() or -1)) >= 0:
+        start = time.process_time()
+        list(cases.values())[number]()
+        print(time.process_time() - start, flush=True)
+
+
+class Checkout:
+    """The processes that run the code of a checkout."""
+
+    def __init__(self, folder: Path, served: list[str]) -> None:
         env = os.environ | {"PYTHONPATH": str(folder)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen([sys.executable, __file__, "--serve"], cwd=folder, env=env, **pipes)
-        while (line := self._read()) != "ready":
-            if not line:
-                raise SystemExit(f"{folder}: its ranks did not start; see above")
+        self._process = subprocess.Popen([sys.executable, __file__, *served], cwd=folder, env=env, **pipes)
+        self.cases = self._read().split("\t")
+        if self.cases == [""]:
+            raise SystemExit(f"{folder}: its processes did not start; see above")
 
     def _read(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def seconds(self, case: int) -> float:
-        """Time of a step."""
+        """Time of a step, or of a case of `data`."""
         self._write(case)
         return float(self._read())
 
@@ -142,33 +246,45 @@ class Checkout:
 
 
 def main() -> None:
-    from harness import arguments, machine, print_json
+    from harness import arguments, in_turns, machine, paired_ratio, print_json
 
     parser = arguments(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout")
+    parser.add_argument("--what", choices=["steps", "data"], default="steps")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     print(machine())
-    sides = [Checkout(Path(__file__).resolve().parents[2]), Checkout(args.other.resolve())]
-    times: list[list[tuple[float, float]]] = [[] for _ in CASES]
-    for _ in range(args.rounds):
-        for number, pairs in enumerate(times):
-            pairs.append((sides[0].seconds(number), sides[1].seconds(number)))
-    for side in sides:
-        side.close()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.what == "data":
+            write_files(Path(folder))
+        served = ["--serve", args.what, folder]
+        ours, theirs = (Checkout(path, served) for path in (Path(__file__).resolve().parents[2], args.other.resolve()))
+        times = in_turns(
+            {
+                f"{side} {number}": partial(checkout.seconds, number)
+                for number in range(len(ours.cases))
+                for side, checkout in (("ours", ours), ("theirs", theirs))
+            },
+            args.rounds,
+        )
+        ours.close()
+        theirs.close()
     ratios = {}
-    for (name, *_), pairs in zip(CASES, times, strict=True):
-        ratios[name] = statistics.median(ours / theirs for ours, theirs in pairs)
-        print(f"{name:30} {min(pairs)[0] * 1e3:8.2f} ms  {ratios[name]:.2f} of the other")
+    for number, name in enumerate(ours.cases):
+        here, there = times[f"ours {number}"], times[f"theirs {number}"]
+        ratios[name] = paired_ratio(here, there)
+        print(f"{name:32} {statistics.median(here) * 1e3:8.2f} ms  {ratios[name]:.2f} of the other")
     print_json(args, ratios)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--serve"]:
-        with tempfile.TemporaryDirectory() as folder:
-            peer = mp.get_context("spawn").Process(target=serve, args=(1, f"{folder}/store"))
-            peer.start()
-            serve(0, f"{folder}/store")
-            peer.join()
-    else:
+    if sys.argv[1:2] != ["--serve"]:
         main()
+    elif sys.argv[2] == "data":
+        serve_data(Path(sys.argv[3]))
+    else:
+        store = f"{sys.argv[3]}/{os.getpid()}"
+        peer = mp.get_context("spawn").Process(target=serve_steps, args=(1, store))
+        peer.start()
+        serve_steps(0, store)
+        peer.join()
