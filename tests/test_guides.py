@@ -21,8 +21,9 @@ from rayrec.train.run.folder import RunFolder
 from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
 
-GUIDES = {"histories": {"": 0.85}, "several-tasks": {"click": 0.75, "buy": 0.7}}  # the least AUC of each label
+GUIDES = {"histories": {"": 0.85}, "entities": {"": 0.85}, "several-tasks": {"click": 0.75, "buy": 0.7}}  # the least AUC of each label
 OTHERS = {
+    "entities": [],
     "histories": [
         {"name": "bst", "args": {"over_arch": [64, 32, 1], "max_length": 30, "heads": 2}},
         {"name": "din", "args": {"over_arch": [64, 32, 1], "attention": []}},

@@ -83,6 +83,30 @@ class ReadOptions(Strict):
         return self.stall_timeout_s + self.patience_s
 
 
+class EntityTable(Section):
+    """A table of entities, e.g. items or users, whose columns features read by key."""
+
+    path: str
+    """Files of the table: a file, folder or glob. It is indexed once per node."""
+    key: str
+    """Column with the keys: integers or strings, as in the rows. Without `valid_from`, each key is there once."""
+    columns: list[str] | None = None
+    """The columns that features may read. Default: all."""
+    valid_from: str | None = None
+    """Column with the time when a version of an entity becomes valid. A row gets the last version that is valid at its
+    time."""
+    at: str | None = None
+    """Column of the rows with their time; needed with `valid_from`."""
+    unit: Literal["s", "ms", "us", "ns"] = "s"
+    """Unit of integer times, counted from 1970."""
+
+    @model_validator(mode="after")
+    def _time_of_both(self) -> Self:
+        if (self.valid_from is None) != (self.at is None):
+            raise ValueError("give both valid_from (the time of a version) and at (the time of a row), or neither")
+        return self
+
+
 class DataConfig(Section):
     """Training and evaluation data."""
 
@@ -96,6 +120,10 @@ class DataConfig(Section):
     test: DataSet | None = None
     """Rows for one evaluation at the end, of the checkpoint that `storage.keep_best` selects, else of the last one.
     They do not influence training."""
+    entities: dict[str, EntityTable] = Field(default={})
+    """Tables by name, e.g. `item: {path: items.parquet, key: item_id}`. A feature reads a column of one with `from:
+    item.category` and `by`, the column of the rows with the keys or with lists of keys, e.g. `by: item_id`. For a key
+    that the table lacks, `on_null` or `default` of the feature applies."""
     negative_rate: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the training rows with label 0 that is read, drawn again each epoch. Evaluations correct predictions
     for it."""

@@ -6,7 +6,7 @@
 | `tables.bin` | the bytes of all tables, for mapping into memory that the processes of a machine share |
 | `graph.pt2` | the torch.export graph: raw tensors and JSON |
 | `aoti/` | the compiled graph (AOTInductor), unpacked, so that loading needs no temporary folder |
-| `mapping.json`, `vocabularies/` | schema and tables, to map raw values to ids |
+| `mapping.json`, `vocabularies/`, `entities/` | schema and tables, to map raw values to ids |
 | `parity.json`, `parity.html` | comparison with the trained model's scores |
 | `vectors.bin`, `items.arrow`, … | item vectors and ids to search (`index.py`), if the export has an index |
 """
@@ -276,12 +276,15 @@ def map_tables(path: Path) -> MappedTables:
 
 
 def read_mapping(folder: Path) -> dict[str, Any]:
-    """`schema` and `tables` of the training config, with the paths of the folder's vocabularies."""
+    """`schema` and `tables` of the training config, with the paths of the folder's vocabularies and entities."""
     raw: dict[str, Any] = json.loads((folder / MAPPING).read_text(encoding="utf-8"))
     for feature in raw["schema"].get("sparse", []):
         mapping = feature.get("mapping") or {}
         if mapping.get("kind") == "vocabulary":
             mapping["path"] = str(folder / mapping["path"])
+    for spec in raw["schema"].get("derived", []):
+        if spec["kind"] == "entity":
+            spec["path"] = str(folder / spec["path"])
     return raw
 
 

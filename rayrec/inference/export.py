@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from rayrec.data.mapping.derived.joins import write_entities
 from rayrec.data.mapping.vocabulary import index_beside, load_vocabulary
 from rayrec.inference import artifact, compilation, graph, processor
 from rayrec.inference.artifact import ExportError, ExportIndex, scratch_folder
@@ -281,7 +282,7 @@ def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:
 
 
 def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
-    """Writes schema and tables, and copies the vocabularies, so that the folder does not depend on other files."""
+    """Writes schema and tables, and copies vocabularies and entities, so that the folder depends on no other files."""
     raw = json.loads(json.dumps(mapping))
     mappings = [feature.get("mapping") or {} for feature in raw["schema"].get("sparse", [])]
     for number, vocabulary in enumerate(spec for spec in mappings if spec.get("kind") == "vocabulary"):
@@ -291,6 +292,7 @@ def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
             file.writelines(_bytes_of(vocabulary["path"]))
         load_vocabulary(vocabulary["path"]).write(index_beside(str(copy)))
         vocabulary["path"] = copy.relative_to(folder).as_posix()
+    write_entities(raw["schema"].get("derived", []), folder)
     artifact.write_json(folder / artifact.MAPPING, raw)
 
 

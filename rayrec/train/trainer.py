@@ -36,7 +36,7 @@ from rayrec.train.driver.trackers import trackers_of
 from rayrec.train.errors import Interrupted, TrainError
 from rayrec.train.report import write_report
 from rayrec.train.run.choice import best_so_far
-from rayrec.train.run.config import refuse_code_from_elsewhere
+from rayrec.train.run.config import refuse_code_from_elsewhere, reopen_files
 from rayrec.train.run.folder import (
     RunFolder,
     leased,
@@ -111,6 +111,7 @@ class Trainer:
             self._set_aside()
         self.folder.create()
         text = reading_text(self._given.data.read.text)
+        reopen_files()
         with self.folder.locked(), converting_into(self.folder.converted, self.display.say), text:
             self.mirror.pull()
             self._earlier_values = ResolvedValues.of(self.folder.read_config())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -100,7 +101,7 @@ def _with_derived(schema: Schema, arrow: pa.Schema, file: str) -> pa.Schema:
     try:
         types = derived_types(schema.derived_needed, types)
     except DataError as error:
-        raise DataError(error.problem, file=file, column=error.column, fix=error.fix) from error
+        raise replace(error, file=error.file or file) from error
     return pa.schema(list(read_types(schema, types).items()))
 
 

@@ -51,7 +51,8 @@ def as_before(
 
 def _derived(schema: Schema, feature: SparseFeature) -> list[dict[str, Any]]:
     columns = [feature.column] + ([feature.weight_column] if feature.weight_column else [])
-    return [spec.model_dump(mode="json") for spec in needed(schema.derived, columns)]
+    # Tables of entities may be elsewhere, and may be extended: new items get vectors from their features.
+    return [spec.model_dump(mode="json", exclude={"path"}) for spec in needed(schema.derived, columns)]
 
 
 def _of(mapping: Any, rows: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,9 @@ from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
 from rayrec.data.arrays.buffers import I64, U64
 from rayrec.data.arrays.hashing import hash_texts
 from rayrec.data.mapping.id_index import DuplicateHash, IdIndex, hashes_of
-from rayrec.storage.cache import Cache
+from rayrec.data.mapping.node_cache import node_folder
 from rayrec.storage.errors import DataError
-from rayrec.storage.locations import cache_folder, open_filesystem
+from rayrec.storage.locations import open_filesystem
 from rayrec.storage.parquet import open_parquet
 
 _FILE, _ID_BYTES = "index", 17
@@ -33,7 +32,7 @@ _FILE, _ID_BYTES = "index", 17
 _FORMAT = 2
 _IN_MEMORY = 65_536
 _READ_IDS = 1 << 20
-_LIMIT, _BYTES = "RAYREC_VOCABULARY_BYTES", 32 << 30
+_LIMIT = ("RAYREC_VOCABULARY_BYTES", 32 << 30)
 
 
 _OPENED: dict[str, IdIndex] = {}
@@ -238,9 +237,6 @@ def _cached_index(source: _Source) -> IdIndex:
 
     The cache maps the file's path and version to a folder named by the hash of the ids, so copies share one index.
     """
-    limit = os.environ.get(_LIMIT, str(_BYTES))
-    if not limit.isdigit():
-        raise DataError(f"{_LIMIT}={limit} must be a number of bytes", fix=f"e.g. {_LIMIT}={_BYTES}")
 
     def make(folder: Path, _: int) -> str:
         digest = hashlib.sha256(f"{_FORMAT} {source.text}".encode())
@@ -249,7 +245,7 @@ def _cached_index(source: _Source) -> IdIndex:
         return digest.hexdigest()[:32]
 
     key = f"{_digest(source.path)}-{source.version}"
-    cached = Cache(_cache_folder(), int(limit)).folder(key, _ID_BYTES * source.size, make)
+    cached = node_folder("vocabularies", key, _ID_BYTES * source.size, make, _LIMIT)
     return IdIndex.open(cached.folder / _FILE, cached)
 
 
@@ -257,20 +253,6 @@ def _digested(chunks: Iterable[U64], digest: Any) -> Iterator[U64]:
     for chunk in chunks:
         digest.update(chunk.tobytes())
         yield chunk
-
-
-def _cache_folder() -> Path:
-    """A writable cache folder on this node."""
-    cache = cache_folder("vocabularies")
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        if os.access(cache, os.W_OK):
-            return cache
-    except OSError:
-        pass
-    cache = Path(tempfile.gettempdir()) / f"rayrec-{os.getuid()}" / "vocabularies"
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return cache
 
 
 def _digest(text: str) -> str:

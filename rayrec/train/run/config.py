@@ -38,7 +38,17 @@ def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = Non
         )
     if data is not None:
         raw["data"] |= {"eval": data, "progressive": None}
+    reopen_files()
     return raw
+
+
+def reopen_files() -> None:
+    """Makes this process open vocabularies and entities anew, which may have changed since its last use of them."""
+    from rayrec.data.mapping.entities import close_entities
+    from rayrec.data.mapping.vocabulary import close_vocabularies
+
+    close_entities()
+    close_vocabularies()
 
 
 def _code_in(raw: dict[str, Any]) -> str | None:

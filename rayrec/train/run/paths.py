@@ -35,6 +35,14 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
             if in_job:
                 _refuse_left_behind(table["init"]["path"], f"tables.{table['name']}.init.path", base)
             table["init"]["path"] = _absolute(table["init"]["path"], base)
+    tables = [(f"data.entities.{name}", table) for name, table in raw["data"]["entities"].items()]
+    tables += [
+        ("schema.derived." + spec["name"], spec) for spec in raw["schema"]["derived"] if spec["kind"] == "entity"
+    ]
+    for field, table in tables:
+        if in_job:
+            _refuse_left_behind(table["path"], f"{field}.path", base)
+        table["path"] = _absolute(table["path"], base)
     for field in ("plan", "calibration"):
         raw["sharding"][field] = _absolute(raw["sharding"][field], base)
     raw["storage"]["path"] = _absolute(raw["storage"]["path"], home)

@@ -1,4 +1,4 @@
-"""Computes the derived columns of a schema; `specs.py` describes them, `scalars.py` and `lists.py` implement them."""
+"""Computes the derived columns of a schema. `specs.py` describes them; the other modules implement them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, shown
+from rayrec.data.mapping.derived.joins import entity
 from rayrec.data.mapping.derived.lists import cross, lookup, overlap, pairs, tokens
 from rayrec.data.mapping.derived.scalars import (
     CLEAN,
@@ -27,6 +28,7 @@ from rayrec.data.mapping.derived.specs import (
     Cross,
     Custom,
     Derived,
+    Entity,
     Expression,
     Lookup,
     Missing,
@@ -49,6 +51,7 @@ _MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
     Tokens: tokens,
     Overlap: overlap,
     Pairs: pairs,
+    Entity: entity,
     Custom: custom,
 }
 

@@ -37,6 +37,7 @@ from rayrec.data.mapping.derived.specs import (
     Age,
     Buckets,
     Custom,
+    Entity,
     Expression,
     Missing,
     TimePart,
@@ -96,8 +97,8 @@ def missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
     return pc.cast(pc.is_null(array, nan_is_null=nan), pa.int8())
 
 
-def _instants(
-    spec: TimePart | Age, column: str, array: pa.Array, problems: Problems, rows: Callable[[I64], I64]
+def instants(
+    spec: TimePart | Age | Entity, column: str, array: pa.Array, problems: Problems, rows: Callable[[I64], I64]
 ) -> pa.Array:
     """Times as microseconds since 1970 (UTC). Integers out of range for the unit become null."""
     array = decoded(array)
@@ -119,7 +120,7 @@ def _instants(
 
 def time_part(spec: TimePart, arrays: list[pa.Array], problems: Problems) -> pa.Array:
     def component(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
-        times = _instants(spec, spec.column, array, problems, rows)
+        times = instants(spec, spec.column, array, problems, rows)
         nulls = nulls_of(times)
         if spec.zone != "UTC":
             times = pc.local_timestamp(times.cast(pa.timestamp("us", spec.zone)))
@@ -140,11 +141,11 @@ def age(spec: Age, arrays: list[pa.Array], problems: Problems) -> pa.Array:
             column=without,
             fix=f"write {without!r} with its time zone, or both columns without one",
         )
-    row_times = _instants(spec, spec.at, arrays[1], problems, lambda positions: positions)
+    row_times = instants(spec, spec.at, arrays[1], problems, lambda positions: positions)
     unit_us = 1e6 * _SECONDS[spec.per]
 
     def ages_of(array: pa.Array, rows: Callable[[I64], I64]) -> pa.Array:
-        events = _instants(spec, spec.column, array, problems, rows)
+        events = instants(spec, spec.column, array, problems, rows)
         now = row_times if not is_list(arrays[0].type) else row_times.take(pa.array(rows(np.arange(len(array)))))
         age_us = pc.subtract(now.cast(pa.int64()), events.cast(pa.int64()))
         future = pc.less(age_us, 0)

@@ -99,7 +99,7 @@ class TimePart(_Derived):
     Args:
         part: For `time_part`: the component.
         zone: For `time_part`: IANA time zone, e.g. Europe/Berlin.
-        unit: For `time_part` and `age`: unit of integer times, counted from 1970.
+        unit: For `time_part`, `age` and `entity`: unit of integer times, counted from 1970.
     """
 
     kind: Literal["time_part"]
@@ -122,7 +122,7 @@ class Age(_Derived):
     """The age of an event at the time of the row, a number.
 
     Args:
-        at: For `age`: column with the time of the row.
+        at: For `age` and `entity`: column with the time of the row.
         per: For `age`: unit of the result.
         on_future: For `age`: result for an event after the time of the row: "error" reports it as a possible leak,
             "zero", or "null".
@@ -140,7 +140,7 @@ class Lookup(_Derived):
     """The value of a key in a map column; null if the map lacks the key.
 
     Args:
-        key: For `lookup`: column with the key of each row.
+        key: For `lookup`: column with the key of each row. For `entity`: column of the table with the keys.
         value: For `lookup`, instead of `key`: the same key for all rows.
     """
 
@@ -215,6 +215,42 @@ class Pairs(_Derived):
     column: str
 
 
+class Entity(_Derived):
+    """A column of a table of entities, for the key of each row, or of each element of a list of keys.
+
+    Args:
+        path: For `entity`: file, folder or glob of the table.
+        take: For `entity`: column of the table with the values.
+        valid_from: For `entity`: column of the table with the time when a version of an entity becomes valid; a row
+            gets the last version that is valid at its time, `at`. Default: one version per key.
+        on_missing: For `entity`: for a key that the table lacks, "error" reports it, "null" leaves it to `on_null` or
+            `default` of the feature.
+    """
+
+    kind: Literal["entity"]
+    column: str
+    path: str
+    key: str
+    take: str
+    valid_from: str | None = None
+    at: str | None = None
+    unit: Unit = "s"
+    on_missing: Literal["error", "null"] = "error"
+
+    @model_validator(mode="after")
+    def _time_of_both(self) -> Self:
+        if (self.valid_from is None) != (self.at is None):
+            raise ValueError(
+                f"derived column {self.name!r}: give both valid_from (the time of a version) and at (the time of a "
+                "row), or neither"
+            )
+        return self
+
+    @property
+    def inputs(self) -> list[str]:
+        return [self.column] + ([self.at] if self.at is not None else [])
+
+
 class Custom(_Derived):
     """Your own function from Arrow arrays to one Arrow array of the same length.
 
@@ -230,7 +266,7 @@ class Custom(_Derived):
 
 
 Derived = Annotated[
-    Buckets | Missing | Cross | TimePart | Age | Lookup | Expression | Tokens | Overlap | Pairs | Custom,
+    Buckets | Missing | Cross | TimePart | Age | Lookup | Expression | Tokens | Overlap | Pairs | Entity | Custom,
     Field(discriminator="kind"),
 ]
 

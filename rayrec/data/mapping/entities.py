@@ -1,0 +1,382 @@
+"""Tables of entities, such as items with a category and a price, whose columns are joined to rows by key.
+
+With `valid_from`, a key has versions, and a row gets the one that was valid at the time of the row. A table is indexed
+once per node, in the user's cache, and all processes map the index into memory; an export contains the index of the
+columns that it reads. An index is a folder:
+
+| file | contents |
+|---|---|
+| `about.json` | the format, the number of versions, the type of the keys, the columns |
+| `keys` | `IdIndex` of the distinct keys |
+| `starts.npy` | [keys + 1] int64, the first version of each key |
+| `times.npy` | [versions] int64, µs since 1970 when each version becomes valid, ascending in a key; with `valid_from` |
+| `columns/N.arrow` | the values of a column, by version |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from rayrec.data.arrays.arrow_types import decoded, impossible_times, is_text, shown, without_views
+from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.arrays.widening import concatenated
+from rayrec.data.formats.find_parquet import find_parquet
+from rayrec.data.mapping.id_index import IdIndex, hashes_of
+from rayrec.data.mapping.node_cache import node_folder
+from rayrec.storage.cache import CACHE_BYTES, Held
+from rayrec.storage.column_names import column_missing
+from rayrec.storage.errors import DataError
+from rayrec.storage.files import Found
+from rayrec.storage.parquet import open_parquet
+
+Unit = Literal["s", "ms", "us", "ns"]
+_FORMAT = 1
+_ABOUT, _KEYS, _STARTS, _TIMES, _COLUMNS = "about.json", "keys", "starts.npy", "times.npy", "columns"
+_ORDER, _VALUES = "order.npy", "values.arrow"  # in the cache: the source's row of each version, and one column
+_LIMIT = ("RAYREC_ENTITIES_BYTES", CACHE_BYTES)
+_KEPT = 64  # opened indexes in a process
+
+
+class EntitySource(NamedTuple):
+    """Where the versions of entities are.
+
+    Args:
+        path: a file, folder or glob, or an index of an export.
+        key: column of the keys, integers or strings. Without `valid_from`, each key is there once.
+        valid_from: column with the time when a version becomes valid.
+        unit: unit of integer times, counted from 1970.
+    """
+
+    path: str
+    key: str
+    valid_from: str | None = None
+    unit: Unit = "s"
+
+
+@lru_cache(_KEPT)
+def open_entities(source: EntitySource) -> EntityTable:
+    """Opens the index of a table of entities, and makes it if necessary.
+
+    Raises:
+        DataError: missing or unreadable files; a missing column; keys that are null, duplicated, or neither integers
+            nor strings; times that are null, or neither timestamps, dates nor integers of the unit.
+    """
+    folder = Path(source.path)
+    if (folder / _ABOUT).exists():
+        return EntityTable.of(source, folder)
+    files = find_parquet(source.path)
+    key = _key(source, files)
+
+    def make(folder: Path, _: int) -> str:
+        _make_index(source, files, folder)
+        return key
+
+    held = _cached(key, files, make)
+    return EntityTable.of(source, held.folder, held, files)
+
+
+def close_entities() -> None:
+    """Empties the cache of `open_entities`."""
+    open_entities.cache_clear()
+
+
+@dataclass(frozen=True)
+class EntityTable:
+    """The versions of entities, by key and time.
+
+    Args:
+        source: the table.
+        text: True if the keys are strings.
+        zoned: True if its times have a time zone; None for integers.
+        names: the columns of the index.
+    """
+
+    source: EntitySource
+    text: bool
+    zoned: bool | None
+    names: tuple[str, ...]
+    keys: IdIndex
+    starts: I64
+    times: I64 | None
+    folder: Path
+    files: Sequence[Found] = ()
+    held: Held | None = None
+    _columns: dict[str, tuple[pa.Array, Path, Held | None]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, source: EntitySource, folder: Path, held: Held | None = None, files: Sequence[Found] = ()
+    ) -> EntityTable:
+        """Opens an index, in an export or in the cache."""
+        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        if about["format"] != _FORMAT:
+            raise DataError(
+                f"the index of entities has format {about['format']}, this version of rayrec reads {_FORMAT}",
+                file=str(folder),
+                fix="export the run again",
+            )
+        times = np.load(folder / _TIMES, mmap_mode="r") if source.valid_from is not None else None
+        starts = np.load(folder / _STARTS, mmap_mode="r")
+        keys, names = IdIndex.open(folder / _KEYS), tuple(about["columns"])
+        return cls(source, about["text"], about["zoned"], names, keys, starts, times, folder, files, held)
+
+    def versions(self, keys: I64 | pa.Array, times: I64 | None = None) -> I64:
+        """The version of each key: the last one that became valid at or before the time; -1 if there is none.
+
+        Args:
+            keys: [n] integers, or an Arrow array of strings. The result for nulls is undefined.
+            times: [n] µs since 1970; without `valid_from`, None.
+        """
+        found = self.keys.find(keys)
+        known = found >= 0
+        at = np.where(known, found, 0)
+        if self.times is None or times is None:
+            return np.where(known, self.starts[at] if len(self.starts) > 1 else 0, -1)
+        if len(self.starts) == 1:
+            return np.full(len(found), -1)
+        first, end = self.starts[at], self.starts[at + 1]
+        low, high = first.copy(), end.copy()  # the first version that is later lies between
+        while len(open_ := np.flatnonzero(low < high)):
+            middle = (low[open_] + high[open_]) // 2
+            later = self.times[middle] > times[open_]
+            high[open_] = np.where(later, middle, high[open_])
+            low[open_] = np.where(later, low[open_], middle + 1)
+        return np.where(known & (low > first), low - 1, -1)
+
+    def values(self, name: str, versions: I64) -> pa.Array:
+        """The values of a column for versions; null for -1.
+
+        Raises:
+            DataError: the table has no such column.
+        """
+        missing = versions < 0
+        return self.column(name).take(pa.array(versions, mask=missing if missing.any() else None))
+
+    def column(self, name: str) -> pa.Array:
+        """A column by version.
+
+        Raises:
+            DataError: the table has no such column.
+        """
+        return self._opened(name)[0]
+
+    def write(self, folder: Path, columns: list[str]) -> None:
+        """Writes an index of some columns for `open_entities`."""
+        (folder / _COLUMNS).mkdir(parents=True)
+        for name in (_KEYS, _STARTS, *([_TIMES] if self.times is not None else [])):
+            shutil.copyfile(self.folder / name, folder / name)
+        about = {"format": _FORMAT, "text": self.text, "zoned": self.zoned, "columns": columns}
+        for number, name in enumerate(columns):
+            shutil.copyfile(self._opened(name)[1], folder / _COLUMNS / f"{number}.arrow")
+        (folder / _ABOUT).write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def _opened(self, name: str) -> tuple[pa.Array, Path, Held | None]:
+        """A column, its file, and what keeps the file in the cache."""
+        if name not in self._columns:
+            if name not in self.names:
+                schema = pa.schema([(other, pa.null()) for other in self.names])
+                fix = "correct the name, or add the column to the table of entities"
+                raise column_missing(name, schema, self.source.path, fix)
+            self._columns[name] = self._of_cache(name) if self.files else self._of_export(name)
+        return self._columns[name]
+
+    def _of_export(self, name: str) -> tuple[pa.Array, Path, None]:
+        path = self.folder / _COLUMNS / f"{self.names.index(name)}.arrow"
+        return _mapped(path), path, None
+
+    def _of_cache(self, name: str) -> tuple[pa.Array, Path, Held]:
+        key = _digest(_key(self.source, self.files), name)
+
+        def make(folder: Path, _: int) -> str:
+            order = np.load(self.folder / _ORDER, mmap_mode="r")
+            _write(_read(self.files, [name])[name].take(pa.array(order)), folder / _VALUES)
+            return key
+
+        held = _cached(key, self.files, make)
+        return _mapped(held.folder / _VALUES), held.folder / _VALUES, held
+
+
+def _make_index(source: EntitySource, files: Sequence[Found], folder: Path) -> None:
+    """Writes an index without its columns, which are added when they are first read."""
+    wanted = [source.key] + ([source.valid_from] if source.valid_from is not None else [])
+    columns = _read(files, wanted)
+    keys, text = _keys_of(columns[source.key], source)
+    hashes = hashes_of(keys)
+    times, zoned = _times_of(columns[source.valid_from], source) if source.valid_from is not None else (None, None)
+    order = np.argsort(hashes, kind="stable") if times is None else np.lexsort((times, hashes))
+    by_key = hashes[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = by_key[1:] != by_key[:-1]
+    again = ~is_first
+    if times is not None:
+        again[1:] &= times[order][1:] == times[order][:-1]
+    again |= ~is_first & _differ_from_last(keys, order)
+    if again.any():
+        raise _duplicate(source, columns, order, int(np.flatnonzero(again)[0]))
+    starts = np.flatnonzero(is_first)
+    IdIndex.of(by_key[starts], text).write(folder / _KEYS)
+    np.save(folder / _STARTS, np.append(starts, len(order)).astype(np.int64))
+    np.save(folder / _ORDER, order)
+    if times is not None:
+        np.save(folder / _TIMES, times[order])
+    names = [name for name in _names_in(files) if name not in wanted] + wanted
+    about = {"format": _FORMAT, "text": text, "zoned": zoned, "columns": names}
+    (folder / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
+
+
+def _differ_from_last(keys: I64 | pa.Array, order: I64) -> Mask:
+    """[n], True for keys that differ from the one before, in an order."""
+    differ = np.zeros(len(order), np.bool_)
+    if isinstance(keys, pa.Array):
+        in_order = keys.take(pa.array(order))
+        differ[1:] = pc.not_equal(in_order[1:], in_order[:-1]).to_numpy(zero_copy_only=False)
+    else:
+        differ[1:] = keys[order][1:] != keys[order][:-1]
+    return differ
+
+
+def _read(files: Sequence[Found], columns: list[str]) -> dict[str, pa.Array]:
+    tables = []
+    for file in files:
+        with open_parquet(file.uri) as parquet:
+            for name in columns:
+                if name not in parquet.schema_arrow.names:
+                    fix = "correct the name of the column, or add it to the table of entities"
+                    raise column_missing(name, parquet.schema_arrow, file.uri, fix)
+            tables.append(parquet.read(columns, use_threads=False))
+    table = concatenated(tables, [file.uri for file in files])
+    return {name: _one(table.column(name)) for name in columns}
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    kind = without_views(column.type)
+    column = column if kind == column.type else column.cast(kind)
+    return decoded(_large_chunks(column))
+
+
+def _large_chunks(column: pa.ChunkedArray) -> pa.Array:
+    """One array; texts and lists of more than 2³¹ bytes or values need offsets of 64 bits."""
+    kind = _large_type(column.type)
+    return (column if kind == column.type else column.cast(kind)).combine_chunks()
+
+
+def _large_type(kind: pa.DataType) -> pa.DataType:
+    if pat.is_string(kind):
+        return pa.large_string()
+    if pat.is_binary(kind):
+        return pa.large_binary()
+    return pa.large_list(_large_type(kind.value_type)) if pat.is_list(kind) else kind
+
+
+def _names_in(files: Sequence[Found]) -> list[str]:
+    with open_parquet(files[0].uri) as parquet:
+        return list(parquet.schema_arrow.names)
+
+
+def _keys_of(array: pa.Array, source: EntitySource) -> tuple[I64 | pa.Array, bool]:
+    if array.null_count:
+        raise DataError(
+            f"{array.null_count:,} of {len(array):,} entities have no key",
+            file=source.path,
+            column=source.key,
+            fix="remove these rows from the table",
+        )
+    if is_text(array.type):
+        return array, True
+    if not pat.is_integer(array.type):
+        raise DataError(
+            f"keys of entities are integers or strings, not {array.type}",
+            file=source.path,
+            column=source.key,
+            fix="cast the column to the type that the rows' column has",
+        )
+    return integers_of(array), False
+
+
+def integers_of(array: pa.Array) -> I64:
+    """Integers as int64, uint64 by their bits."""
+    numbers = array.to_numpy(zero_copy_only=False)
+    return numbers.view(np.int64) if numbers.dtype == np.uint64 else numbers.astype(np.int64, copy=False)
+
+
+def _times_of(array: pa.Array, source: EntitySource) -> tuple[I64, bool | None]:
+    column = source.valid_from
+    if array.null_count:
+        problem, fix = (
+            f"{array.null_count:,} of {len(array):,} entities have no time",
+            "set their times, or remove them",
+        )
+        raise DataError(problem, file=source.path, column=column, fix=fix)
+    if pat.is_timestamp(array.type) or pat.is_date(array.type):
+        zoned = pat.is_timestamp(array.type) and array.type.tz is not None
+        return array.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy(), zoned
+    if not pat.is_integer(array.type):
+        raise DataError(
+            f"times of entities are timestamps, dates or integers, not {array.type}",
+            file=source.path,
+            column=column,
+            fix="convert the column, e.g. with rayrec data convert",
+        )
+    if len(outside := impossible_times(array, source.unit)):
+        raise DataError(
+            f"a time must be between 1970 and 2200 in {source.unit}",
+            file=source.path,
+            column=column,
+            value=shown(array, int(outside[0])),
+            fix=f"correct the column, or `unit` (now {source.unit})",
+        )
+    as_times = array.cast(pa.int64()).cast(pa.timestamp(source.unit)).cast(pa.timestamp("us"), safe=False)
+    return as_times.cast(pa.int64()).to_numpy(), None
+
+
+def _duplicate(source: EntitySource, columns: dict[str, pa.Array], order: I64, position: int) -> DataError:
+    rows = sorted(order[position - 1 : position + 1].tolist())
+    keys = [shown(columns[source.key], row) for row in rows]
+    where = f"rows {rows[0]} and {rows[1]} of the table"
+    if keys[0] != keys[1]:
+        problem = f"the keys {keys[0]} and {keys[1]} have the same 64-bit hash"
+        return DataError(problem, file=source.path, column=source.key, fix="remove one of them")
+    if source.valid_from is None:
+        problem = f"a key is there twice, in {where}"
+        fix = "keep one row per key, or set valid_from to the column with the time of each version"
+        return DataError(problem, file=source.path, column=source.key, value=keys[0], fix=fix)
+    time = shown(columns[source.valid_from], rows[0])
+    problem = f"two versions of a key become valid at the same time, in {where}"
+    value = f"{keys[0]} at {time}"
+    return DataError(problem, file=source.path, column=source.key, value=value, fix="keep one of them")
+
+
+def _write(array: pa.Array, path: Path) -> None:
+    batch = pa.record_batch([array], ["value"])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _mapped(path: Path) -> pa.Array:
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).get_batch(0).column(0)
+
+
+def _cached(key: str, files: Sequence[Found], make: Callable[[Path, int], str]) -> Held:
+    return node_folder("entities", key, sum(file.size_bytes for file in files), make, _LIMIT)
+
+
+def _key(source: EntitySource, files: Sequence[Found]) -> str:
+    """Names an index by the files and their versions."""
+    return _digest(repr((_FORMAT, source)), *map(repr, files))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:32]

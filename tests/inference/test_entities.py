@@ -1,0 +1,132 @@
+"""Runs whose features come from tables of entities are runs whose rows hold them; an export needs the keys alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from rayrec.inference import Model, Scorer
+from rayrec.train import ConfigError, Display, Trainer, evaluate_run, export_run, parse_config
+from tests.train import small
+
+ITEM = np.arange(small.ITEMS)
+PRICE, TAGS = np.sin(ITEM) + 2, [[int(n) % small.TAGS] * (int(n) % 3) for n in ITEM]
+HASHED = {"mapping": {"kind": "hash"}}
+PLAIN = [{"name": "user"}, {"name": "item", **HASHED}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows with the price of their item in them, and the table of items."""
+    folder = small.write_all(tmp_path_factory.mktemp("runs"), rows=300)
+    for file in (*folder.glob("train/*.parquet"), *folder.glob("eval/*.parquet")):
+        rows = pq.read_table(file)
+        items = rows.column("item").to_numpy()
+        rows = rows.append_column("price", pa.array(PRICE[items]))
+        pq.write_table(rows.append_column("tag", pa.array([TAGS[item] for item in items])), file, row_group_size=64)
+    half = small.ITEMS // 2
+    (folder / "items").mkdir()
+    for number, part in enumerate((ITEM[half:], ITEM[:half])):
+        table = pa.table({"id": part, "cost": PRICE[part], "tag": [TAGS[item] for item in part], "unread": part})
+        pq.write_table(table, folder / "items" / f"{number}.parquet")
+    return folder
+
+
+def config(folder: Path, name: str, **sections: Any) -> dict[str, Any]:
+    raw = small.raw_config(folder, name=name, **sections)
+    raw["tables"][2]["features"] = ["tag"]
+    return raw
+
+
+@pytest.fixture(scope="module")
+def joined(folder: Path) -> dict[str, Any]:
+    raw = config(
+        folder,
+        "joined",
+        schema__dense=[{"name": "age"}, {"name": "price", "from": "thing.cost", "by": "item"}],
+        schema__sparse=[*PLAIN, {"name": "tag", "kind": "id_list", "from": "thing.tag", "by": "item"}],
+    )
+    raw["data"]["entities"] = {"thing": {"path": str(folder / "items"), "key": "id"}}
+    return raw
+
+
+def fit(raw: dict[str, Any]) -> Path:
+    return Path(Trainer(parse_config(raw), display=Display(Console(file=io.StringIO()))).fit().folder)
+
+
+def test_a_run_and_its_export_score_as_if_the_rows_held_the_columns(
+    folder: Path, joined: dict[str, Any], tmp_path: Path
+) -> None:
+    sparse = [*PLAIN, {"name": "tag", "kind": "id_list"}]
+    stored = config(folder, "stored", schema__dense=[{"name": "age"}, {"name": "price"}], schema__sparse=sparse)
+    run, other = fit(joined), fit(stored)
+    here, there = (small.flat(evaluate_run(each)) for each in (run, other))
+    for figures in (here, there):
+        for name in ("checkpoint", "seconds", "rows_per_s"):
+            figures.pop(name, None)
+    assert here == there
+    export = export_run(run, tmp_path / "export").folder
+    table = pq.read_table(next((folder / "eval").glob("*.parquet")))
+    request = table.select(["user", "item", "age"])
+    (folder / "items").rename(tmp_path / "gone")
+    scorer = Scorer(Model(export))
+    try:
+        by_key = scorer.score(request)
+    finally:
+        (tmp_path / "gone").rename(folder / "items")
+    whole = Scorer(Model(export_run(other, tmp_path / "other").folder)).score(
+        table.select(["user", "item", "age", "price", "tag"])
+    )
+    assert by_key.probabilities["label"].tolist() == whole.probabilities["label"].tolist() and not by_key.errors
+    assert not list((export / "entities").rglob("*2.arrow")), "the columns that no feature reads stay away"
+    errors = scorer.score({"user": [1, 1], "item": [10**6, 1], "age": [0.0, 0.0]}).errors
+    assert [*errors] == [0] and "no entity with this key" in str(errors[0])
+
+
+def test_a_new_item_needs_no_training(folder: Path, joined: dict[str, Any], tmp_path: Path) -> None:
+    """An extended table is exported anew, or given to `predict`: a resumed run goes on with it as well."""
+    raw = copy.deepcopy(joined) | {"name": "extended"}
+    items = tmp_path / "items"
+    items.mkdir()
+    for file in (folder / "items").glob("*.parquet"):
+        (items / file.name).write_bytes(file.read_bytes())
+    raw["data"]["entities"]["thing"]["path"] = str(items)
+    run = fit(raw)
+    pq.write_table(pa.table({"id": [999], "cost": [2.5], "tag": [[1]], "unread": [0]}), items / "new.parquet")
+    raw["trainer"]["epochs"] = 3
+    assert fit(raw) == run
+    scorer = Scorer(Model(export_run(run, tmp_path / "export").folder))
+    scores = scorer.score({"user": [1], "item": [999], "age": [0.0]})
+    assert not scores.errors and 0 < scores.probabilities["label"][0] < 1
+
+
+@pytest.mark.parametrize(
+    ("feature", "entities", "problem"),
+    [
+        ({"from": "thing.cost"}, {}, "schema.dense.price: give both `from`"),
+        ({"by": "item"}, {}, "schema.dense.price: give both `from`"),
+        ({"from": "think.cost", "by": "item"}, {}, r"of a table in data.entities \(thing\); did you mean 'thing'"),
+        ({"from": "cost", "by": "item"}, {}, "must be TABLE.COLUMN"),
+        ({"from": "thing.cost", "by": "item", "column": "x"}, {}, "not both"),
+        ({"from": "thing.cost", "by": "item"}, {"columns": ["tag"]}, r"data.entities.thing.columns has no 'cost'"),
+        ({"from": "thing.cost", "by": "item"}, {"valid_from": "since"}, "data.entities.thing: give both valid_from"),
+        ({"from": "thing.cost", "by": "item"}, {"kee": "id"}, "data.entities.thing.kee: unknown field"),
+    ],
+)
+def test_what_is_wrong_in_a_config_is_named(
+    joined: dict[str, Any], feature: dict[str, Any], entities: dict[str, Any], problem: str
+) -> None:
+    raw = copy.deepcopy(joined)
+    raw["schema"]["dense"][1] = {"name": "price", **feature}
+    raw["schema"]["sparse"][2] = {"name": "tag", "kind": "id_list"}
+    raw["data"]["entities"]["thing"] |= entities
+    with pytest.raises(ConfigError, match=problem):
+        parse_config(raw)
