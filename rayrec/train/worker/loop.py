@@ -543,8 +543,7 @@ class Loop:
         Raises:
             NotFiniteError: the loss or a dense parameter is not finite.
         """
-        self.window.check(position.step, self.learner.is_finite())
-        tensors = {**self.window.state(), **self.learner.dense.state()}
+        tensors = self.window.state(position.step, self.learner.is_finite()) | self.learner.dense.state()
         with self.learner.dense.averaged():
             yield tensors
 
