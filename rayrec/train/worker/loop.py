@@ -74,6 +74,7 @@ def _fit_from_checkpoint(
         halvings: minimum number of halvings of the learning rates; the checkpoint may have more.
     """
     learner: Learner | None = None
+    ended: Exception | None = None
     saver = Saver(job, session, reporter.event)
     try:
         reporter.position = position = _resumed_position(job, saver, halvings)
@@ -86,11 +87,12 @@ def _fit_from_checkpoint(
             streams.prepare("train", loaded.cursor)
         return Loop(job, session, streams, saver, learner, tensors, reporter).run()
     except Exception as error:
+        ended = error
         if is_out_of_memory(error):
             raise out_of_memory(error, learner, session.device, session.rank) from error
         raise
     finally:
-        saver.close()
+        saver.close(ended)
 
 
 def _resumed_position(job: Job, saver: Saver, halvings: int) -> Position:

@@ -29,6 +29,7 @@ from rayrec.data.mapping.fingerprint import as_before
 from rayrec.distributed.comm import broadcast_object
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.errors import is_lost_peer
 from rayrec.train.run.choice import best_metric, refused
 from rayrec.train.run.log import Record
 from rayrec.train.setup.init_vectors import load_vectors
@@ -324,9 +325,13 @@ class Saver:
             else:
                 self._report_failed(outcome.step, outcome.error)
 
-    def close(self) -> None:
-        """Wait up to 20 s for an unfinished save. Not a collective."""
-        self.store.close(LAST_WAIT_S)
+    def close(self, error: BaseException | None = None) -> None:
+        """Wait up to 20 s for an unfinished save, but not for the files of a rank that has died. Not a collective.
+
+        Args:
+            error: the error that ended training on this rank.
+        """
+        self.store.close(LAST_WAIT_S, lost_peer=error is not None and is_lost_peer(error))
         self.report_ended()
 
     def _saving(
