@@ -18,7 +18,6 @@ from rayrec.data import data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
 from rayrec.models import Retriever
-from rayrec.storage.folder import open_folder
 from rayrec.train.errors import TrainError
 from rayrec.train.run.log import Record
 from rayrec.train.worker.background import BackgroundEvaluations
@@ -187,8 +186,7 @@ class Loop:
         self._evaluations = Every(trainer.eval_every)
         self._exchanges = ExchangeClock()
         self._stalls = Stalls()
-        run_folder = open_folder(job.checkpoints).parent()
-        self._profile = Profile(run_folder, trainer.profile if session.rank == 0 else None, session.device)
+        self._profile = Profile(job.checkpoints, trainer.profile if session.rank == 0 else None, session.device)
         self._tables_at = -math.inf
 
     def run(self) -> dict[str, Any]:
