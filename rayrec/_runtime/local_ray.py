@@ -9,21 +9,37 @@ from rayrec._runtime.debug import debugging
 from rayrec._runtime.ray_internals import LOCAL_SYSTEM
 
 
+class LocalRayError(ValueError):
+    """Ray did not start on this machine."""
+
+
 def init_local(num_cpus: int) -> None:
     """Start Ray on this machine and connect to it.
 
     Args:
         num_cpus: CPUs that tasks and actors may reserve.
+
+    Raises:
+        LocalRayError: Ray's processes did not start in time.
     """
     import ray
 
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        include_dashboard=False,
-        _system_config=LOCAL_SYSTEM,
-        **quiet_unless_debug(),
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            _system_config=LOCAL_SYSTEM,
+            **quiet_unless_debug(),
+        )
+    except Exception as error:
+        # Ray waits 30 s for its raylet, which no setting changes, and then raises a plain Exception.
+        if type(error) is not Exception or "timed out during startup" not in str(error):
+            raise
+        raise LocalRayError(
+            "Ray did not start on this machine within 30 s: the machine is too busy, or its disk or memory is full. "
+            "Run the command again, or start Ray first with `ray start --head` and set RAY_ADDRESS=auto."
+        ) from error
 
 
 def quiet_unless_debug() -> dict[str, Any]:

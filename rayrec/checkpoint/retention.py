@@ -49,12 +49,10 @@ def remove_old(root: Folder, keep: int, best: Best | None, held: Collection[str]
     keep_names = {*held, *committed[-max(keep, 1) :]}
     if best is not None:
         keep_names.update(_ranked(root, committed, best)[: best.count])
-    newest = order_of(committed[-1]) if committed else None
-    for name in names:
-        order = order_of(name)
-        if name in keep_names or newest is None or order is None or order > newest:
-            continue
-        if name in committed or not _is_recent(root, name):
+    older = names[: names.index(committed[-1])] if committed else []
+    recent = _recent(root, set(older).difference(committed))
+    for name in older:
+        if name not in keep_names and name not in recent:
             root.sub(name).remove(MANIFEST)  # no longer a checkpoint, even if the removal is interrupted
             root.sub(name).remove_all()
 
@@ -64,9 +62,9 @@ def remove_unfinished(root: Folder) -> None:
 
     Folders of the last minute are left to `remove_old`.
     """
-    for name in checkpoint_names(root):
-        if not _is_committed(root.sub(name)) and not _is_recent(root, name):
-            root.sub(name).remove_all()
+    unfinished = [name for name in checkpoint_names(root) if not _is_committed(root.sub(name))]
+    for name in set(unfinished) - _recent(root, unfinished):
+        root.sub(name).remove_all()
 
 
 def _is_committed(folder: Folder) -> bool:
@@ -78,14 +76,17 @@ def _is_committed(folder: Folder) -> bool:
         return False
 
 
-def _is_recent(root: Folder, name: str) -> bool:
-    """Whether a folder changed so recently that an NFS client may not see its manifest yet.
+def _recent(root: Folder, unfinished: Collection[str]) -> set[str]:
+    """Those of the folders that changed so recently that an NFS client may not see their manifests yet.
 
     The time now is that of the newest file in `root`, where the owner writes every few seconds: the clock of this
     machine may differ from the clock of the file system.
     """
+    if not unfinished:
+        return set()
     changes = {entry: changed for entry in root.names() if (changed := root.changed_at(entry)) is not None}
-    return name in changes and changes[name] > max(changes.values()) - SHOWN_WITHIN_S
+    now = max(changes.values(), default=0.0)
+    return {name for name in unfinished if name in changes and changes[name] > now - SHOWN_WITHIN_S}
 
 
 def note_scores(root: Folder, name: str, scores: Mapping[str, Any]) -> None:

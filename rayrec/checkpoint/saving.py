@@ -35,7 +35,9 @@ from rayrec.storage.retries import waits_s
 
 NICE = 10  # of a thread that writes during training
 REMOVAL_S = 5.0  # time limit for removing the files of a failed save
+_CLOSING_POLL_S = 0.1
 _READERS = 32  # threads; pyarrow has 25 connections to an object store
+_LEAST_WAIT_S = 2.0  # for files of ranks of which one has died
 _MEMORY_SHARE = 0.8  # of the free memory; leaves the rest to the page cache and training
 
 
@@ -139,6 +141,7 @@ class SaveThread:
         self.error: Exception | None = None
         self.reported = False
         self.seconds = 0.0
+        self._began = time.monotonic()
         self.throttle = Throttle(SHARE if during_training and shares_cpus else 1.0)
         self._thread = threading.Thread(
             target=self._run, args=(save, during_training), name=f"rayrec-save-{self.step}", daemon=True
@@ -176,6 +179,18 @@ class SaveThread:
                     f"{socket.gethostname()}; check that storage.path is mounted on every node"
                 )
             )
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether the files of other ranks, of which one has died, are overdue.
+
+        All ranks write about equally much, so the others need about as long as this one.
+        """
+        throttle = self.throttle
+        if not throttle.awaited:
+            return False
+        own_s = throttle.awaited_since - self._began
+        return time.monotonic() - throttle.awaited_since > max(_LEAST_WAIT_S, own_s)
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
@@ -292,12 +307,19 @@ class BackgroundSave:
             thread.reported = True
             self._ended.append(Outcome(thread.step, error, thread.seconds))
 
-    def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for the save, then abandon it. Not a collective."""
-        if self._thread is not None:
-            self._thread.throttle.release()
-            self._thread.join(seconds)
-            self._thread.throttle.stop()
+    def close(self, seconds: float, lost_peer: bool = False) -> None:
+        """Wait up to `seconds` for the save, then abandon it. Not a collective.
+
+        Args:
+            lost_peer: a rank has died; do not wait for its files.
+        """
+        thread, late = self._thread, deadline(seconds)
+        if thread is None:
+            return
+        thread.throttle.release()
+        while thread.running and not late() and not (lost_peer and thread.waits_in_vain):
+            thread.join(min(seconds, _CLOSING_POLL_S))
+        thread.throttle.stop()
 
 
 def is_rank_0(group: comm.Group) -> bool:

@@ -169,9 +169,13 @@ class CheckpointStore:
         """Outcomes of background saves that ended since the last call. Only rank 0 knows whether a save is complete."""
         return self._background.ended()
 
-    def close(self, seconds: float) -> None:
-        """Wait up to `seconds` for a background save. Not a collective."""
-        self._background.close(seconds)
+    def close(self, seconds: float, lost_peer: bool = False) -> None:
+        """Wait up to `seconds` for a background save. Not a collective.
+
+        Args:
+            lost_peer: a rank has died; do not wait for its files.
+        """
+        self._background.close(seconds, lost_peer)
 
     def _prepare(
         self,

@@ -46,19 +46,17 @@ _CONNECTION = re.compile(
     r"|connection (closed|reset) by peer|NCCL (error|communicator was aborted)|ncclRemoteError",
     re.IGNORECASE | re.DOTALL,
 )
+# Device faults that a new process on the same node meets again: in errors of CUDA, and in those of any package.
+_LASTING_IN_CUDA = "ECC error|hardware stack error|device unavailable|system not yet initialized"
+_LASTING = r"\bXid\b|fallen off the bus|No CUDA GPUs are available|CUDA driver initialization failed"
 # Device faults that are not a torch.AcceleratorError: cuBLAS and other packages raise RuntimeErrors.
 _DEVICE = re.compile(
-    r"CUDA error: .*(ECC error|unspecified launch failure|launch failed|hardware stack error|illegal instruction"
-    r"|CUBLAS_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_INTERNAL_ERROR|device unavailable|system not yet initialized)"
-    r"|\bXid\b|fallen off the bus|No CUDA GPUs are available|CUDA driver initialization failed",
+    f"CUDA error: .*({_LASTING_IN_CUDA}|unspecified launch failure|launch failed|illegal instruction"
+    f"|CUBLAS_STATUS_EXECUTION_FAILED|CUBLAS_STATUS_INTERNAL_ERROR)|{_LASTING}",
     re.IGNORECASE,
 )
-# Device faults that a new process on the same node meets again.
 _BROKEN = re.compile(
-    r"ECC error|NVLink error|hardware stack error|device unavailable|busy or unavailable|no CUDA-capable device"
-    r"|system not yet initialized|\bXid\b|fallen off the bus|No CUDA GPUs are available"
-    r"|CUDA driver initialization failed",
-    re.IGNORECASE,
+    f"{_LASTING_IN_CUDA}|NVLink error|busy or unavailable|no CUDA-capable device|{_LASTING}", re.IGNORECASE
 )
 
 

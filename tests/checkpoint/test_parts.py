@@ -273,14 +273,28 @@ def test_nobody_waits_for_a_removal_that_hangs(tmp_path: Path, monkeypatch: pyte
     assert [type(outcome.error) for outcome in under.ended()] == [ZeroDivisionError]
 
 
-def test_a_save_that_waits_for_others_in_vain_can_be_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost_peer", [False, True])
+def test_a_save_that_waits_for_others_in_vain_can_be_given_up(tmp_path: Path, lost_peer: bool) -> None:
+    """Before its time, if another rank has died."""
     under = BackgroundSave()
     under.start(save_of(LocalFolder(tmp_path), 5, [], world_size=2), during_training=True)
-    under.close(0.05)
+    under.close(3600.0 if lost_peer else 0.05, lost_peer)
     assert under.wait(None)
     (outcome,) = under.ended()
     assert type(outcome.error).__name__ == "StoppedError"
     under.close(0.0)
+
+
+def test_a_lost_rank_does_not_end_a_save_that_still_writes(tmp_path: Path) -> None:
+    under, gate, called = BackgroundSave(), Event(), list[str]()
+    under.start(save_of(LocalFolder(tmp_path), 5, called, may=lambda: gate.wait(60)), during_training=True)
+    closing = Thread(target=under.close, args=(60.0, True))
+    closing.start()
+    closing.join(0.3)
+    assert closing.is_alive()
+    gate.set()
+    closing.join(60)
+    assert called == ["committed"] and [outcome.error for outcome in under.ended()] == [None]
 
 
 def test_a_commit_without_all_planned_tensors_is_none(tmp_path: Path) -> None:

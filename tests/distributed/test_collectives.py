@@ -97,6 +97,8 @@ def combined(group: dist.ProcessGroup, apart: bool) -> tuple[list[list[float]], 
         largest = comm.combine(torch.tensor([float(rank), -float(rank)]), group, lambda parts: parts.amax(0))
         digit = torch.tensor([rank, 10.0], dtype=torch.float64)  # associative, but not commutative
         joined = comm.combine(digit, group, joined_digits)
+        total = comm.sum_on_rank_0(torch.tensor([rank, 1]), group)
+    assert total is None if rank else sums.tolist()[::2] == total.tolist()
     return [sums.tolist(), largest.tolist(), joined[:1].tolist()], times.total()
 
 
@@ -114,7 +116,7 @@ def test_vectors_of_all_ranks_are_combined_in_their_order(world_size: int, apart
     total = sum(range(world_size))
     in_order = float("".join(map(str, range(world_size))))
     expected = [[total, 2 * total, world_size], [world_size - 1.0, 0.0], [in_order]]
-    assert on_ranks(world_size, combined, apart) == [(expected, 3 if world_size > 1 else 0)] * world_size
+    assert on_ranks(world_size, combined, apart) == [(expected, 4 if world_size > 1 else 0)] * world_size
 
 
 def groups_of(group: dist.ProcessGroup) -> list[list[int]]:

@@ -102,7 +102,7 @@ def load_and_look_up(group: dist.ProcessGroup, vectors: tuple[TableVectors, ...]
         plan=ShardingPlan({"": plan_of(tables)}),
         sharders=[EmbeddingBagCollectionSharder(SGD)],
     )
-    load_vectors(vectors, model)
+    load_vectors(vectors, model, group)
     kjt = draw_kjt(torch.Generator().manual_seed(group.rank()), [*tables.values()], 16, 4).to(DEVICE)
     bags = model(kjt).wait().values().cpu()
     shards = [

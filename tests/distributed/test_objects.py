@@ -94,7 +94,7 @@ def raised(group: dist.ProcessGroup, call: Any) -> tuple[str, str]:
     """Type and text of the error; afterwards the ranks are still in step."""
     with pytest.raises(Exception) as caught:
         call()
-    assert comm.all_gather_object(group.rank(), group) == list(range(WORLD))
+    assert comm.all_gather_object(group.rank(), group) == list(range(group.size()))
     return type(caught.value).__name__, str(caught.value) if not isinstance(caught.value, Unprintable) else ""
 
 
@@ -122,6 +122,7 @@ def unsendable(group: dist.ProcessGroup) -> list[tuple[str, str]]:
         raised(group, lambda: comm.call_on_rank(group, 1, threading.Lock)),
         raised(group, lambda: comm.broadcast_object(threading.Lock() if rank == 2 else None, group, 2)),
         raised(group, lambda: comm.all_gather_object(threading.Lock() if rank else 5, group)),
+        raised(group, lambda: comm.combine_objects(threading.Lock() if rank == 2 else 5, group, max)),
         raised(group, lambda: comm.broadcast_object(OnlyOn(0, 1), group)),
         raised(group, lambda: comm.all_gather_object(OnlyOn(0, 2) if rank == 2 else {}, group)),
     ]
@@ -130,10 +131,11 @@ def unsendable(group: dist.ProcessGroup) -> list[tuple[str, str]]:
 def test_objects_that_cannot_be_sent_raise_on_every_rank() -> None:
     first, *others = on_ranks(WORLD, unsendable)
     assert all(other == first for other in others), "all ranks raise the same"
-    by_call, broadcast, gathered, unknown, unknown_gathered = (text for _, text in first)
+    by_call, broadcast, gathered, combined, unknown, unknown_gathered = (text for _, text in first)
     assert {name for name, _ in first} == {"TypeError"}
     assert "rank 1: the tuple cannot be pickled" in by_call and "rank 2: the lock cannot be pickled" in broadcast
     assert "rank 1: the lock" in gathered and "rank 2: the lock" in gathered and "rank 0" not in gathered
+    assert combined.startswith("rank 2: the tuple cannot be pickled")
     assert unknown == "rank 2: the object of rank 0 cannot be unpickled: ImportError: no module on rank 2"
     assert unknown_gathered == "rank 1: the object of rank 2 cannot be unpickled: ImportError: no module on rank 1"
 
@@ -146,3 +148,18 @@ def errors_inside(group: dist.ProcessGroup) -> list[list[str]]:
 def test_an_error_inside_an_object_keeps_its_text() -> None:
     expected = ["None", *(f"tests.distributed.test_objects.WithLock: rank {rank}" for rank in (1, 2))]
     assert on_ranks(WORLD, errors_inside) == [expected] * WORLD
+
+
+def combined(group: dist.ProcessGroup) -> tuple[str, tuple[str, str]]:
+    rank = group.rank()
+    with comm.count_collectives() as counted:
+        joined = comm.combine_objects(f"{rank}", group, lambda one, other: one + other)
+    assert counted == {"combine_objects": 1}
+    return joined, raised(group, lambda: comm.combine_objects([0, "b", 2, 3, 4][rank], group, max))  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_objects_of_all_ranks_are_merged_in_their_order(world_size: int) -> None:
+    for joined, (kind, text) in on_ranks(world_size, combined):
+        assert joined == "01234"[:world_size]
+        assert kind == "TypeError" and "not supported between" in text

@@ -105,13 +105,18 @@ def test_a_relaunch_does_not_need_the_file(tmp_path: Path) -> None:
 
 
 def fit_on_ranks(group: dist.ProcessGroup, raw: dict[str, Any]) -> None:
-    """A run on the ranks of the test pool, as the driver would hand it to them."""
+    """A run on the ranks of the test pool, as the driver would hand it to them. Only rank 0 can read the vectors."""
     config = parse_config(raw)
     mapping = mapping_fingerprint(config.data_schema, build.rows_of(config))
-    fit_job(replace(make_job(raw), vectors=initial_vectors(config, mapping)), group)
+    vectors = initial_vectors(config, mapping)
+    if group.rank():
+        absent = tuple(replace(file, uri=f"{file.uri}.absent") for file in vectors[0].files.files)
+        vectors = (replace(vectors[0], files=replace(vectors[0].files, files=absent)),)
+    fit_job(replace(make_job(raw), vectors=vectors), group)
 
 
 def test_ranks_start_from_the_same_table_as_a_single_process(tmp_path: Path) -> None:
+    """The files are read by one rank of a host, also for tables without a row on it."""
     write_all(tmp_path, rows=200)
     users = [*range(5, 40), 91]
     init = write_vectors(tmp_path / "vectors.parquet", users)

@@ -6,8 +6,10 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,13 +17,15 @@ import torch.distributed as dist
 from ray.exceptions import WorkerCrashedError
 
 from rayrec.checkpoint import FencedError, TakenOverError
-from rayrec.data import DataError
-from rayrec.distributed.comm import all_to_all, count_collectives
+from rayrec.data import Cursor, DataError
+from rayrec.data.order.cursor import Progress
+from rayrec.distributed.comm import all_to_all, collectives, count_collectives
 from rayrec.models import Batch
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train import StorageError, TrainError
 from rayrec.train.errors import _raised_in, is_lost_peer, is_retryable
 from rayrec.train.worker.lockstep import Every, RankError, StepInput, in_step
+from rayrec.train.worker.position import START
 from rayrec.train.worker.window import Window, touched
 from tests.ranks import on_ranks
 from tests.train.small import USERS, Heard, config_of, control_of, fit_job, make_job, raw_config, write_all
@@ -270,7 +274,7 @@ def test_a_window_goes_on_from_its_state() -> None:
     alone = control_of()
     window, other = (Window(torch.device("cpu"), alone, None) for _ in range(2))
     window.add(StepInput(batch(6), 6, 6.0, 1.0, 0, wait_s=0.5), torch.tensor(2.0), torch.arange(6.0), 1.0, 0.25)
-    other.load_state(window.state())
+    other.load_state(window.state(1))
     assert not other.empty
     assert other.close(1) == window.close(1)
     assert other.empty and window.empty
@@ -281,6 +285,32 @@ def test_a_window_tells_the_speed_and_loss_of_all_ranks() -> None:
         assert figures["samples_per_second"] == pytest.approx(16 / 4)  # 16 rows in a mean of (2 + 6) / 2 seconds
         assert figures["loss"] == pytest.approx((12 * 0.0 + 4 * 1.0) / 16)
         assert figures["data_wait_fraction"] == pytest.approx(2 * 2 * 0.5 / 8)
+
+
+def what_a_checkpoint_holds(group: dist.ProcessGroup) -> tuple[dict[str, Any], Cursor, dict[str, int]]:
+    """The window of a rank with ten rows, and the rows that it has read, between hosts; how they were exchanged."""
+    control, rank = control_of(group), group.rank()
+    window = Window(torch.device("cpu"), control, group)
+    window.add(StepInput(batch(10), 30, 10.0, 1 / 3, 0, wait_s=0.5), torch.tensor(rank), torch.arange(10.0), 1.0)
+    progress = Progress(data="d", world_size=3, total=90, rows=((rank, 10 + rank),))
+    position = replace(START, cursor=Cursor(epoch=0, parts=(progress,), skipped=rank))
+    other = replace(START, cursor=Cursor(epoch=0, parts=(replace(progress, total=rank),)))
+    with mock.patch.object(collectives, "link_of", lambda *_: None):
+        with count_collectives() as counted:
+            state, merged = window.state(1), position.merged(control)
+        with pytest.raises(ValueError, match="cursors differ in total"):
+            other.merged(control)
+    assert merged.skipped == 3
+    return state, merged.cursor, dict(counted)
+
+
+def test_a_checkpoint_costs_exchanges_along_a_tree_of_the_ranks() -> None:
+    ranks = on_ranks(3, what_a_checkpoint_holds)
+    for state, cursor, counted in ranks:
+        assert state["window/sums"].tolist() == [30.0, 30.0, 30.0, 1.5, 0.0, 3.0, 30.0]
+        assert cursor.parts[0].rows == ((0, 10), (1, 11), (2, 12))
+        assert counted == {"combine": 2, "combine_objects": 1, "sum_on_rank_0": 1}
+    assert ranks[0][0]["window/counts"].sum() == 30
 
 
 def every(interval: int | str | None) -> Every:
@@ -317,9 +347,9 @@ def window_of(steps: int, loss: float = 2.0) -> Window:
 
 def test_a_window_refuses_a_loss_that_is_not_finite_and_begins_anew() -> None:
     window = window_of(3)
-    window.check(3)
+    window.state(3)
     with pytest.raises(TrainError, match="not finite at step 3"):
-        window.check(3, sound=False)
+        window.state(3, sound=False)
     figures = window.close(3)
     assert (figures["loss"], figures["samples_per_second"], figures["data_wait_fraction"]) == (2.0, 2.0, 0.25)
     assert figures.keys() >= {"ne", "auc"} and window.empty
@@ -332,7 +362,7 @@ def test_a_window_refuses_a_loss_that_is_not_finite_and_begins_anew() -> None:
     waiting.add(StepInput(batch(4), 4, 2.0, 1.0, 0, wait_s=5.0), torch.tensor(1.0), torch.zeros(4), 2.0, 0.5)
     figures = waiting.close(1)
     assert (figures["data_wait_fraction"], figures["exchange_fraction"]) == (1.0, 0.25)
-    assert waiting.state()["window/sums"].tolist() == [0.0] * 7
+    assert waiting.state(1)["window/sums"].tolist() == [0.0] * 7
 
 
 def test_what_a_new_attempt_cannot_mend() -> None:

@@ -76,11 +76,14 @@ def test_the_last_checkpoint_waits_for_its_storage(data: Path, tmp_path: Path, m
 
 
 def test_a_wait_for_storage_ends(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    break_storage(monkeypatch, "create", STALE, times=10_000, of="data-")
+    """Also for a disk that fills, with what is kept and what is not."""
+    error = OSError(errno.ENOSPC, "No space left on device", "data-00000")
+    break_storage(monkeypatch, "create", error, times=10_000, of="data-")
     job = job_of(data, tmp_path, trainer__checkpoint_every=None, storage={"patience_s": 0.2})
-    with pytest.raises(OSError, match="Stale file handle"):
+    text = r"No space left on device; the final checkpoint \(step 10\) could not be saved, and there is no earlier one"
+    with pytest.raises(OSError, match=text) as caught:
         run(job)
-    assert saved(job) == []
+    assert (saved(job), caught.value.errno, caught.value.filename) == ([], errno.ENOSPC, "data-00000")
 
 
 def test_a_full_disk_at_the_start_keeps_no_run_from_training(

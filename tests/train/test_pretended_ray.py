@@ -206,6 +206,13 @@ def test_a_ray_of_this_machine_is_begun_and_ended_with_the_run(pretended: Preten
         assert pretended.hangups_blocked == [True], "its processes outlive the terminal, for a last checkpoint"
     assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert pretended.shut_down == 1
+    pretended.refuses = Exception("The current node timed out during startup. This could happen because")  # as of Ray
+    late = pytest.raises(ValueError, match=r"did not start on this machine within 30 s: .* set RAY_ADDRESS=auto")
+    with late, connected():
+        pass
+    pretended.refuses = Exception("another")
+    with pytest.raises(Exception, match=r"^another$"), connected():
+        pass
 
 
 NEED = Demand(num_workers=2, cpus_per_worker=1.0, use_gpu=True, reader_cpus=0.5)

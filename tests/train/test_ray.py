@@ -22,6 +22,7 @@ import pytest
 import ray
 import yaml
 from ray.exceptions import RayActorError
+from ray.util.placement_group import placement_group, remove_placement_group
 from rich.console import Console
 from torch import nn
 
@@ -29,7 +30,7 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
 from rayrec.train import Display, ResourceError, Trainer, TrainError, evaluate_run, parse_config
 from rayrec.train.driver import room
-from rayrec.train.driver.cluster import Cluster, nodes_without
+from rayrec.train.driver.cluster import Cluster, connected, nodes_without
 from rayrec.train.driver.elastic import note_request, release_request
 from rayrec.train.driver.failures import SHUTDOWN_TIMEOUT, failure_reporter
 from rayrec.train.driver.resources import Demand
@@ -71,6 +72,17 @@ def local_ray() -> Iterator[None]:
     ray.shutdown()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def test_a_thousand_workers_have_their_places_before_an_elastic_run_asks_again() -> None:
+    """Ray Train drops a request for places that are not ready in time, and makes it again."""
+    with connected(elastic=True):
+        limit_s = float(os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"])
+    places = placement_group([{"CPU": 0.001}] * 1000)
+    try:
+        assert places.wait(limit_s)
+    finally:
+        remove_placement_group(places)
 
 
 class Seen:

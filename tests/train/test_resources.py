@@ -359,6 +359,10 @@ def test_a_node_that_came_is_room_as_soon_as_ray_counts_it() -> None:
     assert not growth.due(Running(1, 1), 2, "abc", 21.0), "it has only come"
     assert growth.due(Running(1, 1), 2, "ac", 21.0 + SETTLED_S), "b is told dead, c is new"
     assert not growth.due(Running(2, 2), 2, "ac", 50.0)
+    late = 50.0 + FIRST_WAIT_S
+    assert not growth.due(Running(2, 2), 3, "ac", late - 1.0)
+    assert not growth.due(Running(2, 2), 3, "acd", late), "Ray would not count d yet, however long it was waited"
+    assert growth.due(Running(2, 2), 3, "acd", late + SETTLED_S)
 
 
 def nodes_of(number: int) -> list[Node]:

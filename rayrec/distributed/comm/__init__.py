@@ -15,6 +15,7 @@ from rayrec.distributed.comm.collectives import (
     exchange_messages,
     exchange_on_hosts,
     link_of,
+    sum_on_rank_0,
 )
 from rayrec.distributed.comm.gather import gather_rows
 from rayrec.distributed.comm.groups import host_group, leave, subgroup
@@ -23,6 +24,7 @@ from rayrec.distributed.comm.objects import (
     barrier,
     broadcast_object,
     call_on_rank,
+    combine_objects,
     gather_object,
     scatter_object,
 )
@@ -40,6 +42,7 @@ __all__ = [
     "broadcast_object",
     "call_on_rank",
     "combine",
+    "combine_objects",
     "count_bytes",
     "count_collectives",
     "exchange_in_place",
@@ -52,4 +55,5 @@ __all__ = [
     "link_of",
     "scatter_object",
     "subgroup",
+    "sum_on_rank_0",
 ]

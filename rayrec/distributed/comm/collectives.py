@@ -215,6 +215,31 @@ def combine(vector: torch.Tensor, group: Group, merge: Callable[[torch.Tensor], 
     return merged
 
 
+def sum_on_rank_0(tensor: torch.Tensor, group: Group) -> torch.Tensor | None:
+    """The sum over ranks of a CPU tensor on group rank 0; None on the others.
+
+    On several hosts, log2(W) messages follow one another, where 2·W do in gloo's all-reduce, which sends parts of the
+    tensor around a ring: that is slower for tensors of up to some MB on hundreds of ranks.
+    """
+    if group is None or group.size() == 1:
+        return tensor
+    rank, world_size, step = group.rank(), group.size(), 1
+    if link_of(group, tensor) is not None:
+        total = all_reduce(tensor.clone(), group)
+        return total if rank == 0 else None
+    count("sum_on_rank_0", tensor.nbytes if rank else 0)
+    with span(EXCHANGE):
+        total, received = tensor.clone(), torch.empty_like(tensor)
+        while step < world_size and not rank & step:
+            if rank + step < world_size:
+                dist.recv(received, group=group, group_src=rank + step)
+                total += received
+            step *= 2
+        if rank:
+            dist.send(total, group=group, group_dst=rank - step)
+    return None if rank else total
+
+
 def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     """Concatenates every rank's vector `[N]` in rank order. Waits for the device to read the lengths."""
     if alone(group):

@@ -16,7 +16,7 @@ from rayrec.train.driver.run_job import run_job
 from rayrec.train.driver.warnings import of_evaluation
 from rayrec.train.errors import TrainError
 from rayrec.train.run.choice import NEWEST, choose
-from rayrec.train.run.config import config_of_run
+from rayrec.train.run.config import EVALUATION_SHARDING, config_of_run
 from rayrec.train.run.folder import RunFolder, write_json
 from rayrec.train.run.log import Record, RunState
 from rayrec.train.setup import build
@@ -85,10 +85,7 @@ def _job(
     if num_workers == 0:  # in this process, whatever the run's workers needed
         raw["trainer"] |= {"use_gpu": False, "resources": {}}
     raw["trainer"]["batch_size"] = max(raw["trainer"]["batch_size"], num_workers)
-    # Evaluation needs no replicas; a single group uses the least memory.
-    raw["sharding"]["replicas"] = 1
-    # The plan is for another number of workers, the calibration for another cluster.
-    raw["sharding"]["plan"] = raw["sharding"]["calibration"] = None
+    raw["sharding"] |= EVALUATION_SHARDING
     config = parse_config(raw)
     if config.data.eval is None:
         raise TrainError(f"the config of {folder.path} has no data.eval; name the rows to score with --data")

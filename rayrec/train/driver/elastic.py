@@ -61,7 +61,7 @@ class Growth:
         has_new_node = not self._nodes.issuperset(nodes)
         if not has_new_node:
             self._joined_at = now
-        ripe = now - self._since >= self.wait_s or (has_new_node and now - self._joined_at >= SETTLED_S)
+        ripe = now - self._joined_at >= SETTLED_S if has_new_node else now - self._since >= self.wait_s
         if self._requested or not ripe or not 0 < running.world_size < room:
             return False
         self._requested = True

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rayrec.train.driver.elastic import without_read_reservations
 from rayrec.train.driver.failures import line_of
 from rayrec.train.errors import describe
+from rayrec.train.run.config import EVALUATION_SHARDING
 from rayrec.train.run.log import Mailbox, Record, RunState, call_actor
 from rayrec.train.worker.start import import_worker
 
@@ -233,7 +234,7 @@ class Evaluations:
 def _evaluation_job(job: Job) -> Job:
     """The job that evaluates a checkpoint of a run in one process: with a plan for one rank, without a lease."""
     config = without_read_reservations(job.config)
-    sharding = config.sharding.model_copy(update={"replicas": 1, "plan": None, "calibration": None})
+    sharding = config.sharding.model_copy(update=EVALUATION_SHARDING)
     trainer = config.trainer.model_copy(update={"compile_dense": False})  # it would compile for each evaluation
     return replace(
         job,

@@ -16,6 +16,10 @@ from rayrec.train.errors import TrainError
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.paths import in_job_package
 
+# Options of `sharding` for an evaluation: without replicas, which it does not need, and without the plan and the
+# calibration, which are for the workers that train.
+EVALUATION_SHARDING: dict[str, Any] = {"replicas": 1, "plan": None, "calibration": None}
+
 
 def config_of_run(folder: RunFolder, *, allow_code: bool, data: str | None = None) -> dict[str, Any]:
     """The plain values of a run's `config.yaml`.

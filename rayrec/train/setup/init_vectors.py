@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rayrec.checkpoint.manifest import differing
+from rayrec.checkpoint.polling import on_every_rank
+from rayrec.data.arrays.buffers import F32, I64
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.source.initial_vectors import InitialVectors
 from rayrec.distributed import DistributedModelParallel
+from rayrec.distributed.comm import Group, all_gather_object, broadcast_object
 from rayrec.models.config import TableConfig
 from rayrec.modules import DataType
 from rayrec.storage.retries import Patience
@@ -61,8 +64,12 @@ def initial_vectors(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> 
     return tuple(out)
 
 
-def load_vectors(vectors: tuple[TableVectors, ...], model: DistributedModelParallel) -> None:
-    """Writes the vectors into the shards of this rank. Reads every file in batches; a rank without a shard reads none.
+def load_vectors(vectors: tuple[TableVectors, ...], model: DistributedModelParallel, host: Group) -> None:
+    """Writes the vectors into the shards of this rank. On each host, one rank reads the files, in batches, for all
+    ranks of the host; a file of a table without a shard on the host is not read.
+
+    Args:
+        host: a CPU (gloo) group of the ranks of this host, which no other thread uses; None for one rank.
 
     Raises:
         DataError: a vector that does not fit the table; names file, row and column.
@@ -71,9 +78,18 @@ def load_vectors(vectors: tuple[TableVectors, ...], model: DistributedModelParal
     by_name = {item.table: item.files for item in vectors}
     for name, table in model.tables().items():
         files = by_name.get(name.rpartition(".")[2])
-        if files is not None and table.local:
-            for rows, numbers in files.batches():
+        if files is None or not any(all_gather_object(bool(table.local), host)):
+            continue
+        for rows, numbers in _read_by_one(files, host):
+            if table.local:
                 table.set_rows(torch.from_numpy(rows), torch.from_numpy(numbers))
+
+
+def _read_by_one(files: InitialVectors, host: Group) -> Iterator[tuple[I64, F32]]:
+    """On every rank of a host, the batches of the files, which its first rank reads."""
+    batches: Iterator[tuple[I64, F32] | None] = iter(files.batches() if host is None or host.rank() == 0 else ())
+    while (batch := broadcast_object(on_every_rank(lambda: next(batches, None), host), host)) is not None:
+        yield batch
 
 
 def _feature_of(table: TableConfig, config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> SparseFeature:

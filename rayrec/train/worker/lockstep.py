@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from rayrec.data import BatchStream, MixedStream
-from rayrec.distributed.comm import Group, all_gather, all_gather_object, combine
+from rayrec.distributed.comm import Group, all_gather, all_gather_object, combine, combine_objects
 from rayrec.distributed.comm.trace import ROWS, span
 from rayrec.models import Batch
 from rayrec.train.config.interval import Interval
@@ -135,6 +135,19 @@ class Control:
         """The values of all ranks, in order."""
         self._exchange(Purpose.GATHER, [])
         return all_gather_object(value, self.group)
+
+    def merged(self, value: T, merge: Callable[[T, T], T]) -> T:
+        """The values of all ranks merged to one. Unlike in `gather`, the messages that follow one another grow with the
+        logarithm of the number of ranks.
+
+        Args:
+            merge: from two values, of consecutive ranks, to one; associative.
+
+        Raises:
+            Exception: on every rank, if `merge` failed on one.
+        """
+        self._exchange(Purpose.GATHER, [])
+        return combine_objects(value, self.group, merge)
 
     def _exchange(
         self, purpose: Purpose, values: Sequence[float], error: BaseException | None = None, time_s: float = 0.0

@@ -18,7 +18,6 @@ from rayrec.data import data_sets, empty_batch
 from rayrec.distributed import TrainPipeline
 from rayrec.distributed.comm.trace import listen
 from rayrec.models import Retriever
-from rayrec.storage.folder import open_folder
 from rayrec.train.errors import TrainError
 from rayrec.train.run.log import Record
 from rayrec.train.worker.background import BackgroundEvaluations
@@ -74,6 +73,7 @@ def _fit_from_checkpoint(
         halvings: minimum number of halvings of the learning rates; the checkpoint may have more.
     """
     learner: Learner | None = None
+    ended: Exception | None = None
     saver = Saver(job, session, reporter.event)
     try:
         reporter.position = position = _resumed_position(job, saver, halvings)
@@ -86,11 +86,12 @@ def _fit_from_checkpoint(
             streams.prepare("train", loaded.cursor)
         return Loop(job, session, streams, saver, learner, tensors, reporter).run()
     except Exception as error:
+        ended = error
         if is_out_of_memory(error):
             raise out_of_memory(error, learner, session.device, session.rank) from error
         raise
     finally:
-        saver.close()
+        saver.close(ended)
 
 
 def _resumed_position(job: Job, saver: Saver, halvings: int) -> Position:
@@ -185,8 +186,7 @@ class Loop:
         self._evaluations = Every(trainer.eval_every)
         self._exchanges = ExchangeClock()
         self._stalls = Stalls()
-        run_folder = open_folder(job.checkpoints).parent()
-        self._profile = Profile(run_folder, trainer.profile if session.rank == 0 else None, session.device)
+        self._profile = Profile(job.checkpoints, trainer.profile if session.rank == 0 else None, session.device)
         self._tables_at = -math.inf
 
     def run(self) -> dict[str, Any]:
@@ -543,8 +543,7 @@ class Loop:
         Raises:
             NotFiniteError: the loss or a dense parameter is not finite.
         """
-        self.window.check(position.step, self.learner.is_finite())
-        tensors = {**self.window.state(), **self.learner.dense.state()}
+        tensors = self.window.state(position.step, self.learner.is_finite()) | self.learner.dense.state()
         with self.learner.dense.averaged():
             yield tensors
 

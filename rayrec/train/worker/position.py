@@ -72,7 +72,7 @@ class Position:
 
     def merged(self, control: Control) -> Position:
         """The merged position of all ranks. A collective."""
-        cursor = Cursor.merge(control.gather(self.cursor))
+        cursor = control.merged(self.cursor, lambda one, other: Cursor.merge((one, other)))
         return replace(self, cursor=replace(cursor, skipped=0), skipped=self.skipped + cursor.skipped)
 
     def next_epoch(self, periods: Periods | None = None) -> Position:

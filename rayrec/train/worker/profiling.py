@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from rayrec.distributed.comm.trace import EXCHANGE
-from rayrec.storage.folder import Folder
+from rayrec.storage.folder import open_folder
 from rayrec.storage.locations import inside
 from rayrec.train.config.trainer import ProfileConfig
 
@@ -57,12 +57,13 @@ class Profile:
     """Records a range of steps with torch's profiler, once per attempt.
 
     Args:
-        folder: run folder in the storage. Only the driver's node has the local copy of a remote one.
+        checkpoints: folder of the checkpoints in the storage; the profile is written beside it. (Only the driver's
+            node has the local copy of a remote run folder.)
         config: range of steps; None: no profile.
     """
 
-    def __init__(self, folder: Folder, config: ProfileConfig | None, device: torch.device) -> None:
-        self._folder, self._config = folder.sub(FOLDER), config
+    def __init__(self, checkpoints: str, config: ProfileConfig | None, device: torch.device) -> None:
+        self._checkpoints, self._config = checkpoints, config
         self._activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
@@ -86,13 +87,14 @@ class Profile:
         if self._running is None or self._config is None or step < self._config.steps[1]:
             return None
         name = f"steps-{self._config.steps[0]}-{self._config.steps[1]}.json.gz"
-        path = inside(self._folder.path, name)
         recorded = self._running
         self.close()
+        folder = open_folder(self._checkpoints).parent().sub(FOLDER)
+        path = inside(folder.path, name)
         try:
             with tempfile.TemporaryDirectory() as scratch:
                 recorded.export_chrome_trace(f"{scratch}/{name}")
-                with open(f"{scratch}/{name}", "rb") as trace, self._folder.create(name) as file:
+                with open(f"{scratch}/{name}", "rb") as trace, folder.create(name) as file:
                     shutil.copyfileobj(trace, file)
         except (OSError, RuntimeError) as error:
             return f"Could not write {path} ({error}). The run continues."

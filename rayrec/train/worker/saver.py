@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,9 +27,10 @@ from rayrec.checkpoint.polling import on_every_rank
 from rayrec.checkpoint.retention import read_scores
 from rayrec.checkpoint.warm_start import load_weights
 from rayrec.data.mapping.fingerprint import as_before
-from rayrec.distributed.comm import broadcast_object
+from rayrec.distributed.comm import all_gather_object, broadcast_object, subgroup
 from rayrec.storage.retries import Patience
 from rayrec.train.config.train_config import TrainConfig
+from rayrec.train.errors import is_lost_peer
 from rayrec.train.run.choice import best_metric, refused
 from rayrec.train.run.log import Record
 from rayrec.train.setup.init_vectors import load_vectors
@@ -195,7 +197,12 @@ class Saver:
 
     def _load_vectors(self, learner: Learner) -> None:
         if self._job.vectors:
-            on_every_rank(lambda: load_vectors(self._job.vectors, learner.model), self._group)
+            host = self._group
+            if host is not None:
+                names = all_gather_object(socket.gethostname(), host)
+                ranks = [rank for rank, name in enumerate(names) if name == names[self._session.rank]]
+                host = subgroup(host, ranks, torch.device("cpu"))
+            on_every_rank(lambda: load_vectors(self._job.vectors, learner.model, host), self._group)
             for vectors in self._job.vectors:
                 self._report_first(0, "warm_start", vectors.text)
 
@@ -261,11 +268,22 @@ class Saver:
         Retries while the storage is unavailable, up to `storage.patience_s`; during a stop, up to `trainer.grace_s`.
 
         Raises:
-            OSError: the checkpoint cannot be saved.
+            OSError: the checkpoint cannot be saved; says which steps are lost.
         """
         saving = self._saving(position, learner, tensors)
         task = f"saving the final checkpoint (step {position.step})"
-        return self._retry(task, lambda: self._save_now(position.step, learner, saving))
+        try:
+            return self._retry(task, lambda: self._save_now(position.step, learner, saving))
+        except OSError as error:
+            if not is_storage_fault(error):
+                raise
+            last = self._complete_step
+            text = (
+                f"the final checkpoint (step {position.step}) could not be saved, and "
+                f"{'there is no earlier one' if last is None else f'the last complete one is of step {last}'}. "
+                "Once the storage has room and answers, the same command continues from there"
+            )
+            raise _with_text(error, text) from error
 
     def _save_now(self, step: int, learner: Learner, saving: Saving) -> Checkpoint:
         self.store.finish(self._group)
@@ -324,9 +342,13 @@ class Saver:
             else:
                 self._report_failed(outcome.step, outcome.error)
 
-    def close(self) -> None:
-        """Wait up to 20 s for an unfinished save. Not a collective."""
-        self.store.close(LAST_WAIT_S)
+    def close(self, error: BaseException | None = None) -> None:
+        """Wait up to 20 s for an unfinished save, but not for the files of a rank that has died. Not a collective.
+
+        Args:
+            error: the error that ended training on this rank.
+        """
+        self.store.close(LAST_WAIT_S, lost_peer=error is not None and is_lost_peer(error))
         self.report_ended()
 
     def _saving(
@@ -363,6 +385,13 @@ class Saver:
     def _report_first(self, step: int, event: str, message: str) -> None:
         if self._session.rank == 0:
             self._report(event, message, step)
+
+
+def _with_text(error: OSError, text: str) -> OSError:
+    """An error of the same kind with a text after its own."""
+    if error.errno is None:
+        return type(error)(f"{error}; {text}")
+    return OSError(error.errno, f"{error.strerror}; {text}", error.filename)
 
 
 def _with_shift(learner: Learner, checkpoint: Checkpoint) -> Learner:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rayrec.distributed.comm import Group
+from rayrec.distributed.comm import Group, sum_on_rank_0
 from rayrec.metrics import LabelMetrics
 from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.worker.lockstep import Control, NotFiniteError, StepInput
@@ -89,11 +89,32 @@ class Window:
         _refuse_infinite(loss_sum, step)
         return metrics
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Sums over all ranks, for a checkpoint. A collective."""
-        totals = torch.tensor([*self._control.sums(self._sums()), self._all_rows], dtype=torch.float64)
-        state = {} if self._metrics is None else self._metrics.state(self._group)
-        return {"window/sums": totals, **{f"window/{name}": tensor for name, tensor in state.items()}}
+    def state(self, step: int, sound: bool = True) -> dict[str, torch.Tensor]:
+        """Sums over all ranks, for a checkpoint: all of them on rank 0, which writes them. A collective.
+
+        Args:
+            sound: whether this rank's parameters are finite.
+
+        Raises:
+            NotFiniteError: on every rank, if the loss or a parameter is not finite on some rank.
+        """
+        loss_sum, *others = self._sums()
+        sums = self._control.sums([loss_sum if sound else math.nan, *others])
+        _refuse_infinite(sums[0], step)
+        state = {"sums": torch.tensor([*sums, self._all_rows], dtype=torch.float64), **self._metrics_state()}
+        return {f"window/{name}": tensor for name, tensor in state.items()}
+
+    def _metrics_state(self) -> dict[str, torch.Tensor]:
+        if self._metrics is None:
+            return {}
+        if self._loss.device.type != "cpu":
+            return self._metrics.state(self._group)
+        state = self._metrics.state()
+        total = sum_on_rank_0(torch.cat([tensor.flatten() for tensor in state.values()]), self._control.group)
+        if total is None:
+            return {}
+        parts = total.split([tensor.numel() for tensor in state.values()])
+        return {name: part.view_as(state[name]) for name, part in zip(state, parts, strict=True)}
 
     def _sums(self) -> list[float]:
         """The sums of this rank."""
@@ -112,18 +133,6 @@ class Window:
             self._rows = int(rows)
             if self._metrics is not None:
                 self._metrics.load_state(saved)
-
-    def check(self, step: int, sound: bool = True) -> None:
-        """Check that the loss is finite, before a checkpoint is saved. A collective.
-
-        Args:
-            sound: whether this rank's parameters are finite.
-
-        Raises:
-            NotFiniteError: on every rank, if the loss or a parameter is not finite on some rank.
-        """
-        (loss_sum,) = self._control.sums([float(self._loss) if sound else math.nan])
-        _refuse_infinite(loss_sum, step)
 
 
 def _quality(metrics: Mapping[str, Any]) -> dict[str, Any]:
