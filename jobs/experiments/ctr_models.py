@@ -1,9 +1,13 @@
 """AUC of rayrec's rankers beside FuxiCTR's in one run: `python jobs/experiments/ctr_models.py --help`.
 
 Each model is trained on Census-Income and MovieLens-100K (by time) with the same rows, batches, widths, initial
-distribution, optimizer (Adam on all parameters), seeds and choice of the epoch as the peer that is put together of
-FuxiCTR's layers (see `peers.py`). FuxiCTR's package holds its layers, not its models, and no self-attention between
-fields, mask blocks, gates or Wukong: these parts of the peers are plain torch here, by the papers' formulas.
+weights, optimizer (Adam on all parameters) and epoch as the peer that is put together of FuxiCTR's layers (see
+`peers.py`). Both score all rows equally before the first step, and the epoch is the best of their mean on validation.
+The peers of DeepFM, xDeepFM and Wide & Deep have FuxiCTR's weight for each id and number; rayrec's DeepFM and xDeepFM
+project an id's vector, and its Wide & Deep has no linear part of the numbers and scales the weights of each feature.
+
+FuxiCTR's package holds its layers, not its models, and no self-attention between fields, mask blocks, gates or Wukong:
+these parts of the peers are plain torch here, by the papers' formulas.
 
     python jobs/experiments/ctr_models.py --peers DIR --census census_income_test.csv.gz --movielens-parquet FOLDER
 
@@ -35,12 +39,14 @@ from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
 DIM, HIDDEN, BATCH, EPOCHS, LR = 8, [64, 32], 1024, 4, 0.002
+# Quantiles of Student's distribution for intervals of 95 %, by the number of seeds.
+T_95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 # The widths of both sides; the peers read the same names.
 ARGS: dict[str, dict[str, Any]] = {
     "dlrm": {"dense_arch": [32, DIM], "over_arch": [*HIDDEN, 1], "numbers": "plain"},
     "dcn": {"dense_arch": [], "over_arch": [*HIDDEN, 1], "cross_layers": 2, "cross_rank": 0},
     "deepfm": {"deep_arch": [*HIDDEN, 1]},
-    "wide_deep": {"deep_arch": [*HIDDEN, 1]},
+    "wide_deep": {"deep_arch": [*HIDDEN, 1], "number_dim": DIM},
     "xdeepfm": {"deep_arch": [*HIDDEN, 1], "cin": [8, 8]},
     "autoint": {"layers": 2, "heads": 2, "head_dim": 8, "deep_arch": [*HIDDEN, 1]},
     "masknet": {"over_arch": [32, 1], "blocks": 2, "block_dim": 32, "reduction": 0.5},
@@ -158,9 +164,9 @@ def peer(data: Data, name: str) -> tuple[nn.Module, Callable[[Rows], torch.Tenso
     return model, logits
 
 
-def train(data: Data, model: nn.Module, logits: Callable[[Rows], torch.Tensor], seed: int) -> float:
-    """Test AUC after the epoch that is best on validation."""
-    adam, best = torch.optim.Adam(model.parameters(), lr=LR), (0.0, 0.0)
+def train(data: Data, model: nn.Module, logits: Callable[[Rows], torch.Tensor], seed: int) -> np.ndarray:
+    """AUC of validation and test after each epoch, `[EPOCHS, 2]`."""
+    adam, found = torch.optim.Adam(model.parameters(), lr=LR), []
     generator, rows = torch.Generator().manual_seed(seed), data.parts["train"]
     for _ in range(EPOCHS):
         model.train()
@@ -174,31 +180,101 @@ def train(data: Data, model: nn.Module, logits: Callable[[Rows], torch.Tensor], 
             for part in (data.parts["validation"], data.parts["test"]):
                 scored = torch.cat([logits(b) for b in batches(part, torch.arange(len(part.label)), 8192)])
                 aucs.append(float(binary_auroc(scored, part.label.long())))
-        best = max(best, (aucs[0], aucs[1]))
-    return best[1]
+        found.append(aucs)
+    return np.array(found)
 
 
-def start_alike(model: nn.Module) -> None:
-    """Normal tables on both sides. Layers, and rayrec's vectors of numbers, start as their libraries start them."""
-    for name, parameter in model.named_parameters():
-        if "embedding" in name and parameter.dim() == 2:
+@torch.no_grad()
+def start_alike(mine: Any, theirs: Any, data: Data) -> None:
+    """Gives the peer the initial weights of rayrec's model, so that both score all rows equally before the first step.
+
+    Tables are normal and biases 0 in both. The weights of both come in the same order; those of layers that one side
+    stacks are the same numbers in the same order.
+    """
+    tables = {}
+    for name, parameter in (*mine.named_parameters(), *theirs.named_parameters()):
+        if "embedding_bags" in name:
             nn.init.normal_(parameter, std=0.01)
+            tables[name.split(".")[-2]] = parameter
+        elif "bias" in name:
+            nn.init.zeros_(parameter)
+    vectors_ND = None
+    if theirs.name != "dlrm":  # FuxiCTR's vectors of numbers have no bias
+        vectors_ND = mine.input.number_vectors.weight_ND
+        mine.input.number_vectors.bias_ND.requires_grad_(False)
+    for name, layer in theirs.embedding.embedding_layer.embedding_layers.items():
+        if name in data.rows:
+            layer.weight[1:] = tables[name]
+        elif vectors_ND is not None:
+            layer.weight.copy_(vectors_ND[data.numbers.index(name), :, None])
+    own = _first_order(mine, theirs, data, vectors_ND, tables)
+    skipped = ("input.", "embedding", "norm", "bias", "last", "blocks.0.1", "blocks.1.1")
+    flat, into = (
+        [
+            weight
+            for name, weight in model.named_parameters()
+            if weight.requires_grad and not name.startswith(own) and not any(word in name for word in skipped)
+        ]
+        for model in (mine, theirs)
+    )
+    values = torch.cat([weight.flatten() for weight in flat]).split([weight.numel() for weight in into])
+    for weight, same in zip(into, values, strict=True):
+        weight.copy_(same.view_as(weight))
+    if theirs.name == "deepfm":  # rayrec's numbers come last
+        theirs.deep.mlp[0].weight.copy_(theirs.deep.mlp[0].weight.roll(DIM * len(data.numbers), 1))
+    if theirs.name == "xdeepfm":
+        theirs.cin.fc.weight.copy_(mine.linear.weight[:, -theirs.cin.fc.in_features :])
+        fields = mine.input.num_fields
+        for layer in theirs.cin.cin_layer.values():  # FuxiCTR's products have the fields first
+            layer.weight.copy_(layer.weight.unflatten(1, (-1, fields)).transpose(1, 2).flatten(1, 2))
+
+
+def _first_order(
+    mine: Any, theirs: Any, data: Data, vectors_ND: torch.Tensor | None, tables: dict[str, torch.Tensor]
+) -> tuple[str, ...]:
+    """Gives the peer a weight for each id and number that has the value of rayrec's projection of its vector.
+
+    Returns:
+        Beginnings of the names of parameters that have no equal on the other side.
+    """
+    numbers = len(data.numbers)
+    match theirs.name:
+        case "deepfm":
+            first_FD = mine.projection_FD.roll(numbers, 0)
+        case "xdeepfm":
+            first_FD = mine.linear.weight[0, : -theirs.cin.fc.in_features].view(-1, DIM)
+        case "wide_deep":
+            first_FD = torch.cat([torch.zeros(numbers, 1), mine.wide.weight.T])
+        case _:
+            return ("-",)
+    assert vectors_ND is not None
+    ones = next(module for module in theirs.modules() if type(module).__name__ == "LogisticRegression")
+    for place, (name, layer) in enumerate(ones.embedding_layer.embedding_layer.embedding_layers.items()):
+        if theirs.name == "wide_deep" and name in data.rows:
+            layer.weight[1:] = tables[f"{name}_wide"] @ first_FD[place, :, None]
+        elif name in data.rows:
+            layer.weight[1:] = tables[name] @ first_FD[place, :, None]
+        elif theirs.name == "wide_deep":
+            nn.init.zeros_(layer.weight)
+        else:
+            layer.weight.copy_(vectors_ND[place] @ first_FD[place])
+    return ("projection_FD", "wide.", "linear.", "cin.fc")
 
 
 def compare(data: Data, name: str, seeds: int) -> None:
-    """Prints a row of the table: both models' mean AUC, and their mean difference by seed."""
+    """Prints a row of the table: both models' mean AUC, and the mean of their differences by seed."""
     start, pairs = time.monotonic(), []
     for seed in range(seeds):
-        aucs = []
-        for make in (lambda: ours(data, name, seed), lambda: peer(data, name)):  # noqa: B023
-            torch.manual_seed(seed)
-            model, logits = make()
-            start_alike(model)
-            aucs.append(train(data, model, logits, seed))
-        pairs.append(aucs)
+        torch.manual_seed(seed)
+        both = ours(data, name, seed), peer(data, name)
+        start_alike(both[0][0], both[1][0], data)
+        aucs = np.stack([train(data, model, logits, seed) for model, logits in both])
+        # One epoch for both: after some overfitting, choosing twice may find two epochs by chance.
+        pairs.append(aucs[:, aucs[:, :, 0].mean(0).argmax(), 1].tolist())
     mine, theirs = (mean(aucs) for aucs in zip(*pairs, strict=True))
     differences = [a - b for a, b in pairs]
-    error = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    count = len(differences)
+    error = T_95[min(count, len(T_95)) - 1] * stdev(differences) / count**0.5 if count > 1 else 0.0
     seconds = time.monotonic() - start
     print(
         f"| {data.name} | {name} | {mine:.4f} | {theirs:.4f} | {mine - theirs:+.4f} ± {error:.4f} | {seconds:.0f} |",
@@ -216,7 +292,7 @@ def main() -> None:
     args = parser.parse_args()
     use(args.peers)
     torch.set_num_threads(1)
-    print("| data | model | rayrec | FuxiCTR | difference ± standard error | seconds |\n|---|---|---|---|---|---|")
+    print("| data | model | rayrec | FuxiCTR | difference, 95 % interval | seconds |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         sets = []
         if args.census is not None:

@@ -114,8 +114,6 @@ class FuxiRanker(nn.Module):
         def hidden(size: int, sizes: Sequence[int]) -> nn.Module:
             return layers.MLP_Block(size, hidden_units=list(sizes))
 
-        if name in ("deepfm", "wide_deep", "xdeepfm", "autoint"):
-            self.deep = mlp(width, args["deep_arch"])
         match name:
             case "dlrm":
                 self.embedding = layers.FeatureEmbedding(features, dim, not_required_feature_columns=self.numbers)
@@ -154,8 +152,7 @@ class FuxiRanker(nn.Module):
                 self.over = mlp(out * args["blocks"], args["over_arch"])
             case "finalmlp":
                 self.first, self.second = hidden(width, args["first"]), hidden(width, args["second"])
-                self.contexts = nn.ParameterList(nn.Parameter(0.1 * torch.randn(1, dim)) for _ in range(2))
-                self.gates = nn.ModuleList(mlp(dim, [*args["gate"], width]) for _ in range(2))
+                self.gates = nn.ModuleList(_Gate(dim, mlp(dim, [*args["gate"], width])) for _ in range(2))
                 self.x, self.y = nn.Linear(args["first"][-1], 1), nn.Linear(args["second"][-1], 1)
                 parts = [args[name][-1] // args["heads"] for name in ("first", "second")]
                 self.xy = nn.Parameter(nn.init.xavier_normal_(torch.empty(args["heads"], *parts)))
@@ -174,6 +171,8 @@ class FuxiRanker(nn.Module):
                     parts |= {"residual": nn.Linear(vectors, out, bias=False) if vectors != out else nn.Identity()}
                     self.layers.append(nn.ModuleDict({**parts, "last": nn.LayerNorm(dim)}))
                 self.over = mlp(out * dim, args["over_arch"])
+        if name in ("deepfm", "wide_deep", "xdeepfm", "autoint"):
+            self.deep = mlp(width, args["deep_arch"])
 
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         fields = self.embedding(inputs)
@@ -203,8 +202,7 @@ class FuxiRanker(nn.Module):
                 pairs = zip(self.masks, self.blocks, strict=True)
                 out = self.over(torch.cat([block(mask(x) * normed) for mask, block in pairs], dim=1))
             case "finalmlp":
-                gates = [2 * gate(of).sigmoid() for gate, of in zip(self.gates, self.contexts, strict=True)]
-                a, b = self.first(x * gates[0]), self.second(x * gates[1])
+                a, b = (mlp(x * gate()) for mlp, gate in zip((self.first, self.second), self.gates, strict=True))
                 a_h, b_h = (part.unflatten(1, (self.args["heads"], -1)) for part in (a, b))
                 out = self.x(a) + self.y(b) + torch.einsum("bhi,hij,bhj->b", a_h, self.xy, b_h)[:, None]
             case "gdcn":
@@ -220,6 +218,18 @@ class FuxiRanker(nn.Module):
                     fields = layer["last"](joined + layer["residual"](across).mT)
                 out = self.over(fields.flatten(1))
         return out.squeeze(1)
+
+
+class _Gate(nn.Module):
+    """FinalMLP's 2 sigmoid(MLP(v)) of a learned vector v."""
+
+    def __init__(self, dim: int, mlp: nn.Module) -> None:
+        super().__init__()
+        self.vector, self.mlp = nn.Parameter(0.1 * torch.randn(1, dim)), mlp
+
+    def forward(self) -> torch.Tensor:
+        gate: torch.Tensor = 2 * self.mlp(self.vector).sigmoid()
+        return gate
 
 
 def recbole_epoch(users: Iterable[Sequence[int]], folder: Path, settings: Mapping[str, Any]) -> Callable[[], float]:
