@@ -218,23 +218,28 @@ def test_copies_of_a_vocabulary_share_an_index_and_others_of_alike_footers_do_no
     assert len(indexes_in(cache)) == 2 == len(set(links)) and len(links) == 3
 
 
-def test_the_cache_lies_where_its_user_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_lies_where_its_user_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index_above: Callable[[int], None]
+) -> None:
+    index_above(3)
+    (file := tmp_path / "file").touch()
+    temporary = tmp_path / "tmp" / f"rayrec-{os.getuid()}"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for _ in range(2):  # it may be there
-        assert (
-            vocabulary._cache_folder() == tmp_path / "cache" / "rayrec" / "vocabularies"
-            and vocabulary._cache_folder().is_dir()
-        )
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert vocabulary._cache_folder() == tmp_path / "home" / ".cache" / "rayrec" / "vocabularies"
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    elsewhere = tmp_path / "tmp" / f"rayrec-{os.getuid()}" / "vocabularies"
-    for _ in range(2):
-        assert vocabulary._cache_folder() == elsewhere and elsewhere.stat().st_mode & 0o777 == 0o700
+    for variable, cache in (
+        (tmp_path / "cache", tmp_path / "cache" / "rayrec"),
+        (tmp_path / "cache", tmp_path / "cache" / "rayrec"),  # it may be there
+        (None, tmp_path / "home" / ".cache" / "rayrec"),
+        (file, temporary),
+        (file, temporary),
+    ):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(variable)) if variable else monkeypatch.delenv("XDG_CACHE_HOME")
+        path = tmp_path / "ids.parquet"
+        pq.write_table(pa.table({"id": range(4)}), path)
+        vocabulary.close_vocabularies()
+        assert load_vocabulary(str(path)).find(np.arange(4)).tolist() == [0, 1, 2, 3]
+        assert indexes_in(cache / "vocabularies")
+    assert (temporary / "vocabularies").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("ids", [[], [7], list(range(0, 9000, 3)), [""], [f"id {n}" for n in range(3000)]])
