@@ -1,7 +1,7 @@
 """Times two checkouts of rayrec on the CPU, in turns: training steps, or the data path.
 
     git worktree add --detach /tmp/earlier 5be9ecb
-    python jobs/bench/versions.py /tmp/earlier [--what steps|data] [--rounds 15] [--json]
+    python jobs/bench/versions.py /tmp/earlier [--what steps|data] [--rounds 15] [--only TEXT]
 
 Each checkout has processes that stay up; a round times every case in the one and then in the other. The ratio is the
 median over rounds of this checkout's time over the other's. Both must have the public names that this file uses.
@@ -32,6 +32,9 @@ import torch.multiprocessing as mp
 from torch import nn
 
 DATA_ROWS = 400_000
+ROUND_S = 0.03
+# Freed memory is kept, as training workers do. Otherwise the history of a process decides which cases pay page faults.
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 TABLES, ROWS, DIM, BATCHES = 26, 50_000, 64, 4
 # Name, kind of plan, mean ids of a bag, batch of a rank, steps of a round.
 CASES = (
@@ -207,20 +210,28 @@ def serve_data(folder: Path) -> None:
     """Times the cases whose numbers arrive on standard input, in processor time of one process."""
     torch.set_num_threads(1)
     cases = data_cases(folder)
+    calls = []  # of a round: in a single short one, the caches that the other process has emptied decide
     for act in cases.values():
         act()
+        calls.append(max(1, round(ROUND_S / processor_time(act, 1))))
     print(*cases, sep="\t", flush=True)
     while (number := int(sys.stdin.readline() or -1)) >= 0:
-        start = time.process_time()
-        list(cases.values())[number]()
-        print(time.process_time() - start, flush=True)
+        print(processor_time(list(cases.values())[number], calls[number]), flush=True)
+
+
+def processor_time(act: Callable[[], object], calls: int) -> float:
+    """Mean seconds of a call."""
+    start = time.process_time()
+    for _ in range(calls):
+        act()
+    return (time.process_time() - start) / calls
 
 
 class Checkout:
     """The processes that run the code of a checkout."""
 
     def __init__(self, folder: Path, served: list[str]) -> None:
-        env = os.environ | {"PYTHONPATH": str(folder)}
+        env = os.environ | {"PYTHONPATH": str(folder)} | MALLOC
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen([sys.executable, __file__, *served], cwd=folder, env=env, **pipes)
         self.cases = self._read().split("\t")
@@ -246,12 +257,13 @@ class Checkout:
 
 
 def main() -> None:
-    from harness import arguments, in_turns, machine, paired_ratio, print_json
+    from harness import arguments, in_turns, machine, paired_ratio, print_json, require
 
     parser = arguments(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--what", choices=["steps", "data"], default="steps")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", metavar="TEXT", help="time the cases whose names contain the text")
     args = parser.parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
@@ -259,10 +271,12 @@ def main() -> None:
             write_files(Path(folder))
         served = ["--serve", args.what, folder]
         ours, theirs = (Checkout(path, served) for path in (Path(__file__).resolve().parents[2], args.other.resolve()))
+        numbers = [number for number, name in enumerate(ours.cases) if args.only in name]
+        require(numbers, f"no case contains {args.only!r}; there are {', '.join(ours.cases)}")
         times = in_turns(
             {
                 f"{side} {number}": partial(checkout.seconds, number)
-                for number in range(len(ours.cases))
+                for number in numbers
                 for side, checkout in (("ours", ours), ("theirs", theirs))
             },
             args.rounds,
@@ -270,7 +284,8 @@ def main() -> None:
         ours.close()
         theirs.close()
     ratios = {}
-    for number, name in enumerate(ours.cases):
+    for number in numbers:
+        name = ours.cases[number]
         here, there = times[f"ours {number}"], times[f"theirs {number}"]
         ratios[name] = paired_ratio(here, there)
         print(f"{name:32} {statistics.median(here) * 1e3:8.2f} ms  {ratios[name]:.2f} of the other")

@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 
 from rayrec.storage.id_types import column_as_read, type_as_read
 
+_STRUCT = pa.struct([]).id
+
 
 def leaf_columns(arrow: pa.Schema) -> pa.Schema:
     """The columns of a file, with the fields of structs in place of the structs.
@@ -21,9 +23,9 @@ def leaf_columns(arrow: pa.Schema) -> pa.Schema:
     """
     if has_structs(arrow):
         arrow = pa.schema([_at(arrow, path).with_name(name) for name, path in _paths(arrow)])
-    for number, field in enumerate(arrow):
-        if (kind := type_as_read(field.type)) != field.type:
-            arrow = arrow.set(number, field.with_type(kind))
+    for number, of_file in enumerate(arrow.types):
+        if (kind := type_as_read(of_file)) is not of_file:
+            arrow = arrow.set(number, arrow.field(number).with_type(kind))
     return arrow
 
 
@@ -36,11 +38,14 @@ def leaf_table(rows: pa.Table | pa.RecordBatch) -> pa.Table:
 
 def columns_named(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Table:
     """The columns of these names: columns, fields of structs, or whole structs; names that it lacks are left out."""
+    rows = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    if not has_structs(rows.schema):
+        known = set(rows.schema.names)
+        return _as_read(rows.select([name for name in names if name in known]))
     paths = {name: (number,) for number, name in enumerate(rows.schema.names)} | dict(_paths(rows.schema))
     present = [name for name in names if name in paths]
-    rows = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    if not has_structs(rows.schema) or not present:
-        return _as_read(rows.select(present))  # keeps the number of rows of a table without columns
+    if not present:
+        return rows.select([])  # keeps the number of rows
     return _as_read(pa.table([_values(rows, paths[name]) for name in present], names=present))
 
 
@@ -54,7 +59,7 @@ def with_types(arrow: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
 
 def has_structs(arrow: pa.Schema) -> bool:
     """Whether a column is a struct."""
-    return any(map(pa.types.is_struct, arrow.types))
+    return any(kind.id == _STRUCT for kind in arrow.types)
 
 
 def _paths(arrow: pa.Schema) -> list[tuple[str, tuple[int, ...]]]:
@@ -88,7 +93,7 @@ def _values(rows: pa.Table | pa.RecordBatch, path: Sequence[int]) -> pa.Array | 
 
 def _as_read(rows: pa.Table) -> pa.Table:
     for number, kind in enumerate(rows.schema.types):
-        if type_as_read(kind) != kind:
+        if type_as_read(kind) is not kind:
             rows = rows.set_column(number, rows.schema.names[number], column_as_read(rows.column(number)))
     return rows
 

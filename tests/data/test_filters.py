@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -194,14 +195,25 @@ def test_columns_are_not_read_where_no_row_passes(tmp_path: Path) -> None:
 
 
 def test_filters_that_leave_almost_nothing_are_no_stall(tmp_path: Path) -> None:
-    """All windows together take longer than a stall, and only the last one has a row."""
-    rows = 30_000
+    """All windows together take longer than a stall, each of them less, and only the last one has a row."""
+    rows = 140
     pq.write_table(table(rows), tmp_path / "x.parquet", row_group_size=20, write_statistics=False)
-    options = ReadOptions(reader="local", stall_timeout_s=0.5, patience_s=0)
+    slow = {"kind": "custom", "name": "slow", "function": f"{__name__}:slowly", "columns": ["row"]}
+    sparse = [feature.model_dump() for feature in SCHEMA.sparse[:1]] + [{"name": "slow", "mapping": {"kind": "hash"}}]
+    schema = Schema.model_validate({"sparse": sparse, "derived": [slow]})
+    options = ReadOptions(reader="local", stall_timeout_s=1.0, patience_s=0)
     for wanted in ([rows - 1], []):
-        manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[("row", "in", wanted or [10**6])], window_rows=20)
-        with stream(manifest, Cursor.start(0), 0, 1, shuffle=False, options=options) as batches:
-            assert row_ids([b for b, _ in batches]) == wanted
+        manifest = Manifest.read(str(tmp_path), schema, filters=[("row", "in", wanted or [10**6])], window_rows=20)
+        sizes = {"row": 10**6, "slow": 10}
+        more = {"rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0, "batch_rows": 64, "options": options}
+        with BatchStream(manifest, schema, sizes, shuffle=False, **more) as batches:
+            assert [id_ for b, _ in batches for id_ in b.sparse["row"].values().tolist()] == wanted
+
+
+def slowly(rows: pa.Array) -> pa.Array:
+    """Takes a fifth of a stall for each window, also for one without rows."""
+    time.sleep(0.2)
+    return rows
 
 
 def test_ray_says_that_it_reads_where_nothing_passes(tmp_path: Path, running_ray: None) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -95,6 +97,53 @@ def test_exactly_once_under_stops_and_resizes(manifest: Manifest, data: st.DataO
         cursor = Cursor.from_dict(Cursor.merge(after).to_dict())
     assert sorted(ids) == expected
     assert cursor.rows_done == manifest.rows
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"shuffle": False}, {"interleave": 2}], ids=["shuffled", "in order", "interleaved"]
+)
+def test_with_filters_rows_and_order_and_resumption_are_those_of_a_plain_computation(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """The rows are those of pyarrow that are drawn as well, in the order of all rows."""
+    folder = write(tmp_path / "set", [600, 300], row_group_size=100)
+    filters = [("age", ">", 25.0), ("city", "not in", ["city 3", "city 4"])]
+    whole = pq.ParquetDataset([folder / f"part-00{n}.parquet" for n in range(2)]).read()
+    draws = [
+        keep_mask(whole["label"].slice(300 * window, 300), RATE, seed=5, epoch=1, window=window, first=0)
+        for window in range(3)
+    ]
+    passing = whole.filter(pads.field("age") > 25).filter(~pads.field("city").isin(["city 3", "city 4"]))
+    expected = {*passing["row"].to_pylist()} & {*np.flatnonzero(np.concatenate(draws)).tolist()}
+    plain = Manifest.read(str(folder), SCHEMA, window_rows=300)
+    filtered = Manifest.read(str(folder), SCHEMA, window_rows=300, filters=filters)
+    assert len(plain.windows) == 3 and 100 < len(expected) < 700
+
+    def read(manifest: Manifest, cursor: Cursor, rank: int, size: int, **how: Any) -> list[tuple[list[int], Cursor]]:
+        with stream(manifest, cursor, rank, size, seed=5, **more, **how) as batches:
+            # Within a batch, rows of interleaved windows come window by window.
+            ids = [(row_ids([batch]), after) for batch, after in batches]
+        return [(sorted(rows), after) for rows, after in ids] if "interleave" in more else ids
+
+    def in_batches(rows: list[int]) -> list[list[int]]:
+        batches = [rows[first : first + 16] for first in range(0, len(rows), 16)]
+        return [sorted(batch) for batch in batches] if "interleave" in more else batches
+
+    how: dict[str, Any] = {"negative_rate": RATE, "batch_rows": 16}
+    one_by_one = [read(plain, Cursor.start(1), rank, 2, batch_rows=1) for rank in range(2)]
+    in_order = [[row for ids, _ in batches for row in ids if row in expected] for batches in one_by_one]
+    assert {*in_order[0], *in_order[1]} == expected
+    found = [read(filtered, Cursor.start(1), rank, 2, **how) for rank in range(2)]
+    assert [[ids for ids, _ in batches] for batches in found] == [*map(in_batches, in_order)]
+    for done in range(1, min(map(len, found))):
+        cursor, rest = (
+            Cursor.merge([batches[done - 1][1] for batches in found]),
+            [rows[16 * done :] for rows in in_order],
+        )
+        for rank in range(2):
+            assert [ids for ids, _ in read(filtered, cursor, rank, 2, **how)] == in_batches(rest[rank])
+        resized = [row for rank in range(3) for ids, _ in read(filtered, cursor, rank, 3, **how) for row in ids]
+        assert sorted(resized) == sorted([*rest[0], *rest[1]])
 
 
 def test_bad_rows_are_not_drawn_away(tmp_path: Path) -> None:

@@ -186,11 +186,13 @@ def filled(kind: pa.DataType, expected: pa.DataType) -> pa.DataType:
 
 def has_null_type(kind: pa.DataType) -> bool:
     """True if all values are null, or all elements of lists, or a field of all structs."""
+    if not pat.is_nested(kind):
+        return bool(pat.is_null(kind))
     if is_list(kind):
         return has_null_type(kind.value_type)
     if pat.is_struct(kind):
         return any(has_null_type(field.type) for field in kind)
-    return bool(pat.is_null(kind))
+    return False
 
 
 def _by_arrow(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:

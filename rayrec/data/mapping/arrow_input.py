@@ -14,7 +14,7 @@ from rayrec.data.arrays.arrow_types import is_list, is_text, leaf_of, plain_type
 from rayrec.data.mapping.null_types import wants_text
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.storage.errors import DataError, first_line
-from rayrec.storage.struct_fields import columns_named, leaf_columns
+from rayrec.storage.struct_fields import columns_named, has_structs, leaf_columns
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -63,7 +63,7 @@ def to_table(data: Tabular, schema: Schema, columns: Sequence[str]) -> pa.Table:
 
 def _columns(data: Any, names: Sequence[str], types: Mapping[str, pa.DataType | None]) -> dict[str, Any]:
     if isinstance(data, pa.Table | pa.RecordBatch):
-        known = leaf_columns(data.schema).names
+        known = leaf_columns(data.schema).names if has_structs(data.schema) else data.schema.names
         present = [name for name in names if known.count(name) == 1]
         return dict(zip(present, columns_named(data, present).columns, strict=True))
     if isinstance(data, Sequence) and not isinstance(data, str | bytes):

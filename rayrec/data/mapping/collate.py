@@ -72,8 +72,8 @@ def _jagged(ranges: Sequence[RowRange], schema: Schema, size: int) -> KeyedJagge
             first, last = ids.span(start, stop)
             values.append(ids.values[first:last])
             if weighted:
-                ones = np.ones(last - first, np.float32)
-                weights.append(ones if ids.weights is None else ids.weights[first:last])
+                given = ids.weights
+                weights.append(np.ones(last - first, np.float32) if given is None else given[first:last])
             end = position + stop - start
             if ids.offsets is not None:
                 np.subtract(ids.offsets[start + 1 : stop + 1], ids.offsets[start:stop], out=lengths[position:end])

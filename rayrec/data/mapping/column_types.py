@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,18 +41,22 @@ def _is_time(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def check_types(schema: Schema, arrow: pa.Schema, file: str, *, labelled: bool = True) -> None:
+def check_types(
+    schema: Schema, arrow: pa.Schema, file: str, *, labelled: bool = True, columns: Sequence[str] | None = None
+) -> None:
     """Checks that a file has every column of the schema, with a supported type.
 
     Args:
         labelled: if False, check the features only.
+        columns: the columns to check, if already known.
 
     Raises:
         DataError: a missing column, or a wrong type; names the file, the column, the actual and the expected type.
     """
-    names = schema.columns if labelled else schema.feature_columns
+    names = columns or (schema.columns if labelled else schema.feature_columns)
     _check_present(names, arrow, file)
-    arrow = pa.schema(list(read_types(schema, {name: arrow.field(name).type for name in names}).items()))
+    types = {name: arrow.field(name).type for name in names}
+    arrow = pa.schema(list(read_types(schema, types).items()))
     if labelled:
         _check_targets(schema, arrow, file)
     _check_features(schema, _with_derived(schema, arrow, file), file)
@@ -110,7 +114,7 @@ def _id_type(kind: pa.DataType) -> IdType:
     return "text" if is_text(leaf.field("id").type if pat.is_struct(leaf) else leaf) else "integer"
 
 
-def _check_present(columns: list[str], arrow: pa.Schema, file: str) -> None:
+def _check_present(columns: Sequence[str], arrow: pa.Schema, file: str) -> None:
     for column in columns:
         if column not in arrow.names:
             fix = "correct the column's name in the schema, or add the column to the file"

@@ -13,7 +13,7 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import as_named, from_list_view, without_views
 from rayrec.data.arrays.buffers import I64
-from rayrec.data.arrays.widening import widened
+from rayrec.data.arrays.widening import has_null_type, widened
 from rayrec.data.mapping.dense import map_dense
 from rayrec.data.mapping.derived.derive import derive
 from rayrec.data.mapping.null_types import read_types
@@ -76,7 +76,10 @@ def map_rows(
 def source_columns(table: pa.RecordBatch | pa.Table, schema: Schema, names: Sequence[str]) -> dict[str, pa.Array]:
     """Columns as single arrays, with the numbers of derived columns in the width that they had in training."""
     columns = _as_read({name: one_array(table.column(name)) for name in names}, schema)
-    return columns | {n: as_named(columns[n], plain) for n, plain in schema.column_types.items() if n in columns}
+    for name, plain in schema.column_types.items():
+        if name in columns:
+            columns[name] = as_named(columns[name], plain)
+    return columns
 
 
 def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
@@ -115,6 +118,8 @@ def check_rows_of(schema: Schema, rows_of: Mapping[str, int]) -> None:
 
 def _as_read(columns: dict[str, pa.Array], schema: Schema) -> dict[str, pa.Array]:
     """The columns in the types of `read_types`."""
+    if not schema.column_types and not any(has_null_type(array.type) for array in columns.values()):
+        return columns
     types = {name: array.type for name, array in columns.items()}
     wanted = read_types(schema, types)
     if wanted == types:

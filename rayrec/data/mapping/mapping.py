@@ -118,7 +118,7 @@ class Mapping:
         """
         table = to_table(data, self.schema, self.columns)
         if not any(table.schema.equals(accepted) for accepted in tuple(self._accepted)):  # threads may append
-            check_types(self.schema, table.schema, "the given rows", labelled=self.labels)
+            check_types(self.schema, table.schema, "the given rows", labelled=self.labels, columns=self.columns)
             self._accepted.append(table.schema)
         return table
 

@@ -6,6 +6,7 @@ A schema is part of the train config and independent of files; `column_types.py`
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -255,7 +256,7 @@ class Schema(Strict):
     @property
     def tasks(self) -> list[Task]:
         """The labels, in the order of the logits; one task for a single `label`."""
-        return self.labels if self.label is None else [Task(name="label", **self.label.model_dump())]
+        return self.labels if self.label is None else [_task_of(self.label)]
 
     @property
     def task_names(self) -> list[str] | None:
@@ -367,6 +368,12 @@ class Schema(Strict):
     def derived_needed(self) -> list[Derived]:
         """The derived columns that features use, in their order."""
         return needed(self.derived, [name for feature in (*self.dense, *self.sparse) for name in _columns_of(feature)])
+
+
+@lru_cache(64)
+def _task_of(label: Label) -> Task:
+    """A single label as a task. Kept, because each batch of a service reads it several times."""
+    return Task(name="label", **label.model_dump())
 
 
 def _columns_of(feature: _Feature) -> list[str]:

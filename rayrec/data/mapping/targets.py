@@ -97,7 +97,8 @@ def map_label(array: pa.Array, task: Task, problems: Problems) -> F32:
     if task.positive is not None:
         labels = _equal_label(array, task, problems)
     else:
-        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+        if nulls is not None:
+            array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
         map_values = _binary_label if task.kind == "binary" else _number_label
         labels = (map_values if task.at_least is None else _large_label)(array, task, problems)
     if nulls is not None and task.on_null == "ignore":

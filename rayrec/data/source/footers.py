@@ -106,10 +106,7 @@ class _Facts:
         )  # fmt: skip
         for name, value in zip(FACTS.names, values, strict=True):
             self._columns[name].append(value)
-        leaves = [metadata.schema.column(index) for index in range(metadata.num_columns)]
-        # A column named `user.id` comes after the field of a struct, which it hides.
-        leaf_order = sorted(range(len(leaves)), key=lambda index: leaves[index].name == leaves[index].path)
-        paths = {leaves[index].path: index for index in leaf_order}
+        paths = _leaf_paths(metadata.schema) if self._types else {}
         for name, kind in self._types.items():
             position = arrow.get_field_index(name)
             fits = position >= 0 and compared_type(arrow.field(position).type) == kind
@@ -138,6 +135,14 @@ class _Facts:
                 raise unreadable(uri, error) from error
             self._last = last
         return last[2], last[3]
+
+
+def _leaf_paths(schema: pq.ParquetSchema) -> dict[str, int]:
+    """The position of each leaf column, by its path."""
+    leaves = [schema.column(index) for index in range(len(schema))]
+    # A column named `user.id` comes after the field of a struct, which it hides.
+    order = sorted(range(len(leaves)), key=lambda index: leaves[index].name == leaves[index].path)
+    return {leaves[index].path: index for index in order}
 
 
 def _types_of(footer: Footer, uri: str, statistics: Collection[str] | None) -> Types:

@@ -181,6 +181,8 @@ def partitions_of(
 
 def _texts(uri: str, wanted: Collection[str] | None) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
+    if "=" not in uri:
+        return values
     for folder in uri.split("/")[:-1]:
         key, equals, value = folder.partition("=")
         name = unquote(key)

@@ -126,19 +126,24 @@ class _Hashed:
             pair_counts: as `pair_counts` returns them; 0 for rows whose pairs are left out.
         """
         null_rows = _either(self.null_rows, other.null_rows)
-        other_lengths = other._lengths()
-        offsets, rows = offsets_of(pair_counts), np.repeat(np.arange(len(pair_counts)), pair_counts)
-        first_index, second_index = np.divmod(np.arange(len(rows)) - offsets[rows], other_lengths[rows])
-        left_positions, right_positions = self._starts()[rows] + first_index, other._starts()[rows] + second_index
-        left_nulls = None if self.nulls is None else self.nulls[left_positions]
-        nulls = _either(left_nulls, None if other.nulls is None else other.nulls[right_positions])
-        return _Hashed(self.values[left_positions] ^ other.values[right_positions], nulls, offsets, null_rows)
+        offsets = offsets_of(pair_counts)
+        # Each value meets the other column's values of its row, from the first on.
+        other_starts = np.arange(len(pair_counts)) if other.offsets is None else other.offsets[:-1]
+        partners = np.where(pair_counts > 0, other._lengths(), 0)
+        if self.offsets is not None:
+            lengths = np.diff(self.offsets)
+            other_starts, partners = np.repeat(other_starts, lengths), np.repeat(partners, lengths)
+        pairs_before = offsets_of(partners)
+        positions = np.repeat(other_starts - pairs_before[:-1], partners)
+        positions += np.arange(len(positions))
+        values = np.repeat(self.values, partners)
+        values ^= other.values[positions]
+        nulls = None if self.nulls is None else np.repeat(self.nulls, partners)
+        nulls = _either(nulls, None if other.nulls is None else other.nulls[positions])
+        return _Hashed(values, nulls, offsets, null_rows)
 
     def _lengths(self) -> I64:
         return np.ones(len(self.values), np.int64) if self.offsets is None else np.diff(self.offsets)
-
-    def _starts(self) -> I64:
-        return np.arange(len(self.values)) if self.offsets is None else self.offsets
 
 
 def _either(left: Mask | None, right: Mask | None) -> Mask | None:
