@@ -63,13 +63,14 @@ def compiled(types: Mapping[str, str], **options: Any) -> Callable[[F], F]:
     return decorate
 
 
-def in_threads(loop: Callable[..., int], sizes: np.ndarray, *args: tuple[Any, ...]) -> int:
+def in_threads(loop: Callable[..., int], sizes: np.ndarray, *args: tuple[Any, ...], least: int = MIN_IDS) -> int:
     """Runs `loop` on item ranges of about equal id counts, on up to torch's number of threads.
 
     Args:
         loop: Called as `loop(*args, start, stop)` for a range of items.
         sizes: Number of ids of each item.
         args: Tuples of arguments, which are concatenated.
+        least: Ids per thread that are worth a thread.
 
     Returns:
         The largest result, at least -1.
@@ -77,7 +78,7 @@ def in_threads(loop: Callable[..., int], sizes: np.ndarray, *args: tuple[Any, ..
     if not len(sizes):
         return -1
     ends, arguments = sizes.cumsum(), [argument for group in args for argument in group]
-    threads = min(torch.get_num_threads(), 1 + int(ends[-1]) // MIN_IDS)
+    threads = min(torch.get_num_threads(), 1 + int(ends[-1]) // least)
     bounds = [0, len(ends)]
     if threads > 1:  # the item edges that are nearest to equal shares
         edges, targets = np.concatenate([[0], ends]), np.arange(1, threads) * (ends[-1] / threads)

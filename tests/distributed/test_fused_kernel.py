@@ -169,9 +169,9 @@ def test_any_batch_trains_as_in_torchs_operators_and_each_time_alike(
     first = [torch.rand((rows, dim), generator=generator) for rows, dim in sizes]
     found = []
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     try:
-        for _ in range(2):
+        for num_threads in (1, threads):  # three threads also divide a table
+            torch.set_num_threads(num_threads)
             kernel = FusedKernel(tables, range(len(tables)), cpu)
             assert kernel._compiled is not None
             for weight, values in zip(kernel.weights(), first, strict=True):
@@ -195,16 +195,18 @@ def test_any_batch_trains_as_in_torchs_operators_and_each_time_alike(
 
 
 def test_the_shape_of_a_batch_decides() -> None:
-    def faster(num_lookups: int, bags: int, length: int, num_tables: int) -> bool:
+    def faster(num_lookups: int, bags: int, length: int, num_tables: int, has_state: bool = False) -> bool:
         lengths = torch.full((num_lookups * bags,), length)
         ids = torch.zeros(int(lengths.sum()), dtype=torch.int64)
         batch = lookups(ids, lengths, torch.ones(0), weighted=False)
-        return FusedKernel.loop_is_faster(batch, num_lookups, num_tables)
+        return FusedKernel.loop_is_faster(batch, num_lookups, num_tables, has_state)
 
     assert not faster(2, 5, 1, 2) and not faster(2, 300, 3, 2), "few tables, few ids per bag"
     assert faster(2, 300, 4, 2), "many ids per bag"
     assert faster(3, 500, 1, 2), "fbgemm is slow with several lookups of a table"
-    assert faster(100, 256, 1, 100) and not faster(100, 257, 1, 100), "many tables of few bags"
+    assert faster(100, 64, 1, 100) and not faster(99, 64, 1, 99), "many tables of few bags"
+    assert faster(10, 1000, 1, 10) and not faster(10, 999, 1, 10), "many ids"
+    assert faster(2, 5, 1, 2, has_state=True), "fbgemm is slow with optimizer state"
 
 
 def test_the_cost_of_an_update_does_not_grow_with_rows() -> None:

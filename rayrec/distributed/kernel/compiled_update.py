@@ -19,6 +19,8 @@ from rayrec.distributed.kernel.choice import LOOP_RULES
 from rayrec.distributed.kernel.local_table import LOOP_LIMIT, LocalTable, Lookups
 
 _LOOPS = "rayrec.distributed.kernel.update_loops"
+LEAST_IDS = 1 << 11  # per thread; an update takes over a hundred times as long as a count of an id
+UNEVEN = 1.25  # largest work of a thread, over the mean, that needs no parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +92,25 @@ class CompiledUpdate:
         first_state_T, first_second_T = self._first_states
         beta1, beta2 = self._spec.beta1, self._spec.beta2
         betas = [beta1, beta2, 1 - beta1, 1 - beta2, 1 - beta1**count, 1 - beta2**count]
+        sizes = np.diff(first_id_T)
+        parts = _parts(sizes)
         in_threads(
             self._loop,
-            np.diff(first_id_T),
+            np.repeat(sizes // parts, parts),
             (ids, offsets.numpy(), weights_N.numpy(), grad.to(torch.float32).contiguous().numpy().reshape(-1)),
             (self._width, grad.shape[0], self._first_lookup_T, self._col_L, self._bits_T, self._dim_T),
             (_numbers(weight), self._first_weight_T, state, first_state_T, second, first_second_T, self._rule),
-            (np.float32(rate), np.float32(self._spec.eps), np.array(betas, np.float32)),
+            (np.float32(rate), np.float32(self._spec.eps), np.array(betas, np.float32), parts),
+            least=LEAST_IDS,
         )
+
+
+def _parts(sizes: np.ndarray) -> int:
+    """Parts of each table, a power of two: 1 if tables alone give the threads equal work. Every part reads all ids."""
+    threads = min(torch.get_num_threads(), int(sizes.sum()) // LEAST_IDS)
+    if threads < 2 or sizes.max() * threads <= UNEVEN * sizes.sum():
+        return 1
+    return 1 << (threads - 1).bit_length()
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:

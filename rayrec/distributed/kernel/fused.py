@@ -16,9 +16,10 @@ from rayrec.distributed.kernel.rows import StackedTables, TouchedRows
 from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Span
 
-# The loop is faster than fbgemm for many lookups of small bags, for several lookups of a table and for long bags.
+# The loop is faster than fbgemm for Adagrad, which fbgemm computes slowly on a CPU. For SGD it is faster for many lookups
+# of small bags, for several lookups of a table, for long bags and for large batches, whose rows it prefetches.
 MANY_LOOKUPS, FEW_BAGS = 100, 256
-MANY_IDS_PER_BAG = 4
+MANY_IDS_PER_BAG, MANY_IDS = 4, 10_000
 
 
 class UpdateCount:
@@ -85,6 +86,7 @@ class FusedKernel:
         self._tbe = make_tbe(self.tables, table_of_lookup, device, self._scale)
         self._updates = UpdateCount()
         self._corrects_bias, self._num_lookups = rule.corrects_bias, len(table_of_lookup)
+        self._has_state = bool(rule.rowwise)
         self._frozen, self._anchor = tables[0].update.frozen, torch.zeros(0, device=device, requires_grad=True)
         compiled = not self._frozen and loop_updates(self.tables, table_of_lookup, device)
         self._compiled = CompiledUpdate(_memory(self._tbe), self.tables, table_of_lookup) if compiled else None
@@ -107,7 +109,7 @@ class FusedKernel:
                 bags = self.lookup(lookups)
             return Untrained.apply(self._anchor, bags)
         compiled = self._compiled if trains else None
-        if compiled is None or not self.loop_is_faster(lookups, self._num_lookups, len(self.tables)):
+        if compiled is None or not self.loop_is_faster(lookups, self._num_lookups, len(self.tables), self._has_state):
             compiled = None
             bags = self._tbe(lookups.ids, lookups.offsets, lookups.weights)
         else:
@@ -121,8 +123,10 @@ class FusedKernel:
         return bags
 
     @staticmethod
-    def loop_is_faster(lookups: Lookups, num_lookups: int, num_tables: int) -> bool:
-        """Whether the compiled loop beats fbgemm's CPU update for a batch of this shape (jobs/RESULTS.md)."""
+    def loop_is_faster(lookups: Lookups, num_lookups: int, num_tables: int, has_state: bool) -> bool:
+        """Whether the compiled loop beats fbgemm's CPU update for a batch of this shape (`jobs/bench/update.py`)."""
+        if has_state or lookups.ids.numel() >= MANY_IDS:
+            return True
         num_bags = lookups.offsets.numel() - 1
         small = num_lookups >= MANY_LOOKUPS and num_bags <= FEW_BAGS * num_lookups
         return small or num_lookups > num_tables or lookups.ids.numel() >= MANY_IDS_PER_BAG * num_bags

@@ -27,7 +27,7 @@ _MANY = 4096  # ids that justify a radix of 11 bits
 _TYPES = dict.fromkeys(("offsets", "first_lookup_T", "bits_T", "dim_T"), "int64[::1]")
 _TYPES |= dict.fromkeys(("ids", "col_L", "first_weight_T", "first_state_T", "first_second_T"), "uint64[::1]")
 _TYPES |= dict.fromkeys(("weights_N", "grad", "state", "second", "betas"), "float32[::1]")
-_TYPES |= dict.fromkeys(("num_bags", "width", "rule", "start", "stop"), "int64")
+_TYPES |= dict.fromkeys(("num_bags", "width", "rule", "parts", "start", "stop"), "int64")
 _TYPES |= {"rate": "float32", "eps": "float32"}
 # Data types of tables in the loops.
 WEIGHTS = {"float32": "float32[::1]", "float16": "uint16[::1]", "bfloat16": "int16[::1]"}
@@ -126,10 +126,14 @@ def _train(
     rate: Any,
     eps: Any,
     betas: Any,
+    parts: Any,
     start: Any,
     stop: Any,
 ) -> Any:
-    """Trains tables `start` to `stop`. The lookups of each table are consecutive.
+    """Trains parts `start` to `stop` of the tables. The lookups of each table are consecutive.
+
+    Each table has `parts` parts, in turn. Part p has the rows whose number modulo `parts` is p, so that parts of the
+    most frequent rows are alike, and a row's gradients are added up in the same order with any number of parts.
 
     Args:
         weights_N: Weights of the ids, or empty.
@@ -139,9 +143,11 @@ def _train(
         second: Adam's second moments, empty for other rules.
         rule: One of the rules above.
         betas: Adam's two decay rates b, then 1 - b, then 1 - b ** (number of updates).
+        parts: A power of two.
     """
     max_ids = nb.int64(0)
-    for table in range(start, stop):
+    mask = nb.uint64(parts - 1)
+    for table in range(start // parts, (stop + parts - 1) // parts):
         begin_bag, end_bag = first_lookup_T[table] * num_bags, first_lookup_T[table + 1] * num_bags
         max_ids = max(max_ids, offsets[end_bag] - offsets[begin_bag])
     weighted = weights_N.size > 0
@@ -149,21 +155,24 @@ def _train(
     position_N = np.empty(max_ids if weighted else 0, np.uint32)
     buffer = np.empty(max(dim_T) + 16, np.float32)
     sum_D = buffer[(64 - buffer.ctypes.data % 64) // 4 :]  # starts at a cache line, which halves the time
-    for table in range(start, stop):
+    for item in range(start, stop):
+        table, part = item // parts, nb.uint64(item % parts)
         begin = nb.uint64(offsets[first_lookup_T[table] * num_bags])
-        size, dim = _ZERO, dim_T[table]
+        size, dim, taken = _ZERO, dim_T[table], _ZERO
         stride = nb.uint64(dim)
         for lookup in range(first_lookup_T[table], first_lookup_T[table + 1]):
             for bag in range(num_bags):
                 position = nb.uint64(bag) * nb.uint64(width) + col_L[lookup]
                 length = offsets[lookup * num_bags + bag + 1] - offsets[lookup * num_bags + bag]
                 for _ in range(length):
+                    row = ids[begin + taken]
                     if weighted:
-                        position_N[size] = position
-                        key_N[size] = (ids[begin + size] << _HALF) | size
+                        position_N[taken] = position
+                        key_N[size] = (row << _HALF) | taken
                     else:
-                        key_N[size] = (ids[begin + size] << _HALF) | position
-                    size += _ONE
+                        key_N[size] = (row << _HALF) | position
+                    size += nb.uint64((row & mask) == part)  # a row of another part is overwritten
+                    taken += _ONE
         row_N = sort(key_N, spare_N, size, bits_T[table], 11 if size >= _MANY else 8)
         weights, states, seconds = first_weight_T[table], first_state_T[table], first_second_T[table]
         number = _ZERO
