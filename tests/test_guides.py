@@ -21,7 +21,8 @@ from rayrec.train.run.folder import RunFolder
 from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
 
-GUIDES = {"histories": {"": 0.85}, "entities": {"": 0.85}, "several-tasks": {"click": 0.75, "buy": 0.7}}  # the least AUC of each label
+# The least AUC of each label.
+GUIDES = {"histories": {"": 0.85}, "entities": {"": 0.85}, "several-tasks": {"click": 0.75, "buy": 0.7}}
 OTHERS = {
     "entities": [],
     "histories": [
