@@ -107,6 +107,21 @@ class EntityTable(Section):
         return self
 
 
+class EventTable(Section):
+    """A log of events, e.g. plays, of which a row gets those of its key that are earlier than the row."""
+
+    path: str
+    """Files of the log: a file, folder or glob, in any order. It is indexed once per node."""
+    key: str
+    """Column with the keys, e.g. of users: integers or strings, as in the rows."""
+    time: str
+    """Column with the time of each event."""
+    columns: list[str] | None = None
+    """The columns that sequences may read. Default: all."""
+    unit: Literal["s", "ms", "us", "ns"] = "s"
+    """Unit of integer times, counted from 1970."""
+
+
 class DataConfig(Section):
     """Training and evaluation data."""
 
@@ -124,6 +139,11 @@ class DataConfig(Section):
     """Tables by name, e.g. `item: {path: items.parquet, key: item_id}`. A feature reads a column of one with `from:
     item.category` and `by`, the column of the rows with the keys or with lists of keys, e.g. `by: item_id`. For a key
     that the table lacks, `on_null` or `default` of the feature applies."""
+    events: dict[str, EventTable] = Field(default={})
+    """Logs by name, e.g. `plays: {path: plays/, key: user_id, time: ts}`. A sequence reads one with `from: plays`,
+    `last` (its length), `before` (the column of the rows with their time), `by` (the column of the rows with the keys;
+    default: the name of `key`) and `where`, e.g. `{action: [like, play]}`. Features read its columns with `from:
+    SEQUENCE.COLUMN`."""
     negative_rate: float = Field(default=1.0, gt=0, le=1)
     """Fraction of the training rows with label 0 that is read, drawn again each epoch. Evaluations correct predictions
     for it."""

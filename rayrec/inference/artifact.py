@@ -283,7 +283,7 @@ def read_mapping(folder: Path) -> dict[str, Any]:
         if mapping.get("kind") == "vocabulary":
             mapping["path"] = str(folder / mapping["path"])
     for spec in raw["schema"].get("derived", []):
-        if spec["kind"] == "entity":
+        if "path" in spec:
             spec["path"] = str(folder / spec["path"])
     return raw
 

@@ -82,7 +82,7 @@ def test_versions_are_those_of_merge_asof(tmp_path_factory: pytest.TempPathFacto
     null_key, null_time = draw.random(rows) < 0.1, draw.random(rows) < 0.1
     expected = np.where(null_key | null_time | np.isnan(expected), -1.0, expected)
     schema = schema_of(path, valid_from="since", at="at", on_missing="null", f_default=-1.0)
-    key_column = pa.array(typed(log["item"]).to_pylist(), mask=null_key)
+    key_column = pa.array(typed(log["item"]).to_pylist(), pa.string() if of_text else pa.int64(), mask=null_key)
     with_items = schema.model_copy(update={"sparse": [schema.sparse[0].model_copy(update={"on_null": "empty"})]})
     got = values(with_items, item=key_column, at=pa.array(log["at"].to_numpy(), pa.int64(), mask=null_time))
     np.testing.assert_allclose(got, expected, rtol=1e-6)

@@ -111,10 +111,14 @@ def test_a_new_item_needs_no_training(folder: Path, joined: dict[str, Any], tmp_
 @pytest.mark.parametrize(
     ("feature", "entities", "problem"),
     [
-        ({"from": "thing.cost"}, {}, "schema.dense.price: give both `from`"),
-        ({"by": "item"}, {}, "schema.dense.price: give both `from`"),
-        ({"from": "think.cost", "by": "item"}, {}, r"of a table in data.entities \(thing\); did you mean 'thing'"),
-        ({"from": "cost", "by": "item"}, {}, "must be TABLE.COLUMN"),
+        ({"from": "thing.cost"}, {}, "schema.dense.price: from: thing.cost needs `by`"),
+        ({"by": "item"}, {}, "schema.dense.price: give `from`: TABLE.COLUMN"),
+        ({"from": "think.cost", "by": "item"}, {}, r"as TABLE.COLUMN \(thing\); did you mean 'thing'"),
+        (
+            {"from": "cost", "by": "item"},
+            {},
+            "must be a column of a table in data.entities or of a sequence of events, as TABLE.COLUMN",
+        ),
         ({"from": "thing.cost", "by": "item", "column": "x"}, {}, "not both"),
         ({"from": "thing.cost", "by": "item"}, {"columns": ["tag"]}, r"data.entities.thing.columns has no 'cost'"),
         ({"from": "thing.cost", "by": "item"}, {"valid_from": "since"}, "data.entities.thing: give both valid_from"),

@@ -1,8 +1,11 @@
-"""Tables of entities, such as items with a category and a price, whose columns are joined to rows by key.
+"""Tables beside the rows, whose columns are joined to rows by key and time: entities and events.
 
-With `valid_from`, a key has versions, and a row gets the one that was valid at the time of the row. A table is indexed
-once per node, in the user's cache, and all processes map the index into memory; an export contains the index of the
-columns that it reads. An index is a folder:
+Entities are items or users with, e.g., a category and a price. With `valid_from`, a key has versions, and a row gets
+the one that was valid at the time of the row. Of events, such as clicks, a row gets the last ones of its key that are
+earlier than the row. In this file, "version" means a row of either table.
+
+A table is indexed once per node, in the user's cache, and all processes map the index into memory; an export contains
+the index of the columns that it reads. An index is a folder:
 
 | file | contents |
 |---|---|
@@ -31,6 +34,7 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, impossible_times, is_text, shown, without_views
 from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.arrays.lists import offsets_of
 from rayrec.data.arrays.widening import concatenated
 from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping.id_index import IdIndex, hashes_of
@@ -57,12 +61,16 @@ class EntitySource(NamedTuple):
         key: column of the keys, integers or strings. Without `valid_from`, each key is there once.
         valid_from: column with the time when a version becomes valid.
         unit: unit of integer times, counted from 1970.
+        events: several versions of a key may have the same time; they keep the order of the files.
+        where: columns, each with the values of the rows that are read. Default: all rows.
     """
 
     path: str
     key: str
     valid_from: str | None = None
     unit: Unit = "s"
+    events: bool = False
+    where: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
 
 
 @lru_cache(_KEPT)
@@ -139,21 +147,50 @@ class EntityTable:
             keys: [n] integers, or an Arrow array of strings. The result for nulls is undefined.
             times: [n] µs since 1970; without `valid_from`, None.
         """
+        first, end = self._of_keys(keys)
+        if times is None:
+            return np.where(first < end, first, -1)
+        later = self._first_after(first, end, times)
+        return np.where(first < later, later - 1, -1)
+
+    def last(self, keys: I64 | pa.Array, times: I64, count: int) -> tuple[I64, I64]:
+        """The last events of each key that are earlier than the time.
+
+        Args:
+            keys: as in `versions`.
+            times: [n] µs since 1970.
+            count: most events of each.
+
+        Returns:
+            the events of all keys, oldest first, and their offsets [n + 1].
+        """
+        first, end = self._of_keys(keys)
+        end = self._first_after(first, end, times - 1)
+        lengths = np.minimum(end - first, count)
+        offsets = offsets_of(lengths)
+        events = np.repeat(end - lengths - offsets[:-1], lengths)
+        events += np.arange(len(events))
+        return events, offsets
+
+    def _of_keys(self, keys: I64 | pa.Array) -> tuple[I64, I64]:
+        """The range of each key's versions; empty for unknown keys."""
         found = self.keys.find(keys)
-        known = found >= 0
-        at = np.where(known, found, 0)
-        if self.times is None or times is None:
-            return np.where(known, self.starts[at] if len(self.starts) > 1 else 0, -1)
         if len(self.starts) == 1:
-            return np.full(len(found), -1)
-        first, end = self.starts[at], self.starts[at + 1]
-        low, high = first.copy(), end.copy()  # the first version that is later lies between
-        while len(open_ := np.flatnonzero(low < high)):
-            middle = (low[open_] + high[open_]) // 2
-            later = self.times[middle] > times[open_]
-            high[open_] = np.where(later, middle, high[open_])
-            low[open_] = np.where(later, low[open_], middle + 1)
-        return np.where(known & (low > first), low - 1, -1)
+            return np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
+        key = np.maximum(found, 0)
+        first = self.starts[key]
+        return first, np.where(found < 0, first, self.starts[key + 1])
+
+    def _first_after(self, first: I64, end: I64, times: I64) -> I64:
+        """The first version in each range that is later than a time; the end of the range if none is."""
+        assert self.times is not None
+        low, high = first.copy(), end.copy()
+        while len(unknown := np.flatnonzero(low < high)):
+            middle = (low[unknown] + high[unknown]) // 2
+            later = self.times[middle] > times[unknown]
+            high[unknown] = np.where(later, middle, high[unknown])
+            low[unknown] = np.where(later, low[unknown], middle + 1)
+        return low
 
     def values(self, name: str, versions: I64) -> pa.Array:
         """The values of a column for versions; null for -1.
@@ -201,7 +238,7 @@ class EntityTable:
 
         def make(folder: Path, _: int) -> str:
             order = np.load(self.folder / _ORDER, mmap_mode="r")
-            _write(_read(self.files, [name])[name].take(pa.array(order)), folder / _VALUES)
+            _write(_read(self.source, self.files, [name])[name].take(pa.array(order)), folder / _VALUES)
             return key
 
         held = _cached(key, self.files, make)
@@ -211,7 +248,7 @@ class EntityTable:
 def _make_index(source: EntitySource, files: Sequence[Found], folder: Path) -> None:
     """Writes an index without its columns, which are added when they are first read."""
     wanted = [source.key] + ([source.valid_from] if source.valid_from is not None else [])
-    columns = _read(files, wanted)
+    columns = _read(source, files, wanted)
     keys, text = _keys_of(columns[source.key], source)
     hashes = hashes_of(keys)
     times, zoned = _times_of(columns[source.valid_from], source) if source.valid_from is not None else (None, None)
@@ -219,7 +256,7 @@ def _make_index(source: EntitySource, files: Sequence[Found], folder: Path) -> N
     by_key = hashes[order]
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = by_key[1:] != by_key[:-1]
-    again = ~is_first
+    again = np.zeros(len(order), np.bool_) if source.events else ~is_first
     if times is not None:
         again[1:] &= times[order][1:] == times[order][:-1]
     again |= ~is_first & _differ_from_last(keys, order)
@@ -247,17 +284,30 @@ def _differ_from_last(keys: I64 | pa.Array, order: I64) -> Mask:
     return differ
 
 
-def _read(files: Sequence[Found], columns: list[str]) -> dict[str, pa.Array]:
-    tables = []
+def _read(source: EntitySource, files: Sequence[Found], columns: list[str]) -> dict[str, pa.Array]:
+    """Columns of the rows that are read, in the order of the files."""
+    conditions, tables = dict(source.where), []
+    wanted = list(dict.fromkeys([*columns, *conditions]))
     for file in files:
         with open_parquet(file.uri) as parquet:
-            for name in columns:
+            for name in wanted:
                 if name not in parquet.schema_arrow.names:
-                    fix = "correct the name of the column, or add it to the table of entities"
+                    fix = "correct the name of the column, or add it to the table"
                     raise column_missing(name, parquet.schema_arrow, file.uri, fix)
-            tables.append(parquet.read(columns, use_threads=False))
+            tables.append(parquet.read(wanted, use_threads=False))
     table = concatenated(tables, [file.uri for file in files])
+    for name, values in conditions.items():
+        table = table.filter(_equal_one_of(table.column(name), name, values, source.path))
     return {name: _one(table.column(name)) for name in columns}
+
+
+def _equal_one_of(column: pa.ChunkedArray, name: str, values: Sequence[int | str], path: str) -> pa.ChunkedArray:
+    kind = column.type.value_type if pat.is_dictionary(column.type) else column.type
+    try:
+        return pc.is_in(column.cast(kind), pa.array(values).cast(kind))
+    except (pa.ArrowException, TypeError) as error:
+        problem = f"where: {name} is {kind}, and cannot be one of {[*values]}"
+        raise DataError(problem, file=path, column=name, fix="give values of the column's type") from error
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

@@ -18,7 +18,7 @@ from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.models.config import ModelConfig, TableConfig
 from rayrec.optim.config import OptimizersConfig
 from rayrec.train.config import checks
-from rayrec.train.config.entities import with_entities
+from rayrec.train.config.joins import with_joins
 from rayrec.train.config.removed import without_removed
 from rayrec.train.config.trainer import TrainerConfig
 
@@ -52,7 +52,7 @@ class TrainConfig(Section):
     @classmethod
     def _prepared(cls, raw: Any) -> Any:
         checks.check_secrets(raw)  # first: messages of other checks may contain values
-        return with_entities(without_removed(raw))
+        return with_joins(without_removed(raw))
 
     @field_validator("init_from", mode="before")
     @classmethod

@@ -35,10 +35,8 @@ def resolved(config: TrainConfig, root: Path | None = None) -> TrainConfig:
             if in_job:
                 _refuse_left_behind(table["init"]["path"], f"tables.{table['name']}.init.path", base)
             table["init"]["path"] = _absolute(table["init"]["path"], base)
-    tables = [(f"data.entities.{name}", table) for name, table in raw["data"]["entities"].items()]
-    tables += [
-        ("schema.derived." + spec["name"], spec) for spec in raw["schema"]["derived"] if spec["kind"] == "entity"
-    ]
+    tables = [(f"data.{kind}.{n}", table) for kind in ("entities", "events") for n, table in raw["data"][kind].items()]
+    tables += [(f"schema.derived.{spec['name']}", spec) for spec in raw["schema"]["derived"] if "path" in spec]
     for field, table in tables:
         if in_job:
             _refuse_left_behind(table["path"], f"{field}.path", base)

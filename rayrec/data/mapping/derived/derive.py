@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, shown
-from rayrec.data.mapping.derived.joins import entity
+from rayrec.data.mapping.derived.joins import entity, events
 from rayrec.data.mapping.derived.lists import cross, lookup, overlap, pairs, tokens
 from rayrec.data.mapping.derived.scalars import (
     CLEAN,
@@ -29,6 +29,7 @@ from rayrec.data.mapping.derived.specs import (
     Custom,
     Derived,
     Entity,
+    Events,
     Expression,
     Lookup,
     Missing,
@@ -52,6 +53,7 @@ _MAKERS: dict[type, Callable[[Any, list[pa.Array], Problems], pa.Array]] = {
     Overlap: overlap,
     Pairs: pairs,
     Entity: entity,
+    Events: events,
     Custom: custom,
 }
 

@@ -1,7 +1,9 @@
-"""Derived columns of tables of entities: the values of each row's key, as of the row's time."""
+"""Derived columns of tables beside the rows: the values of each row's key, as of the row's time."""
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,25 +13,33 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import decoded, is_list, is_text, leaf_of, nulls_of, shown
-from rayrec.data.arrays.buffers import I64
-from rayrec.data.arrays.lists import row_of, unnest
+from rayrec.data.arrays.buffers import I64, Mask
+from rayrec.data.arrays.lists import Lists, row_of, unnest
 from rayrec.data.mapping.derived.lists import relisted
 from rayrec.data.mapping.derived.scalars import instants
-from rayrec.data.mapping.derived.specs import Entity
+from rayrec.data.mapping.derived.specs import Entity, Events
 from rayrec.data.mapping.entities import EntitySource, EntityTable, integers_of, open_entities
 from rayrec.data.mapping.problems import Problems
 from rayrec.storage.errors import DataError
 
+Joined = Entity | Events
+# The events of the last rows of each thread: the lists of a sequence are columns of the same events.
+_LAST = threading.local()
 
-def source_of(spec: Entity) -> EntitySource:
+
+def source_of(spec: Joined) -> EntitySource:
     """The table of a derived column."""
-    return EntitySource(spec.path, spec.key, spec.valid_from, spec.unit)
+    if isinstance(spec, Entity):
+        return EntitySource(spec.path, spec.key, spec.valid_from, spec.unit)
+    where = tuple((name, tuple(values)) for name, values in sorted(spec.where.items()))
+    return EntitySource(spec.path, spec.key, spec.time, spec.unit, True, where)
 
 
 def write_entities(derived: Sequence[dict[str, Any]], folder: Path) -> None:
     """Writes the tables that derived columns read into `folder`, and their new paths into the JSON of the columns."""
     tables: dict[EntitySource, list[str]] = {}
-    specs = [(raw, Entity(**raw)) for raw in derived if raw["kind"] == "entity"]
+    kinds: dict[str, type[Joined]] = {"entity": Entity, "events": Events}
+    specs = [(raw, kinds[raw["kind"]](**raw)) for raw in derived if raw["kind"] in kinds]
     for _, spec in specs:
         tables.setdefault(source_of(spec), []).append(spec.take)
     paths = {source: f"entities/{number}" for number, source in enumerate(tables)}
@@ -45,9 +55,7 @@ def entity(spec: Entity, arrays: list[pa.Array], problems: Problems) -> pa.Array
     _check(spec, table, arrays)
     times = nulls = None
     if spec.at is not None:
-        instants_of_rows = instants(spec, spec.at, arrays[1], problems, lambda positions: positions)
-        nulls = nulls_of(instants_of_rows)
-        times = instants_of_rows.cast(pa.int64()).fill_null(0).to_numpy()
+        times, nulls = _times_of_rows(spec, spec.at, arrays[1], problems)
     if not is_list(keys.type):
         rows = np.arange(len(keys))
         return _values(spec, table, keys, rows, times, nulls, problems)
@@ -56,7 +64,42 @@ def entity(spec: Entity, arrays: list[pa.Array], problems: Problems) -> pa.Array
     return relisted(lists, _values(spec, table, lists.leaf, rows, times, nulls, problems))
 
 
-def _check(spec: Entity, table: EntityTable, arrays: list[pa.Array]) -> None:
+def events(spec: Events, arrays: list[pa.Array], problems: Problems) -> pa.Array:
+    """A list for each row: of its key's last events before its time. Null for a null key or time."""
+    table, keys = open_entities(source_of(spec)), decoded(arrays[0])
+    _check(spec, table, arrays)
+    if is_list(keys.type):
+        fix = "give a column of single keys"
+        raise DataError(f"derived column {spec.name!r}: a row has the events of one key", column=spec.column, fix=fix)
+    kept, wanted = getattr(_LAST, "kept", None), (source_of(spec), spec.last)
+    if kept is None or kept[0] != wanted or any(of() is not array for of, array in zip(kept[1], arrays, strict=True)):
+        times, unknown_times = _times_of_rows(spec, spec.at, arrays[1], problems)
+        null_keys = nulls_of(keys)
+        if pat.is_null(keys.type):
+            positions, offsets = np.empty(0, np.int64), np.zeros(len(keys) + 1, np.int64)
+        else:
+            plain = keys if table.text else integers_of(keys.fill_null(0) if null_keys is not None else keys)
+            nulls = _either(null_keys, unknown_times)
+            if nulls is not None:
+                times = np.where(nulls, 0, times)  # nothing is earlier than 1970
+            positions, offsets = table.last(plain, times, spec.last)
+        nulls = _either(null_keys, unknown_times)
+        kept = _LAST.kept = (wanted, [*map(weakref.ref, arrays)], positions, Lists(pa.nulls(0), offsets, nulls))
+        weakref.finalize(arrays[0], _LAST.__dict__.clear)
+    return relisted(kept[3], table.values(spec.take, kept[2]))
+
+
+def _either(left: Mask | None, right: Mask | None) -> Mask | None:
+    return right if left is None else left if right is None else left | right
+
+
+def _times_of_rows(spec: Joined, at: str, array: pa.Array, problems: Problems) -> tuple[I64, Mask | None]:
+    """[n] µs since 1970 of the rows, and the mask of rows without a time."""
+    times = instants(spec, at, array, problems, lambda positions: positions)
+    return times.cast(pa.int64()).fill_null(0).to_numpy(), nulls_of(times)
+
+
+def _check(spec: Joined, table: EntityTable, arrays: list[pa.Array]) -> None:
     name = f"derived column {spec.name!r}"
     kind = leaf_of(arrays[0].type)
     kind = kind.value_type if pat.is_dictionary(kind) else kind
@@ -97,7 +140,7 @@ def _values(
     keys: pa.Array,
     rows: I64,
     times: I64 | None,
-    unknown_times: np.ndarray | None,
+    unknown_times: Mask | None,
     problems: Problems,
 ) -> pa.Array:
     """The value of each key; null for a null key, and for a row without a time.

@@ -38,6 +38,7 @@ from rayrec.data.mapping.derived.specs import (
     Buckets,
     Custom,
     Entity,
+    Events,
     Expression,
     Missing,
     TimePart,
@@ -98,7 +99,7 @@ def missing(_: Missing, arrays: list[pa.Array], __: Problems) -> pa.Array:
 
 
 def instants(
-    spec: TimePart | Age | Entity, column: str, array: pa.Array, problems: Problems, rows: Callable[[I64], I64]
+    spec: TimePart | Age | Entity | Events, column: str, array: pa.Array, problems: Problems, rows: Callable[[I64], I64]
 ) -> pa.Array:
     """Times as microseconds since 1970 (UTC). Integers out of range for the unit become null."""
     array = decoded(array)

@@ -99,7 +99,7 @@ class TimePart(_Derived):
     Args:
         part: For `time_part`: the component.
         zone: For `time_part`: IANA time zone, e.g. Europe/Berlin.
-        unit: For `time_part`, `age` and `entity`: unit of integer times, counted from 1970.
+        unit: For `time_part`, `age`, `entity` and `events`: unit of integer times, counted from 1970.
     """
 
     kind: Literal["time_part"]
@@ -122,7 +122,7 @@ class Age(_Derived):
     """The age of an event at the time of the row, a number.
 
     Args:
-        at: For `age` and `entity`: column with the time of the row.
+        at: For `age`, `entity` and `events`: column with the time of the row.
         per: For `age`: unit of the result.
         on_future: For `age`: result for an event after the time of the row: "error" reports it as a possible leak,
             "zero", or "null".
@@ -140,7 +140,8 @@ class Lookup(_Derived):
     """The value of a key in a map column; null if the map lacks the key.
 
     Args:
-        key: For `lookup`: column with the key of each row. For `entity`: column of the table with the keys.
+        key: For `lookup`: column with the key of each row. For `entity` and `events`: column of the table with the
+            keys.
         value: For `lookup`, instead of `key`: the same key for all rows.
     """
 
@@ -219,8 +220,8 @@ class Entity(_Derived):
     """A column of a table of entities, for the key of each row, or of each element of a list of keys.
 
     Args:
-        path: For `entity`: file, folder or glob of the table.
-        take: For `entity`: column of the table with the values.
+        path: For `entity` and `events`: file, folder or glob of the table.
+        take: For `entity` and `events`: column of the table with the values.
         valid_from: For `entity`: column of the table with the time when a version of an entity becomes valid; a row
             gets the last version that is valid at its time, `at`. Default: one version per key.
         on_missing: For `entity`: for a key that the table lacks, "error" reports it, "null" leaves it to `on_null` or
@@ -251,6 +252,31 @@ class Entity(_Derived):
         return [self.column] + ([self.at] if self.at is not None else [])
 
 
+class Events(_Derived):
+    """A list of a column of events: the last ones of the key of each row that are earlier than the row.
+
+    Args:
+        time: For `events`: column of the table with the time of each event.
+        last: For `events`: most events of a row; the latest ones.
+        where: For `events`: columns of the table with the values of the events that count, e.g. `{action: [like]}`.
+    """
+
+    kind: Literal["events"]
+    column: str
+    path: str
+    key: str
+    time: str
+    take: str
+    at: str
+    last: int = Field(ge=1)
+    where: dict[str, list[int | str]] = Field(default={})
+    unit: Unit = "s"
+
+    @property
+    def inputs(self) -> list[str]:
+        return [self.column, self.at]
+
+
 class Custom(_Derived):
     """Your own function from Arrow arrays to one Arrow array of the same length.
 
@@ -266,7 +292,19 @@ class Custom(_Derived):
 
 
 Derived = Annotated[
-    Buckets | Missing | Cross | TimePart | Age | Lookup | Expression | Tokens | Overlap | Pairs | Entity | Custom,
+    Buckets
+    | Missing
+    | Cross
+    | TimePart
+    | Age
+    | Lookup
+    | Expression
+    | Tokens
+    | Overlap
+    | Pairs
+    | Entity
+    | Events
+    | Custom,
     Field(discriminator="kind"),
 ]
 
