@@ -22,9 +22,15 @@ from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
 
 # The least AUC of each label.
-GUIDES = {"histories": {"": 0.85}, "entities": {"": 0.85}, "several-tasks": {"click": 0.75, "buy": 0.7}}
+GUIDES = {
+    "histories": {"": 0.85},
+    "entities": {"": 0.85},
+    "events": {"": 0.8},
+    "several-tasks": {"click": 0.75, "buy": 0.7},
+}
 OTHERS = {
     "entities": [],
+    "events": [],
     "histories": [
         {"name": "bst", "args": {"over_arch": [64, 32, 1], "max_length": 30, "heads": 2}},
         {"name": "din", "args": {"over_arch": [64, 32, 1], "attention": []}},

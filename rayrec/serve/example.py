@@ -50,7 +50,7 @@ def example_row(export: Path) -> dict[str, Any]:
         row[feature.column] = id if feature.kind == "id" else [{"id": id, "weight": 1.0} if pair else id]
         if feature.weight_column is not None:
             row[feature.weight_column] = [1.0]
-    for value in (value for sequence in schema.sequences for value in sequence.values):
+    for value in schema.stored_values:
         row[value.column_name] = [_TIME_S * UNITS[value.unit] if value.kind == "time" else 0.0]
     for lookup in (spec for spec in schema.derived if isinstance(spec, Lookup) and spec.column in row):
         key = lookup.value if lookup.key is None else row.get(lookup.key)

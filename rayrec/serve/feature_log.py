@@ -158,7 +158,7 @@ def _typed(name: str, column: pa.ChunkedArray, schema: Schema, expected: pa.Data
     plain = schema.column_types.get(name)
     if plain is not None and (kind := type_of(plain)) is not None:
         return as_named(_cast(array, kind), plain)
-    units = {v.column_name: v.unit for s in schema.sequences for v in s.values if v.kind == "time"}
+    units = {value.column_name: value.unit for value in schema.stored_values if value.kind == "time"}
     if name in units:
         if not pat.is_integer(leaf_of(array.type)):
             array = _cast(array, pa.list_(pa.timestamp(units[name])))

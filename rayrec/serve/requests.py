@@ -189,9 +189,7 @@ class Reader:
 
         of_feature = {feature.name: {*self._schema.sources(feature)} for feature in self._features}
         of_sequence = {
-            sequence.name: {value.column_name for value in sequence.values}.union(
-                *(of_feature[name] for name in sequence.ids)
-            )
+            sequence.name: self._schema.sources_of_values(sequence).union(*(of_feature[name] for name in sequence.ids))
             for sequence in self._schema.sequences
         }
         dense = [feature for feature in self._schema.dense if selected(of_feature[feature.name])]

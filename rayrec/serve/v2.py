@@ -204,7 +204,7 @@ def inputs_of(schema: Schema) -> list[dict[str, Any]]:
         elif feature.weight_column is not None:
             inputs[feature.weight_column] = ("FP32", [-1])
             inputs[feature.weight_column + LENGTHS] = ("INT64", [-1])
-    for value in (value for sequence in schema.sequences for value in sequence.values):
+    for value in schema.stored_values:
         inputs[value.column_name] = ("INT64" if value.kind == "time" else "FP64", [-1])
         inputs[value.column_name + LENGTHS] = ("INT64", [-1])
     return [{"name": name, "datatype": kind, "shape": shape} for name, (kind, shape) in inputs.items()]

@@ -1,4 +1,4 @@
-"""Runs whose features come from tables of entities are runs whose rows hold them; an export needs the keys alone."""
+"""Runs whose features come from tables beside the rows are runs whose rows hold them; exports need the keys alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from rayrec.inference import Model, Scorer
+from rayrec.serve.example import example_row
 from rayrec.train import ConfigError, Display, Trainer, evaluate_run, export_run, parse_config
 from tests.train import small
 
@@ -89,6 +91,55 @@ def test_a_run_and_its_export_score_as_if_the_rows_held_the_columns(
     assert not list((export / "entities").rglob("*2.arrow")), "the columns that no feature reads stay away"
     errors = scorer.score({"user": [1, 1], "item": [10**6, 1], "age": [0.0, 0.0]}).errors
     assert [*errors] == [0] and "no entity with this key" in str(errors[0])
+
+
+def test_histories_of_events_score_as_if_the_rows_held_them(folder: Path, tmp_path: Path) -> None:
+    """Ids and times of a sequence; `where` counts before `last`."""
+    draw = np.random.default_rng(0)
+    events = pa.table(
+        {
+            "who": draw.integers(0, small.USERS, 2000),
+            "when": 1_699_900_000 + draw.integers(0, 400_000, 2000),
+            "what": draw.integers(0, small.TAGS, 2000),
+            "how": draw.choice(["like", "skip"], 2000),
+        }
+    )
+    pq.write_table(events, folder / "events.parquet")
+    liked = events.filter(pc.equal(events.column("how"), "like")).sort_by("when").to_pylist()
+    for part in ("train", "eval"):
+        rows = pq.read_table(folder / part)
+        past = [
+            [event for event in liked if event["who"] == user and event["when"] < at][-5:]
+            for user, at in zip(rows.column("user").to_pylist(), rows.column("at").to_pylist(), strict=True)
+        ]
+        lists = {"past": [[e["what"] for e in of] for of in past], "past_at": [[e["when"] for e in of] for of in past]}
+        for name, values in lists.items():
+            rows = rows.append_column(name, pa.array(values, pa.list_(pa.int64())))
+        (folder / f"with_past_{part}").mkdir()
+        pq.write_table(rows, folder / f"with_past_{part}" / "0.parquet", row_group_size=64)
+    sequence = {"name": "history", "values": [{"name": "past_at", "kind": "time"}]}
+    stored = {"ids": ["past"], "length": 5}
+    joined = {"from": "log", "by": "user", "before": "at", "last": 5, "where": {"how": ["like"]}}
+    of_log = {"values": [{"name": "past_at", "kind": "time", "from": "when"}]}
+    runs, tables = [], {"log": {"path": str(folder / "events.parquet"), "key": "who", "time": "when"}}
+    for name, of_sequence, feature in (
+        ("stored_past", stored, {"kind": "id_list"}),
+        ("joined_past", joined | of_log, {"from": "history.what"}),
+    ):
+        sparse = [*PLAIN, {"name": "past"} | feature]
+        changes = {"schema__sparse": sparse, "schema__sequences": [sequence | of_sequence], "data__events": tables}
+        raw = small.raw_config(folder, name=name, trainer__epochs=1, **changes)
+        raw["data"] |= {"train": str(folder / "with_past_train"), "eval": str(folder / "with_past_eval")}
+        raw["tables"][2]["features"] = ["past"]
+        runs.append(fit(raw))
+    assert evaluate_run(runs[0])["auc"] == evaluate_run(runs[1])["auc"]
+    rows = pq.read_table(folder / "with_past_eval").slice(0, 50)
+    exports = [Scorer(Model(export_run(run, tmp_path / run.name).folder)) for run in runs]
+    stored_scores = exports[0].score(rows.select(["user", "item", "age", "past", "past_at"]))
+    (folder / "events.parquet").unlink()
+    joined_scores = exports[1].score(rows.select(["user", "item", "age", "at"]))
+    assert stored_scores.probabilities["label"].tolist() == joined_scores.probabilities["label"].tolist()
+    assert example_row(tmp_path / "joined_past").keys() == {"user", "item", "age", "at"}
 
 
 def test_a_new_item_needs_no_training(folder: Path, joined: dict[str, Any], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from rayrec._runtime.strict import Strict
 from rayrec.data.mapping.derived.specs import Derived, check_order, needed, sources
 from rayrec.data.mapping.rules import Identity, IdMapping, LabelKind, LabelRule, Vocabulary
-from rayrec.data.mapping.sequences import SequenceColumns
+from rayrec.data.mapping.sequences import SequenceColumns, SequenceValues
 from rayrec.data.mapping.transforms import Transform
 
 IdType = Literal["text", "integer"]
@@ -310,7 +310,8 @@ class Schema(Strict):
         readers += [(section.column, False) for section in self._row_columns if section]
         readers += [(name, feature.default is not None) for feature in self.dense for name in self.sources(feature)]
         readers += [(name, feature.on_null != "error") for feature in self.sparse for name in self.sources(feature)]
-        readers += [(value.column_name, False) for sequence in self.sequences for value in sequence.values]
+        values = [value.column_name for sequence in self.sequences for value in sequence.values]
+        readers += [(name, False) for name in sources(self.derived, values)]
         return {column for column, _ in readers} - {column for column, nulls in readers if not nulls}
 
     @property
@@ -356,18 +357,33 @@ class Schema(Strict):
     @property
     def feature_columns(self) -> list[str]:
         """The Parquet columns of features: all that a row has when it is scored."""
-        names = sources(self.derived, [name for f in (*self.dense, *self.sparse) for name in _columns_of(f)])
-        names += [value.column_name for sequence in self.sequences for value in sequence.values]
-        return list(dict.fromkeys(names))
+        return sources(self.derived, self._read_columns)
 
     def sources(self, feature: _Feature) -> list[str]:
         """The Parquet columns that a feature depends on."""
         return sources(self.derived, _columns_of(feature))
 
+    def sources_of_values(self, sequence: SequenceColumns) -> set[str]:
+        """The Parquet columns that the times and numbers of a sequence depend on."""
+        return {*sources(self.derived, [value.column_name for value in sequence.values])}
+
+    @property
+    def stored_values(self) -> list[SequenceValues]:
+        """The times and numbers of sequences that are columns of the data, not derived ones."""
+        derived = {spec.name for spec in self.derived}
+        values = [value for sequence in self.sequences for value in sequence.values]
+        return [value for value in values if value.column_name not in derived]
+
     @property
     def derived_needed(self) -> list[Derived]:
         """The derived columns that features use, in their order."""
-        return needed(self.derived, [name for feature in (*self.dense, *self.sparse) for name in _columns_of(feature)])
+        return needed(self.derived, self._read_columns)
+
+    @property
+    def _read_columns(self) -> list[str]:
+        """The columns that features and sequences read, derived or not."""
+        names = [name for feature in (*self.dense, *self.sparse) for name in _columns_of(feature)]
+        return names + [value.column_name for sequence in self.sequences for value in sequence.values]
 
 
 @lru_cache(64)
