@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.cli import run
-from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, convert, to_batch
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema, convert, to_batch
 from rayrec.data.stream.reading import read_window
 
 ROWS = 200
@@ -292,3 +292,90 @@ def test_filters_on_a_uuid_compare_its_text(tmp_path: Path) -> None:
         rows, _ = read_window(manifest, 0)
         texts = [text for text in plain.to_pylist() if text is not None]
         assert len(rows) == sum(text == wanted if condition[1] == "=" else text <= wanted for text in texts) > 0
+
+
+UUIDS = [uuid.UUID(int=5), uuid.UUID(int=6 << 64)]
+NOON = datetime(2024, 1, 2, 12)
+AVRO: dict[str, tuple[Any, list[Any], pa.DataType, list[Any]]] = {
+    "uuid": ({"type": "string", "logicalType": "uuid"}, UUIDS, pa.string(), [str(one) for one in UUIDS]),
+    "fixed uuid": (
+        {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
+        [one.bytes for one in UUIDS],
+        pa.uuid(),
+        UUIDS,
+    ),
+    "uuids in a record": (
+        {"type": "array", "items": {"type": "string", "logicalType": "uuid"}},
+        [UUIDS[:1], []],
+        pa.list_(pa.string()),
+        [[str(UUIDS[0])], []],
+    ),
+    "local time": (
+        {"type": "long", "logicalType": "local-timestamp-micros"},
+        [NOON, NOON],
+        pa.timestamp("us"),
+        [NOON] * 2,
+    ),
+    "nanoseconds": (
+        ["null", {"type": "long", "logicalType": "timestamp-nanos"}],
+        [1_704_196_800 * 10**9, None],
+        pa.timestamp("ns", "UTC"),
+        [NOON.replace(tzinfo=UTC), None],
+    ),
+    "time of day": (
+        {"type": "int", "logicalType": "time-millis"},
+        [NOON.time()] * 2,
+        pa.time32("ms"),
+        [NOON.time()] * 2,
+    ),
+    "wide decimal": (
+        {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2},
+        [Decimal("1.25"), Decimal(10**40)],
+        pa.decimal256(50, 2),
+        [Decimal("1.25"), Decimal(10**40)],
+    ),
+    "map": (
+        {"type": "map", "values": "double"},
+        [{"a": 0.5}, {}],
+        pa.map_(pa.string(), pa.float64()),
+        [[("a", 0.5)], []],
+    ),
+    "enum": ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, ["B", "A"], pa.string(), ["B", "A"]),
+    "int or double": (["null", "int", "double"], [5, 0.5], pa.float64(), [5.0, 0.5]),
+    "unknown meaning": ({"type": "long", "logicalType": "adjusted"}, [7, 8], pa.int64(), [7, 8]),
+}
+
+
+@pytest.mark.parametrize("name", AVRO)
+def test_avro_types_are_read_as_what_they_mean(name: str, tmp_path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    kind, values, arrow, expected = AVRO[name]
+    record = {"type": "record", "name": "row", "fields": [{"name": "x", "type": kind}]}
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(record), [{"x": value} for value in values])
+    (done,) = convert(str(tmp_path / "a.avro"), tmp_path / "out")
+    column = pq.read_table(done.files[0])["x"]
+    assert (column.type, column.to_pylist()) == (arrow, expected)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [["null", "string", "long"], {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}],
+    ids=["text or number", "record in itself"],
+)
+def test_avro_types_without_a_column_are_refused_by_name(kind: Any, tmp_path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    record = {"type": "record", "name": "row", "fields": [{"name": "x", "type": kind}]}
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(record), [])
+    with pytest.raises(DataError, match=r"unsupported Avro type .*column 'x'"):
+        list(convert(str(tmp_path / "a.avro"), tmp_path / "out"))
+
+
+def test_bytes_that_are_no_text_are_ids_of_a_proposal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [bytes([255, 254, 65 + n % 5]) for n in range(ROWS)]
+    pq.write_table(pa.table({"code": words, "user": np.arange(ROWS) % 7, "click": np.arange(ROWS) % 2}), "a.parquet")
+    status, said, _ = answer("init", tmp_path / "a.parquet", capsys)
+    assert status == 0 and "│ code │ binary │ id │" in said
+    assert run(["data", "check", "x.yaml"]) == 0
+    capsys.readouterr()
