@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import json
+import shutil
 import uuid
 import zipfile
 from collections.abc import Callable
@@ -95,6 +96,67 @@ def test_a_compressed_file_with_the_name_of_a_text_is_named(
     (tmp_path / name).write_bytes(pack(log(str).encode()))
     status, said, _ = answer("init", tmp_path / name, capsys)
     assert status == 1 and f"the file is not text but {kind}" in said and "as its name" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "fix"),
+    [
+        ("a.zip", zipped(b"user,click"), "a zip archive", "unpack it"),
+        ("a.csv.zip", zipped(b"user,click"), "a zip archive", "unpack it"),
+        ("a.tar.gz", gzip.compress(b"user,click"), "compressed with gzip", "unpack a tar archive"),
+        ("a.7z", b"7z\xbc\xaf", "a 7-Zip archive", "unpack it"),
+        ("a.xls", b"\xd0\xcf\x11\xe0", "an Excel workbook", "export the table as CSV"),
+        ("a.feather", b"ARROW1\x00\x00", "an Arrow or Feather file", "write it as Parquet"),
+        ("a.h5", b"\x89HDF\r\n", "HDF5", "write its table as Parquet"),
+        ("a.db", b"SQLite format 3\x00", "an SQLite database", "export the table"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_with_what_to_do(
+    name: str, content: bytes, kind: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    for command in ("init", "data inspect"):
+        status, said, _ = answer(command, tmp_path / name, capsys)
+        assert status == 1 and f"it is {kind}" in said and fix in said and name in said
+    schema = Schema.model_validate({"label": {"column": "click"}, "sparse": [{"name": "user"}]})
+    with pytest.raises(DataError, match=f"it is {kind}"):
+        Manifest.read(str(tmp_path / name), schema)
+
+
+def test_columns_of_a_fixed_width_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, line in enumerate(("{:>5}{:>7}   {}", "{:05}{:07}{}")):
+        file = tmp_path / f"{number}.txt"
+        file.write_text("".join(line.format(n % 7, 3 * n, n % 2) + "\n" for n in range(ROWS)))
+        status, said, _ = answer("data inspect", file, capsys)
+        assert status == 1 and "columns of a fixed width are not read; write them with a separator" in said
+    for content in ("abc\ndef\nghi\n", "123456\n" * 9, "user\n" + "".join(f"{n:08d}\n" for n in range(9))):
+        (tmp_path / "one.txt").write_text(content)
+        _, said, _ = answer("data inspect", tmp_path / "one.txt", capsys)
+        assert "fixed width" not in said
+
+
+@pytest.mark.parametrize("zero", ["0000-00-00", "0000-00-00 00:00:00"])
+def test_a_date_of_zeros_is_no_time(zero: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = "%Y-%m-%d %H:%M:%S"[: len(zero) - 2 if " " not in zero else None]
+    (tmp_path / "a.csv").write_text(
+        log(lambda n: zero if n % 50 == 7 else datetime.fromtimestamp(SECONDS[n], UTC).strftime(written))
+    )
+    status, said, _ = answer("init", tmp_path / "a.csv", capsys, "--time", "at")
+    assert status == 1 and f"{zero!r} stands for no time (MySQL), in 4 of 200 rows" in said
+    status, said, _ = answer("init", tmp_path / "a.csv", capsys)
+    none = f"at: seems to be the time of a row, but 4 of 200 inspected rows have none, e.g. {zero!r}"
+    assert status == 0 and none in said and "at │ string │ unused" in said
+
+
+def test_days_of_a_spreadsheet_are_asked_for_and_divide_the_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text(log(lambda n: f"{45261 + n / 16}"))
+    assert "add --time 'at=excel'" in answer("init", tmp_path / "a.csv", capsys)[1]
+    (tmp_path / "x.yaml").unlink()
+    shutil.rmtree(tmp_path / "x-data")
+    status, said, _ = answer("init", tmp_path / "a.csv", capsys, "--time", "at=excel")
+    assert status == 0 and "the last rows by 'at', from 2023-12-12" in said
 
 
 @pytest.mark.parametrize("single", ["|", ";", "^"])
