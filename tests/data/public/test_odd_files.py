@@ -10,7 +10,7 @@ import shutil
 import uuid
 import zipfile
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -441,3 +441,72 @@ def test_bytes_that_are_no_text_are_ids_of_a_proposal(tmp_path: Path, capsys: py
     assert status == 0 and "│ code │ binary │ id │" in said
     assert run(["data", "check", "x.yaml"]) == 0
     capsys.readouterr()
+
+
+def test_a_proposal_for_types_of_avro_passes_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lists with nulls in them too, which the feature leaves out."""
+    fastavro = pytest.importorskip("fastavro")
+    kinds = {
+        "click": "int",
+        "user": {"type": "string", "logicalType": "uuid"},
+        "item": ["null", {"type": "enum", "name": "Item", "symbols": [*"ABCDEF"]}],
+        "at": {"type": "long", "logicalType": "local-timestamp-millis"},
+        "price": {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2},
+        "tags": {"type": "array", "items": ["null", "long"]},
+        "scores": {"type": "map", "values": "double"},
+    }
+    rows = [
+        {
+            "click": n % 2, "user": uuid.UUID(int=n % 30), "item": None if n % 9 == 0 else "ABCDEF"[n % 6],
+            "at": NOON + timedelta(hours=n), "price": Decimal(n % 60) / 4, "tags": [n % 5, None] if n % 3 else [],
+            "scores": {"a": 0.5},
+        }
+        for n in range(3 * ROWS)
+    ]  # fmt: skip
+    record = {"type": "record", "name": "row", "fields": [{"name": name, "type": kinds[name]} for name in kinds]}
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(record), rows)
+    status, said, _ = answer("init", tmp_path / "a.avro", capsys)
+    assert status == 0 and "the last rows by 'at'" in said and "│ tags │ list<element: int64> │ id_list │ 400 │" in said
+    assert "scores: map<string, double" in said
+    schema = yaml.safe_load((tmp_path / "x.yaml").read_text())["schema"]
+    assert {feature["name"]: feature.get("on_null") for feature in schema["sparse"]} == {
+        "user": None, "item": "empty", "tags": "empty",
+    }  # fmt: skip
+    assert run(["data", "check", "x.yaml"]) == 0
+    assert "540 rows, 0 bad" in capsys.readouterr().out
+
+
+def test_what_init_proposes_for_odd_columns_of_parquet_passes_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other under the same name: no vocabulary of an earlier one is used."""
+    null = [n % 7 == 0 for n in range(ROWS)]
+    weighted = pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float64())]))
+    columns: dict[str, tuple[pa.Array, str]] = {
+        "dictionary with nulls": (
+            pa.array(["abcdef"[n % 6] for n in range(ROWS)], mask=np.array(null)).dictionary_encode(), "id",
+        ),
+        "lists with nulls": (pa.array([[n % 9, None] if n % 3 else [] for n in range(ROWS)]), "id_list"),
+        "null pairs": (
+            pa.array([[{"id": n % 9, "weight": 0.5}, None] for n in range(ROWS)], weighted), "weighted_id_list",
+        ),
+        "null weights": (pa.array([[{"id": n % 9, "weight": None}] for n in range(ROWS)], weighted), "unused"),
+        "large ids": (pa.array([2**63 + n % 30 for n in range(ROWS)], pa.uint64()), "id"),
+        "texts": (pa.array(["" if n % 7 == 0 else ["a\0b", "a\nb", "😀", "é"][n % 4] for n in range(ROWS)]), "id"),
+        "numbers in lists": (pa.array([[n / 9, None] for n in range(ROWS)], pa.list_(pa.float32(), 2)), "dense"),
+        "times of day": (pa.array([n * 1000 for n in range(ROWS)], pa.time32("ms")), "unused"),
+    }  # fmt: skip
+    for name, (column, role) in columns.items():
+        (tmp_path / "x.yaml").unlink(missing_ok=True)
+        shutil.rmtree(tmp_path / "x-data", ignore_errors=True)
+        users = pa.array(np.arange(ROWS) % 11)
+        pq.write_table(pa.table({"click": np.arange(ROWS) % 2, "user": users, "x": column}), tmp_path / "a.parquet")
+        status, said, _ = answer("init", tmp_path / "a.parquet", capsys)
+        assert status == 0 and f" │ {role} │" in said.partition("│ x │")[2], (name, said)
+        status = run(["data", "check", "x.yaml"])
+        checked = capsys.readouterr().out
+        assert status == 0 and " 0 bad" in checked, (name, checked)
+        if role == "id":  # distinct ids have a row each
+            ids = next(line.split("│") for line in checked.splitlines() if line.startswith("│ x "))
+            assert int(ids[4]) == int(ids[6]), (name, checked)

@@ -308,5 +308,7 @@ def _named_time(name: str) -> bool:
 def _belongs_to_an_id(array: pa.Array, ids: Sequence[str], table: pa.Table) -> bool:
     """True if an id determines the time, e.g. an item its release."""
     codes = pc.dictionary_encode(array).indices.to_numpy().astype(np.int64)
-    keys = (pc.dictionary_encode(table.column(name).combine_chunks(), null_encoding="encode").indices for name in ids)
+    keys = (
+        pc.dictionary_encode(decoded(table.column(n).combine_chunks()), null_encoding="encode").indices for n in ids
+    )
     return any(constant_in_groups(codes, key.to_numpy().astype(np.int64)) for key in keys)
