@@ -111,7 +111,7 @@ Time = Annotated[
     typer.Option(
         metavar="COLUMN[=FORMAT]",
         help="Column with the time of a row, by which rows are divided. FORMAT: s, ms, us or ns since 1970; yyyymmdd, "
-        "yyyymmddhh, yyyymmddhhmm, yyyymmddhhmmss or yymmddhh; iso; or a format of strptime. "
+        "yyyymmddhh, yyyymmddhhmm, yyyymmddhhmmss or yymmddhh; excel (days, as 45261.5); iso; or a format of strptime. "
         "Default: recognized by its values.",
     ),
 ]

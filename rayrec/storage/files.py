@@ -100,8 +100,10 @@ def _expand(path: str, suffixes: tuple[str, ...]) -> list[Found]:
         files = [f for f in visible if f.path.endswith(suffixes)]
         if not files and suffixes == PARQUET:
             files = [f for f in visible if f.path.lower().endswith(SUFFIXES)]
-        if files and (table := _table_of(contents) or _table_above(location)) is not None:
+        if (table := _table_of(contents) or _table_above(location)) is not None:
             kind, fix = table
+            if not files:  # no rows yet, or all of them in log files
+                raise DataError(f"the folder holds {kind}, and no file that can be read as it is", file=path, fix=fix)
             suffix = next((suffix for suffix in SUFFIXES + PARQUET if files[0].path.endswith(suffix)), "")
             raise DataError(
                 f"the folder holds {kind}, with the files of all its versions",
@@ -201,17 +203,22 @@ def _table_of(files: Sequence[pafs.FileInfo]) -> tuple[str, str] | None:
 
 
 def _table_above(location: Location) -> tuple[str, str] | None:
-    """As `_table_of`, for a partition `key=value` of a table."""
-    folder = location.path.rstrip("/")
+    """As `_table_of`, for a partition `key=value` of a table, or the folder `data` of an Iceberg table."""
+    folder, above = location.path.rstrip("/"), list[str]()
     while "=" in folder.rpartition("/")[2]:
         folder = folder.rpartition("/")[0]
-    if folder == location.path.rstrip("/"):
-        return None
+        above.append(folder)
     with suppress(OSError):  # no access above the partition
-        infos = location.filesystem.get_file_info([f"{folder}/{name}" for name in _TABLES])
-        for info, table in zip(infos, _TABLES.values(), strict=True):
-            if info.type == pafs.FileType.Directory:
-                return table
+        if above:
+            names = [f"{parent}/{name}" for parent in above for name in _TABLES]
+            infos = location.filesystem.get_file_info(names)
+            for info, table in zip(infos, [*_TABLES.values()] * len(above), strict=True):
+                if info.type == pafs.FileType.Directory:
+                    return table
+        if folder.endswith("/data"):
+            metadata = pafs.FileSelector(f"{folder.removesuffix('data')}metadata", allow_not_found=True)
+            if any(info.path.endswith(".metadata.json") for info in location.filesystem.get_file_info(metadata)):
+                return _ICEBERG
     return None
 
 

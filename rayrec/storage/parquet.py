@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError, FileChanged, first_line
+from rayrec.storage.file_kinds import LONGEST, kind_of
 from rayrec.storage.locations import open_filesystem
 
 _KEPT_BYTES = 64 << 20
@@ -181,5 +182,17 @@ def _etag(source: pa.NativeFile) -> int | None:
 
 def unreadable(uri: str, error: Exception) -> DataError:
     """The error of a file that exists but is not readable."""
-    fix = "write the file again, or remove it"
-    return DataError(f"the file is not readable as Parquet: {first_line(error)}", file=uri, fix=fix)
+    problem, fix = first_line(error), "write the file again, or remove it"
+    if (kind := file_kind(uri)) is not None and kind[0] != "Parquet":
+        problem, fix = f"it is {kind[0]}", kind[1]
+    return DataError(f"the file is not readable as Parquet: {problem}", file=uri, fix=fix)
+
+
+def file_kind(uri: str) -> tuple[str, str] | None:
+    """As `kind_of`, of a file; None if it cannot be read."""
+    try:
+        filesystem, path = open_filesystem(uri)
+        with filesystem.open_input_file(path) as source:
+            return kind_of(source.read(LONGEST))
+    except OSError:
+        return None

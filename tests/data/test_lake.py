@@ -90,6 +90,34 @@ def test_a_delta_table_declares_the_types_of_its_partitions(tmp_path: Path) -> N
     assert dict(manifest.columns)["shop"] == pa.int64(), "also where all values are null"
 
 
+def test_delta_tables_as_their_writers_leave_them(tmp_path: Path) -> None:
+    """Columns added later, narrower integers, a log that begins with a checkpoint, another schema, and no rows."""
+    path, data = tmp_path / "a", DataSet(path=str(tmp_path / "a"), table="delta")
+    deltalake.write_deltalake(str(path), rows(1, 2).drop_columns(["x"]))
+    small = rows(3).set_column(3, "id", pa.array([3], pa.int8()))
+    deltalake.write_deltalake(str(path), small, mode="append", schema_mode="merge")
+    deltalake.DeltaTable(str(path)).create_checkpoint()
+    (path / "_delta_log" / f"{0:020}.json").unlink()
+    schema = Schema.model_validate({"dense": [{"name": "x", "default": -1.0}], "sparse": [{"name": "id"}]})
+    where = {"rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0, "options": ReadOptions(reader="local")}
+    with BatchStream(Manifest.of(data, schema), schema, {"id": 10}, batch_rows=10, **where) as stream:
+        ((batch, _),) = stream
+    pairs = zip(batch.sparse["id"].values().tolist(), batch.dense[:, 0].tolist(), strict=True)
+    assert sorted(pairs) == [(1, -1.0), (2, -1.0), (3, 3.0)]
+    texts = pa.table({"label": [0], "id": ["a"]})
+    deltalake.write_deltalake(str(path), texts, mode="overwrite", schema_mode="overwrite")
+    hashed = Schema.model_validate({"sparse": [{"name": "id", "mapping": {"kind": "hash"}}]})
+    assert dict(Manifest.of(data, hashed).columns)["id"] == pa.string()
+    before = data.model_copy(update={"version": 1})
+    assert dict(Manifest.of(before, hashed).columns)["id"] == pa.int64()
+    deltalake.DeltaTable(str(path)).delete()
+    with pytest.raises(DataError, match="this version of the table has no files"):
+        Manifest.of(data, hashed)
+    deltalake.write_deltalake(str(tmp_path / "b"), rows(1).slice(1))
+    with pytest.raises(DataError, match=r"a table in Delta format, and no file .* data.train.table: delta"):
+        Manifest.of(DataSet(path=str(tmp_path / "b")), hashed)
+
+
 def commit(delta: Path, **more: Any) -> None:
     """Writes a version by hand: one file again, with other facts."""
     log = delta / "_delta_log"
@@ -141,8 +169,9 @@ def test_an_iceberg_table_is_read_at_a_snapshot(iceberg: Any) -> None:
             assert ids_of(DataSet(path=where, table="iceberg", version=by_length[length])) == ids
     newest = DataSet(path=path, table="iceberg").pinned()
     assert newest.version == by_length[7]
-    with pytest.raises(DataError, match=r"holds a table in Iceberg format, .* set data.train.table: iceberg"):
-        ids_of(DataSet(path=iceberg.location().removeprefix("file://")))
+    for inner in ("", "/data", "/data/day=c%2Fd"):
+        with pytest.raises(DataError, match=r"holds a table in Iceberg format, .* set data.train.table: iceberg"):
+            ids_of(DataSet(path=iceberg.location().removeprefix("file://") + inner))
     assert ids_of(newest, [["day", "=", "c/d"]]) == [1, 4, 7], "the column of the files, not of their folders"
     with pytest.raises(DataError, match=r"no snapshot 9; its last ones are \d"):
         Manifest.of(DataSet(path=path, table="iceberg", version=9), schema)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import random
 import struct
+import uuid
 import zlib
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +280,66 @@ def test_rows_that_vectors_in_puffin_files_delete_are_not_read(plain: Any) -> No
     delete_positions(plain, {first: [1]})
     assert read(PLAIN, [(2, 1)]) == sorted({*wanted} - {(0.5, 1)}), "beside a list of positions"
     assert len(read(before, [])) == 80, "an earlier snapshot has them"
+
+
+def test_an_iceberg_table_whose_partitions_and_types_are_its_own(iceberg: Any) -> None:  # noqa: F811
+    """Partitions that were added and removed between files; UUIDs, fixed, decimals, structs and lists."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.schema import Schema as IcebergSchema
+
+    kinds = [
+        ("label", pyiceberg_types.LongType()), ("id", pyiceberg_types.UUIDType()),
+        ("day", pyiceberg_types.StringType()), ("code", pyiceberg_types.FixedType(2)),
+        ("key", pyiceberg_types.DecimalType(20, 0)), ("x", pyiceberg_types.DecimalType(9, 2)),
+        ("tags", pyiceberg_types.ListType(20, pyiceberg_types.LongType())), ("at", pyiceberg_types.TimestamptzType()),
+    ]  # fmt: skip
+    fields = [pyiceberg_types.NestedField(number, *kind) for number, kind in enumerate(kinds, 1)]
+    made = load_catalog("test").create_table("db.odd", IcebergSchema(*fields))
+
+    def append(number: int, day: str) -> None:
+        row = {
+            "label": number % 2, "id": uuid.UUID(int=number).bytes, "day": day, "code": b"ab",
+            "key": Decimal(2**60 + number), "x": Decimal(number) / 4, "tags": [number] * number,
+            "at": datetime(2024, 1, number, tzinfo=UTC),
+        }  # fmt: skip
+        made.append(pa.Table.from_pylist([row], made.schema().as_arrow()))
+
+    append(1, "a")
+    with made.update_spec() as spec:
+        spec.add_identity("day")
+    append(2, "b")
+    with made.update_spec() as spec:
+        spec.remove_field("day")
+    append(3, "c")
+    hashed = {"mapping": {"kind": "hash"}}
+    sparse = [{"name": name, **hashed} for name in ("id", "day", "code", "key")]
+    schema = Schema.model_validate(
+        {
+            "dense": [{"name": "x"}],
+            "sparse": [*sparse, {"name": "tags", "kind": "id_list"}],
+            "timestamp": {"column": "at"},
+        }
+    )
+    data = DataSet(path="iceberg://test/db.odd", table="iceberg")
+    sizes = dict.fromkeys(schema.sparse_names, 1 << 20)
+    where = {"rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0, "options": ReadOptions(reader="local")}
+    with BatchStream(Manifest.of(data, schema), schema, sizes, batch_rows=9, shuffle=False, **where) as stream:
+        ((batch, _),) = stream
+    plain = pa.table(
+        {
+            "label": [1, 0, 1], "id": [str(uuid.UUID(int=number)) for number in (1, 2, 3)], "day": ["a", "b", "c"],
+            "code": [b"ab"] * 3, "key": [2**60 + number for number in (1, 2, 3)], "x": [0.25, 0.5, 0.75],
+            "tags": [[1], [2, 2], [3, 3, 3]], "at": [datetime(2024, 1, number, tzinfo=UTC) for number in (1, 2, 3)],
+        }
+    )  # fmt: skip
+    expected = RowMapping(schema, sizes).to_batch(plain)
+    order, wanted = batch.time.argsort(), [1, 2, 3]
+    assert batch.dense[order].tolist() == expected.dense.tolist()
+    for name in ("id", "day", "code", "key"):
+        assert batch.sparse[name].values()[order].tolist() == expected.sparse[name].values().tolist()
+    assert batch.sparse["tags"].lengths()[order].tolist() == wanted
+    some = data.model_copy(update={"filters": [["day", "in", ["b", "c"]]]})
+    assert Manifest.of(some, schema).rows == 2
 
 
 def test_lists_of_values_are_refused_by_name(plain: Any) -> None:

@@ -84,16 +84,22 @@ def test_a_partition_may_begin_with_an_underscore_and_other_such_names_are_skipp
     ],
 )
 def test_a_folder_with_files_of_all_versions_is_refused(tmp_path: Path, log: str, kind: str, fix: str) -> None:
-    write(tmp_path / "day=1", [10, 20])
-    (tmp_path / log).parent.mkdir(exist_ok=True)
-    (tmp_path / log).write_text("v1")
-    for path in (tmp_path, tmp_path / "day=1"):
+    table = tmp_path / "site=a"
+    write(table / "day=1", [10, 20])
+    (table / log).parent.mkdir(exist_ok=True)
+    (table / log).write_text("v1")
+    for path in (table, table / "day=1"):
         with pytest.raises(DataError, match=rf"{kind}, with the files of all its versions.*{fix}.*\*\.parquet\)"):
             Manifest.read(str(path), SCHEMA)
-    assert Manifest.read(f"{tmp_path}/**/*.parquet", SCHEMA).rows == 30
-    (tmp_path / "day=1" / "part-000.parquet").rename(tmp_path / "day=1" / "rows.csv")
+    assert Manifest.read(f"{table}/**/*.parquet", SCHEMA).rows == 30
+    (table / "day=1" / "part-000.parquet").rename(table / "day=1" / "rows.csv")
     with pytest.raises(DataError, match="files of all its versions"):
-        list(convert(str(tmp_path), tmp_path / "out"))
+        list(convert(str(table), tmp_path / "out"))
+    (table / "day=1" / "rows.csv").rename(table / "day=1" / ".rows.log.1_0")
+    (table / "day=1" / "part-001.parquet").unlink()
+    for path in (table, table / "day=1"):
+        with pytest.raises(DataError, match=rf"{kind}, and no file that can be read as it is.*{fix}"):
+            Manifest.read(str(path), SCHEMA)
 
 
 def test_wrong_paths(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ FORMATS = {
     "yyyymmddhhmm": 60 * 10**6,
     "yyyymmddhhmmss": 10**6,
     "yymmddhh": 3600 * 10**6,
+    "excel": 1000,
     "iso": 1,
     "%m/%d/%Y %I:%M:%S %p": 10**6,
     "%d.%m.%Y": 86_400 * 10**6,
@@ -99,7 +100,17 @@ BAD = [
         "01.02.20195",
         "-1",
     ),
-    *("-1", "nan", "inf", "1e9", "2019-1-1", "2019-01-01 24:00", "2019-01-01 23:59:60", "2019-01-01 00:00:00+25:00"),
+    *(
+        "-1",
+        "nan",
+        "inf",
+        "1e9",
+        "2019-1-1",
+        "2019-01-01 24:01",
+        "2019-01-01 23:58:60",
+        "2019-01-01 24:00:00.5",
+        "2019-01-01 00:00:00+25:00",
+    ),
     *("2/30/2019 1:00:00 AM", "2/3/2019 13:00:00 AM", "7258118400", "99999999999999999999"),
 ]
 
@@ -164,6 +175,29 @@ def test_texts_of_iso_8601_as_programs_write_them() -> None:
     assert row_seconds(pa.array(texts), "iso").tolist() == [1_704_096_000] * 4
     nanoseconds = parse_times(pa.array(["2024-01-01 08:00:00.123456789", "2024-01-01"]), "iso")
     assert nanoseconds.type == pa.timestamp("ns") and nanoseconds.cast(pa.int64())[0].as_py() % 10**9 == 123456789
+
+
+@pytest.mark.parametrize(
+    ("text", "time_format", "expected"),
+    [
+        ("2016-12-31 23:59:60", "iso", datetime(2017, 1, 1)),
+        ("2016-12-31T23:59:60.5Z", "iso", datetime(2017, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)),
+        ("2024-02-28T24:00Z", "iso", datetime(2024, 2, 29, tzinfo=UTC)),
+        ("2023-12-31 24:00:00,000", "iso", datetime(2024, 1, 1)),
+        ("31.12.2016 23:59:60", "%d.%m.%Y %H:%M:%S", datetime(2017, 1, 1)),
+        ("31.12.2023 24:00", "%d.%m.%Y %H:%M", datetime(2024, 1, 1)),
+        ("[31/Dec/2023:24:00:00 +0100]", "[%d/%b/%Y:%H:%M:%S %z]", datetime(2023, 12, 31, 23, tzinfo=UTC)),
+        ("2024-01-01 12:24:00", "iso", datetime(2024, 1, 1, 12, 24)),
+        ("45261.75", "excel", datetime(2023, 12, 1, 18)),
+    ],
+)
+def test_the_end_of_a_day_leap_seconds_and_days_of_spreadsheets(
+    text: str, time_format: str, expected: datetime
+) -> None:
+    zone = None if expected.tzinfo is None else "UTC"
+    others = pa.array([text, None, text, text.replace("2", "0")])
+    parsed = parse_times(others, time_format).cast(pa.timestamp("us", zone))
+    assert parsed[:3].to_pylist() == [expected, None, expected]
 
 
 def test_numbers_of_every_kind() -> None:

@@ -4,10 +4,12 @@
 |---|---|
 | `s`, `ms`, `us`, `ns` | numbers, or texts of digits: the time since 1970, before 2200 |
 | `yyyymmdd`, `yyyymmddhh`, `yyyymmddhhmm`, `yyyymmddhhmmss`, `yymmddhh` | 20141001, 14102123: whole numbers or texts |
+| `excel` | 45261.5: the days since the end of 1899, as spreadsheets store times |
 | `iso` | texts of ISO 8601: `2024-01-31`, `2024-01-31 08:05:00.5`, `2024-01-31T08:05Z`, `2024-01-31 08:05:00 UTC` |
 | e.g. `%m/%d/%Y %I:%M:%S %p` | texts in a format of Python's `datetime.strptime`, or whole numbers of these digits |
 
-The texts of a column have a zone (then their timestamps are UTC), or none. Spaces around a text are ignored.
+The texts of a column have a zone (then their timestamps are UTC), or none. Spaces around a text are ignored. 24:00 is
+the beginning of the next day, and a leap second (23:59:60) the second after it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import pyarrow.types as pat
 from rayrec.data.arrays.arrow_types import LATEST_S, UNITS, decoded, is_text, plain_numbers, seconds_of
 from rayrec.data.arrays.buffers import I64
 
-ISO = "iso"
+ISO, EXCEL = "iso", "excel"
 # Digits of a date: the parts and their numbers of digits, first to last.
 DIGITS = {
     "yyyymmdd": (4, 2, 2),
@@ -33,12 +35,14 @@ DIGITS = {
     "yyyymmddhhmmss": (4, 2, 2, 2, 2, 2),
     "yymmddhh": (2, 2, 2, 2),
 }
-USAGE = f"{', '.join(UNITS)}, {', '.join(DIGITS)}, {ISO}, or a format of strptime such as '%d.%m.%Y %H:%M'"
+USAGE = f"{', '.join(UNITS)}, {', '.join(DIGITS)}, {EXCEL}, {ISO}, or a format of strptime such as '%d.%m.%Y %H:%M'"
 
 # Of the locale's directives (%c, %x, %X) and of %Z (Python ignores most zone names) the result differs by machine.
 _DIRECTIVES = "aAbBdfGHIjmMpSuUVwWyYz%"
 # Directives of C's strptime that Python lacks, and their meaning.
 _OF_C = {"D": "%m/%d/%y", "F": "%Y-%m-%d", "R": "%H:%M", "T": "%H:%M:%S", "e": "%d", "h": "%b", "n": " ", "t": " "}
+# 1970-01-01 as spreadsheets count days.
+_EXCEL_1970, _DAY_MS = 25_569, 86_400_000
 _NUMBER = r"^[0-9]{1,19}(\.[0-9]+)?$"
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(Z|[-+]\d\d(:?\d\d)?)?)?$"
 _ISO_ZONE = r"[ T].*(Z|[-+]\d\d(:?\d\d)?)$"
@@ -51,7 +55,7 @@ def check_format(time_format: str) -> None:
     Raises:
         ValueError: a format that is unknown, or by which `strptime` would read other times than were written.
     """
-    if time_format in (*UNITS, *DIGITS, ISO):
+    if time_format in (*UNITS, *DIGITS, EXCEL, ISO):
         return
     has = _directives(time_format)
     problem = None
@@ -89,11 +93,17 @@ def parse_times(values: pa.Array, time_format: str) -> pa.Array:
     if time_format in DIGITS:
         seconds = _seconds_of_digits(values, DIGITS[time_format])
         return pa.array(seconds.astype("datetime64[s]"), mask=seconds < 0)
+    if time_format == EXCEL:
+        return _of_excel(values)
     padded = pat.is_integer(values.type)
     if not padded and not is_text(values.type):
         return pa.nulls(len(values), pa.timestamp("us"))
-    texts = _trimmed(values)
-    return _iso(texts) if time_format == ISO else _by_strptime(texts, _of_python(time_format), padded=padded)
+    texts, time_format = _trimmed(values), _of_python(time_format)
+    later = None
+    if time_format == ISO or "%H:%M" in time_format:
+        texts, later = _within_the_day(texts)
+    times = _iso(texts) if time_format == ISO else _by_strptime(texts, time_format, padded=padded)
+    return times if later is None else pc.add(times, later.cast(pa.duration(times.type.unit)))
 
 
 def write_time(time: pa.Scalar, time_format: str) -> str:
@@ -102,6 +112,8 @@ def write_time(time: pa.Scalar, time_format: str) -> str:
         return str(time.cast(pa.timestamp(time_format)).value)
     if time_format == ISO:
         return str(time)
+    if time_format == EXCEL:
+        return str(_EXCEL_1970 + time.cast(pa.timestamp("ms", time.type.tz), safe=False).value / _DAY_MS)
     moment = time.cast(pa.timestamp("us", time.type.tz)).as_py()
     if time_format in DIGITS:
         time_format = "%y%m%d%H" if time_format == "yymmddhh" else "%Y%m%d%H%M%S"[: 2 * len(DIGITS[time_format])]
@@ -152,6 +164,29 @@ def _since_1970(values: pa.Array, unit: str) -> pa.Array:
         micros = pc.floor(pc.divide(pc.multiply(numbers, 1e6), float(UNITS[unit])))
         return micros.cast(pa.int64()).cast(pa.timestamp("us"))
     return numbers.cast(pa.timestamp(unit))
+
+
+def _of_excel(values: pa.Array) -> pa.Array:
+    days = pc.subtract(_numbers(values).cast(pa.float64()), float(_EXCEL_1970))
+    days = pc.if_else(pc.and_(pc.greater_equal(days, 0.0), pc.less(days, LATEST_S / 86_400)), days, None)
+    # Spreadsheets keep milliseconds.
+    return pc.round(pc.multiply(days, float(_DAY_MS))).cast(pa.int64()).cast(pa.timestamp("ms"))
+
+
+def _within_the_day(texts: pa.Array) -> tuple[pa.Array, pa.Array | None]:
+    """The texts with 00:00 for 24:00, and with 59 for a leap second; the durations to add, or None."""
+    later = None
+    for part, pattern, replacement, seconds in (
+        ("24:00", r"(^|[ T]|\d{4}:)24(:00(?::00(?:[.,]0+)?)?)([^:.\d]|$)", r"\100\2\3", 86_400),
+        ("59:60", r"(\d\d:59):60", r"\1:59", 1),
+    ):
+        if not pc.any(pc.match_substring(texts, part)).as_py():
+            continue
+        found = pc.match_substring_regex(texts, pattern).fill_null(False)
+        texts = pc.replace_substring_regex(texts, pattern, replacement)
+        added = pc.if_else(found, seconds, 0).cast(pa.duration("s"))
+        later = added if later is None else pc.add(later, added)
+    return texts, later
 
 
 def _seconds_of_digits(values: pa.Array, widths: Sequence[int]) -> I64:

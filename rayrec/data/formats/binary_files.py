@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.orc as paorc
@@ -29,7 +31,15 @@ _LOGICAL = {
     "date": pa.date32(),
     "timestamp-millis": pa.timestamp("ms", "UTC"),
     "timestamp-micros": pa.timestamp("us", "UTC"),
+    "timestamp-nanos": pa.timestamp("ns", "UTC"),
+    "local-timestamp-millis": pa.timestamp("ms"),
+    "local-timestamp-micros": pa.timestamp("us"),
+    "local-timestamp-nanos": pa.timestamp("ns"),
+    "time-millis": pa.time32("ms"),
+    "time-micros": pa.time64("us"),
+    "uuid": pa.string(),
 }
+_MAX_DIGITS = 76  # of Arrow's decimals
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +67,11 @@ class Avro:
             DataError: a block that cannot be decoded, or a value of another type than its column.
         """
         records, done = _reader(uri), 0
+        has_uuids = '"uuid"' in json.dumps(records.writer_schema)
         while True:
             try:
                 rows = list(islice(records, _ROWS))
-                batch = pa.RecordBatch.from_pylist(rows, schema)
+                batch = pa.RecordBatch.from_pylist(_uuids_as_texts(rows) if has_uuids else rows, schema)
             except Exception as error:  # fastavro raises any error of its decoders
                 raise DataError(
                     f"cannot read rows from {done} on: {type(error).__name__}: {error}",
@@ -96,10 +107,13 @@ def _arrow(kind: Any, known: dict[str, pa.DataType], uri: str, column: str) -> p
     elif isinstance(kind, str):
         if kind in _PLAIN or kind in known:
             return _PLAIN.get(kind) or known[kind]
+    elif kind.get("logicalType") == "uuid" and kind["type"] == "fixed":
+        return pa.uuid()
     elif kind.get("logicalType") in _LOGICAL:
         return _LOGICAL[kind["logicalType"]]
-    elif kind.get("logicalType") == "decimal":
-        return pa.decimal128(kind["precision"], kind.get("scale", 0))
+    elif kind.get("logicalType") == "decimal" and kind["precision"] <= _MAX_DIGITS:
+        make = pa.decimal128 if kind["precision"] <= 38 else pa.decimal256
+        return make(kind["precision"], kind.get("scale", 0))
     elif kind["type"] == "array":
         return pa.list_(_arrow(kind["items"], known, uri, column))
     elif kind["type"] in ("enum", "fixed"):
@@ -107,9 +121,20 @@ def _arrow(kind: Any, known: dict[str, pa.DataType], uri: str, column: str) -> p
     elif kind["type"] == "record":
         fields = [(f["name"], _arrow(f["type"], known, uri, column)) for f in kind["fields"]]
         return known.setdefault(kind["name"], pa.struct(fields))
-    elif kind["type"] != "map":
+    elif kind["type"] == "map":
+        return pa.map_(pa.string(), _arrow(kind["values"], known, uri, column))
+    elif kind.get("logicalType") != "decimal":
         return _arrow(kind["type"], known, uri, column)
     raise DataError(f"unsupported Avro type {kind}", file=uri, column=column, fix="leave the field out")
+
+
+def _uuids_as_texts(value: Any) -> Any:
+    """The value with texts in place of UUIDs at any depth; Arrow does not convert Python's UUIDs."""
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, list):
+        return [_uuids_as_texts(item) for item in value]
+    return {name: _uuids_as_texts(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from rayrec.storage.errors import DataError, suggestion
 from rayrec.storage.files import SUFFIXES, Found, find_files, format_of, is_unnamed_text
 from rayrec.storage.locations import cache_folder, local_path, locate, plain_path
 from rayrec.storage.parallel import in_threads, one_by_one
+from rayrec.storage.parquet import file_kind
 from rayrec.storage.struct_fields import leaf_columns, with_types
 
 Format = Csv | JsonLines | Avro | Orc
@@ -159,7 +160,10 @@ def reader_of(uri: str) -> Format:
 def _format(uri: str, reading: TextReading) -> Format:
     kind = format_of(uri)
     if kind is None:
-        raise DataError(f"unknown format; supported: {', '.join(SUFFIXES)}", file=uri, fix="rename the file")
+        if (known := file_kind(uri)) is not None:
+            raise DataError(f"cannot read the file: it is {known[0]}", file=uri, fix=known[1])
+        fix = "rename the file: text with a separator is read as .txt"
+        raise DataError(f"unknown format; supported: {', '.join(SUFFIXES)}", file=uri, fix=fix)
     if kind == "Avro":
         return Avro()
     if kind == "ORC":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rayrec.data.formats.text_options import TextOptions
+from rayrec.storage.file_kinds import kind_of
 
 _LOOK_LINES = 1000
 # By rank, if several divide the lines evenly. A blank comes last, because texts have blanks, too.
@@ -22,17 +23,13 @@ _NAME = re.compile(r"[^\W\d][^\n]*")
 _NO_NAMES = frozenset({"na", "nan", "null", "none", "n/a", "unknown", "true", "false"})
 _COMMENT = re.compile(r"\s*(#|%|//)")
 _SAMPLE = 1000
+_KEY_DIGITS = 9  # of a plain column of numbers
+_FIXED_WIDTH = (
+    "the lines have no separator and one length: columns of a fixed width are not read; write them with a separator, "
+    "e.g. pandas.read_fwf(FILE).to_csv(OUT, index=False)"
+)
 # Half of the bytes of ASCII text in UTF-16 are zero.
 _ZEROS = 0.3
-# Beginnings of files that are not text.
-_NO_TEXT = {
-    b"\x1f\x8b": "compressed with gzip",
-    b"BZh9": "compressed with bzip2",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"PK\x03\x04": "a zip archive",
-    b"PAR1": "Parquet",
-    b"Obj\x01": "Avro",
-}
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -72,8 +69,8 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     Raises:
         ValueError: the file is not text.
     """
-    if (kind := next((kind for begin, kind in _NO_TEXT.items() if data.startswith(begin)), None)) is not None:
-        raise ValueError(f"the file is not text but {kind}")
+    if (kind := kind_of(data)) is not None:
+        raise ValueError(f"the file is not text but {kind[0]}")
     encoding = options.encoding or _encoding(data)
     text = codecs.getincrementaldecoder(encoding)("replace").decode(data).removeprefix("\ufeff")
     if not whole:
@@ -88,6 +85,8 @@ def find_layout(data: bytes, whole: bool, options: TextOptions, usual: str) -> L
     notes += [] if encoding == "utf-8" or options.encoding else [f"the encoding is {encoding}"]
     notes += [f"rows and names begin in line {comments + 1}, after comments"] if comments else []
     notes += ["quotes inside of quotes have a backslash"] if options.escape == "\\" else []
+    if options.separator is None and _has_fixed_width(text, lines):
+        notes.append(_FIXED_WIDTH)
     if not lines:
         has_names = options.header is not False
         return Layout([], has_names, separator, encoding, options.escape, notes=tuple(notes), comments=comments)
@@ -185,6 +184,14 @@ def _width(text: str, separator: str, options: TextOptions) -> int:
         return 0
     width = len(lines[0])
     return width if sum(len(line) == width for line in lines) >= _EVEN * len(lines) else 0
+
+
+def _has_fixed_width(text: str, lines: Sequence[Sequence[str]]) -> bool:
+    """Whether lines that no separator divides are as long as each other and have blanks or digits only."""
+    whole = [line for line in text.splitlines()[:_LOOK_LINES] if line]
+    if len(whole) < 3 or len({len(line) for line in whole[1:]}) > 1 or any(len(line) > 1 for line in lines):
+        return False
+    return all(re.search(r"\S\s+\S", line) or line.isdigit() for line in whole[1:]) and len(whole[1]) > _KEY_DIGITS
 
 
 def _cells(text: str, separator: str, options: TextOptions) -> list[list[str]]:

@@ -270,7 +270,9 @@ def _mapped(
         table, unreadable = read_slices(slices, recipe.columns, recipe.patience, streams, recipe.encoded)
     else:
         table, unreadable, mask, kept = _passing_rows(slices, share.window, first_row, recipe, streams)
-        order, ends = order[mask[order]], share.ends[mask[order]]
+        passes = mask[order]
+        if not passes.all():
+            order, ends = order[passes], None if ends is None else ends[passes]
     selected: I64 | None = None
     if kept is not None or len(order) < table.num_rows:
         selected = np.sort(order)
@@ -300,7 +302,8 @@ def _passing_rows(
 
     def mask_of(table: pa.Table, unreadable: Sequence[Unreadable]) -> Mask:
         mask = passing(slices, table, unreadable, recipe.filters)
-        mask &= _downsampling_mask(table, window, first_row, recipe)
+        if recipe.negative_rate < 1:
+            mask &= _downsampling_mask(table, window, first_row, recipe)
         survivors.note(slices_that_pass(slices, mask))
         return mask
 
@@ -326,8 +329,6 @@ def _no_rows(columns: Columns) -> pa.Table:
 
 def _downsampling_mask(table: pa.Table, window: int, first_row: int, recipe: Recipe) -> Mask:
     """True for rows that down-sampling keeps. The table starts at row `first_row` of the window."""
-    if recipe.negative_rate >= 1:
-        return np.ones(table.num_rows, dtype=np.bool_)
     (task,) = recipe.schema.tasks
     return keep_mask(
         table.column(task.column),

@@ -6,10 +6,11 @@ import bz2
 import gzip
 import io
 import json
+import shutil
 import uuid
 import zipfile
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayrec.cli import run
-from rayrec.data import BatchStream, Cursor, Manifest, ReadOptions, Schema, convert, to_batch
+from rayrec.data import BatchStream, Cursor, DataError, Manifest, ReadOptions, Schema, convert, to_batch
 from rayrec.data.stream.reading import read_window
 
 ROWS = 200
@@ -95,6 +96,67 @@ def test_a_compressed_file_with_the_name_of_a_text_is_named(
     (tmp_path / name).write_bytes(pack(log(str).encode()))
     status, said, _ = answer("init", tmp_path / name, capsys)
     assert status == 1 and f"the file is not text but {kind}" in said and "as its name" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "fix"),
+    [
+        ("a.zip", zipped(b"user,click"), "a zip archive", "unpack it"),
+        ("a.csv.zip", zipped(b"user,click"), "a zip archive", "unpack it"),
+        ("a.tar.gz", gzip.compress(b"user,click"), "compressed with gzip", "unpack a tar archive"),
+        ("a.7z", b"7z\xbc\xaf", "a 7-Zip archive", "unpack it"),
+        ("a.xls", b"\xd0\xcf\x11\xe0", "an Excel workbook", "export the table as CSV"),
+        ("a.feather", b"ARROW1\x00\x00", "an Arrow or Feather file", "write it as Parquet"),
+        ("a.h5", b"\x89HDF\r\n", "HDF5", "write its table as Parquet"),
+        ("a.db", b"SQLite format 3\x00", "an SQLite database", "export the table"),
+    ],
+)
+def test_a_file_of_another_kind_is_named_with_what_to_do(
+    name: str, content: bytes, kind: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    for command in ("init", "data inspect"):
+        status, said, _ = answer(command, tmp_path / name, capsys)
+        assert status == 1 and f"it is {kind}" in said and fix in said and name in said
+    schema = Schema.model_validate({"label": {"column": "click"}, "sparse": [{"name": "user"}]})
+    with pytest.raises(DataError, match=f"it is {kind}"):
+        Manifest.read(str(tmp_path / name), schema)
+
+
+def test_columns_of_a_fixed_width_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, line in enumerate(("{:>5}{:>7}   {}", "{:05}{:07}{}")):
+        file = tmp_path / f"{number}.txt"
+        file.write_text("".join(line.format(n % 7, 3 * n, n % 2) + "\n" for n in range(ROWS)))
+        status, said, _ = answer("data inspect", file, capsys)
+        assert status == 1 and "columns of a fixed width are not read; write them with a separator" in said
+    for content in ("abc\ndef\nghi\n", "123456\n" * 9, "user\n" + "".join(f"{n:08d}\n" for n in range(9))):
+        (tmp_path / "one.txt").write_text(content)
+        _, said, _ = answer("data inspect", tmp_path / "one.txt", capsys)
+        assert "fixed width" not in said
+
+
+@pytest.mark.parametrize("zero", ["0000-00-00", "0000-00-00 00:00:00"])
+def test_a_date_of_zeros_is_no_time(zero: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = "%Y-%m-%d %H:%M:%S"[: len(zero) - 2 if " " not in zero else None]
+    (tmp_path / "a.csv").write_text(
+        log(lambda n: zero if n % 50 == 7 else datetime.fromtimestamp(SECONDS[n], UTC).strftime(written))
+    )
+    status, said, _ = answer("init", tmp_path / "a.csv", capsys, "--time", "at")
+    assert status == 1 and f"{zero!r} stands for no time (MySQL), in 4 of 200 rows" in said
+    status, said, _ = answer("init", tmp_path / "a.csv", capsys)
+    none = f"at: seems to be the time of a row, but 4 of 200 inspected rows have none, e.g. {zero!r}"
+    assert status == 0 and none in said and "at │ string │ unused" in said
+
+
+def test_days_of_a_spreadsheet_are_asked_for_and_divide_the_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text(log(lambda n: f"{45261 + n / 16}"))
+    assert "add --time 'at=excel'" in answer("init", tmp_path / "a.csv", capsys)[1]
+    (tmp_path / "x.yaml").unlink()
+    shutil.rmtree(tmp_path / "x-data")
+    status, said, _ = answer("init", tmp_path / "a.csv", capsys, "--time", "at=excel")
+    assert status == 0 and "the last rows by 'at', from 2023-12-12" in said
 
 
 @pytest.mark.parametrize("single", ["|", ";", "^"])
@@ -292,3 +354,156 @@ def test_filters_on_a_uuid_compare_its_text(tmp_path: Path) -> None:
         rows, _ = read_window(manifest, 0)
         texts = [text for text in plain.to_pylist() if text is not None]
         assert len(rows) == sum(text == wanted if condition[1] == "=" else text <= wanted for text in texts) > 0
+
+
+UUIDS = [uuid.UUID(int=5), uuid.UUID(int=6 << 64)]
+NOON = datetime(2024, 1, 2, 12)
+AVRO: dict[str, tuple[Any, list[Any], pa.DataType, list[Any]]] = {
+    "uuid": ({"type": "string", "logicalType": "uuid"}, UUIDS, pa.string(), [str(one) for one in UUIDS]),
+    "fixed uuid": (
+        {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"},
+        [one.bytes for one in UUIDS],
+        pa.uuid(),
+        UUIDS,
+    ),
+    "uuids in a record": (
+        {"type": "array", "items": {"type": "string", "logicalType": "uuid"}},
+        [UUIDS[:1], []],
+        pa.list_(pa.string()),
+        [[str(UUIDS[0])], []],
+    ),
+    "local time": (
+        {"type": "long", "logicalType": "local-timestamp-micros"},
+        [NOON, NOON],
+        pa.timestamp("us"),
+        [NOON] * 2,
+    ),
+    "nanoseconds": (
+        ["null", {"type": "long", "logicalType": "timestamp-nanos"}],
+        [1_704_196_800 * 10**9, None],
+        pa.timestamp("ns", "UTC"),
+        [NOON.replace(tzinfo=UTC), None],
+    ),
+    "time of day": (
+        {"type": "int", "logicalType": "time-millis"},
+        [NOON.time()] * 2,
+        pa.time32("ms"),
+        [NOON.time()] * 2,
+    ),
+    "wide decimal": (
+        {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2},
+        [Decimal("1.25"), Decimal(10**40)],
+        pa.decimal256(50, 2),
+        [Decimal("1.25"), Decimal(10**40)],
+    ),
+    "map": (
+        {"type": "map", "values": "double"},
+        [{"a": 0.5}, {}],
+        pa.map_(pa.string(), pa.float64()),
+        [[("a", 0.5)], []],
+    ),
+    "enum": ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, ["B", "A"], pa.string(), ["B", "A"]),
+    "int or double": (["null", "int", "double"], [5, 0.5], pa.float64(), [5.0, 0.5]),
+    "unknown meaning": ({"type": "long", "logicalType": "adjusted"}, [7, 8], pa.int64(), [7, 8]),
+}
+
+
+@pytest.mark.parametrize("name", AVRO)
+def test_avro_types_are_read_as_what_they_mean(name: str, tmp_path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    kind, values, arrow, expected = AVRO[name]
+    record = {"type": "record", "name": "row", "fields": [{"name": "x", "type": kind}]}
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(record), [{"x": value} for value in values])
+    (done,) = convert(str(tmp_path / "a.avro"), tmp_path / "out")
+    column = pq.read_table(done.files[0])["x"]
+    assert (column.type, column.to_pylist()) == (arrow, expected)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [["null", "string", "long"], {"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}],
+    ids=["text or number", "record in itself"],
+)
+def test_avro_types_without_a_column_are_refused_by_name(kind: Any, tmp_path: Path) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    record = {"type": "record", "name": "row", "fields": [{"name": "x", "type": kind}]}
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(record), [])
+    with pytest.raises(DataError, match=r"unsupported Avro type .*column 'x'"):
+        list(convert(str(tmp_path / "a.avro"), tmp_path / "out"))
+
+
+def test_bytes_that_are_no_text_are_ids_of_a_proposal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [bytes([255, 254, 65 + n % 5]) for n in range(ROWS)]
+    pq.write_table(pa.table({"code": words, "user": np.arange(ROWS) % 7, "click": np.arange(ROWS) % 2}), "a.parquet")
+    status, said, _ = answer("init", tmp_path / "a.parquet", capsys)
+    assert status == 0 and "│ code │ binary │ id │" in said
+    assert run(["data", "check", "x.yaml"]) == 0
+    capsys.readouterr()
+
+
+def test_a_proposal_for_types_of_avro_passes_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lists with nulls in them too, which the feature leaves out."""
+    fastavro = pytest.importorskip("fastavro")
+    kinds = {
+        "click": "int",
+        "user": {"type": "string", "logicalType": "uuid"},
+        "item": ["null", {"type": "enum", "name": "Item", "symbols": [*"ABCDEF"]}],
+        "at": {"type": "long", "logicalType": "local-timestamp-millis"},
+        "price": {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2},
+        "tags": {"type": "array", "items": ["null", "long"]},
+        "scores": {"type": "map", "values": "double"},
+    }
+    rows = [
+        {
+            "click": n % 2, "user": uuid.UUID(int=n % 30), "item": None if n % 9 == 0 else "ABCDEF"[n % 6],
+            "at": NOON + timedelta(hours=n), "price": Decimal(n % 60) / 4, "tags": [n % 5, None] if n % 3 else [],
+            "scores": {"a": 0.5},
+        }
+        for n in range(3 * ROWS)
+    ]  # fmt: skip
+    record = {"type": "record", "name": "row", "fields": [{"name": name, "type": kinds[name]} for name in kinds]}
+    with (tmp_path / "a.avro").open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(record), rows)
+    status, said, _ = answer("init", tmp_path / "a.avro", capsys)
+    assert status == 0 and "the last rows by 'at'" in said and "│ tags │ list<element: int64> │ id_list │ 400 │" in said
+    assert "scores: map<string, double" in said
+    schema = yaml.safe_load((tmp_path / "x.yaml").read_text())["schema"]
+    assert {feature["name"]: feature.get("on_null") for feature in schema["sparse"]} == {
+        "user": None, "item": "empty", "tags": "empty",
+    }  # fmt: skip
+    assert run(["data", "check", "x.yaml"]) == 0
+    assert "540 rows, 0 bad" in capsys.readouterr().out
+
+
+def test_what_init_proposes_for_odd_columns_of_parquet_passes_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other under the same name: no vocabulary of an earlier one is used."""
+    null = [n % 7 == 0 for n in range(ROWS)]
+    weighted = pa.list_(pa.struct([("id", pa.int64()), ("weight", pa.float64())]))
+    columns: dict[str, tuple[pa.Array, str]] = {
+        "dictionary with nulls": (
+            pa.array(["abcdef"[n % 6] for n in range(ROWS)], mask=np.array(null)).dictionary_encode(), "id",
+        ),
+        "lists with nulls": (pa.array([[n % 9, None] if n % 3 else [] for n in range(ROWS)]), "id_list"),
+        "null pairs": (
+            pa.array([[{"id": n % 9, "weight": 0.5}, None] for n in range(ROWS)], weighted), "weighted_id_list",
+        ),
+        "null weights": (pa.array([[{"id": n % 9, "weight": None}] for n in range(ROWS)], weighted), "unused"),
+        "texts": (pa.array(["" if n % 7 == 0 else ["a\0b", "a\nb", "😀", "é"][n % 4] for n in range(ROWS)]), "id"),
+    }  # fmt: skip
+    for name, (column, role) in columns.items():
+        (tmp_path / "x.yaml").unlink(missing_ok=True)
+        shutil.rmtree(tmp_path / "x-data", ignore_errors=True)
+        users = pa.array(np.arange(ROWS) % 11)
+        pq.write_table(pa.table({"click": np.arange(ROWS) % 2, "user": users, "x": column}), tmp_path / "a.parquet")
+        status, said, _ = answer("init", tmp_path / "a.parquet", capsys)
+        assert status == 0 and f" │ {role} │" in said.partition("│ x │")[2], (name, said)
+        status = run(["data", "check", "x.yaml"])
+        checked = capsys.readouterr().out
+        assert status == 0 and " 0 bad" in checked, (name, checked)
+        if role == "id":  # distinct ids have a row each
+            ids = next(line.split("│") for line in checked.splitlines() if line.startswith("│ x "))
+            assert int(ids[4]) == int(ids[6]), (name, checked)

@@ -18,11 +18,12 @@ from rayrec.data.arrays.arrow_types import (
     floats_of,
     is_list,
     is_text,
+    nulls_of,
     seconds_of,
     without_views,
 )
 from rayrec.data.arrays.buffers import I64
-from rayrec.data.arrays.lists import unnest
+from rayrec.data.arrays.lists import row_of, unnest
 from rayrec.data.tools.init.stated_roles import StatedRole
 from rayrec.data.tools.quantiles import bucket_edges
 
@@ -58,7 +59,7 @@ class ColumnFacts:
         kind: the Arrow type.
         role: "label", "dense", "id", "id_list", "weighted_id_list", "timestamp", "sample_weight", "group", "unused";
             for lists in a sequence also "time_list" and "number_list".
-        nulls: number of null rows.
+        nulls: number of rows that are null, or lists with a null.
         values: number of values, list elements counted individually.
         distinct: number of distinct ids; 0 for columns that are not ids.
         ids_estimate: estimated number of distinct ids in the whole data set.
@@ -134,10 +135,10 @@ def column_facts(
         stated: the role that the user states, which the values can have (`stated_roles.first_wrong`).
     """
     array = pa.concat_arrays([c.cast(without_views(column.type)) for c in column.chunks])
-    leaf, longest, width, complete_lengths = array, None, 1, None
+    leaf, longest, width, complete_lengths, offsets = array, None, 1, None, None
     if is_list(column.type):
         lists = unnest(array)
-        leaf, lengths = lists.leaf, np.diff(lists.offsets)
+        leaf, offsets, lengths = lists.leaf, lists.offsets, np.diff(lists.offsets)
         complete_lengths = None if array.null_count or leaf.null_count or _not_numbers(leaf) else lengths
         longest = int(lengths.max(initial=0))
         width = longest if longest and (lengths == longest).all() and not array.null_count else 0
@@ -155,6 +156,8 @@ def column_facts(
     if span is not None and low is not None and high is not None and role == "id":
         low, high = min(low, span[0]), max(high, span[1])
     nulls, kind = array.null_count, str(column.type)
+    if offsets is not None and (inner := nulls_of(leaf)) is not None:
+        nulls += len(np.unique(row_of(offsets, np.flatnonzero(inner))))
     if role in ("id", "id_list", "weighted_id_list"):
         distinct, estimate = _distinct(leaf, share)
         is_small = distinct <= FEW_IDS and estimate <= 1.1 * distinct + 1
@@ -294,6 +297,9 @@ def _role(name: str, kind: pa.DataType, leaf: pa.Array, width: int) -> tuple[str
         return "unused", "lists of lists: flatten them to one level"
     if is_list(kind):
         if pat.is_struct(plain) and {f.name for f in plain.fields} == {"id", "weight"}:
+            weights = pc.struct_field(leaf.drop_null(), "weight")
+            if weights.null_count or _not_numbers(weights):
+                return "unused", "a weight is null, NaN or infinite: write a number"
             return "weighted_id_list", ""
         if pat.is_integer(plain) or is_text(plain):
             return "id_list", ""

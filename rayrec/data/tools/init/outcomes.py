@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import is_list, plain_numbers
+from rayrec.data.arrays.arrow_types import decoded, is_list, plain_numbers
 from rayrec.data.tools.init.column_facts import FEW_VALUES, ColumnFacts
 from rayrec.data.tools.init.label_choice import LABEL_NAMES, LabelChoice
 
@@ -175,7 +175,7 @@ def _is_compared(facts: ColumnFacts, column: pa.Array, positives: Booleans) -> b
 
 def _counts_by_value(column: pa.Array, positives: Booleans) -> tuple[npt.NDArray[np.int64], pa.Array]:
     """[2, values], the rows of label 0 and 1 with each value, and the values."""
-    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    encoded = pc.dictionary_encode(decoded(column), null_encoding="encode")
     codes, values = encoded.indices.to_numpy(), encoded.dictionary
     return np.stack([np.bincount(codes[positives == side], minlength=len(values)) for side in (False, True)]), values
 
@@ -197,7 +197,9 @@ def _auc(counts: npt.NDArray[np.int64]) -> float:
 def _is_attribute(column: pa.Array, ids: pa.Table, seconds: npt.NDArray[np.int64] | None) -> bool:
     """True if the column has one value for each id of a column, or for each hour, in enough rows to be sure."""
     flags = _not_zero(column)
-    keys = [pc.dictionary_encode(one.combine_chunks(), null_encoding="encode").indices.to_numpy() for one in ids]
+    keys = [
+        pc.dictionary_encode(decoded(one.combine_chunks()), null_encoding="encode").indices.to_numpy() for one in ids
+    ]
     if seconds is not None:
         keys.append(np.unique(seconds // _HOUR_S, return_inverse=True)[1])
     return any(constant_in_groups(flags.astype(np.int64), key) for key in keys)

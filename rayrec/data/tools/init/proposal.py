@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from rayrec.data.arrays.arrow_types import is_text
 from rayrec.data.arrays.buffers import I64
+from rayrec.data.mapping.vocabulary import close_vocabularies
 from rayrec.data.tools.init.column_facts import BUCKETS, ColumnFacts, time_unit
 from rayrec.data.tools.init.label_choice import suggested_labels
 from rayrec.data.tools.init.sequences import VALUES
@@ -172,6 +173,7 @@ def _write(columns: Sequence[ColumnFacts], folder: Path) -> dict[str, Path]:
             )
         except OSError as error:
             raise DataError(f"cannot write the vocabulary: {error.strerror}", file=str(path)) from error
+    close_vocabularies()  # an earlier file of the same path, which was removed
     return paths
 
 

@@ -137,7 +137,10 @@ def _range(integers: pa.Array) -> int:
 
 
 def _plain(ids: pa.Array) -> pa.Array:
-    return ids.cast(pa.large_string()) if is_text(ids.type) else ids.cast(pa.int64(), safe=False)
+    if not is_text(ids.type):
+        return ids.cast(pa.int64(), safe=False)
+    is_bytes = pat.is_binary(ids.type) or pat.is_large_binary(ids.type)  # may be no UTF-8
+    return ids.cast(pa.large_binary() if is_bytes else pa.large_string())
 
 
 def _words(name: str) -> tuple[str, ...]:

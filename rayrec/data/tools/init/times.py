@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import UNITS, decoded, is_text, seconds_of
 from rayrec.data.arrays.buffers import I64
-from rayrec.data.arrays.times import DIGITS, ISO, USAGE, check_format, row_seconds
+from rayrec.data.arrays.times import DIGITS, EXCEL, ISO, USAGE, check_format, row_seconds
 from rayrec.data.tools.init.column_facts import TIME_NAMES, ColumnFacts, named_id, time_unit
 from rayrec.data.tools.init.outcomes import constant_in_groups
 from rayrec.storage.errors import DataError, suggestion
@@ -42,6 +42,7 @@ _TEXT_FORMATS = (
     "[%d/%b/%Y:%H:%M:%S %z]",
     "%d/%b/%Y:%H:%M:%S %z",
 )
+_ZERO_DATE = re.compile("0000[-/.]?00[-/.]?00")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_A-Za-z]+")
 _TIME_WORDS = {"time", "ts", "timestamp", "date", "datetime", "day", "hour", "at", "when", "时间", "时间戳", "日期"}
 # Times of something else than the row: of a user's or an item's life, or in the future.
@@ -49,6 +50,7 @@ _OTHER_WORDS = {"birth", "birthday", "born", "dob", "release", "released", "publ
                 "registered", "signup", "joined", "expires", "expiry", "expiration", "until", "deadline"}  # fmt: skip
 # Limits for columns without a telling name: years, number of rows, number of distinct values.
 _USUAL_S = (788_918_400, 2_051_222_400)  # 1995 to 2035
+_USUAL_DAYS = (34_700, 49_310)  # the same as spreadsheets count days
 _MIN_ROWS = 20
 _MIN_DISTINCT = 5
 _MIN_PERIODS = 3
@@ -97,7 +99,11 @@ def read_seconds(array: pa.Array, time_format: str, column: str) -> I64:
     if (wrong := np.flatnonzero(seconds < 0)).size:
         value = array[int(wrong[0])].as_py()
         problem = f"{value!r} is not a time in the format {time_format!r} from 1970 to 2200"
-        raise DataError(problem, column=column, fix=f"give --time {column}=FORMAT: {USAGE}")
+        fix = f"give --time {column}=FORMAT: {USAGE}"
+        if _ZERO_DATE.match(str(value)):
+            problem = f"{value!r} stands for no time (MySQL), in {len(wrong):,} of {len(array):,} rows"
+            fix = "remove these rows, or choose another --time"
+        raise DataError(problem, column=column, fix=fix)
     return seconds
 
 
@@ -140,6 +146,14 @@ def choose_time(
                 fix = f"to split by it, remove these rows and add --time '{facts.name}={time_format}'"
                 questions.append(f"{facts.name}: seems to be the time of a row, but is {problem}; {fix}")
                 columns[number] = replace(facts, role="unused", note=f"a time, {problem}")
+            continue
+        if is_text(array.type) and (wrong := np.flatnonzero(row_seconds(array, time_format) < 0)).size:
+            problem = (
+                f"{len(wrong):,} of {len(array):,} inspected rows have none, e.g. {array[int(wrong[0])].as_py()!r}"
+            )
+            fix = f"to split by it, remove these rows and add --time '{facts.name}={time_format}'"
+            questions.append(f"{facts.name}: seems to be the time of a row, but {problem}; {fix}")
+            columns[number] = replace(facts, role="unused", note=f"a time, but {problem}")
             continue
         candidate = TimeColumn(facts.name, time_format, time_format in UNITS and pat.is_integer(array.type))
         is_sure = is_sure and not _belongs_to_an_id(array, [name for name in ids if name != facts.name], table)
@@ -257,6 +271,8 @@ def _recognized(name: str, array: pa.Array) -> tuple[str, bool]:
         spread = len(numbers) >= _MIN_ROWS and (is_sorted or distinct >= _DISTINCT * len(numbers))
         is_sure = is_named or (usual and spread and distinct >= _MIN_DISTINCT and pat.is_integer(array.type))
         return (unit, is_sure and not is_other) if is_named or usual else ("", False)
+    if is_named and not is_other and low >= _USUAL_DAYS[0] and high < _USUAL_DAYS[1]:
+        return EXCEL, False
     if not pat.is_integer(array.type):
         return "", False
     for time_format in DIGITS:
@@ -292,5 +308,7 @@ def _named_time(name: str) -> bool:
 def _belongs_to_an_id(array: pa.Array, ids: Sequence[str], table: pa.Table) -> bool:
     """True if an id determines the time, e.g. an item its release."""
     codes = pc.dictionary_encode(array).indices.to_numpy().astype(np.int64)
-    keys = (pc.dictionary_encode(table.column(name).combine_chunks(), null_encoding="encode").indices for name in ids)
+    keys = (
+        pc.dictionary_encode(decoded(table.column(n).combine_chunks()), null_encoding="encode").indices for n in ids
+    )
     return any(constant_in_groups(codes, key.to_numpy().astype(np.int64)) for key in keys)
