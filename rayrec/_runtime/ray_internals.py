@@ -9,8 +9,8 @@
     torch_trainer       `TorchTrainer._initialize_and_run_controller`, until `RunConfig` takes a failure policy; and
                         `ElasticScalingPolicy._count_possible_workers`, until Ray does not count draining nodes; and
                         `ControllerCallback`, until workers can be kept away from nodes between restarts; and
-                        `DatasetsCallback`, `PlacementGroupCleanerCallback`, until Ray Train starts their actors only
-                        for runs that use them
+                        `DatasetsCallback`, `PlacementGroupCleanerCallback`, and `_send_resource_request` of
+                        `FixedScalingPolicy`, until Ray Train starts their actors only for runs that use them
     with_limit          `FailurePolicy`, as above
     is_failed_start     `WorkerGroupStartupFailedError`, until it is a public exception
     request_name        `TorchTrainer.train_run_context`, and
@@ -103,7 +103,8 @@ def torch_trainer(
 
     Args:
         gives_up: see `with_limit`.
-        local: Ray ends with this process. Otherwise an actor frees the workers' resources if the controller is killed.
+        local: Ray ends with this process and has no autoscaler. Otherwise actors free the workers' resources if the
+            controller is killed, and request them from the autoscaler.
         selector: returns the label selector of a number of workers that are about to start; None: the run's own.
         skipped: from the resources that Ray reserves for an elastic run, by node, returns the nodes that do not count
             when it chooses its size. Ray also counts draining nodes, and waits for workers there until they are gone.
@@ -119,6 +120,8 @@ def torch_trainer(
             controller["callbacks"] = [*_needed(controller["callbacks"], local), _selecting(selector)]
             if skipped is not None:
                 _skip_nodes(controller["scaling_policy"], skipped)
+            elif local:
+                request_nothing(controller["scaling_policy"])
             return super()._initialize_and_run_controller(**controller)
 
     return Trainer(**arguments)
@@ -186,6 +189,15 @@ def _skip_nodes(policy: Any, skipped: Callable[[Mapping[str, Mapping[str, float]
         return count({node: resources for node, resources in reserved.items() if node not in left_out})
 
     policy._count_possible_workers = count_others
+
+
+def request_nothing(policy: Any) -> None:
+    """Do not request workers of a fixed number from an autoscaler, and do not start the actor that does."""
+
+    def nothing() -> None:
+        pass
+
+    policy._send_resource_request = policy._maybe_send_resource_request = policy._cancel_resource_request = nothing
 
 
 def request_name(trainer: Any) -> str:

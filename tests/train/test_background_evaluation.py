@@ -113,6 +113,7 @@ class Driver:
         self.mailbox = actor_here(Mailbox)
         self.evaluations = Evaluations(replace(make_job(raw), factory=factory), self.mailbox, RunState())
         self.records: list[Record] = []
+        self._earlier = 0  # outcomes of earlier tests
 
     def __enter__(self) -> Driver:
         self.evaluations.start()
@@ -127,11 +128,18 @@ class Driver:
 
     def outcomes(self, count: int, seconds: float = 60.0) -> list[Record]:
         until = time.monotonic() + seconds
-        while len(outcomes := ray.get(self.mailbox.outcomes.remote(0))) < count:
+        while len(outcomes := ray.get(self.mailbox.outcomes.remote(self._earlier))) < count:
             assert time.monotonic() < until, f"{outcomes} after {seconds} s"
             time.sleep(0.1)
         self.records += ray.get(self.mailbox.take.remote())
         return list(outcomes)
+
+    def anew(self) -> Driver:
+        """For another test, which requests other evaluations."""
+        self._earlier += len(ray.get(self.mailbox.outcomes.remote(self._earlier)))
+        ray.get(self.mailbox.take.remote())
+        self.records = []
+        return self
 
     def said(self, event: str) -> list[str]:
         return [record["message"] for record in events(self.records, event)]
@@ -158,17 +166,27 @@ def kill_evaluator() -> None:
             process.wait(10)
 
 
-def test_a_checkpoint_has_the_figures_of_its_inline_evaluation(inline: Inline) -> None:
+@pytest.fixture(scope="module")
+def one_driver(inline: Inline) -> Iterator[Driver]:
+    """Its process that evaluates takes some seconds to start."""
+    with Driver(inline.raw, waits()) as driver:
+        yield driver
+
+
+@pytest.fixture
+def driver(one_driver: Driver) -> Driver:
+    return one_driver.anew()
+
+
+def test_a_checkpoint_has_the_figures_of_its_inline_evaluation(inline: Inline, driver: Driver) -> None:
     expected = figures(inline.records)
     steps = sorted(step for step, _ in expected)
     assert len(steps) >= 4
-    with Driver(inline.raw, waits()) as driver:
-        for number, step in enumerate(steps, start=1):
-            driver.request(step, inline.checkpoint(step))
-            outcome = driver.outcomes(number)[-1]
-            assert outcome["scores"]["auc"] == expected[step, False]["auc"]
-        evals = figures(driver.records)
-    assert evals == expected
+    for number, step in enumerate(steps, start=1):
+        driver.request(step, inline.checkpoint(step))
+        outcome = driver.outcomes(number)[-1]
+        assert outcome["scores"]["auc"] == expected[step, False]["auc"]
+    assert figures(driver.records) == expected
 
 
 @pytest.mark.long
@@ -189,23 +207,21 @@ def test_a_killed_evaluator_is_replaced_and_given_up_after_the_third(inline: Inl
         assert driver.outcomes(3)[-1]["scores"]["samples"] == 301
 
 
-def test_a_damaged_and_a_removed_checkpoint_are_named(inline: Inline, tmp_path: Path) -> None:
-    shutil.copytree(inline.folder / "runs", tmp_path / "runs")
-    raw = {**inline.raw, "storage": {**inline.raw["storage"], "path": str(tmp_path / "runs")}}
-    checkpoints = tmp_path / "runs" / "small" / "checkpoints"
-    parts = list((checkpoints / inline.checkpoint(8)).glob("*.safetensors"))
+def test_a_damaged_and_a_removed_checkpoint_are_named(inline: Inline, driver: Driver) -> None:
+    checkpoints = inline.folder / "runs" / "small" / "checkpoints"
+    copy = shutil.copytree(checkpoints / inline.checkpoint(8), checkpoints / inline.checkpoint(7))
+    parts = list(copy.glob("*.safetensors"))
     for part in parts:
         content = part.read_bytes()
         part.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
-    with Driver(raw, waits()) as driver:
-        driver.request(8, inline.checkpoint(8))
-        driver.request(9, inline.checkpoint(9))
-        driver.request(16, inline.checkpoint(16))
-        damaged, removed, whole = driver.outcomes(3)
-        texts = driver.said("eval_failed")
+    for step in (7, 9, 16):
+        driver.request(step, inline.checkpoint(step), max_rows=400)
+    damaged, removed, whole = driver.outcomes(3)
+    texts = driver.said("eval_failed")
+    shutil.rmtree(copy)
     assert damaged["scores"] is removed["scores"] is None
     assert whole["scores"]["samples"] == 301
-    assert parts and "step 8 failed" in texts[0] and "is damaged" in texts[0]
+    assert parts and "step 7 failed" in texts[0] and "is damaged" in texts[0]
     assert "step 9 failed" in texts[1] and "was removed" in texts[1]
 
 

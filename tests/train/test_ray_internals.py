@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,8 @@ def parameters(function: Any) -> set[str]:
         (f"{TRAIN}.execution.failure_handling:FailureDecision.RAISE", None),
         (f"{TRAIN}.exceptions:WorkerGroupStartupFailedError", None),
         (f"{TRAIN}.execution.scaling_policy:ElasticScalingPolicy._count_possible_workers", {"reserved_resources"}),
+        (f"{TRAIN}.execution.scaling_policy:FixedScalingPolicy._send_resource_request", {"self"}),
+        (f"{TRAIN}.execution.scaling_policy:FixedScalingPolicy._maybe_send_resource_request", {"self"}),
         (
             f"{TRAIN}.execution.callback:ControllerCallback.on_controller_start_worker_group",
             {"scaling_config", "num_workers"},
@@ -56,6 +59,18 @@ def test_a_private_part_of_ray_is_where_it_was(part: str, takes: set[str] | None
     for name in path.split(".") if path else ():
         value = getattr(value, name)
     assert takes is None or takes <= parameters(value)
+
+
+def test_a_local_run_starts_no_actor_that_requests_its_workers() -> None:
+    from ray.train import ScalingConfig
+    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+
+    policy: Any = FixedScalingPolicy(ScalingConfig(num_workers=2))
+    ray_internals.request_nothing(policy)
+    policy.after_controller_start(SimpleNamespace(run_id="a"))
+    assert policy.make_decision_for_non_running_worker_group().num_workers == 2
+    policy.before_controller_abort()
+    assert "_autoscaling_coordinator" not in vars(policy._coordinator_client), "a property that starts the actor"
 
 
 def test_loggers_of_ray_data_have_these_names() -> None:
