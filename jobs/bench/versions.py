@@ -1,13 +1,14 @@
-"""Times two checkouts of rayrec on the CPU, in turns: training steps, or the data path.
+"""Times two checkouts of rayrec on the CPU, in turns: training steps, steps of built-in models, or the data path.
 
     git worktree add --detach /tmp/earlier 5be9ecb
-    python jobs/bench/versions.py /tmp/earlier [--what steps|data] [--rounds 15] [--only TEXT]
+    python jobs/bench/versions.py /tmp/earlier [--what steps|models|data] [--rounds 15] [--only TEXT]
 
 Each checkout has processes that stay up; a round times every case in the one and then in the other. The ratio is the
 median over rounds of this checkout's time over the other's. Both must have the public names that this file uses.
 
-`steps`: two gloo ranks, 26 tables of 50,000 × 64 and two layers over them; forward, backward and update. `data`: one
-process that maps 100,000 rows held in memory, and reads manifests and epochs of Parquet files.
+`steps`: two gloo ranks, 26 tables of 50,000 × 64 and two layers over them; forward, backward and update. `models`: one
+rank, with default losses, in processor time. `data`: one process that maps 100,000 rows held in memory, and reads
+manifests and epochs of Parquet files.
 """
 
 from __future__ import annotations
@@ -206,10 +207,64 @@ def data_cases(folder: Path) -> dict[str, Callable[[], object]]:
     return cases
 
 
-def serve_data(folder: Path) -> None:
+def model_cases() -> dict[str, Callable[[], object]]:
+    """Three steps of each built-in model, by name: forward, backward and updates."""
+    from rayrec.distributed import DistributedModelParallel, EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
+    from rayrec.models import MODELS, Batch, TwoTower, hstu, sasrec
+    from rayrec.modules import EmbeddingBagConfig, EmbeddingConfig
+    from rayrec.sparse import KeyedJaggedTensor
+
+    rows, dim, draw = 20_000, 32, torch.Generator().manual_seed(0)
+
+    def tables_of(kind: Any, names: Sequence[str]) -> list[Any]:
+        return [kind(name=n, num_embeddings=rows, embedding_dim=dim, feature_names=[n]) for n in names]
+
+    def case(make: Callable[..., nn.Module], names: Sequence[str], batch: int, most: int, dense: int) -> Any:
+        """The first feature is a list of up to `most` ids, if `most` is above 1; the others are single ids."""
+        lengths = torch.ones(len(names), batch, dtype=torch.int64)
+        if most > 1:
+            lengths[0] = torch.randint(2, most + 1, (batch,), generator=draw)
+        values = torch.randint(0, rows, (int(lengths.sum()),), generator=draw)
+        kjt = KeyedJaggedTensor(list(names), values, lengths=lengths.view(-1), stride=batch)
+        label = (torch.rand(batch, generator=draw) < 0.5).float()
+        item = Batch(torch.rand(batch, dense, generator=draw), kjt, label)
+        settings = {"learning_rate": 0.01}
+        sharders: list[Any] = [EmbeddingBagCollectionSharder(settings), EmbeddingCollectionSharder(settings)]
+        model = DistributedModelParallel(make(), device=torch.device("cpu"), sharders=sharders)
+        adam = torch.optim.Adam(model.dense_parameters().values(), lr=1e-3)
+
+        def steps() -> None:
+            for _ in range(3):
+                adam.zero_grad()
+                model(item)[0].backward()
+                adam.step()
+
+        return steps
+
+    ids, numbers = [f"f{n}" for n in range(26)], 13
+    bags = tables_of(EmbeddingBagConfig, ids)
+    histories = tables_of(EmbeddingConfig, ["seen"])
+    arches: dict[str, dict[str, Any]] = {
+        "dlrm": {"dense_arch": [128, dim], "over_arch": [256, 128, 1]},
+        "deepfm": {"deep_arch": [256, 128, 1]},
+        "dcn": {"dense_arch": [128, dim], "over_arch": [256, 128, 1]},
+    }
+    cases = {
+        f"{name}, batch {batch}": case(partial(MODELS[name], bags, numbers, **args), ids, batch, 1, numbers)
+        for name, args in arches.items()
+        for batch in (64, 1024)
+    }
+    towers = tables_of(EmbeddingConfig, ["liked", "item", "user"])
+    names = ["liked", "item", "user"]
+    cases["two_tower, batch 512"] = case(partial(TwoTower, towers, 2, item="item"), names, 512, 20, 2)
+    for make in (sasrec, hstu):
+        made = partial(make, histories, 0, history="seen", max_length=50)
+        cases[f"{make.__name__}, batch 128"] = case(made, ["seen"], 128, 51, 0)
+    return cases
+
+
+def serve_cases(cases: dict[str, Callable[[], object]]) -> None:
     """Times the cases whose numbers arrive on standard input, in processor time of one process."""
-    torch.set_num_threads(1)
-    cases = data_cases(folder)
     calls = []  # of a round: in a single short one, the caches that the other process has emptied decide
     for act in cases.values():
         act()
@@ -261,7 +316,7 @@ def main() -> None:
 
     parser = arguments(__doc__)
     parser.add_argument("other", type=Path, help="the other checkout")
-    parser.add_argument("--what", choices=["steps", "data"], default="steps")
+    parser.add_argument("--what", choices=["steps", "models", "data"], default="steps")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="", metavar="TEXT", help="time the cases whose names contain the text")
     args = parser.parse_args()
@@ -295,8 +350,9 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] != ["--serve"]:
         main()
-    elif sys.argv[2] == "data":
-        serve_data(Path(sys.argv[3]))
+    elif sys.argv[2] != "steps":
+        torch.set_num_threads(1)
+        serve_cases(data_cases(Path(sys.argv[3])) if sys.argv[2] == "data" else model_cases())
     else:
         store = f"{sys.argv[3]}/{os.getpid()}"
         peer = mp.get_context("spawn").Process(target=serve_steps, args=(1, store))

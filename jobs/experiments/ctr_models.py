@@ -3,8 +3,9 @@
 Each model is trained on Census-Income and MovieLens-100K (by time) with the same rows, batches, widths, initial
 weights, optimizer (Adam on all parameters) and epoch as the peer that is put together of FuxiCTR's layers (see
 `peers.py`). Both score all rows equally before the first step, and the epoch is the best of their mean on validation.
-The peers of DeepFM, xDeepFM and Wide & Deep have FuxiCTR's weight for each id and number; rayrec's DeepFM and xDeepFM
-project an id's vector, and its Wide & Deep has no linear part of the numbers and scales the weights of each feature.
+The peers of DeepFM, xDeepFM and Wide & Deep have FuxiCTR's weight for each id and number; rayrec's xDeepFM projects
+the vectors of ids and numbers, its DeepFM those of numbers, and its Wide & Deep has no linear part of the numbers and
+scales the weights of each feature.
 
 FuxiCTR's package holds its layers, not its models, and no self-attention between fields, mask blocks, gates or Wukong:
 these parts of the peers are plain torch here, by the papers' formulas.
@@ -38,7 +39,7 @@ from rayrec.models import MODELS, Batch
 from rayrec.modules import EmbeddingBagConfig
 from rayrec.sparse import KeyedJaggedTensor
 
-DIM, HIDDEN, BATCH, EPOCHS, LR = 8, [64, 32], 1024, 4, 0.002
+DIM, HIDDEN, BATCH, EPOCHS, LR = 8, [64, 32], 1024, 3, 0.002
 # Quantiles of Student's distribution for intervals of 95 %, by the number of seeds.
 T_95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 # The widths of both sides; the peers read the same names.
@@ -92,8 +93,9 @@ class Data:
 
     @classmethod
     def movielens(cls, folder: Path) -> Data:
-        """The prepared rows by time: the last tenth of the training rows is for validation, the eval rows test."""
-        tables = {part: pq.read_table(folder / part) for part in ("train", "eval")}
+        """The prepared rows by time. The eval rows are the test, and nearly all of their users are new; so validation
+        has those of the last tenth of the training rows whose users are new."""
+        tables = {part: pq.read_table(folder / part).sort_by("timestamp") for part in ("train", "eval")}
         numbers = ["age", "release_year", "user_count", "item_count", "user_lift", "item_mean"]
         id_names = ["user_id", "item_id", "gender", "occupation"]
         dense, ids = {}, {}
@@ -111,13 +113,15 @@ class Data:
             part: (
                 torch.from_numpy((dense[part] - center) / spread).float(),
                 torch.from_numpy(ids[part]).long(),
-                torch.from_numpy(tables[part]["label"].to_numpy()).float(),
+                torch.from_numpy(tables[part]["label"].to_numpy().astype(np.float32)),
             )
             for part in tables
         }
         cut = len(whole["train"][2]) * 9 // 10
         parts = {"train": Rows(*(x[:cut] for x in whole["train"])), "test": Rows(*whole["eval"])}
-        parts["validation"] = Rows(*(x[cut:] for x in whole["train"]))
+        users = whole["train"][1][:, id_names.index("user_id")]
+        is_new = ~torch.isin(users[cut:], users[:cut])
+        parts["validation"] = Rows(*(x[cut:][is_new] for x in whole["train"]))
         return cls("MovieLens-100K", numbers, rows, parts)
 
 
@@ -134,7 +138,7 @@ def ours(data: Data, name: str, seed: int) -> tuple[nn.Module, Callable[[Rows], 
         for table, rows in data.rows.items()
     ]
     args = {"numbers": "linear", **ARGS[name]}
-    if name == "wide_deep":  # a weight for each id, as the paper and FuxiCTR have it
+    if name in ("deepfm", "wide_deep"):  # a weight for each id, as the paper and FuxiCTR have it
         wide = [replace(table, name=f"{table.name}_wide", embedding_dim=1) for table in tables]
         args["wide"] = [f"{table}@{table}_wide" for table in names]
         tables += wide
@@ -240,7 +244,7 @@ def _first_order(
     numbers = len(data.numbers)
     match theirs.name:
         case "deepfm":
-            first_FD = mine.projection_FD.roll(numbers, 0)
+            first_FD = torch.cat([mine.projection_FD, torch.zeros(len(data.rows), DIM)])
         case "xdeepfm":
             first_FD = mine.linear.weight[0, : -theirs.cin.fc.in_features].view(-1, DIM)
         case "wide_deep":
@@ -252,6 +256,8 @@ def _first_order(
     for place, (name, layer) in enumerate(ones.embedding_layer.embedding_layer.embedding_layers.items()):
         if theirs.name == "wide_deep" and name in data.rows:
             layer.weight[1:] = tables[f"{name}_wide"] @ first_FD[place, :, None]
+        elif theirs.name == "deepfm" and name in data.rows:
+            layer.weight[1:] = tables[f"{name}_wide"]
         elif name in data.rows:
             layer.weight[1:] = tables[name] @ first_FD[place, :, None]
         elif theirs.name == "wide_deep":

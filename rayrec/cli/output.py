@@ -93,9 +93,18 @@ def after_evaluation(run: str, checkpoint: str, model: str | None) -> None:
     """Suggests to export the checkpoint that was scored, or to index it if the built-in model is a retriever."""
     from rayrec.models import RETRIEVERS
 
-    name = Path(run.partition("?")[0]).name if "://" in run else Path(run).absolute().name
     command, folder = ("index", "indexes") if model in RETRIEVERS else ("export", "exports")
-    next_is("rayrec", command, _short(run), _free(folder, name), *_checkpoint(checkpoint))
+    next_is("rayrec", command, _short(run), _free(folder, _name(run)), *_checkpoint(checkpoint))
+
+
+def after_tower(run: str, checkpoint: str, tower: str) -> None:
+    """Suggests to index the items of a retriever with the query tower that was exported."""
+    words = [_short(run), _free("indexes", _name(run)), *_checkpoint(checkpoint)]
+    next_is("rayrec", "index", *words, "--tower", tower)
+
+
+def _name(run: str) -> str:
+    return Path(run.partition("?")[0]).name if "://" in run else Path(run).absolute().name
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from rayrec._runtime.stop_signals import STOP_SIGNALS
 from rayrec.cli.options import AllowCode, WhichCheckpoint, path
-from rayrec.cli.output import next_is
+from rayrec.cli.output import after_tower, next_is
 from rayrec.cli.text_files import reads_text_files
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def export(
     _show_parity(parity_report)
     if exported.index.inputs.query is None:
         next_is("rayrec", "serve", str(out))
+    else:
+        after_tower(source, checkpoint, str(out))
 
 
 def _show_parity(parity: Parity) -> None:

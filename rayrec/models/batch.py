@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -34,6 +35,53 @@ class Sequence:
         return next(iter(self.ids.values())).lengths()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a retriever computes on the host for a training step, so that the step never waits for the device.
+
+    Args:
+        drawn: `[C]`, the candidates that the loss draws.
+        lookup: ids of the batch and of `drawn`: the input of the model's collection, which a `TrainPipeline`
+            recognizes. None: the model looks up ids of its own.
+        index: int64 `[n]` by name, e.g. positions; copied to the device as one tensor.
+        widths: widths of the buckets of histories, if `index` has a layout.
+        pool_sizes: for in-batch losses, the number of candidates of each rank in `index["pool"]`, which then has those
+            of all ranks, and `index` also their distinct ids, "met", with their counts, "times_met". None: "pool"
+            has this rank's.
+    """
+
+    drawn: torch.Tensor
+    lookup: KeyedJaggedTensor | None = None
+    index: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
+    pool_sizes: tuple[int, ...] | None = None
+
+    def map(self, function: Callable[[Any], Any]) -> Prepared:
+        """The same with `function` applied to all tensors."""
+        names = [*self.index, ""]
+        tensors = [*self.index.values(), self.drawn]
+        packed: torch.Tensor = function(_packed(tensors))
+        parts = dict(zip(names, packed.split([len(tensor) for tensor in tensors]), strict=True))
+        lookup = None if self.lookup is None else function(self.lookup)
+        return replace(self, drawn=parts.pop(""), lookup=lookup, index=parts)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.drawn, *self.index.values()]
+
+
+def _packed(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The tensors one after the other, without a copy if they lie so in memory already, e.g. pinned memory."""
+    first, total = tensors[0], sum(len(tensor) for tensor in tensors)
+    starts = accumulate((len(tensor) for tensor in tensors), initial=first.storage_offset())
+    storage = first.untyped_storage().data_ptr()
+    if all(
+        tensor.is_contiguous() and tensor.untyped_storage().data_ptr() == storage and tensor.storage_offset() == start
+        for tensor, start in zip(tensors, starts, strict=False)
+    ):
+        return first.as_strided((total,), (1,))
+    return torch.cat(tensors)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B examples: dense features, sparse features and labels.
@@ -47,6 +95,7 @@ class Batch:
         time: int64 [B], seconds since 1970 (UTC); only in evaluation, if the schema has one.
         layout: names of the sequences, with the features of `sparse` in each.
         lists: times and numbers of the sequences, by `sequence.name`; read them from `sequences`.
+        prepared: what a retriever adds on the host; see `Retriever.prepare`.
     """
 
     dense: torch.Tensor
@@ -57,6 +106,12 @@ class Batch:
     time: torch.Tensor | None = None
     layout: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lists: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    prepared: Prepared | None = None
+
+    @property
+    def looked_up(self) -> KeyedJaggedTensor:
+        """The input of the model's collections."""
+        return self.sparse if self.prepared is None or self.prepared.lookup is None else self.prepared.lookup
 
     @property
     def sequences(self) -> dict[str, Sequence]:
@@ -90,12 +145,17 @@ class Batch:
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keeps the memory of the tensors on a GPU from reuse until the work queued on `stream` is done."""
         self.sparse.record_stream(stream)
-        for tensor in (self.dense, self.label, self.weight, self.group, self.time, *self.lists.values()):
+        added = [] if self.prepared is None else self.prepared.tensors()
+        if self.looked_up is not self.sparse:
+            self.looked_up.record_stream(stream)
+        for tensor in (self.dense, self.label, self.weight, self.group, self.time, *self.lists.values(), *added):
             if tensor is not None and tensor.is_cuda:
                 tensor.record_stream(stream)
 
     def _map(self, function: Callable[[Any], Any]) -> Batch:
-        tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("layout", "lists")}
+        others = ("layout", "lists", "prepared")
+        tensors = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in others}
         mapped = {name: None if tensor is None else function(tensor) for name, tensor in tensors.items()}
         lists = {name: function(tensor) for name, tensor in self.lists.items()}
-        return Batch(**mapped, layout=self.layout, lists=lists)  # type: ignore[arg-type]
+        prepared = None if self.prepared is None else self.prepared.map(function)
+        return Batch(**mapped, layout=self.layout, lists=lists, prepared=prepared)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -20,37 +21,54 @@ class DeepFM(Ranker):
 
     A field is a sparse feature, with the pooled vector of its ids, an attended history, or a dense feature, with its
     value times a learned vector or, by `numbers`, another vector of its value. The weight w_i of a field is a learned
-    projection of its vector, so an id needs no second table. With several labels, each has its own bias, projections
-    and MLP output, and all share the pairwise sum.
+    projection of its vector, so an id needs no second table; or, as in the paper, ids have weights of their own, in
+    tables of dim 1. With several labels, each has its own bias, projections and MLP output, and all share the pairwise
+    sum and the ids' own weights.
 
     Args:
-        tables: embedding tables, all with the same `embedding_dim` D.
+        tables: embedding tables, all with the same `embedding_dim` D, except those of `wide`.
         num_dense: N, the number of dense features; may be 0.
         deep_arch: layer widths of the MLP; the last is the number of labels.
+        wide: features of tables of dim 1, whose ids have their weights there; of a feature that several tables read,
+            `feature@table`. Only dense features then have projections. Empty: all fields have.
         inputs: fields of `ModelInputs`.
 
     Raises:
         ValueError: the widths do not match; names the setting to change.
     """
 
+    _in_wide: torch.Tensor
+    _in_fields: torch.Tensor
+
     def __init__(
         self,
         tables: Sequence[EmbeddingBagConfig],
         num_dense: int,
         deep_arch: Sequence[int],
+        wide: Sequence[str] = (),
         **inputs: Annotated[Any, ModelInputs],
     ) -> None:
         settings = ModelInputs(**inputs)
-        dim, device = common_dim("deepfm", tables), settings.device
+        dim, device = common_dim("deepfm", [t for t in tables if not wide or t.embedding_dim > 1]), settings.device
+        if wide and settings.number_dim is None:
+            settings = replace(settings, number_dim=dim)
         # Numbers that are plain have vectors of this class, as in checkpoints from before other forms existed.
         is_plain = settings.numbers == "plain"
-        super().__init__(tables, num_dense, settings, fields=None if is_plain else "deepfm")
-        num_fields = (self.input.width - self.input.numbers_width) // dim + num_dense
-        self.dim = dim
+        super().__init__(tables, num_dense, settings, fields=None if is_plain or wide else "deepfm")
+        first = self.input.numbers_width
+        in_wide = [column - first for column in self.input.columns(wide, "deepfm: wide")]
+        in_fields = [column for column in range(self.input.width - first) if column not in set(in_wide)]
+        if len(in_fields) % dim or len(in_wide) != len(wide):
+            raise ValueError(f"deepfm: wide={list(wide)} must be all features of the tables of dim 1, and no others")
+        num_fields = len(in_fields) // dim + num_dense
+        self.dim, self.wide = dim, len(in_wide)
+        self.register_buffer("_in_wide", torch.tensor(in_wide, device=device).long(), persistent=False)
+        self.register_buffer("_in_fields", torch.tensor(in_fields, device=device).long(), persistent=False)
         self.embedding_bags = self.input.lookup.release_bags()
         self.dense_vectors_ND = nn.Parameter(torch.empty(num_dense, dim, device=device)) if is_plain else None
         labels = () if settings.task_weights is None else (settings.num_labels,)
-        self.projection_FD = nn.Parameter(torch.empty(num_fields, dim, *labels, device=device))
+        projected = num_dense if wide else num_fields
+        self.projection_FD = nn.Parameter(torch.empty(projected, dim, *labels, device=device))
         self.bias = nn.Parameter(torch.empty(labels, device=device))
         self.deep = settings.mlp(num_fields * dim, deep_arch, logits_of="deepfm.deep_arch")
         self.reset_parameters()
@@ -67,8 +85,15 @@ class DeepFM(Ranker):
             numbers_BV = self.input.numbers(batch)
         else:
             numbers_BV = (batch.dense[:, :, None] * self.dense_vectors_ND).flatten(1)
-        flat_BV = torch.cat([self.input.vectors(batch, self.embedding_bags), numbers_BV], dim=1)
-        linear_BT = self.bias + flat_BV @ self.projection_FD.flatten(0, 1).view(flat_BV.shape[1], -1)
+        vectors_BV = self.input.vectors(batch, self.embedding_bags)
+        linear_BT: torch.Tensor | float = 0.0
+        if self.wide:
+            linear_BT = vectors_BV.index_select(1, self._in_wide).sum(1, keepdim=True)
+            vectors_BV = vectors_BV.index_select(1, self._in_fields)
+        flat_BV = torch.cat([vectors_BV, numbers_BV], dim=1)
+        projection = self.projection_FD.flatten(0, 1)
+        projected_BV = numbers_BV if self.wide else flat_BV
+        linear_BT = linear_BT + self.bias + projected_BV @ projection.view(len(projection), -1)
         fields_BFD = flat_BV.unflatten(1, (-1, self.dim))
         outputs_BT: torch.Tensor = linear_BT + pairwise_sum(fields_BFD)[:, None] + self.deep(flat_BV)
         return outputs_BT

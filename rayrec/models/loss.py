@@ -268,9 +268,12 @@ def rank_mean(share: torch.Tensor, batch: Batch, group: comm.Group) -> torch.Ten
 
     The mean of these means, weighted by the ranks' row weights, is the global loss.
     """
-    rank_weight = torch.tensor(batch.total_weight, device=share.device)
+    if batch.weight is None:
+        rank_weight = torch.full((), float(batch.rows), device=share.device)
+    else:
+        rank_weight = batch.weight.sum(dtype=torch.float64).to(share.device, torch.float32)
     global_weight = comm.all_reduce(rank_weight.clone(), group)
-    return share * global_weight / rank_weight if rank_weight > 0 else share
+    return torch.where(rank_weight > 0, share * global_weight / rank_weight.clamp(min=1e-30), share)
 
 
 def _losses(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayrec.models.batch import Batch
+from rayrec.models.batch import Batch, Prepared
 from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import (
     EvalQueries,
@@ -72,8 +72,22 @@ class NextItem(Retriever):
 
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
         """Returns a pair for each position except the last of each row."""
+        prepared = self._prepared(batch, drawn) if batch.prepared is None else batch.prepared
+        assert prepared.lookup is not None
+        inputs, following, ids = (prepared.index[name] for name in ("inputs", "following", "positives"))
+        layout = Layout.of_parts(prepared.index, prepared.widths)
+        vectors_CD = self.item_vectors.embeddings(prepared.lookup)[self.item].values()
+        vectors_TD, drawn_CD = vectors_CD.split([len(vectors_CD) - len(drawn), len(drawn)])
+        return Pairs(
+            query=self.encode(vectors_TD[inputs], layout),
+            ids=ids,
+            items=normalized(vectors_TD[following], self.normalize),
+            drawn=normalized(drawn_CD, self.normalize),
+            weight=None if batch.weight is None else batch.weight[layout.row_of],
+        )
+
+    def _prepared(self, batch: Batch, drawn: torch.Tensor) -> Prepared:
         history = self.history(batch).last(self.max_length + 1)
-        vectors_TD, drawn_CD = self.item_vectors(history.ids, drawn)
         inputs, following = before_next(history.offsets, len(history.ids))
         lengths = (history.offsets.diff() - 1).clamp(min=0)
         times = history.times
@@ -81,14 +95,14 @@ class NextItem(Retriever):
             F.pad(lengths.cumsum(0), (1, 0)),
             times=None if times is None else times[inputs],
             next_times=None if times is None else times[following],
+            total=len(inputs),
         )
-        return Pairs(
-            query=self.encode(vectors_TD[inputs], layout),
-            ids=history.ids[following],
-            items=normalized(vectors_TD[following], self.normalize),
-            drawn=normalized(drawn_CD, self.normalize),
-            weight=None if batch.weight is None else batch.weight[layout.row_of],
-        )
+        index, widths = layout.parts()
+        index |= {"inputs": inputs, "following": following, "positives": history.ids[following]}
+        if self.loss.kind.in_batch:
+            index["pool"] = index["positives"]
+        lookup = self.item_vectors.lookup(history.ids, drawn)
+        return Prepared(drawn=drawn, lookup=lookup, index=index, widths=widths)
 
     def query(self, batch: Batch) -> torch.Tensor:
         """Returns `[B, D]`, the query after the newest item of each row; zeros for a row without history.

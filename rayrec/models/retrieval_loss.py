@@ -26,10 +26,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.distributed import comm
+from rayrec.models.batch import Prepared
 from rayrec.models.corpus import Corpus
 from rayrec.models.samplers import (
     SAMPLERS,
-    Candidates,
     KnownFrequency,
     PopularitySampler,
     StreamingFrequency,
@@ -235,15 +235,17 @@ class RetrievalLoss(nn.Module):
             self._step = int(self.steps)
         return self._step
 
-    def draw(self, group: comm.Group = None) -> Candidates:
-        """Returns the candidates of the step: identical on every rank; for `softmax`, the rank's part of all items; for
-        `in_batch`, none."""
-        device = self.steps.device
+    def draw(self, group: comm.Group = None, step: int | None = None) -> torch.Tensor:
+        """Returns the candidates of a step on the host: identical on every rank; for `softmax`, the rank's part of all
+        items; for `in_batch`, none.
+
+        Args:
+            step: number of the step; default: the next one.
+        """
         if self.sampler is not None:
-            return self.sampler.draw(self.step, device)
+            return self.sampler.draw(self.step if step is None else step)
         part = range(0) if self.kind.in_batch else self._part(group)
-        ids = self.corpus.rows(torch.arange(part.start, part.stop, device=device))
-        return Candidates(ids, torch.zeros(len(ids), device=device))
+        return self.corpus.rows(torch.arange(part.start, part.stop))
 
     def _part(self, group: comm.Group) -> range:
         """The items of this rank."""
@@ -258,12 +260,15 @@ class RetrievalLoss(nn.Module):
     def _is_item(self, ids: torch.Tensor) -> torch.Tensor:
         return self.corpus.items(ids) >= 0
 
-    def forward(self, pairs: Pairs, drawn: Candidates, group: comm.Group) -> torch.Tensor:
+    def forward(
+        self, pairs: Pairs, drawn: torch.Tensor, group: comm.Group, prepared: Prepared | None = None
+    ) -> torch.Tensor:
         """Returns this rank's share of the loss; the sum over ranks is the weighted mean over positions. Collective.
 
         Args:
             pairs: positive pairs of this rank, with the vectors of the candidates. A pair of no item has no weight.
-            drawn: the result of `draw`.
+            drawn: the result of `draw`, on the device.
+            prepared: has the in-batch candidates of all ranks, if they were gathered ahead.
         """
         weights_P = pairs.weights * self._is_item(pairs.ids)
         total = comm.all_reduce(weights_P.detach().sum(), group).clamp(min=1e-12)
@@ -280,13 +285,18 @@ class RetrievalLoss(nn.Module):
                     return _CorpusSoftmax.apply(self._block_rows(len(vectors)), *inputs)
                 part, most = self._part(group), -(-len(self.corpus) // group.size())
                 return _ShardedSoftmax.apply(self._block_rows(most), group, part.start, *inputs)
-        candidates = [(drawn.ids, pairs.drawn, drawn.log_q)] if self.sampler is not None else []
+        candidates = [(drawn, pairs.drawn, self.sampler.log_q(drawn))] if self.sampler is not None else []
         log_q_P = pairs.query.new_zeros(len(pairs.ids)) if self.sampler is None else self.sampler.log_q(pairs.ids)
         if self.frequency is not None:
             pool_ids, pool_vectors = pairs.pool
-            counts = comm.all_gather(torch.tensor([len(pool_ids)], device=pool_ids.device), group).flatten().tolist()
-            all_ids = comm.all_gather_uneven(pool_ids, group)
-            log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, step)
+            if prepared is not None and prepared.pool_sizes is not None:
+                counts, all_ids = list(prepared.pool_sizes), prepared.index["pool"]
+                met = prepared.index["met"], prepared.index["times_met"]
+            else:
+                sizes = comm.all_gather(torch.tensor([len(pool_ids)], device=pool_ids.device), group)
+                counts, all_ids = sizes.flatten().tolist(), comm.all_gather_uneven(pool_ids, group)
+                met = all_ids.unique(return_counts=True)
+            log_q = self.frequency.log_q(torch.cat([all_ids, pairs.ids]), all_ids, step, met)
             log_q_C = log_q[: len(all_ids)].masked_fill(~self._is_item(all_ids), -MASKED)
             candidates.append((all_ids, comm.gather_rows(pool_vectors, counts, group), log_q_C))
             log_q_P = log_q[len(all_ids) :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayrec.distributed import comm
-from rayrec.models.batch import Batch
+from rayrec.models.batch import Batch, Prepared
 from rayrec.models.loss import rank_mean
 from rayrec.models.retrieval_loss import Pairs, RetrievalLoss, with_temperature
 from rayrec.modules import EmbeddingCollection
@@ -103,16 +103,56 @@ class Retriever(nn.Module, ABC):
         """Sets the ranks of the loss; called when the tables are sharded over `group`."""
         self.group = group
 
+    def prepare(self, batch: Batch, step: int | None = None, hosts: comm.Group = None) -> Batch:
+        """Returns the batch with the candidates of its training step, and what the step needs to know on the host.
+
+        The trainer calls it for batches on the host, ahead of their steps; `forward` calls it for others.
+
+        Args:
+            step: number of the step, as `self.loss.step` counts; default: the next one.
+            hosts: group of the same ranks for CPU tensors, over which the candidates of an in-batch loss are gathered
+                here; all ranks then call this. None: they are gathered in the step, if there are several ranks.
+        """
+        on_host = batch
+        if batch.label.device.type != "cpu":
+            lists = {name: values.cpu() for name, values in batch.lists.items()}
+            on_host = replace(batch, sparse=batch.sparse.on_host(), label=batch.label.cpu(), lists=lists)
+        on_host.sparse.length_per_key()  # kept, so that nothing on the device is read for it
+        prepared = self._prepared(on_host, self.loss.draw(self.group, step))
+        if "pool" in prepared.index and (hosts is not None or self.group is None or self.group.size() == 1):
+            prepared = _with_all_candidates(prepared, hosts)
+        return replace(batch, prepared=prepared)
+
+    def _prepared(self, batch: Batch, drawn: torch.Tensor) -> Prepared:
+        """Returns what `pairs` reads, on the host, where the batch and `drawn` are."""
+        return Prepared(drawn=drawn)
+
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the loss, and zeros `[B]` as logits. Collective, also for an empty batch.
 
         Each rank returns its share; the weighted sum over ranks is the global mean loss.
         """
-        drawn = self.loss.draw(self.group)
-        share = self.loss(self.pairs(batch, drawn.ids), drawn, self.group)
+        if batch.prepared is None:
+            prepared = self.prepare(batch).prepared
+            assert prepared is not None
+            device = batch.label.device
+            batch = replace(batch, prepared=prepared.map(lambda tensor: tensor.to(device, non_blocking=True)))
+        assert batch.prepared is not None
+        drawn = batch.prepared.drawn
+        share = self.loss(self.pairs(batch, drawn), drawn, self.group, batch.prepared)
         loss = rank_mean(share, batch, self.group)
         # `share * 0` keeps the collectives in the backward of a rank with an empty batch.
         return loss, share * 0 + share.new_zeros(batch.rows)
+
+
+def _with_all_candidates(prepared: Prepared, hosts: comm.Group) -> Prepared:
+    """Gathers the candidates of an in-batch loss from all ranks."""
+    own = prepared.index["pool"]
+    sizes = comm.all_gather(torch.tensor([len(own)]), hosts).flatten().tolist()
+    pool = comm.all_gather_uneven(own, hosts)
+    met, times_met = pool.unique(return_counts=True)
+    index = {**prepared.index, "pool": pool, "met": met, "times_met": times_met}
+    return replace(prepared, index=index, pool_sizes=tuple(sizes))
 
 
 def small_normal(rows: torch.Tensor) -> None:
@@ -145,14 +185,19 @@ class ItemVectors(nn.Module):
 
     def forward(self, *ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns vectors `[n, D]` for each tensor of ids `[n]`, with a single lookup."""
-        all_ids = torch.cat(ids)
         if torch.compiler.is_exporting():  # `torch.tensor` and `len` would make constants of sizes: each id is a row
+            all_ids = torch.cat(ids)
             lengths, total = torch.ones_like(all_ids), all_ids.shape[0]
             kjt = KeyedJaggedTensor([self.feature], all_ids, lengths=lengths, length_per_key=[total])
             return self.embeddings(kjt)[self.feature].values().split([tensor.shape[0] for tensor in ids])
-        lengths = torch.tensor([len(all_ids)], device=all_ids.device)
-        vectors = self.embeddings(KeyedJaggedTensor([self.feature], all_ids, lengths=lengths))
-        return vectors[self.feature].values().split([len(tensor) for tensor in ids])
+        vectors = self.embeddings(self.lookup(*ids))[self.feature].values()
+        return vectors.split([len(tensor) for tensor in ids])
+
+    def lookup(self, *ids: torch.Tensor) -> KeyedJaggedTensor:
+        """The input of the table for ids `[n]`, one after the other."""
+        all_ids = torch.cat(ids)
+        lengths = torch.full((1,), len(all_ids), device=all_ids.device)
+        return KeyedJaggedTensor([self.feature], all_ids, lengths=lengths, length_per_key=[len(all_ids)])
 
 
 def only_table_of(feature: str, tables: Sequence[BaseEmbeddingConfig]) -> BaseEmbeddingConfig:

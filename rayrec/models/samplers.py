@@ -7,21 +7,12 @@ another number of ranks, draws the same ids.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from rayrec.models.corpus import Corpus
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Candidates of a step: ids `[C]`, and the log of the expected count of each among them, `[C]`."""
-
-    ids: torch.Tensor
-    log_q: torch.Tensor
 
 
 class UniformSampler(nn.Module):
@@ -35,12 +26,10 @@ class UniformSampler(nn.Module):
         super().__init__()
         self.corpus, self.count, self.seed = Corpus(num_items), count, seed
 
-    def draw(self, step: int, device: torch.device) -> Candidates:
-        """Returns the candidates of `step`; identical on every rank."""
-        generator = _generator(self.seed, step)
-        items = torch.randint(len(self.corpus), (self.count,), generator=generator)
-        ids = self.corpus.rows(items.to(device, non_blocking=True))
-        return Candidates(ids, self.log_q(ids))
+    def draw(self, step: int) -> torch.Tensor:
+        """Returns the ids `[count]` of the candidates of `step` on the host; identical on every rank."""
+        items = torch.randint(len(self.corpus), (self.count,), generator=_generator(self.seed, step))
+        return self.corpus.rows(items)
 
     def log_q(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the log of the expected count of each id in a draw."""
@@ -64,7 +53,7 @@ class PopularitySampler(nn.Module):
         super().__init__()
         self.corpus, self.count, self.seed, self.power = Corpus(num_items), count, seed, power
         self.register_buffer("_weights", torch.zeros(num_items, dtype=torch.float64), persistent=kept)
-        self._cumulated: torch.Tensor | None = None
+        self._cumulated: torch.Tensor | None = None  # on the host
         self._total: torch.Tensor | None = None  # `total`, kept while `_cumulated` is
 
     @property
@@ -76,26 +65,25 @@ class PopularitySampler(nn.Module):
         """Sets the count of each item."""
         counts = counts_I.to(self._weights)
         self._weights.copy_(torch.where(counts > 0, counts**self.power, 0.0))
-        self._cumulated = None
+        self._cumulated = self._total = None
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._cumulated = None
+        self._cumulated = self._total = None
 
-    def draw(self, step: int, device: torch.device) -> Candidates:
-        """See `UniformSampler.draw`."""
-        if self._cumulated is None or self._cumulated.device != self._weights.device:
+    def draw(self, step: int) -> torch.Tensor:
+        """See `UniformSampler.draw`. Waits for the device after the counts have changed."""
+        if self._cumulated is None:
             weights = self._of_items()
-            sums = weights.cumsum(0)
+            sums = weights.cpu().cumsum(0)
             self._cumulated, self._total = sums / sums[-1], weights.sum()
         uniform = torch.rand(self.count, generator=_generator(self.seed, step), dtype=torch.float64)
-        places = torch.searchsorted(self._cumulated, uniform.to(device, non_blocking=True), right=True)
-        ids = self.corpus.rows(places.clamp(max=len(self._cumulated) - 1))
-        return Candidates(ids, self.log_q(ids))
+        places = torch.searchsorted(self._cumulated, uniform, right=True)
+        return self.corpus.rows(places.clamp(max=len(self._cumulated) - 1))
 
     def log_q(self, ids: torch.Tensor) -> torch.Tensor:
         """See `UniformSampler.log_q`."""
-        total = self.total if self._cumulated is None or self._total is None else self._total
+        total = self.total if self._total is None or self._total.device != ids.device else self._total
         return (self._weights[ids] / total * self.count).clamp(min=1e-12).log().float()
 
     def _of_items(self) -> torch.Tensor:
@@ -130,8 +118,14 @@ class KnownFrequency(nn.Module):
         """Sets the count of each item."""
         self._counts.copy_(counts_I)
 
-    def log_q(self, ids: torch.Tensor, all_ids: torch.Tensor, step: int) -> torch.Tensor:
-        """Returns `[len(ids)]`; `all_ids` are the candidates of all ranks."""
+    def log_q(
+        self,
+        ids: torch.Tensor,
+        all_ids: torch.Tensor,
+        step: int,
+        met: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Returns `[len(ids)]`; `all_ids` are the candidates of all ranks, `met` their distinct ids and counts."""
         share = self._counts[ids].clamp(min=0.5) / self.total  # an item with count 0 may still occur
         return (share * max(len(all_ids), 1)).log().float()
 
@@ -159,11 +153,17 @@ class StreamingFrequency(nn.Module):
         self.register_buffer("_last", torch.zeros(num_items, dtype=torch.int64))
         self.register_buffer("_gap", torch.zeros(num_items))
 
-    def log_q(self, ids: torch.Tensor, all_ids: torch.Tensor, step: int) -> torch.Tensor:
+    def log_q(
+        self,
+        ids: torch.Tensor,
+        all_ids: torch.Tensor,
+        step: int,
+        met: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """See `KnownFrequency.log_q`. In training, updates the estimate with the occurrences of this step first."""
         average = max(len(self.corpus) / max(len(all_ids), 1), 1.0)
         if self.training:
-            seen, counts = all_ids.unique(return_counts=True)
+            seen, counts = all_ids.unique(return_counts=True) if met is None else met
             last, mean = self._last[seen], self._gap[seen]
             gap = (step + 1 - last).float()
             # The gap belongs to all occurrences of the step. Dividing by the count that the mean predicts (of a Poisson

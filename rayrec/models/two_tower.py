@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rayrec.models.batch import Batch
+from rayrec.models.batch import Batch, Prepared
 from rayrec.models.loss import common_dim
 from rayrec.models.retrieval_loss import Pairs
 from rayrec.models.retriever import EvalQueries, QueryInputs, Retriever, normalized, only_table_of, small_normal
@@ -72,20 +72,18 @@ class TwoTower(Retriever):
         self.query_tower = MLP(width, list(towers), activation_on_last=False, device=device)
         self.item_tower = MLP(dim, list(towers), activation_on_last=False, device=device)
 
-    def _look_up(self, sparse: KeyedJaggedTensor | None, items: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns the vectors of the ids of each feature, with a single lookup.
-
-        The vectors of `items` follow those of the item feature, which requests lack.
-        """
-        if torch.compiler.is_exporting():
-            assert sparse is not None
-            return {name: jagged.values() for name, jagged in self.embeddings(sparse).items()}
+    def _lookup(self, sparse: KeyedJaggedTensor | None, items: torch.Tensor) -> KeyedJaggedTensor:
+        """Returns the input of the tables: `items` follow the ids of the item feature, which requests lack."""
         keys = () if sparse is None else sparse.keys()
         ids = [sparse[name].values() if name in keys else items.new_empty(0) for name in self.features]  # type: ignore[index]
         ids[self.features.index(self.item)] = torch.cat([ids[self.features.index(self.item)], items])
-        lengths = torch.tensor([len(tensor) for tensor in ids], device=items.device)
-        vectors = self.embeddings(KeyedJaggedTensor(self.features, torch.cat(ids), lengths=lengths))
-        return {name: vectors[name].values() for name in self.features}
+        counts = [len(tensor) for tensor in ids]
+        lengths = torch.tensor(counts, device=items.device)
+        return KeyedJaggedTensor(self.features, torch.cat(ids), lengths=lengths, length_per_key=counts)
+
+    def _vectors(self, lookup: KeyedJaggedTensor) -> dict[str, torch.Tensor]:
+        """Returns the vectors of the ids of each feature."""
+        return {name: jagged.values() for name, jagged in self.embeddings(lookup).items()}
 
     def _queries(self, batch: Batch, vectors: dict[str, torch.Tensor]) -> torch.Tensor:
         columns = [batch.dense]
@@ -96,29 +94,43 @@ class TwoTower(Retriever):
         return normalized(self.query_tower(torch.cat(columns, dim=1)), self.normalize)
 
     def pairs(self, batch: Batch, drawn: torch.Tensor) -> Pairs:
-        vectors = self._look_up(batch.sparse, drawn)
-        is_positive, ids = batch.label > 0, batch.sparse[self.item].values()
+        prepared = self._prepared(batch, drawn) if batch.prepared is None else batch.prepared
+        assert prepared.lookup is not None
+        vectors = self._vectors(prepared.lookup)
+        positive, negative = prepared.index["positive"], prepared.index["negative"]
+        ids = batch.sparse[self.item].values()
         if len(ids) != batch.rows:
             raise ValueError(
                 f"two_tower: feature {self.item!r} has {len(ids)} ids in {batch.rows} rows; it needs one id per row"
             )
         items = normalized(self.item_tower(vectors[self.item]), self.normalize)
-        hard = (ids[~is_positive], items[: batch.rows][~is_positive]) if self.loss.hard_negatives else None
+        hard = (ids[negative], items[: batch.rows][negative]) if self.loss.hard_negatives else None
         return Pairs(
-            query=self._queries(batch, vectors)[is_positive],
-            ids=ids[is_positive],
-            items=items[: batch.rows][is_positive],
+            query=self._queries(batch, vectors)[positive],
+            ids=ids[positive],
+            items=items[: batch.rows][positive],
             drawn=items[batch.rows :],
-            weight=None if batch.weight is None else batch.weight[is_positive],
+            weight=None if batch.weight is None else batch.weight[positive],
             hard=hard,
         )
 
+    def _prepared(self, batch: Batch, drawn: torch.Tensor) -> Prepared:
+        is_positive = batch.label > 0
+        index = {"positive": is_positive.nonzero().flatten(), "negative": (~is_positive).nonzero().flatten()}
+        if self.loss.kind.in_batch:
+            ids, negative = batch.sparse[self.item].values(), index["negative"]
+            pool = [ids[index["positive"]], *([ids[negative]] if self.loss.hard_negatives else [])]
+            index["pool"] = torch.cat(pool)
+        return Prepared(drawn=drawn, lookup=self._lookup(batch.sparse, drawn), index=index)
+
     def query(self, batch: Batch) -> torch.Tensor:
+        if torch.compiler.is_exporting():
+            return self._queries(batch, self._vectors(batch.sparse))
         no_items = torch.empty(0, dtype=torch.int64, device=batch.label.device)
-        return self._queries(batch, self._look_up(batch.sparse, no_items))
+        return self._queries(batch, self._vectors(self._lookup(batch.sparse, no_items)))
 
     def items(self, ids: torch.Tensor) -> torch.Tensor:
-        return normalized(self.item_tower(self._look_up(None, ids)[self.item]), self.normalize)
+        return normalized(self.item_tower(self._vectors(self._lookup(None, ids))[self.item]), self.normalize)
 
     def positives(self, batch: Batch) -> torch.Tensor:
         return batch.sparse[self.item].values()[batch.label > 0]

@@ -6,7 +6,7 @@ bucket, so that a row of 5 does not pay for a row of 200.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -84,6 +84,29 @@ class Layout:
     @property
     def device(self) -> torch.device:
         return self.offsets.device
+
+    def parts(self) -> tuple[dict[str, torch.Tensor], tuple[int, ...]]:
+        """What `of_parts` needs on another device: int64 tensors by name, and the widths of the buckets, the longest
+        row last."""
+        parts = {"offsets": self.offsets, "row_of": self.row_of, "position_in_row": self.position_in_row}
+        for number, bucket in enumerate(self.buckets):
+            names = zip(("rows", "source", "target"), (bucket.rows, bucket.source, bucket.target), strict=True)
+            parts |= {f"{name}{number}": tensor for name, tensor in names}
+        if self.times is not None and self.next_times is not None:
+            parts |= {"times": self.times, "next_times": self.next_times}
+        return parts, (*(bucket.width for bucket in self.buckets), self.longest)
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, torch.Tensor], widths: tuple[int, ...]) -> Layout:
+        """The layout of `parts`, maybe copied to another device, which nothing then waits for."""
+        layout = cls(parts["offsets"], parts.get("times"), parts.get("next_times"))
+        buckets = [
+            Bucket(parts[f"rows{number}"], width, parts[f"source{number}"], parts[f"target{number}"])
+            for number, width in enumerate(widths[:-1])
+        ]
+        known = {"row_of": parts["row_of"], "position_in_row": parts["position_in_row"]}
+        vars(layout).update(known, buckets=buckets, longest=widths[-1])
+        return layout
 
     @cached_property
     def row_of(self) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from rayrec.cli import run
 from rayrec.cli.app import app
-from rayrec.cli.output import after_evaluation, show
+from rayrec.cli.output import after_evaluation, after_tower, show
 from rayrec.train.terminal import plan_table
 
 NAME = "user_history_of_viewed_items"
@@ -84,3 +84,5 @@ def test_the_next_command_after_an_evaluation_fits_the_model(capsys: pytest.Capt
         assert capsys.readouterr().out == f"next: rayrec {command} --checkpoint best\n"
     after_evaluation("s3://b/runs/a?region=x", "newest", None)  # a model of the user's own
     assert capsys.readouterr().out == "next: rayrec export 's3://b/runs/a?region=x' exports/a\n"
+    after_tower("runs/a", "best", "tower")  # what was exported is a retriever's query
+    assert capsys.readouterr().out == "next: rayrec index runs/a indexes/a --checkpoint best --tower tower\n"

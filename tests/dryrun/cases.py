@@ -24,6 +24,8 @@ from rayrec.distributed import (
     comm,
 )
 from rayrec.distributed.plan.cuts import CUTS
+from rayrec.distributed.plan.module_sharder import modules_to_shard
+from rayrec.models import MODELS, RETRIEVERS, Batch, TwoTower
 from rayrec.modules import (
     DataType,
     EmbeddingBagCollection,
@@ -47,7 +49,8 @@ class Case:
 
     Args:
         plan: the sharding types that tables take in turn.
-        model: "sum", "mean", "weighted", "dedup" (pooled, each distinct id sent once) or "sequence".
+        model: "sum", "mean", "weighted", "dedup" (pooled, each distinct id sent once) or "sequence"; or one of
+            `BUILT_IN`, with histories.
         kernel: of every table.
         decay: L2 weight decay.
         hosts: of equally many ranks.
@@ -84,6 +87,43 @@ class Case:
             + "-pipelined" * self.pipelined
             + "-resumed" * self.resumed
         )
+
+
+BUILT_IN = ("sasrec", "hstu", "two_tower", "din")
+
+
+def built_in(case: Case) -> torch.nn.Module:
+    """A model with histories `f0`; a target `f1`, if there is one, is read from the same table."""
+    shape: dict[str, Any] = {
+        "num_embeddings": case.rows,
+        "embedding_dim": case.dim,
+        "data_type": DataType(case.data_type),
+    }
+    if case.model == "two_tower":
+        tables = [EmbeddingConfig(name=f"t{i}", feature_names=[f"f{i}"], **shape) for i in range(case.tables)]
+        loss = {"kind": "mixed", "negatives": 16}
+        return TwoTower(tables, 0, item="f1", towers=[16, 8], loss=loss, device=DEVICE)
+    item = ["f0", "f1"] if case.model == "din" else ["f0"]
+    tables = [EmbeddingBagConfig(name="t0", feature_names=item, **shape)]
+    if case.model == "din":
+        tables += [EmbeddingBagConfig(name=f"t{i}", feature_names=[f"f{i + 1}"], **shape) for i in (1, 2)]
+        attention = [{"history": ["f0"], "target": ["f1"]}]
+        return MODELS["din"](tables, 0, over_arch=[8, 1], attention=attention, device=DEVICE)
+    times = {"times": "h.at"} if case.model == "hstu" else {}
+    return RETRIEVERS[case.model](tables, 0, history="f0", max_length=case.longest, device=DEVICE, **times)
+
+
+def make_rows(case: Case, generator: torch.Generator) -> Batch:
+    """A batch of a built-in model on the host."""
+    names = {"two_tower": range(case.tables), "din": range(4)}.get(case.model, range(1))
+    lengths = [torch.ones(case.batch, dtype=torch.int64) for _ in names]
+    lengths[0] = torch.randint(0, case.longest + 2, (case.batch,), generator=generator)
+    total = int(sum(of.sum() for of in lengths))
+    values = torch.randint(0, case.rows, (total,), generator=generator)
+    kjt = KeyedJaggedTensor([f"f{i}" for i in names], values, lengths=torch.cat(lengths), stride=case.batch)
+    label, count = (torch.rand(case.batch, generator=generator) > 0.5).float(), int(lengths[0].sum())
+    lists = {"h.at": torch.arange(count)} if case.model == "hstu" else {}
+    return Batch(torch.empty(case.batch, 0), kjt, label, weight=torch.rand(case.batch), lists=lists)
 
 
 class Head(torch.nn.Module):
@@ -140,7 +180,17 @@ def make_model(case: Case) -> DistributedModelParallel:
     group = dist.group.WORLD
     assert group is not None
     env = ShardingEnv.from_process_group(group, case.world // case.hosts)
+    if case.model in BUILT_IN:
+        model, plan = built_in(case), plan_of(case).plan["tables"]
+        paths = modules_to_shard(model, sharders)
+        shardings = {path: {name: plan[name] for name in names_of(part)} for path, part, _ in paths}
+        return DistributedModelParallel(model, env=env, device=DEVICE, plan=ShardingPlan(shardings), sharders=sharders)
     return DistributedModelParallel(Head(case), env=env, device=DEVICE, plan=plan_of(case), sharders=sharders)
+
+
+def names_of(collection: Any) -> list[str]:
+    bags = isinstance(collection, EmbeddingBagCollection)
+    return [table.name for table in (collection.embedding_bag_configs() if bags else collection.embedding_configs())]
 
 
 def make_batch(case: Case, generator: torch.Generator) -> KeyedJaggedTensor:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch.distributed as dist
 
 from tests.dryrun.book import BOOK
 
@@ -69,16 +70,24 @@ def main() -> None:
 
 
 def measure(case: Any) -> dict[str, Any]:
-    from rayrec.distributed import TrainPipeline
-    from tests.dryrun.cases import make_batch, make_model
+    from rayrec.distributed import TrainPipeline, comm
+    from rayrec.models import Retriever
+    from tests.dryrun.cases import BUILT_IN, make_batch, make_model, make_rows
     from tests.dryrun.resume import save_spoil_and_load
+    from tests.dryrun.tensors import DEVICE
 
     generator = torch.Generator().manual_seed(0)
     model = make_model(case)
     dense = torch.optim.Adagrad(model.dense_parameters().values(), lr=0.01)
     state = model.state_dict(), model.fused_optimizer.state_dict()
-    batches = [make_batch(case, generator) for _ in range(case.steps + 2)]  # a pipeline reads ahead
-    source = iter(TrainPipeline(model).ahead(batches)) if case.pipelined else iter(batches)
+    batches: list[Any] = []
+    for number in range(case.steps + 2):  # a pipeline reads ahead
+        batch: Any = make_rows(case, generator) if case.model in BUILT_IN else make_batch(case, generator)
+        if isinstance(model.module, Retriever):
+            batch = model.module.prepare(batch, number, comm.host_group(dist.group.WORLD, DEVICE))
+        batches.append(batch.pin_memory())
+    ahead = TrainPipeline[Any](model, features=lambda batch: getattr(batch, "looked_up", batch)).ahead
+    source = iter(ahead(batches) if case.pipelined else batches)
     host_s, restored = [], 0
     for step in range(case.steps):
         counted = step == case.steps - 1
@@ -91,7 +100,7 @@ def measure(case: Any) -> dict[str, Any]:
         BOOK.on, BOOK.stage = True, "dense"
         start = time.process_time()
         batch = next(source)
-        loss = model(batch)
+        loss = model(batch)[0] if case.model in BUILT_IN else model(batch)
         BOOK.stage = "backward"
         dense.zero_grad()
         loss.backward()

@@ -338,6 +338,32 @@ def test_wide_features_are_in_the_wide_part_alone() -> None:
     torch.testing.assert_close(model(rows)[1], torch.stack(expected))
 
 
+def test_deepfm_has_the_papers_weight_of_each_id_from_tables_of_dim_1() -> None:
+    weights = EmbeddingBagConfig(name="w", num_embeddings=30, embedding_dim=1, feature_names=["item", "liked"])
+    wide = ["item@w", "liked@w"]
+    torch.manual_seed(1)
+    model = DeepFM([tables()[0], weights, tables()[1]], 3, deep_arch=[6, 1], wide=wide, tables_device="cpu")
+    rows = batch(7)
+    assert model.projection_FD.shape == (3, DIM)
+    user, first, _, item, liked = model.embedding_bags(rows.sparse).values().split([DIM, 1, 1, DIM, DIM], dim=1)
+    second = model.embedding_bags(rows.sparse).values()[:, DIM + 1]
+    expected = []
+    for i, x in enumerate(rows.dense):
+        every = [user[i], item[i], liked[i], *(v * of for v, of in zip(x, model.dense_vectors_ND, strict=True))]
+        logit = (
+            model.bias
+            + first[i, 0]
+            + second[i]
+            + sum(u @ v for u, v in zip(model.projection_FD, every[3:], strict=True))
+        )
+        logit = logit + sum(every[a] @ every[b] for a in range(6) for b in range(a + 1, 6))
+        expected.append(logit + model.deep(torch.cat(every)[None])[0, 0])
+    torch.testing.assert_close(model(rows)[1], torch.stack(expected))
+    for names in (["item@w"], ["item@item", *wide]):
+        with pytest.raises(ValueError, match="must be all features of the tables of dim 1, and no others"):
+            DeepFM([*tables(), weights], 3, deep_arch=[1], wide=names)
+
+
 def test_a_dcn_may_have_full_crosses_raw_dense_features_and_tables_of_any_width() -> None:
     wide = [*tables(), EmbeddingBagConfig(name="c", num_embeddings=4, embedding_dim=4, feature_names=["c"])]
     model = DCN(wide, 3, dense_arch=[], over_arch=[1], cross_rank=0, tables_device="cpu")

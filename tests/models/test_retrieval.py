@@ -64,7 +64,7 @@ def formula(model: NextItem, weights: torch.Tensor | None) -> float:
     kind, loss = model.loss_kind, model.loss  # type: ignore[attr-defined]
     table = model.item_vectors.embeddings.embeddings["item"].weight.detach().double()
     share = [count / sum(counts()) for count in counts()]
-    drawn = loss.draw().ids.tolist()
+    drawn = loss.draw().tolist()
     pairs, positives = [], []
     for row, whole in enumerate(SEQUENCES):
         kept = whole[-(MOST + 1) :]
@@ -245,10 +245,10 @@ def test_samplers_are_seeded_by_step_and_know_their_q() -> None:
     popular = PopularitySampler(ITEMS, 5000, 3, power=0.5)
     popular.set_counts(torch.tensor(counts()))
     for sampler in (UniformSampler(ITEMS, 5000, 3), popular):
-        first = sampler.draw(4, torch.device("cpu"))
-        assert torch.equal(first.ids, sampler.draw(4, torch.device("cpu")).ids)
-        assert not torch.equal(first.ids, sampler.draw(5, torch.device("cpu")).ids)
-        met = torch.bincount(first.ids, minlength=ITEMS)
+        first = sampler.draw(4)
+        assert torch.equal(first, sampler.draw(4))
+        assert not torch.equal(first, sampler.draw(5))
+        met = torch.bincount(first, minlength=ITEMS)
         torch.testing.assert_close(met.float(), sampler.log_q(torch.arange(ITEMS)).exp(), rtol=0.2, atol=0)
 
 
@@ -297,9 +297,31 @@ def test_a_run_that_goes_on_draws_what_it_would_have_drawn() -> None:
     model = make("sampled_softmax")
     model(batch())
     again = make("sampled_softmax")
-    assert not torch.equal(again.loss.draw().ids, model.loss.draw().ids)
+    assert not torch.equal(again.loss.draw(), model.loss.draw())
     again.load_state_dict(model.state_dict())
-    assert torch.equal(again.loss.draw().ids, model.loss.draw().ids)
+    assert torch.equal(again.loss.draw(), model.loss.draw())
+
+
+@pytest.mark.parametrize("kind", ["sampled_softmax", "mixed", "softmax"])
+def test_a_batch_prepared_ahead_trains_as_another(kind: str) -> None:
+    """Also if its candidates are drawn, and it is copied, before the steps before it."""
+
+    def losses(ahead: bool) -> list[float]:
+        model = make(kind)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [batch(), batch(SEQUENCES[::-1]), batch([[]])]
+        if ahead:
+            batches = [model.prepare(rows, number).to(DEVICE) for number, rows in enumerate(batches)]
+        found = []
+        for rows in batches:
+            optimizer.zero_grad()
+            loss, logits = model(rows)
+            (loss if rows.rows else logits.sum()).backward()
+            optimizer.step()
+            found.append(float(loss.detach()))
+        return found
+
+    assert losses(ahead=True) == losses(ahead=False)
 
 
 def test_wrong_settings_are_named() -> None:
@@ -443,10 +465,10 @@ def test_rows_without_an_item_are_neither_positives_nor_negatives(kind: str) -> 
     targets = torch.tensor([2, 0, 7, 5, 11, 2, 3, 1, 6])  # three are not items
     known = (targets >= 2) & (targets < 8)
     drawn, expected = large.draw(), small.draw()
-    assert torch.equal(drawn.ids, expected.ids + 2)
-    found = large(Pairs(query, targets, table[targets], table[drawn.ids]), drawn, None)
+    assert torch.equal(drawn, expected + 2)
+    found = large(Pairs(query, targets, table[targets], table[drawn]), drawn, None)
     own = targets[known]
-    wanted = small(Pairs(query[known], own - 2, table[own], table[drawn.ids]), expected, None)
+    wanted = small(Pairs(query[known], own - 2, table[own], table[drawn]), expected, None)
     if not LOSSES[kind].in_batch:  # whose estimate of q counts unknown items, too
         torch.testing.assert_close(found, wanted)
     else:
@@ -490,9 +512,9 @@ def test_counts_of_the_data_are_set_once_and_kept() -> None:
     loss.set_counts(torch.tensor(counts()))
     again = RetrievalLoss(ITEMS, **settings)
     again.load_state_dict(loss.state_dict())
-    assert not again.lacks_counts and torch.equal(again.draw().ids, loss.draw().ids)
+    assert not again.lacks_counts and torch.equal(again.draw(), loss.draw())
     share = torch.tensor(counts()) ** 0.75
-    found = torch.bincount(loss.draw().ids, minlength=ITEMS) / 4000
+    found = torch.bincount(loss.draw(), minlength=ITEMS) / 4000
     torch.testing.assert_close(found, share / share.sum(), rtol=0.2, atol=0)
     with pytest.raises(ValueError, match="at least one of the counts must be above 0"):
         loss.set_counts(torch.zeros(ITEMS))

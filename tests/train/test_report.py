@@ -275,6 +275,11 @@ def test_runs_are_listed_the_last_one_first(tmp_path: Path) -> None:
         ["first", "finished", "2.5", "90", "2", "5,123", "0.7041", "0.9300"],
         ["begun", "unfinished", "–", "0", "–", "–", "–", "–"],
     ]
+    found = {**eval_line(9, 0.5), "auc": None, "ne": None, "hr@10": 0.0803, "ndcg@10": 0.0428}
+    finder = write_run(tmp_path / "finder", [train_line(9), found], config="name: finder\n")
+    out = io.StringIO()
+    Console(file=out, width=150).print(list_table([read_run(finder)]))
+    assert re.search(r"samples/s +┃ +HR@10 +┃ +NDCG@10 ┃", out.getvalue()) and "0.0428" in out.getvalue()
     out = io.StringIO()
     Console(file=out, width=150).print(compare_table(runs[:2]))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines() if "│" in line]

@@ -57,11 +57,17 @@ def _remote_runs(uri: str) -> list[RunRecord]:
     return [run for run in in_threads(read, names) if run is not None]
 
 
+LISTED = ("auc", "ne", "rmse", "mrr", "hr@10", "ndcg@10")
+
+
 def list_table(runs: Sequence[RunRecord]) -> Table:
-    """One row per run: status and metrics."""
-    listing = table("run", "status", "began", "minutes>", "steps>", "workers>", "samples/s>", "AUC>", "NE>")
-    for run in runs:
-        scores, result = last_figures(run), run.result or {}
+    """One row per run: status, and the metrics that some run has."""
+    figures = [last_figures(run) for run in runs]
+    metrics = [name for name in LISTED if any(number(scores, name) is not None for scores in figures)]
+    heads = [f"{name.upper()}>" for name in metrics]
+    listing = table("run", "status", "began", "minutes>", "steps>", "workers>", "samples/s>", *heads)
+    for run, scores in zip(runs, figures, strict=True):
+        result = run.result or {}
         began = "–" if run.first_time is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(run.first_time))
         lasted = None if run.first_time is None or run.last_time is None else (run.last_time - run.first_time) / 60
         world = number(result, "world_size") or (run.plan.min_world_size if run.plan else None)
@@ -74,8 +80,7 @@ def list_table(runs: Sequence[RunRecord]) -> Table:
             f"{run.steps:,}",
             format_metric(world, 0),
             "–" if speed is None else f"{speed:,.0f}",
-            format_metric(number(scores, "auc")),
-            format_metric(number(scores, "ne")),
+            *(format_metric(number(scores, name)) for name in metrics),
         )
     return listing
 

@@ -270,11 +270,15 @@ class Loop:
 
     def _on_device(self, steps: Iterator[StepInput]) -> Iterator[StepInput]:
         """The inputs of steps on the device. On a GPU, the next input is copied during a step."""
-        device = self.session.device
+        device, model = self.session.device, self.learner.model.module
+        if isinstance(model, Retriever):
+            numbered = enumerate(steps, model.loss.step)
+            hosts = self.session.control.group
+            steps = (replace(step, batch=model.prepare(step.batch, number, hosts)) for number, step in numbered)
         if device.type == "cpu":
-            return steps
+            return iter(steps)
         return TrainPipeline[StepInput](
-            self.learner.model, features=lambda step: step.batch.sparse, move=lambda step: step.on(device)
+            self.learner.model, features=lambda step: step.batch.looked_up, move=lambda step: step.on(device)
         ).ahead(steps)
 
     def _steps_left(self, position: Position, stream: Stream) -> int:
