@@ -5,7 +5,8 @@
 
 Ids follow Zipf's law, and the table is cut into equal blocks of rows. The load is that of the busiest rank over the
 mean, without the hottest id, which is on one rank in every order. "at best" is the load of a rank with the second id
-alone.
+alone. "distinct" is the load in the order of runs if each rank sends its distinct ids once (`sharding.dedup`), of
+20,480 ids a rank, with the hottest id.
 "counts" cuts by counts instead: every rank has equally many lookups, and the figure is the largest number of rows over
 the mean.
 """
@@ -26,6 +27,7 @@ from rayrec.data.mapping.spread import vocabulary_rows
 from rayrec.sparse import KeyedJaggedTensor
 
 EXPONENTS, RANKS = (0.75, 1.05), (8, 64)
+IDS_PER_RANK = 20_480  # 1,024 examples of 20 ids
 
 
 def orders(rows: int) -> dict[str, Any]:
@@ -42,13 +44,15 @@ def counted(rows: int, exponent: float, ranks: int) -> dict[str, Any]:
     share /= share.sum()
     cuts = np.searchsorted(share.cumsum(), np.arange(1, ranks) / ranks)
     largest = np.diff([0, *cuts, rows]).max() * ranks / rows
+    in_batch = -np.expm1(IDS_PER_RANK * np.log1p(-share))  # probability that a rank's batch has the id
     share[0] = 0
-    block = -(-rows // ranks)
+    block, by_order = -(-rows // ranks), orders(rows)
     loads = {
-        name: float(np.bincount(row // block, share, minlength=ranks).max() * ranks)
-        for name, row in orders(rows).items()
+        name: float(np.bincount(row // block, share, minlength=ranks).max() * ranks) for name, row in by_order.items()
     }
-    return {"exponent": exponent, "ranks": ranks, **loads, "best": max(1.0, share[1] * ranks), "counts": float(largest)}
+    distinct = np.bincount(by_order["spread"] // block, in_batch, minlength=ranks)
+    loads |= {"best": max(1.0, share[1] * ranks), "distinct": float(distinct.max() * ranks / distinct.sum())}
+    return {"exponent": exponent, "ranks": ranks, **loads, "counts": float(largest)}
 
 
 TIMED = Case("4 tables × 400k × 64, row-wise, 1,024 × ~20 ids", 1024, 20, (RW,) * 4, rows=400_000)
@@ -96,7 +100,8 @@ def main() -> None:
     for row in rows:
         print(
             f"Zipf {row['exponent']}, {row['ranks']:2d} ranks: vocabulary's order {row['vocabulary']:.2f}, random "
-            f"{row['random']:.2f}, spread {row['spread']:.2f}, at best {row['best']:.2f}; counts: {row['counts']:.2f}"
+            f"{row['random']:.2f}, spread {row['spread']:.2f}, at best {row['best']:.2f}, distinct "
+            f"{row['distinct']:.2f}; counts: {row['counts']:.2f}"
         )
     print_json(args, {"rows": rows})
 
