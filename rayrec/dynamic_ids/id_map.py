@@ -171,7 +171,7 @@ class IdMap:
 
     def statistics(self) -> dict[str, float]:
         """How full the owned buckets are: rows with an id, rows that could have one, share of full buckets."""
-        used = self.used().reshape(len(self.buckets), -1).sum(1)
+        used = self.used().reshape(-1, self.layout.bucket_rows).sum(1)
         room = len(self.buckets) * self.layout.own_rows
         full = float((used == self.layout.own_rows).mean()) if room else 0.0
         return {"rows_used": int(used.sum()), "rows": room, "full_buckets": full}

@@ -53,6 +53,13 @@ class Mapping:
 
     def __post_init__(self) -> None:
         check_rows_of(self.schema, self.rows_of)
+        if self.schema.dynamic:
+            raise DataError(
+                f"features {[*self.schema.dynamic]} have dynamic ids (mapping: {{kind: dynamic}}), whose rows only a "
+                "training run knows yet",
+                fix="train and evaluate with `rayrec train` and `rayrec evaluate`; use a hash or a vocabulary to map "
+                "rows outside of a run",
+            )
 
     @classmethod
     def from_config(cls, config: Any, *, labels: bool = True, folder: str | os.PathLike[str] | None = None) -> Mapping:

@@ -269,8 +269,12 @@ class Loop:
         return position.merged(self.session.control)
 
     def _on_device(self, steps: Iterator[StepInput]) -> Iterator[StepInput]:
-        """The inputs of steps on the device. On a GPU, the next input is copied during a step."""
+        """The inputs of steps on the device. On a GPU, the next input is copied during a step, unless tables have
+        dynamic ids: then a step's rows are known, and reset, when the step before is done."""
         device = self.session.device
+        if self.learner.dynamic is not None:
+            mapped = self.learner.dynamic.trained(steps, lambda: self.reporter.position.step)
+            return (step.on(device) for step in mapped)
         if device.type == "cpu":
             return steps
         return TrainPipeline[StepInput](
@@ -341,6 +345,8 @@ class Loop:
         dense, sparse = self._learning_rates(replace(position, step=position.step - 1))
         values |= {"stall_fraction": self._stalls.close(), "gradient_norm": self.learner.gradient_norm()}
         values |= self._lookups(position)
+        if self.learner.dynamic is not None:
+            values["dynamic_ids"] = self.learner.dynamic.take_statistics(self.session.control)
         self.reporter.record("train", position, **self.metrics, lr={"dense": dense, "sparse": sparse}, **values)
         if guarded:
             self.guards.check(position.step, self.metrics)
