@@ -35,7 +35,7 @@ from rayrec.checkpoint.saving import BackgroundSave, Outcome, Save, fits_in_memo
 from rayrec.distributed import DistributedModelParallel, ShardingPlan, comm
 from rayrec.storage.folder import Folder, open_folder
 
-TENSOR, MAP = "tensor", "map"
+TENSOR = "tensor"
 Listing = tuple[list[Checkpoint], list[DamagedCheckpointError]]
 
 
@@ -196,7 +196,7 @@ class CheckpointStore:
             tensors |= {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()}
         for key, tensor in tensors.items():
             state[key] = Rectangles.whole(tensor)
-        state |= {f"{MAP}/{name}": rectangles for name, rectangles in saving.maps.items()}
+        state |= {f"{contents.MAP}/{name}": rectangles for name, rectangles in saving.maps.items()}
         items = items_of(state)
         # The numbers of updates, and whether some rank failed or needs another plan, in one exchange.
         counts, names = update_counts(model), sorted(model.tables())
@@ -463,11 +463,11 @@ class CheckpointStore:
 
 def _maps_to_load(maps: Mapping[str, Rectangles], saved: Mapping[str, Any]) -> dict[str, Rectangles]:
     for name, rectangles in maps.items():
-        size = getattr(saved.get(f"{MAP}/{name}"), "size", None)
+        size = getattr(saved.get(f"{contents.MAP}/{name}"), "size", None)
         if size is None or tuple(size) != tuple(rectangles.shape):
             raise ValueError(
                 f"dynamic ids: the checkpoint has {'no ' if size is None else ''}{name!r} "
                 f"{'' if size is None else f'of shape {tuple(size)} instead of {tuple(rectangles.shape)}'}; use the "
                 "mapping that it was made with, or start a new run under another name"
             )
-    return {f"{MAP}/{name}": rectangles for name, rectangles in maps.items()}
+    return {f"{contents.MAP}/{name}": rectangles for name, rectangles in maps.items()}

@@ -178,6 +178,10 @@ class TableMaps:
             self._totals[number] = Counter()
         return taken
 
+    def by_feature(self) -> dict[str, IdMap]:
+        """The map of each feature."""
+        return {name: own for each, own in zip(self.shared, self.maps, strict=True) for name in each.features}
+
     @property
     def nbytes(self) -> int:
         """Bytes of the maps on this rank."""

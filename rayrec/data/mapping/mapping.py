@@ -53,12 +53,10 @@ class Mapping:
 
     def __post_init__(self) -> None:
         check_rows_of(self.schema, self.rows_of)
-        if self.schema.dynamic:
+        if without := [name for name, rule in self.schema.dynamic.items() if rule.path is None]:
             raise DataError(
-                f"features {[*self.schema.dynamic]} have dynamic ids (mapping: {{kind: dynamic}}), whose rows only a "
-                "training run knows yet",
-                fix="train and evaluate with `rayrec train` and `rayrec evaluate`; use a hash or a vocabulary to map "
-                "rows outside of a run",
+                f"features {without} have dynamic ids: which id has which row is in the checkpoints of a run",
+                fix="export the run (`rayrec export`), and use the mapping of the export",
             )
 
     @classmethod

@@ -123,6 +123,7 @@ class Dynamic(Strict):
         fallback: Share of the rows that ids without a row of their own share.
         unseen: Evaluation of an id without a row: "hashed" uses its fallback row, as in training; "zero" leaves the id
             out, so that a feature with one id has a vector of zeros.
+        path: File with the rows of ids, which exports have. A training run has its own.
     """
 
     kind: Literal["dynamic"] = "dynamic"
@@ -134,6 +135,7 @@ class Dynamic(Strict):
     admit: Admit = Admit()
     fallback: float = Field(default=0.1, ge=0, lt=1)
     unseen: Literal["hashed", "zero"] = "hashed"
+    path: Place | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from rayrec._runtime.strict import Strict
 from rayrec.data.mapping.derived.specs import Derived, check_order, needed, sources
-from rayrec.data.mapping.rules import Dynamic, Hash, Identity, IdMapping, LabelKind, LabelRule, Vocabulary
+from rayrec.data.mapping.rules import Dynamic, Hash, Identity, IdMapping, LabelKind, LabelRule
 from rayrec.data.mapping.sequences import SequenceColumns
 from rayrec.data.mapping.transforms import Transform
 
@@ -151,16 +151,18 @@ class SparseFeature(_Feature):
         return self
 
     def with_paths_from(self, folder: Path) -> SparseFeature:
-        """A copy with the relative path of its vocabulary resolved against `folder`."""
-        if not isinstance(self.mapping, Vocabulary) or "://" in self.mapping.path:
+        """A copy with the relative path of its vocabulary or map resolved against `folder`."""
+        given = getattr(self.mapping, "path", None)
+        if given is None or "://" in given:
             return self
-        path = str((folder / Path(self.mapping.path).expanduser()).absolute())
+        path = str((folder / Path(given).expanduser()).absolute())
         return self.model_copy(update={"mapping": self.mapping.model_copy(update={"path": path})})
 
     @property
     def always_one(self) -> bool:
         """True if every row has exactly one id."""
         drops = isinstance(self.mapping, Identity) and self.mapping.bounds == "drop"
+        drops |= isinstance(self.mapping, Dynamic) and self.mapping.unseen == "zero"
         return self.kind == "id" and self.on_null != "empty" and not drops
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,8 @@ from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Dynamic, Hash, Identity, I
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.spread import vocabulary_rows
 from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.dynamic_ids.exported import ExportedIds
+from rayrec.dynamic_ids.id_map import ZERO
 
 # Up to this vocabulary size, dictionary-encode strings and look up the distinct ones: faster than every string.
 _SMALL_VOCABULARY = 4096
@@ -88,6 +91,12 @@ class _Bags:
     def _row_of(self, positions: I64) -> I64:
         return positions if self.offsets is None else row_of(self.offsets, positions)
 
+    @property
+    def _drops(self) -> bool:
+        """Whether ids without a row, -1, are left out."""
+        mapping = self.feature.mapping
+        return isinstance(mapping, Dynamic) and mapping.path is not None
+
     def _default_row(self) -> int:
         default = pa.array([self.feature.default], self._id_type())
         return int(map_leaf(default, self.feature, self.num_rows)[0][0])
@@ -102,8 +111,8 @@ class _Bags:
         if feature.on_null == "empty":
             return ~nulls
         if feature.on_null == "default":
-            values[nulls] = self._default_row()
-            return None
+            values[nulls] = default = self._default_row()
+            return ~nulls if default < 0 and self._drops else None
         self._report_nulls(self._row_of(np.flatnonzero(nulls)), "a null id")
         return None
 
@@ -114,10 +123,11 @@ class _Bags:
         assert offsets is not None
         if self.feature.on_null == "error":
             self._report_nulls(np.flatnonzero(null_lists), "a null list")
-        if self.feature.on_null != "default":
+        default = self._default_row() if self.feature.on_null == "default" else -1
+        if self.feature.on_null != "default" or (default < 0 and self._drops):
             return values, offsets, weights
         positions = offsets[:-1][null_lists]
-        values = np.insert(values, positions, self._default_row())
+        values = np.insert(values, positions, default)
         weights = None if weights is None else np.insert(weights, positions, np.float32(1.0))
         return values, offsets_of(np.diff(offsets) + null_lists), weights
 
@@ -130,6 +140,7 @@ class _Bags:
         """Handles ids outside the table; `values` contains them."""
         mapping = self.feature.mapping
         bounds = mapping.bounds if isinstance(mapping, Identity) else "error"
+        bounds = "drop" if isinstance(mapping, Dynamic) else bounds
         if bounds == "drop":
             keep = np.ones(len(values), dtype=np.bool_) if keep is None else keep
             keep[outside] = False
@@ -168,12 +179,33 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[Tab
     if isinstance(mapping, Vocabulary):
         return _with_unknown(_look_up(raw, mapping), nulls, mapping)
     if isinstance(mapping, Dynamic):
-        return raw if nulls is None else raw.copy(), nulls, None
+        rows = _rows_of_dynamic(raw if nulls is None else raw.copy(), mapping)
+        return rows, nulls, _without_row(rows, nulls, mapping)
     # As unsigned numbers, negative ids are larger than any table.
     unsigned = raw.view(np.uint64)
     outside = np.flatnonzero(unsigned >= np.uint64(num_rows)) if len(raw) and unsigned.max() >= num_rows else None
     owns = raw.flags.writeable and raw.flags.owndata
     return raw if owns or (outside is None and nulls is None) else raw.copy(), nulls, outside
+
+
+def _rows_of_dynamic(ids: I64, mapping: Dynamic) -> I64:
+    """The rows of ids by an exported map, -1 for one without a row; the ids themselves in training."""
+    if mapping.path is None:
+        return ids
+    exported = _exported(mapping.path)
+    return exported.find(ids, ZERO) if mapping.unseen == "zero" else exported.find(ids)
+
+
+@lru_cache(maxsize=64)
+def _exported(path: str) -> ExportedIds:
+    return ExportedIds(path)
+
+
+def _without_row(rows: TableRows, nulls: Mask | None, mapping: Dynamic) -> I64 | None:
+    if mapping.path is None or mapping.unseen != "zero":
+        return None
+    unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
+    return np.flatnonzero(unknown) if unknown.any() else None
 
 
 def _int64(leaf: pa.Array) -> I64:
@@ -231,7 +263,7 @@ def _mostly_distinct(texts: pa.Array) -> bool:
 
 def _rows_of_texts(texts: pa.Array, mapping: IdMapping, num_rows: int) -> TableRows:
     if isinstance(mapping, Dynamic):
-        return hash_texts(texts).view(np.int64)
+        return _rows_of_dynamic(hash_texts(texts).view(np.int64), mapping)
     if isinstance(mapping, Vocabulary):
         return _look_up(texts, mapping)
     assert isinstance(mapping, Hash)
@@ -240,6 +272,8 @@ def _rows_of_texts(texts: pa.Array, mapping: IdMapping, num_rows: int) -> TableR
 
 def _with_unknown(rows: TableRows, nulls: Mask | None, mapping: IdMapping) -> tuple[TableRows, Mask | None, I64 | None]:
     """Adds the positions of ids without a row."""
+    if isinstance(mapping, Dynamic):
+        return rows, nulls, _without_row(rows, nulls, mapping)
     if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
         return rows, nulls, None
     unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls

@@ -42,6 +42,9 @@ def check_dynamic(
 
 
 def _check_rules(table: str, features: Sequence[str], rules: Mapping[str, Dynamic]) -> None:
+    for name in features:
+        if name in rules and rules[name].path is not None:
+            raise refusal(f"schema.sparse.{name}.mapping.path", "only exports have a file of ids; remove it")
     first = rules.get(features[0])
     for name in features[1:]:
         if rules.get(name) != first:

@@ -1,9 +1,18 @@
-"""The maps of a config's tables with dynamic ids."""
+"""The maps of a config's tables with dynamic ids, and batches of ids that become batches of rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data.mapping.rules import Dynamic
-from rayrec.dynamic_ids import DynamicIds, Evict, SharedMap, connected
+from rayrec.dynamic_ids import DynamicIds, Evict, SharedMap, TableMaps, connected
+from rayrec.models import Batch
+from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.config.train_config import TrainConfig
 
 
@@ -35,3 +44,48 @@ def _of(rule: Dynamic, rows: int, seed: int) -> DynamicIds:
         fallback=rule.fallback,
         seed=seed,
     )
+
+
+def maps_of(config: TrainConfig, weights: CheckpointWeights) -> TableMaps:
+    """The whole maps of a checkpoint."""
+    maps = TableMaps(shared_maps(config), 0, 1, lambda messages: messages)
+    for part in maps.saved():
+        part.array[...] = weights.map_array(part.name).numpy()
+    maps.finish_loading()
+    return maps
+
+
+def found(batch: Batch, maps: TableMaps) -> Batch:
+    """A batch of ids as one of rows, for evaluation. A collective of the maps' ranks."""
+    return with_rows(batch, maps.shared, maps.find(ids_of(batch.sparse, maps.shared)))
+
+
+def ids_of(kjt: KeyedJaggedTensor, shared: Sequence[SharedMap]) -> list[np.ndarray]:
+    """For each map, the ids in a batch on the host."""
+    values = kjt.values().numpy()
+    return [np.concatenate([values[span] for span in spans]) for spans in _spans(kjt, shared)]
+
+
+def with_rows(batch: Batch, shared: Sequence[SharedMap], rows: Sequence[np.ndarray]) -> Batch:
+    """The batch with rows in place of the ids of `ids_of`. Ids with row -1 are left out of their lists."""
+    kjt = batch.sparse
+    values = kjt.values().clone()
+    for spans, rows_of in zip(_spans(kjt, shared), rows, strict=True):
+        position = 0
+        for span in spans:
+            size = span.stop - span.start
+            values[span] = torch.from_numpy(rows_of[position : position + size])
+            position += size
+    lengths, weights = kjt.lengths(), kjt.weights_or_none()
+    if any(each.drops for each in shared) and not (keep := values >= 0).all():
+        bag = torch.repeat_interleave(torch.arange(lengths.numel()), lengths.long())
+        lengths = torch.bincount(bag[keep], minlength=lengths.numel()).to(lengths.dtype)
+        values, weights = values[keep], None if weights is None else weights[keep]
+    mapped = KeyedJaggedTensor(kjt.keys(), values, weights=weights, lengths=lengths, stride=kjt.stride())
+    return replace(batch, sparse=mapped)
+
+
+def _spans(kjt: KeyedJaggedTensor, shared: Sequence[SharedMap]) -> list[list[slice]]:
+    """For each map, the positions of its features' ids."""
+    number, bounds = {key: index for index, key in enumerate(kjt.keys())}, kjt.offset_per_key()
+    return [[slice(bounds[number[name]], bounds[number[name] + 1]) for name in each.features] for each in shared]

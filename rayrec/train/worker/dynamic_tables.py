@@ -15,8 +15,8 @@ from rayrec.distributed.collections.sharded_table import ShardedTable
 from rayrec.distributed.comm import Group, exchange_messages
 from rayrec.dynamic_ids import Fresh, SharedMap, TableMaps, first_weights, row_seeds
 from rayrec.models import Batch
-from rayrec.sparse import KeyedJaggedTensor
 from rayrec.train.errors import TrainError
+from rayrec.train.setup.dynamic_ids import found, ids_of, with_rows
 from rayrec.train.worker.lockstep import Control, StepInput
 
 
@@ -56,45 +56,16 @@ class DynamicTables:
     def found(self, steps: Iterator[StepInput]) -> Iterator[StepInput]:
         """The inputs of an evaluation with rows. Changes nothing."""
         for step in steps:
-            rows = self.maps.find(self._ids_of(step.batch.sparse))
-            yield replace(step, batch=replace(step.batch, sparse=self._with_rows(step.batch.sparse, rows)))
+            yield replace(step, batch=found(step.batch, self.maps))
 
     def _trained(self, batch: Batch, number: int) -> Batch:
         times = None if batch.time is None else batch.time.numpy()
-        rows, fresh = self.maps.step(self._ids_of(batch.sparse), times, number)
+        rows, fresh = self.maps.step(ids_of(batch.sparse, self.maps.shared), times, number)
         for tables, each in zip(self._tables, fresh, strict=True):
             if each.rows.size:
                 for table in tables:
                     table.renew_rows(torch.from_numpy(each.rows), _first_vectors(table, each))
-        return replace(batch, sparse=self._with_rows(batch.sparse, rows))
-
-    def _ids_of(self, kjt: KeyedJaggedTensor) -> list[np.ndarray]:
-        values = kjt.values().numpy()
-        return [np.concatenate([values[span] for span in spans]) for spans in self._spans(kjt)]
-
-    def _spans(self, kjt: KeyedJaggedTensor) -> list[list[slice]]:
-        """For each map, the ids of its features among the batch's ids."""
-        keys, bounds = {key: number for number, key in enumerate(kjt.keys())}, kjt.offset_per_key()
-        return [
-            [slice(bounds[keys[name]], bounds[keys[name] + 1]) for name in each.features] for each in self.maps.shared
-        ]
-
-    def _with_rows(self, kjt: KeyedJaggedTensor, rows: list[np.ndarray]) -> KeyedJaggedTensor:
-        values = kjt.values().clone()
-        for spans, rows_of in zip(self._spans(kjt), rows, strict=True):
-            position = 0
-            for span in spans:
-                size = span.stop - span.start
-                values[span] = torch.from_numpy(rows_of[position : position + size])
-                position += size
-        lengths, weights = kjt.lengths(), kjt.weights_or_none()
-        if any(each.drops for each in self.maps.shared):
-            keep = values >= 0
-            if not keep.all():
-                bag = torch.repeat_interleave(torch.arange(lengths.numel()), lengths.long())
-                lengths = torch.bincount(bag[keep], minlength=lengths.numel()).to(lengths.dtype)
-                values, weights = values[keep], None if weights is None else weights[keep]
-        return KeyedJaggedTensor(kjt.keys(), values, weights=weights, lengths=lengths, stride=kjt.stride())
+        return with_rows(batch, self.maps.shared, rows)
 
     def take_statistics(self, control: Control) -> dict[str, dict[str, float]]:
         """By map, for a line of metrics: rows in use, and of the steps since the last call, how many ids were admitted,

@@ -1,0 +1,81 @@
+"""Exports of runs with dynamic ids answer as the trainer's evaluation, with the map that the export holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayrec.data import DataError, Mapping
+from rayrec.dynamic_ids import ExportedIds
+from rayrec.inference import ExportOptions, Model
+from rayrec.train import Trainer, export_run, parse_config
+from tests.dynamic_ids.test_training import raw_of
+from tests.inference.runs import command
+from tests.train.small import USERS, write_all
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_all(tmp_path_factory.mktemp("exported"), rows=700)
+    return Trainer(parse_config(raw_of(folder, folder / "runs"))).fit().folder
+
+
+def evaluated(run: Path) -> dict[str, Any]:
+    """The run's last evaluation."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("kind") == "eval"][-1]
+
+
+def rows_of(run: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in sorted((run.parent.parent / "eval").iterdir())])
+
+
+@pytest.mark.parametrize("tables", ["fp32", "int8"])
+def test_an_export_scores_raw_rows_as_the_trainer_evaluates(run: Path, tmp_path: Path, tables: str) -> None:
+    folder = export_run(run, tmp_path / "model", ExportOptions(tables=tables)).folder
+    model = Model(folder.rename(tmp_path / "moved"))
+    mapping, table = Mapping.from_config(model.mapping_config(), labels=False), rows_of(run)
+    scores, label = model.score(mapping.to_batch(table)), torch.from_numpy(table["label"].to_numpy()).float()
+    logloss = float(torch.nn.functional.binary_cross_entropy_with_logits(scores, label))
+    assert logloss == pytest.approx(evaluated(run)["logloss"], abs=1e-6 if tables == "fp32" else 1e-3)
+    files = sorted(path.name for path in (tmp_path / "moved" / "ids").iterdir())
+    assert files == ["0.bin", "1.bin", "2.bin"]
+
+
+def test_ids_without_a_row_are_what_the_config_says(run: Path, tmp_path: Path) -> None:
+    """Users that nobody saw have a fallback row; cities, by `unseen: zero`, have none; null and -1 are as other ids."""
+    folder = export_run(run, tmp_path / "model").folder
+    mapping = Mapping.from_config(Model(folder).mapping_config(), labels=False)
+    users, items = [-1, 2**62, 3], [2**63 - 1, -(2**63), 5]
+    rows = {"user": users, "item": items, "city": ["city 1", "nowhere", "city 0"], "tags": [[], [1], []]}
+    batch = mapping.to_batch(pa.table({**rows, "age": [0.0, 0.0, 0.0]}))
+    exported = ExportedIds(folder / "ids" / "0.bin")
+    assert batch.sparse["user"].values().tolist() == exported.find(np.array(users)).tolist()
+    assert batch.sparse["user"].values()[1] == int(exported.layout.fallback_row([2**62])[0])
+    assert batch.sparse["item"].values().max() < 30
+    assert batch.sparse["city"].lengths().tolist() in ([1, 0, 1], [0, 0, 1], [1, 0, 0])
+    assert Model(folder).score(batch).isfinite().all()
+
+
+def test_ids_are_listed_with_rows_counts_and_times(run: Path) -> None:
+    head, *lines = command("ids", run).splitlines()
+    assert head == "table,id,row,count,last_seen"
+    listed = [line.split(",") for line in lines]
+    assert {line[0] for line in listed} == {"user", "item", "city"}
+    users = [[int(number) for number in rest] for table, *rest in listed if table == "user"]
+    assert len({user for user, *_ in users}) == len(users) > 3
+    assert all(0 <= user < USERS and row < 24 and count >= 1 for user, row, count, _ in users)
+    newest = rows_of(run)["at"].to_numpy().max()  # of evaluation rows, which lie in the same three days
+    assert all(newest - 4 * 86_400 < seen <= newest + 86_400 for *_, seen in users)
+
+
+def test_a_mapping_without_the_map_is_refused(run: Path) -> None:
+    with pytest.raises(DataError, match=r"'user', 'item', 'city'.* have dynamic ids.*export the run"):
+        Mapping.from_config(run / "config.yaml")
