@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rayrec.data import DataError, Mapping
-from rayrec.dynamic_ids import ExportedIds
+from rayrec.data import DataError, Mapping, Schema
+from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export
 from rayrec.inference import ExportOptions, Model
 from rayrec.train import Trainer, export_run, parse_config
 from tests.dynamic_ids.test_training import raw_of
@@ -74,6 +74,41 @@ def test_ids_are_listed_with_rows_counts_and_times(run: Path) -> None:
     assert all(0 <= user < USERS and row < 24 and count >= 1 for user, row, count, _ in users)
     newest = rows_of(run)["at"].to_numpy().max()  # of evaluation rows, which lie in the same three days
     assert all(newest - 4 * 86_400 < seen <= newest + 86_400 for *_, seen in users)
+
+
+def test_a_run_tells_bytes_and_use_of_its_maps(run: Path) -> None:
+    configs = [DynamicIds(rows=24), DynamicIds(rows=30, min_count=2), DynamicIds(rows=8)]
+    arrays = [array for config in configs for array in IdMap(config).state().values()]
+    (memory,) = json.loads((run / "plan.json").read_text())["memory"]
+    assert memory["map_bytes"] == sum(array.nbytes for array in arrays)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = [line["dynamic_ids"] for line in lines if line.get("kind") == "train"]
+    assert all(tables.keys() == {"user", "item", "city"} for tables in told)
+    assert all(0 < table["rows_used"] <= table["rows"] for tables in told for table in tables.values())
+    assert all(0 < table["own_share"] <= 1 for tables in told[1:] for table in tables.values())
+    assert sum(tables["user"]["expired"] + tables["user"]["evicted"] for tables in told) > 0
+    assert sum(tables["item"]["waiting"] for tables in told) > 0
+
+
+@pytest.mark.parametrize("unseen", ["hashed", "zero"])
+def test_nulls_defaults_and_unsigned_ids(tmp_path: Path, unseen: str) -> None:
+    """A default id without a row is left out by `unseen: zero`, as any other; 2⁶⁴ - 1 is the id -1."""
+    own = IdMap(DynamicIds(rows=64))
+    own.step(np.array([7, 8, -1]), 1)
+    export(own, tmp_path / "ids.bin")
+    rule = {"kind": "dynamic", "path": str(tmp_path / "ids.bin"), "unseen": unseen}
+    sparse = [{"name": "one", "mapping": rule, "default": 999}, {"name": "list", "kind": "id_list", "mapping": rule}]
+    sparse[1] |= {"on_null": "empty"}
+    schema = Schema.model_validate({"sparse": sparse})
+    mapping = Mapping(schema, {"one": 64, "list": 64}, labels=False)
+    lists = pa.array([[2**64 - 1, 5], None, [7, None]], pa.list_(pa.uint64()))
+    batch = mapping.to_batch(pa.table({"one": pa.array([8, None, 7]), "list": lists}))
+    zero = unseen == "zero"
+    assert batch.sparse["one"].lengths().tolist() == [1, 0 if zero else 1, 1]
+    assert batch.sparse["list"].lengths().tolist() == [1 if zero else 2, 0, 1]
+    known = own.find(np.array([8, 7, -1, 7])).tolist()
+    rows = batch.sparse["one"].values().tolist() + batch.sparse["list"].values().tolist()
+    assert (rows if zero else [rows[0], rows[2], rows[3], rows[5]]) == known
 
 
 def test_a_mapping_without_the_map_is_refused(run: Path) -> None:

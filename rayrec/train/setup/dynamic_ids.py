@@ -46,6 +46,11 @@ def _of(rule: Dynamic, rows: int, seed: int) -> DynamicIds:
     )
 
 
+def map_bytes(config: TrainConfig) -> int:
+    """Bytes of host memory of all maps; each rank has its share of the buckets."""
+    return sum(each.config.nbytes for each in shared_maps(config))
+
+
 def maps_of(config: TrainConfig, weights: CheckpointWeights) -> TableMaps:
     """The whole maps of a checkpoint."""
     maps = TableMaps(shared_maps(config), 0, 1, lambda messages: messages)
