@@ -109,7 +109,7 @@ class IdMap:
         """
         if not 0 <= clock <= LATEST:
             raise ValueError(f"clock={clock} must be seconds from 0 to {LATEST}")
-        ids = np.require(ids, np.int64, "CW")  # the loops take no read-only array
+        ids = np.require(ids, np.int64, ["C", "W"])  # the loops take no read-only array
         config, layout, size = self.config, self.layout, len(ids)
         self.clock = max(self.clock, clock)
         module, rows = loops(LOOPS), np.empty(size, np.int64)
@@ -208,7 +208,7 @@ def find(
     ttl: int = 0,
 ) -> np.ndarray:
     """As `IdMap.find`, from the identities of consecutive buckets alone."""
-    ids = np.require(ids, np.int64, "CW")  # the loops take no read-only array
+    ids = np.require(ids, np.int64, ["C", "W"])  # the loops take no read-only array
     rows = np.empty(len(ids), np.int64)
     seen = np.empty(0, np.uint32) if last_seen is None else last_seen
     buckets, bucket_rows, own_rows = layout.buckets, layout.bucket_rows, layout.own_rows
