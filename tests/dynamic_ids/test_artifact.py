@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rayrec.data import DataError, Mapping, Schema
 from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export
@@ -74,6 +75,17 @@ def test_ids_are_listed_with_rows_counts_and_times(run: Path) -> None:
     assert all(0 <= user < USERS and row < 24 and count >= 1 for user, row, count, _ in users)
     newest = rows_of(run)["at"].to_numpy().max()  # of evaluation rows, which lie in the same three days
     assert all(newest - 4 * 86_400 < seen <= newest + 86_400 for *_, seen in users)
+
+
+def test_weights_in_one_file_come_with_the_ids_of_their_rows(run: Path, tmp_path: Path) -> None:
+    command("checkpoint", "convert", run, tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name for name in tensors if name.startswith("dynamic_ids.")} == {
+        f"dynamic_ids.{name}" for name in ("user", "item", "city")
+    }
+    ids = tensors["dynamic_ids.user"]
+    listed = [line.split(",") for line in command("ids", run).splitlines() if line.startswith("user")]
+    assert all(ids[int(row)] == int(key) for _, key, row, *_ in listed)
 
 
 def test_a_run_tells_bytes_and_use_of_its_maps(run: Path) -> None:

@@ -113,7 +113,8 @@ class Dynamic(Strict):
         rows: Rows of the table, among them the fallback rows. Default: `rows` of the table, and equal to it if set.
         time: Column with the time of a row: an Arrow timestamp or date, or integers in seconds; for other units set
             `schema.timestamp` to this column. It is the clock of `ttl`, `half_life` and of the order in which ids were
-            seen. Without it, the clock counts steps.
+            seen, and never goes back: train on rows in the order of time (`data.shuffle: none`, or
+            `data.progressive`). Without it, the clock counts steps.
         ttl: Age after which an id that was not looked up loses its row, e.g. 30d, 12h or 15min; without `time` a number
             of steps. Default: never.
         evict: Which id of a full bucket loses its row to a new one: "lfu": the one with the fewest lookups; "lru": the
