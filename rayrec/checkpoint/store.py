@@ -389,6 +389,19 @@ class CheckpointStore:
         set_random_states(random, model.device)
         return tensors
 
+    def load_maps(self, checkpoint: Checkpoint, maps: Mapping[str, Rectangles], group: comm.Group = None) -> None:
+        """Fill arrays with the state of maps of dynamic ids alone. A collective.
+
+        Raises:
+            ValueError, DamagedCheckpointError, OSError: as `load`.
+        """
+
+        def read() -> None:
+            with self.reader(checkpoint) as reader:
+                reader.fill(_maps_to_load(maps, reader.index.metadata().state_dict_metadata))
+
+        on_every_rank(read, group)
+
     def reader(self, checkpoint: Checkpoint) -> Reader:
         """A reader of single tensors of a checkpoint."""
         return Reader(self.root.sub(checkpoint.name), checkpoint.manifest)

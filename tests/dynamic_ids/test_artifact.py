@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from rayrec.data import DataError, Mapping, Schema
 from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export
 from rayrec.inference import ExportOptions, Model
-from rayrec.train import Trainer, export_run, parse_config
-from tests.dynamic_ids.test_training import raw_of
+from rayrec.train import Trainer, TrainError, export_run, parse_config
+from tests.dynamic_ids.test_training import raw_of, saved
 from tests.inference.runs import command
 from tests.train.small import USERS, write_all
 
@@ -86,6 +86,27 @@ def test_weights_in_one_file_come_with_the_ids_of_their_rows(run: Path, tmp_path
     ids = tensors["dynamic_ids.user"]
     listed = [line.split(",") for line in command("ids", run).splitlines() if line.startswith("user")]
     assert all(ids[int(row)] == int(key) for _, key, row, *_ in listed)
+
+
+def test_another_run_starts_with_the_ids_and_rows_of_a_run(run: Path, tmp_path: Path) -> None:
+    """It trains on one row, so that each map takes in at most one id; untrained rows keep their weights."""
+    source = run.parent.parent
+    (tmp_path / "train").mkdir()
+    pq.write_table(rows_of(run).slice(0, 1), tmp_path / "train" / "one.parquet")
+    raw = raw_of(source, tmp_path / "runs", name="next", init_from={"path": str(run)}, trainer__epochs=1)
+    raw["data"]["train"], raw["optimizers"]["sparse"]["lr"] = str(tmp_path / "train"), 1e-30
+    began, now = saved(raw_of(source, run.parent)), Trainer(parse_config(raw)).fit().folder
+    then = saved(raw)
+    for name in ("user", "item", "city"):
+        same = then[f"map/{name}/identity"] == began[f"map/{name}/identity"]
+        assert int((~same).sum()) <= 1, name
+        (key,) = (key for key in then if key.startswith("table/") and key.endswith(f".{name}"))
+        assert torch.equal(then[key][: len(same)][same], began[key][: len(same)][same]), name
+    assert then["map/user/clock"] >= began["map/user/clock"] and then["map/item/clock"] == 1
+    assert "loaded 4 tables" in (now / "metrics.jsonl").read_text()
+    raw["name"], raw["schema"]["sparse"][0]["mapping"] = "hashed", {"kind": "hash"}
+    with pytest.raises(TrainError, match="mapping was dynamic and is hash"):
+        Trainer(parse_config(raw)).fit()
 
 
 def test_a_run_tells_bytes_and_use_of_its_maps(run: Path) -> None:

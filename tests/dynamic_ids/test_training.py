@@ -185,7 +185,6 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "one row": (lambda raw: raw["tables"][1].update(rows=1), "at least 4 rows"),
     "slices": (lambda raw: raw["trainer"].update(slices=["city"]), "whose rows change owners"),
-    "start": (lambda raw: raw.update(init_from="elsewhere"), "cannot start from a run yet"),
     "path": (lambda raw: raw["schema"]["sparse"][2]["mapping"].update(path="ids.bin"), "only exports have a file"),
     "option": (lambda raw: raw["schema"]["sparse"][0]["mapping"].update(evikt="lru"), "evikt"),
 }  # fmt: skip

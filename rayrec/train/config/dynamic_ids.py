@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rayrec._runtime.strict import refusal
-from rayrec.checkpoint.config import InitFromConfig
 from rayrec.data.mapping.rules import Dynamic
 from rayrec.data.mapping.schema import Schema
 from rayrec.distributed.planner.config import ShardingConfig
@@ -21,7 +20,6 @@ def check_dynamic(
     model: ModelConfig,
     sharding: ShardingConfig,
     trainer: TrainerConfig,
-    init_from: InitFromConfig | None,
 ) -> None:
     """Tables with dynamic ids have equal rules and rows, and nothing reads them that does not know such ids yet."""
     rules, by_name = schema.dynamic, {table.name: table for table in tables}
@@ -31,7 +29,7 @@ def check_dynamic(
         _check_rules(names[0], features, rules)
         _check_rows([by_name[name] for name in names], rules[features[0]])
         for name in names:
-            _check_table(by_name[name], sharding, init_from)
+            _check_table(by_name[name], sharding)
     if model.name in RETRIEVERS:
         raise refusal("model.name", f"{model.name} is not yet possible with dynamic ids ({', '.join(rules)})")
     if sharding.replicas != 1:
@@ -73,7 +71,7 @@ def _check_rows(tables: Sequence[TableConfig], rule: Dynamic) -> None:
             )
 
 
-def _check_table(table: TableConfig, sharding: ShardingConfig, init_from: InitFromConfig | None) -> None:
+def _check_table(table: TableConfig, sharding: ShardingConfig) -> None:
     constraint = sharding.constraints.get(table.name)
     if constraint is not None and "dense" in (constraint.compute_kernels or ()):
         raise refusal(
@@ -83,9 +81,4 @@ def _check_table(table: TableConfig, sharding: ShardingConfig, init_from: InitFr
     if table.vectors is not None:
         raise refusal(
             f"tables.{table.name}.init", "vectors from files are not yet possible with dynamic ids; remove it"
-        )
-    if init_from is not None and table.name not in init_from.fresh:
-        raise refusal(
-            "init_from",
-            f"table {table.name!r} has dynamic ids, which cannot start from a run yet; list it in init_from.fresh",
         )

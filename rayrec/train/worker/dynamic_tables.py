@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -76,14 +76,29 @@ class DynamicTables:
                 totals[name].update(counts)
         return {name: _shown(total) for name, total in totals.items()}
 
-    def rectangles(self) -> dict[str, Rectangles]:
-        """The state by key, to save, or to fill and finish with `maps.finish_loading`. Not a collective."""
+    def rectangles(self, names: Mapping[str, str] | None = None) -> dict[str, Rectangles]:
+        """The state by key, to save, or to fill and finish with `maps.finish_loading`. Not a collective.
+
+        Args:
+            names: of some maps, their names in the keys; default: all maps, by their own names.
+        """
         state = {}
         for part in self.maps.saved():
-            shape = (part.size, *part.array.shape[1:])
-            own = [Rectangle((part.first, *(0 for _ in shape[1:])), torch.from_numpy(part.array))] if part.size else []
-            state[part.name] = Rectangles(shape, own if part.array.size else [])
+            own_name, _, array = part.name.partition("/")
+            if names is None or own_name in names:
+                offsets = (part.first, *(0 for _ in part.array.shape[1:]))
+                own = [Rectangle(offsets, torch.from_numpy(part.array))] if part.array.size else []
+                key = part.name if names is None else f"{names[own_name]}/{array}"
+                state[key] = Rectangles((part.size, *part.array.shape[1:]), own)
         return state
+
+    def finish_warm_start(self, loaded: Iterable[str]) -> None:
+        """Call after the state of some maps was filled from another run. A clock that counts steps starts anew."""
+        self.maps.finish_loading()
+        for shared, own in zip(self.maps.shared, self.maps.maps, strict=True):
+            if shared.name in loaded and not shared.timed:
+                own.clock = 0
+                own.last_seen[:] = 0
 
 
 def _first_vectors(table: ShardedTable, fresh: Fresh) -> torch.Tensor:

@@ -193,6 +193,9 @@ class Saver:
         init = self._job.warm_start
         if init is not None:
             loaded = load_weights(init.store, init.checkpoint, learner.model, init.names, init.rows, self._group)
+            if learner.dynamic is not None and init.maps:
+                init.store.load_maps(init.checkpoint, learner.dynamic.rectangles(init.maps), self._group)
+                learner.dynamic.finish_warm_start(init.maps)
             text = f"loaded {len(loaded.tables)} tables and {len(loaded.layers)} layers from {init.checkpoint.path}"
             fresh = f"; newly initialized: {', '.join(loaded.fresh)}" if loaded.fresh else ""
             self._report_first(0, "warm_start", text + fresh)
