@@ -7,6 +7,8 @@
 2. Ids inserted per second into a full table, each of which evicts another. Floor: the id of the least score of 64
    consecutive rows is overwritten; nothing is admitted, put in order or told.
 3. Lookups of the busiest rank over the mean, hottest id aside: of all ids, and of distinct ids of each rank's batch.
+4. A training step of DLRM with 26 tables of Zipf ids, dynamic over hashed, at 1 and 20 ids a bag: map, reset, forward,
+   backward and update, without reading. `--only step` runs this alone.
 
 Times are processor times; sides run in turns, and a ratio is the median of the pairs.
 """
@@ -15,13 +17,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from harness import arguments, in_turns, machine, medians, paired_ratio, print_json
 
 from rayrec._runtime.numba_loops import compiled
+from rayrec.data.arrays.hashing import hash_rows
 from rayrec.dynamic_ids import DynamicIds, Evict, IdMap
+from rayrec.models import Batch
+from rayrec.sparse import KeyedJaggedTensor
+from rayrec.train import parse_config
+from rayrec.train.run.log import Mailbox
+from rayrec.train.worker.learner import make_learner
+from rayrec.train.worker.lockstep import StepInput
+from rayrec.train.worker.session import Job, session_alone
 
 EXPONENT, BATCH = 1.05, 8192
 TYPES = dict.fromkeys(("ids", "table", "out"), "int64[::1]") | {"mask": "uint64", "score": "uint32[::1]"}
@@ -143,15 +155,65 @@ def balance(rows: int) -> dict[str, float]:
     return results
 
 
+def learner_and_steps(kind: str, ids_per_bag: int, rows: int) -> Callable[[], object]:
+    """A step of a run on the next batch of ids."""
+    tables = [f"c{number}" for number in range(26)]
+    mapping: dict[str, Any] = {"kind": "dynamic"} if kind == "dynamic" else {"kind": "hash"}
+    config = parse_config({
+        "name": "bench",
+        "data": {"train": "none"},
+        "schema": {"dense": [{"name": "number"}],
+                   "sparse": [{"name": name, "kind": "id_list", "mapping": mapping} for name in tables]},
+        "tables": [{"name": name, "rows": rows, "dim": 64, "features": [name]} for name in tables],
+        "model": {"name": "dlrm", "args": {"dense_arch": [128, 64], "over_arch": [256, 128, 1]}},
+        "trainer": {"num_workers": 0, "threads_per_worker": 1},
+    })  # fmt: skip
+    job = Job(config=config, train=None, eval=None, folder=Path("none"), checkpoints="none")  # type: ignore[arg-type]
+    learner = make_learner(job, session_alone(Mailbox()))
+    draw, batch_rows, count = np.random.default_rng(3), 2048 // max(1, ids_per_bag // 4), 0
+    pools = [draw.integers(0, 2**62, rows) for _ in tables]
+    lengths = torch.full((26 * batch_rows,), ids_per_bag)
+    dense, label = torch.randn(batch_rows, 1), torch.randint(0, 2, (batch_rows,)).float()
+    ids = [np.concatenate([zipf(pool, batch_rows * ids_per_bag, draw) for pool in pools]) for _ in range(12)]
+    hashed = [hash_rows(each, 0, rows).astype(np.int64) for each in ids]
+
+    def step() -> None:
+        nonlocal count
+        values = torch.from_numpy((ids if kind == "dynamic" else hashed)[count % len(ids)].copy())
+        batch = Batch(dense, KeyedJaggedTensor(tables, values, lengths=lengths), label)
+        taken = StepInput(batch, batch_rows, 1.0, 1.0, None, 0.0)
+        if learner.dynamic is not None:
+            (taken,) = learner.dynamic.trained(iter([taken]), lambda: count)
+        learner.step(taken.batch, 1.0, count)
+        count += 1
+
+    return step
+
+
+def stepping(rows: int, rounds: int) -> dict[str, float]:
+    results = {}
+    for ids_per_bag in (1, 20):
+        sides = {kind: timed(learner_and_steps(kind, ids_per_bag, rows)) for kind in ("dynamic", "hash")}
+        times = in_turns(sides, rounds, warmup=12)
+        results[f"step of 26 tables, {ids_per_bag} ids a bag, hashed, ms"] = medians(times)["hash"] * 1e3
+        results[f"step of 26 tables, {ids_per_bag} ids a bag, dynamic / hashed"] = paired_ratio(
+            times["dynamic"], times["hash"]
+        )
+    return results
+
+
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--only", choices=["map", "step"], help="run only one part")
     parser.add_argument("--ids", type=int, default=1_000_000)
     parser.add_argument("--rows", type=int, default=1 << 20, help="a power of two")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     print(machine())
-    results = finding(args.rows, args.ids, args.repeats) | inserting(args.rows, args.ids, args.repeats)
-    results |= balance(args.rows)
+    results = {} if args.only == "map" else stepping(100_000, args.repeats)
+    if args.only != "step":
+        results |= finding(args.rows, args.ids, args.repeats) | inserting(args.rows, args.ids, args.repeats)
+        results |= balance(args.rows)
     for name, value in results.items():
         print(f"{name:50} {value:8.3f}")
     print_json(args, results)

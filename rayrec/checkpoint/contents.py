@@ -33,6 +33,7 @@ from rayrec.distributed.plan.shards import Shard, Span
 
 TABLE, TABLE_STATE, DENSE, DENSE_STATE = "table", "table_state", "dense", "dense_state"
 RNG = "rng"
+MAP = "map"  # of a table with dynamic ids: which id has which row
 _STATE_BYTES = 8192  # more than 625 numbers of 32 bits in digits
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
-from rayrec.checkpoint.contents import DENSE, TABLE
+from rayrec.checkpoint.contents import DENSE, MAP, TABLE
 from rayrec.checkpoint.errors import CheckpointError, Damage, DamagedCheckpointError, RemovedCheckpointError
 from rayrec.checkpoint.format import BLOCK_BYTES, INDEX, Index, Piece
 from rayrec.checkpoint.manifest import MANIFEST, Manifest, read_checkpoint, sha256
@@ -287,6 +287,11 @@ class CheckpointWeights:
         """Every parameter and buffer that is not a table."""
         with self._reader:
             return {name: self._reader.tensor(f"{DENSE}/{name}") for name in self._names(DENSE)}
+
+    def map_array(self, name: str) -> torch.Tensor:
+        """An array of the map of a table with dynamic ids, e.g. `user/identity`."""
+        with self._reader:
+            return self._reader.tensor(f"{MAP}/{name}")
 
     def _names(self, kind: str) -> list[str]:
         return [key.removeprefix(f"{kind}/") for key in self._reader.index.tensors if key.startswith(f"{kind}/")]

@@ -8,7 +8,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ class Saving:
         extra: JSON; rank 0's is stored.
         tensors: additional tensors by name; rank 0's are stored.
         mapping: rule that maps ids to rows, by feature; `load` refuses another mapping.
+        maps: state of the maps of tables with dynamic ids, by key.
     """
 
     extra: Mapping[str, Any] | None = None
     tensors: Mapping[str, torch.Tensor] | None = None
     mapping: IdMapping | None = None
+    maps: Mapping[str, Rectangles] = field(default_factory=dict)
 
 
 class CheckpointStore:
@@ -198,6 +200,7 @@ class CheckpointStore:
             tensors |= {f"{TENSOR}/{name}": tensor for name, tensor in (saving.tensors or {}).items()}
         for key, tensor in tensors.items():
             state[key] = Rectangles.whole(tensor)
+        state |= {f"{contents.MAP}/{name}": rectangles for name, rectangles in saving.maps.items()}
         items = items_of(state)
         # The numbers of updates, and whether some rank failed or needs another plan, in one exchange.
         counts, names = update_counts(model), sorted(model.tables())
@@ -349,10 +352,14 @@ class CheckpointStore:
         dense_optimizer: torch.optim.Optimizer | None = None,
         group: comm.Group = None,
         mapping: IdMapping | None = None,
+        maps: Mapping[str, Rectangles] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Load a checkpoint into model and optimizer, under any plan and world size. A collective.
 
         Restores random states only if the world size is unchanged.
+
+        Args:
+            maps: arrays to fill with the state of the maps of tables with dynamic ids.
 
         Returns:
             The additional tensors of the checkpoint, on every rank.
@@ -376,7 +383,8 @@ class CheckpointStore:
                 for key in saved:
                     if key.startswith(f"{TENSOR}/"):
                         tensors[key.removeprefix(f"{TENSOR}/")] = reader.tensor(key)
-                reader.fill({**loading.state, **{key: Rectangles.whole(state) for key, state in random.items()}})
+                states = {**loading.state, **_maps_to_load(maps or {}, saved)}
+                reader.fill({**states, **{key: Rectangles.whole(state) for key, state in random.items()}})
                 loading.finish()
 
         on_every_rank(read, group)
@@ -384,6 +392,19 @@ class CheckpointStore:
         set_update_counts(model, checkpoint.manifest)
         set_random_states(random, model.device)
         return tensors
+
+    def load_maps(self, checkpoint: Checkpoint, maps: Mapping[str, Rectangles], group: comm.Group = None) -> None:
+        """Fill arrays with the state of maps of dynamic ids alone. A collective.
+
+        Raises:
+            ValueError, DamagedCheckpointError, OSError: as `load`.
+        """
+
+        def read() -> None:
+            with self.reader(checkpoint) as reader:
+                reader.fill(_maps_to_load(maps, reader.index.metadata().state_dict_metadata))
+
+        on_every_rank(read, group)
 
     def reader(self, checkpoint: Checkpoint) -> Reader:
         """A reader of single tensors of a checkpoint."""
@@ -455,3 +476,15 @@ class CheckpointStore:
 
     def _read(self, name: str) -> Checkpoint | None:
         return read_checkpoint(self.root.sub(name))
+
+
+def _maps_to_load(maps: Mapping[str, Rectangles], saved: Mapping[str, Any]) -> dict[str, Rectangles]:
+    for name, rectangles in maps.items():
+        size = getattr(saved.get(f"{contents.MAP}/{name}"), "size", None)
+        if size is None or tuple(size) != tuple(rectangles.shape):
+            raise ValueError(
+                f"dynamic ids: the checkpoint has {'no ' if size is None else ''}{name!r} "
+                f"{'' if size is None else f'of shape {tuple(size)} instead of {tuple(rectangles.shape)}'}; use the "
+                "mapping that it was made with, or start a new run under another name"
+            )
+    return {f"{contents.MAP}/{name}": rectangles for name, rectangles in maps.items()}

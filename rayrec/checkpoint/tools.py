@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rayrec.checkpoint.contents import DENSE, DENSE_STATE, TABLE, TABLE_STATE
+from rayrec.checkpoint.contents import DENSE, DENSE_STATE, MAP, TABLE, TABLE_STATE
 from rayrec.checkpoint.errors import (
     CheckpointError,
     Damage,
@@ -185,6 +185,9 @@ def prune(path: str, keep: int, best: Best | None, notify: Callable[[str], objec
 def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:
     """Keys in the checkpoint, by the name in the `state_dict` of the unsharded model.
 
+    For tables with dynamic ids there is also `dynamic_ids.TABLE`, the id in each row. An empty row has an id of another
+    bucket.
+
     Args:
         optimizer: include optimizer states, as `optimizer.NAME.STATE`.
     """
@@ -195,6 +198,8 @@ def unsharded_names(reader: Reader, optimizer: bool = False) -> dict[str, str]:
             names[f"{name}.weight"] = key
         elif kind == DENSE:
             names[name] = key
+        elif kind == MAP and name.endswith("/identity"):
+            names[f"dynamic_ids.{name.removesuffix('/identity')}"] = key
         elif kind in (TABLE_STATE, DENSE_STATE) and optimizer:
             names[f"optimizer.{name.replace('/', '.')}"] = key
     return names

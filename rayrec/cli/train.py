@@ -1,5 +1,5 @@
-"""`rayrec train`, `resume`, `stop`, `evaluate`, `plan`, `report`, `config` and `tune`; `rayrec runs …` and `rayrec
-checkpoint …`."""
+"""`rayrec train`, `resume`, `stop`, `evaluate`, `plan`, `report`, `config`, `tune` and `ids`; `rayrec runs …` and
+`rayrec checkpoint …`."""
 
 from __future__ import annotations
 
@@ -283,6 +283,15 @@ def tune(
     results = tune(read, search, display=display)
     display.console.print(trials_table(results, metric))
     display.say(f"best config: {folder_of(read).partition('?')[0]}/best.yaml")
+
+
+def ids(run_dir: RunDir, checkpoint: WhichCheckpoint = "newest") -> None:
+    """List the ids that have rows in tables with dynamic ids, as CSV."""
+    from rayrec.train.after.ids import ids_of_run
+
+    typer.echo("table,id,row,count,last_seen")
+    for one in ids_of_run(run_dir, checkpoint):
+        typer.echo(f"{one.table},{one.id},{one.row},{one.count},{one.last_seen}")
 
 
 @runs.command("list")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rayrec.data.formats.text_options import TextOptions
     from rayrec.data.mapping.collate import empty_batch
     from rayrec.data.mapping.mapping import Mapping, to_batch
-    from rayrec.data.mapping.rules import Hash, Identity, Vocabulary
+    from rayrec.data.mapping.rules import Dynamic, Hash, Identity, Vocabulary
     from rayrec.data.mapping.schema import DenseFeature, Label, SampleWeight, Schema, SparseFeature, Task
     from rayrec.data.mapping.transforms import Standardize
     from rayrec.data.mapping.vocabulary import load_vocabulary
@@ -45,6 +45,7 @@ __all__ = [
     "DataSet",
     "DataUnavailable",
     "DenseFeature",
+    "Dynamic",
     "FileChanged",
     "FooterIndex",
     "FooterReading",

@@ -8,6 +8,8 @@ from enum import IntEnum
 from rayrec.dynamic_ids.layout import Layout
 
 LATEST = 2**32 - 1  # seconds, in the year 2106
+BYTES_PER_ROW, BYTES_PER_BUCKET = 16, 4
+CELLS_PER_ROW = 3  # bytes of the filter that counts ids that wait
 
 
 class Evict(IntEnum):
@@ -62,6 +64,13 @@ class DynamicIds:
             raise ValueError("min_count and probability are two ways to admit an id: set one of them")
         if not 0 <= self.fallback < 1:
             raise ValueError(f"fallback={self.fallback} must be at least 0 and below 1")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the map of the whole table."""
+        layout = self.layout
+        cells = CELLS_PER_ROW * layout.rows if self.min_count > 1 else 0
+        return BYTES_PER_ROW * layout.rows + BYTES_PER_BUCKET * layout.buckets + cells
 
     @property
     def layout(self) -> Layout:

@@ -1,10 +1,19 @@
-"""The file of a map that evaluation elsewhere, services and C++ read.
+"""The file format of an exported map, which services and C++ programs read.
 
-64 bytes of header (the text `rayrec.dynamic`, padded with zero bytes to 16, then little-endian int64: version, buckets,
-rows of a bucket, own rows of a bucket, clock, 0), then the identity of each row as int64. A reader hashes an id by
-MurmurHash3's 64-bit finalizer h, looks for it in the first `own` rows from row `(h >> 32) · buckets >> 32` times `rows
-of a bucket`, and takes the row where it is; if it is in none, the fallback row `own + ((h & (2³² - 1)) · (rows of a
-bucket - own) >> 32)` of the bucket, or what else it does for unseen ids.
+The file has a header of 64 bytes, then the id of each row as a little-endian int64:
+
+| bytes | content |
+|---|---|
+| 0 to 16 | the text `rayrec.dynamic`, padded with zero bytes |
+| 16 to 64 | int64 each: version, buckets, rows per bucket, own rows per bucket, clock, 0 |
+
+To find the row of an id, a reader
+
+1. computes `h`, MurmurHash3's 64-bit finalizer of the id;
+2. computes the first row of the id's bucket: `((h >> 32) * buckets >> 32) * rows per bucket`;
+3. compares the id with the own rows of the bucket, which come first, and returns the row with an equal id;
+4. otherwise returns the fallback row, `own rows + ((h & 0xFFFFFFFF) * (rows per bucket - own rows) >> 32)` rows after
+   the bucket's first row, or handles the unseen id in another way.
 """
 
 from __future__ import annotations
@@ -20,7 +29,7 @@ MAGIC, VERSION = b"rayrec.dynamic\0\0", 1
 
 
 def export(whole: IdMap, path: str | Path) -> None:
-    """Writes the ids of a table that have not expired."""
+    """Writes the ids of a whole table. Expired ids are left out."""
     layout = whole.layout
     head = np.array([VERSION, layout.buckets, layout.bucket_rows, layout.own_rows, whole.clock, 0], "<i8")
     identity = np.where(whole.used(), whole.identity, layout.empty(whole.buckets)).astype("<i8")
@@ -28,14 +37,15 @@ def export(whole: IdMap, path: str | Path) -> None:
 
 
 class ExportedIds:
-    """A map as it was exported; read in place, so that processes of a machine share its memory.
+    """An exported map. The file is mapped into memory, so all processes of a machine share it.
 
     Raises:
-        ValueError: The file is no exported map, is of another version or is cut off.
+        ValueError: The file is not an exported map, has another version, or is incomplete.
     """
 
     def __init__(self, path: str | Path) -> None:
-        raw = np.memmap(path, np.uint8, "c")  # numba's loops take no read-only array; nobody writes
+        # Mode "c", because numba's loops do not accept read-only arrays. Nothing is written.
+        raw = np.memmap(path, np.uint8, "c")
         head = np.frombuffer(raw[16:64].tobytes(), "<i8")
         if raw[:16].tobytes() != MAGIC:
             raise ValueError(f"{path} is not an exported map of dynamic ids: export the model again")

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayrec._runtime.numba_loops import loops
-from rayrec.dynamic_ids.config import LATEST, DynamicIds
+from rayrec.dynamic_ids.config import CELLS_PER_ROW, LATEST, DynamicIds
 from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, Layout
 
 LOOPS = "rayrec.dynamic_ids.loops"
 HASHED, ZERO = -2, -1  # rows of unseen ids: the fallback row; none, for a vector of zeros
-CELLS_PER_ROW = 3
 # State by row, and by bucket: a rank's rows of each array are those of its buckets.
 BY_ROW = {"identity": np.int64, "last_seen": np.uint32, "score": np.uint32}
 BY_BUCKET = {"cells": np.uint8, "sighted": np.uint32}
@@ -110,6 +109,7 @@ class IdMap:
         """
         if not 0 <= clock <= LATEST:
             raise ValueError(f"clock={clock} must be seconds from 0 to {LATEST}")
+        ids = np.require(ids, np.int64, ["C", "W"])  # the loops take no read-only array
         config, layout, size = self.config, self.layout, len(ids)
         self.clock = max(self.clock, clock)
         module, rows = loops(LOOPS), np.empty(size, np.int64)
@@ -171,7 +171,7 @@ class IdMap:
 
     def statistics(self) -> dict[str, float]:
         """How full the owned buckets are: rows with an id, rows that could have one, share of full buckets."""
-        used = self.used().reshape(len(self.buckets), -1).sum(1)
+        used = self.used().reshape(-1, self.layout.bucket_rows).sum(1)
         room = len(self.buckets) * self.layout.own_rows
         full = float((used == self.layout.own_rows).mean()) if room else 0.0
         return {"rows_used": int(used.sum()), "rows": room, "full_buckets": full}
@@ -208,6 +208,7 @@ def find(
     ttl: int = 0,
 ) -> np.ndarray:
     """As `IdMap.find`, from the identities of consecutive buckets alone."""
+    ids = np.require(ids, np.int64, ["C", "W"])  # the loops take no read-only array
     rows = np.empty(len(ids), np.int64)
     seen = np.empty(0, np.uint32) if last_seen is None else last_seen
     buckets, bucket_rows, own_rows = layout.buckets, layout.bucket_rows, layout.own_rows

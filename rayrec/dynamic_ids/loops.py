@@ -1,7 +1,7 @@
-"""The compiled rule of a step, which is the definition, and the search. Import through `numba_loops.loops`.
+"""Compiled loops: a step of the map, which defines the rule, and the search. Import through `numba_loops.loops`.
 
-Suffixes: N lookups, M lookups without a row, R rows of the owned buckets, B owned buckets, S rows of a bucket, D
-distinct ids without a row in a bucket.
+Suffixes of array dimensions: N lookups; M lookups of ids without a row; R rows of the owned buckets; B owned buckets; S
+rows of a bucket; D distinct ids of one bucket without a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rayrec._runtime.numba_loops import compiled
 from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST
 
 CELLS = 4  # cells of a filter per id
-TAKEN, LEFT, EXPIRED = 1, 2, 4  # of a change: an id took the row, an id left it, and it did so by age
+TAKEN, LEFT, EXPIRED = 1, 2, 4  # bits of a change: an id took the row; an id lost the row; it lost it by age
 LARGEST_COUNT = 2**31 - 1  # the highest bit of a score marks rows that this step looked up
 STATISTICS = ("lookups", "own", "admitted", "evicted", "expired", "waiting", "refused")
 
@@ -39,7 +39,9 @@ def _mix(number: Any) -> Any:
 
 @nb.njit(inline="always")
 def _slot(identity_R: Any, base: Any, own_rows: Any, key: Any) -> Any:
-    """The slot of an id in its bucket, from 1; 0 if it has none. Without branches, it compares 4 or 8 rows at once."""
+    """The slot of an id in its bucket, counted from 1; 0 if the bucket does not have the id.
+
+    Without branches, so that the compiler compares 4 or 8 rows at once."""
     slot = _ZERO
     for number in range(own_rows):
         slot += number + _ONE if identity_R[base + number] == key else _ZERO
@@ -56,11 +58,11 @@ def find(
     id_N: Any, identity_R: Any, last_seen_R: Any, buckets: Any, first: Any, bucket_rows: Any, own_rows: Any, clock: Any,
     ttl: Any, unseen: Any, row_N: Any,
 ) -> None:  # fmt: skip
-    """Finds the rows of ids and changes nothing.
+    """Finds the rows of ids without changing the map.
 
     Args:
-        last_seen_R: Empty if no row has expired.
-        unseen: Row of an id without one, or -2 for its fallback row.
+        last_seen_R: Empty if no row can have expired.
+        unseen: Result for an id without a row; -2: its fallback row.
     """
     for n in range(nb.uint64(id_N.size)):
         hashed = _mix(nb.uint64(id_N[n]))
@@ -79,7 +81,11 @@ def find(
 
 @nb.njit
 def _by_upper_half(key_M: Any, size: Any, largest: Any) -> Any:
-    """Sorts the first keys stably by their upper 32 bits, of which none is above `largest`."""
+    """Stable radix sort of the first `size` keys by their upper 32 bits.
+
+    Args:
+        largest: Upper bound of the upper 32 bits; higher digits are skipped.
+    """
     other_M, count_V, shift = np.empty(size, np.uint64), np.empty(2048, np.uint64), _HALF
     while shift < nb.uint64(64) and (largest >> (shift - _HALF)) > 0:
         count_V[:] = _ZERO
@@ -101,7 +107,7 @@ def _by_upper_half(key_M: Any, size: Any, largest: Any) -> Any:
 
 @nb.njit
 def _sort_together(hash_M: Any, lookup_M: Any, size: Any) -> None:
-    """Sorts a bucket's lookups by hash."""
+    """Sorts the lookups of a bucket by hash."""
     if size > 128:
         order = np.argsort(hash_M[:size])
         hash_M[:size] = hash_M[:size][order]
@@ -124,7 +130,7 @@ def _decayed(score: Any, seen: Any, clock: Any, half_life: Any) -> Any:
 
 @nb.njit(inline="always")
 def _rank(score: Any, seen: Any, evict: Any) -> Any:
-    """What the id with the least of loses its row."""
+    """The rank of a row. The id with the lowest rank loses its row."""
     if evict == 1:
         return ((nb.int64(seen) - nb.int64(2**31)) << nb.int64(32)) | nb.int64(score)
     return (nb.int64(score) << nb.int64(32)) | nb.int64(seen)
@@ -142,17 +148,20 @@ def step(
     evict: Any, min_count: Any, seed: Any, row_N: Any, changed_row: Any, changed_old: Any, changed_new: Any,
     changed_kind: Any, statistics: Any,
 ) -> Any:  # fmt: skip
-    """One step of the owned buckets. Returns the number of changes.
+    """One step of the owned buckets.
 
     Args:
-        count_N: Lookups that each id stands for, at least 1; or empty, for 1.
-        chance: 256 probabilities · 2³², by count, to admit an id at random; or empty.
+        count_N: Number of lookups that each id represents, at least 1. Empty: 1 each.
+        chance: Probability times 2³² of admitting an id at random, for each count from 0 to 255. Empty: always.
         half_life, ttl: 0 for none.
+
+    Returns:
+        Number of changes.
     """
     size, missing, changes = nb.uint64(id_N.size), _ZERO, _ZERO
     key_M = np.empty(id_N.size, np.uint64)
-    # 1. Rows that have their id and have not expired. Nothing here depends on the order of lookups.
-    # Searching is a loop of its own, so that the processor works on several ids at once.
+    # 1. Find the rows of ids that have one and have not expired. The result does not depend on the order of lookups.
+    # The search is a separate loop, so that the processor overlaps the memory accesses of several ids.
     lookups, own = _ZERO, _ZERO
     for n in range(size):
         base = (((_mix(nb.uint64(id_N[n])) >> _HALF) * buckets >> _HALF) - first) * bucket_rows
@@ -192,7 +201,7 @@ def step(
             hash_M[members] = _mix(nb.uint64(id_N[lookup_M[members]]))
             members += _ONE
             begin += _ONE
-        # 2. Distinct ids in the order of their hash, and their counts. An expired row that has such an id is freed.
+        # 2. Group the lookups of the bucket by id, in the order of the hash. Free expired rows with one of these ids.
         _sort_together(hash_M, lookup_M, members)
         distinct = _ZERO
         for m in range(members):
@@ -210,7 +219,7 @@ def step(
                     statistics[4] += 1
             count_D[distinct - _ONE] += nb.uint64(count_N[lookup_M[m]]) if count_N.size else _ONE
         begin_D[distinct] = members
-        # 3. Admission. The filter is read for all ids before it is updated for any.
+        # 3. Decide admission. Read the filter for all ids before updating it, so that their order does not matter.
         if cells and sighted_B[bucket] >= period:
             for cell in range(cells):
                 cell_BC[bucket, cell] >>= 1
@@ -241,7 +250,7 @@ def step(
                     cell = _cell(hash_M[begin_D[d]], number, cells)
                     cell_BC[bucket, cell] = max(nb.uint64(cell_BC[bucket, cell]), want_D[d])
         sighted_B[bucket] += nb.uint32(distinct)
-        # 4. Admitted ids, the most counted first, take free rows in their order, then those of the least rank.
+        # 4. Give rows to admitted ids, in order of count: first free rows, then rows with the lowest rank.
         if admitted:
             if not in_order:
                 order_D[:admitted].sort()

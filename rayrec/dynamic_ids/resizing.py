@@ -1,4 +1,4 @@
-"""Other numbers of ranks and rows, and maps made from a vocabulary."""
+"""Changes the number of ranks or rows of a map, and creates maps from vocabularies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rayrec.dynamic_ids.layout import mix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resized:
-    """A map in which ids have other rows.
+    """A new map of a whole table, and the origin of its rows.
 
     Args:
-        ids: The new map, of the whole table.
-        source: For each row of the new map the row of the old table whose weights and optimizer state it takes over;
-            -1 for a fresh row.
-        dropped: Rows of the old table whose ids found no place: of a full bucket, those of the least rank.
+        ids: The new map.
+        source: `[rows]`. For each row of the new map, the row of the old table to copy weights and optimizer state
+            from; -1 for a fresh row.
+        dropped: Rows of the old table that were left out, because the bucket of their id is full. Ids with the lowest
+            rank are dropped first.
     """
 
     ids: IdMap
@@ -29,7 +30,7 @@ class Resized:
 
 
 def joined(maps: Sequence[IdMap]) -> IdMap:
-    """The map of the whole table, from those of all ranks in order."""
+    """Concatenates the maps of all ranks, in rank order, to the map of the whole table."""
     whole = IdMap(maps[0].config)
     parts = [part.state() for part in maps]
     whole.load({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, maps[0].clock)
@@ -37,7 +38,7 @@ def joined(maps: Sequence[IdMap]) -> IdMap:
 
 
 def cut(whole: IdMap, rank: int, ranks: int) -> IdMap:
-    """The map of a rank: a copy of its rows and buckets."""
+    """Copies the rows and buckets of one rank out of the map of the whole table."""
     part = IdMap(whole.config, rank, ranks)
     rows = slice(part.first_row, part.first_row + len(part.identity))
     buckets = slice(part.buckets.start, part.buckets.stop)
@@ -46,10 +47,10 @@ def cut(whole: IdMap, rank: int, ranks: int) -> IdMap:
 
 
 def resized(whole: IdMap, config: DynamicIds) -> Resized:
-    """Moves a table's ids to the rows of another configuration, offline.
+    """Moves the ids of a table to a table with another configuration.
 
-    Counts of ids that wait stay if the number of buckets is a multiple of the old one, else they start anew. A fallback
-    row takes over the weights of the old fallback row at its place.
+    Fallback rows copy the old fallback rows at the same relative position. The filter keeps its counts if the number of
+    buckets is a multiple of the old one; otherwise it starts empty.
     """
     listing = whole.listing()
     listing = replace(listing, counts=whole.score[listing.rows])
@@ -65,9 +66,14 @@ def resized(whole: IdMap, config: DynamicIds) -> Resized:
 
 
 def grown(whole: IdMap, most: int, fill: float = 0.8) -> Resized | None:
-    """Doubles a table whose rows for ids are filled to `fill`, up to `most` rows; None if it stays as it is.
+    """Doubles the rows of a table if a share of at least `fill` of its own rows is used. Call it at a checkpoint.
 
-    Call it at a checkpoint, on the map of the whole table: what happens depends on the map alone.
+    Args:
+        whole: The map of the whole table. The result depends on it alone, and is the same on every rank.
+        most: Maximum number of rows.
+
+    Returns:
+        None if the table keeps its size.
     """
     statistics, rows = whole.statistics(), min(2 * whole.config.rows, most)
     if statistics["rows_used"] < fill * statistics["rows"] or rows <= whole.config.rows:
@@ -76,19 +82,19 @@ def grown(whole: IdMap, most: int, fill: float = 0.8) -> Resized | None:
 
 
 def map_of(ids: np.ndarray, config: DynamicIds, clock: int, counts: np.ndarray | None = None) -> Resized:
-    """A map of a vocabulary's ids, of which id n has row n of the old table.
+    """Creates the map for a table that was trained with a vocabulary. Id n has row n of the old table.
 
     Args:
-        ids: Distinct int64.
-        clock: When the ids were last seen, in seconds of event time.
-        counts: How often; 1 if unknown. Of a full bucket the least counted ids are dropped.
+        ids: int64, distinct.
+        clock: Time in seconds to record as the last lookup of every id.
+        counts: Number of lookups of each id; default: 1. If a bucket is full, the ids with the fewest are dropped.
 
     Raises:
-        ValueError: An id is there twice.
+        ValueError: An id occurs twice.
     """
     distinct, times = np.unique(ids, return_counts=True)
     if len(distinct) < len(ids):
-        raise ValueError(f"id {distinct[times.argmax()]} is there {times.max()} times: a map's ids are distinct")
+        raise ValueError(f"id {distinct[times.argmax()]} occurs {times.max()} times; the ids of a map must be distinct")
     counts = np.ones(len(ids), np.uint32) if counts is None else np.clip(counts, 1, 2**31 - 1).astype(np.uint32)
     seen = np.full(len(ids), clock, np.uint32)
     return _placed(Listing(ids=ids, rows=np.arange(len(ids)), counts=counts, last_seen=seen), config, clock)

@@ -38,7 +38,8 @@ from rayrec.quant import TablePlace
 
 OLD_INDEX = "index.json"  # of item indexes before format 4
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
-MAPPING, VOCABULARIES, PARITY, PARITY_PAGE = "mapping.json", "vocabularies", "parity.json", "parity.html"
+MAPPING, VOCABULARIES, IDS = "mapping.json", "vocabularies", "ids"
+PARITY, PARITY_PAGE = "parity.json", "parity.html"
 # 1 has no `inputs.context`, 1 and 2 no `text_law` of hashed features, 1 to 3 no `spread_over` of vocabularies, queries
 # and items. All are read.
 FORMAT = 4
@@ -276,11 +277,11 @@ def map_tables(path: Path) -> MappedTables:
 
 
 def read_mapping(folder: Path) -> dict[str, Any]:
-    """`schema` and `tables` of the training config, with the paths of the folder's vocabularies and entities."""
+    """`schema` and `tables` of the training config, with the paths of the files that they name in the folder."""
     raw: dict[str, Any] = json.loads((folder / MAPPING).read_text(encoding="utf-8"))
     for feature in raw["schema"].get("sparse", []):
         mapping = feature.get("mapping") or {}
-        if mapping.get("kind") == "vocabulary":
+        if mapping.get("path") is not None:
             mapping["path"] = str(folder / mapping["path"])
     for spec in raw["schema"].get("derived", []):
         if "path" in spec:

@@ -19,6 +19,7 @@ from rayrec.quant.layout import TableConfig
 
 if TYPE_CHECKING:
     from rayrec.checkpoint.reader import CheckpointWeights
+    from rayrec.dynamic_ids import IdMap
 
 BLOCK_ITEMS = 65_536
 
@@ -37,6 +38,7 @@ class Trained:
         recorded: Metrics that the trainer recorded for this checkpoint and these rows; None if it did not.
         logit_shift: Added to logits; corrects for negatives that training skipped.
         origin: Run, checkpoint and step, for the index.
+        ids: Feature with dynamic ids → the map of its ids to rows. Batches have rows.
     """
 
     make_model: Callable[[], nn.Module]
@@ -48,6 +50,7 @@ class Trained:
     recorded: Mapping[str, Any] | None = None
     logit_shift: float = 0.0
     origin: Mapping[str, Any] = field(default_factory=dict)
+    ids: Mapping[str, IdMap] = field(default_factory=dict)
 
 
 class CheckpointModel:

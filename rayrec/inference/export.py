@@ -14,6 +14,8 @@ from torch.export import ExportedProgram
 
 from rayrec.data.mapping.derived.joins import write_entities
 from rayrec.data.mapping.vocabulary import index_beside, load_vocabulary
+from rayrec.dynamic_ids import IdMap
+from rayrec.dynamic_ids import export as export_ids
 from rayrec.inference import artifact, compilation, graph, processor
 from rayrec.inference.artifact import ExportError, ExportIndex, scratch_folder
 from rayrec.inference.checkpoint_model import CheckpointModel, Trained
@@ -74,7 +76,8 @@ def export(trained: Trained, out: str | Path, options: ExportOptions | None = No
         with scratch_folder(out) as scratch:
             folder = scratch / "export"
             folder.mkdir()
-            write_mapping(trained.mapping, folder)  # before the tables, so that an unreadable vocabulary fails early
+            # Before the tables, so that an unreadable vocabulary fails early.
+            write_mapping(trained.mapping, folder, trained.ids)
             written = _Exporter(trained, options, scratch).run(folder)
             folder.rename(out)
     except OSError as error:
@@ -281,8 +284,8 @@ def _smallest_tables(tables: Iterable[TableConfig]) -> dict[str, str]:
     return {feature: table.name for feature, table in smallest.items()}
 
 
-def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
-    """Writes schema and tables, and copies vocabularies and entities, so that the folder depends on no other files."""
+def write_mapping(mapping: Mapping[str, Any], folder: Path, ids: Mapping[str, IdMap] | None = None) -> None:
+    """Writes schema and tables, with all files that they name: vocabularies, entities, events, rows of dynamic ids."""
     raw = json.loads(json.dumps(mapping))
     mappings = [feature.get("mapping") or {} for feature in raw["schema"].get("sparse", [])]
     for number, vocabulary in enumerate(spec for spec in mappings if spec.get("kind") == "vocabulary"):
@@ -293,6 +296,15 @@ def write_mapping(mapping: Mapping[str, Any], folder: Path) -> None:
         load_vocabulary(vocabulary["path"]).write(index_beside(str(copy)))
         vocabulary["path"] = copy.relative_to(folder).as_posix()
     write_entities(raw["schema"].get("derived", []), folder)
+    written = dict[int, str]()  # features of a table share a map
+    for feature in raw["schema"].get("sparse", []):
+        own = (ids or {}).get(feature["name"])
+        if own is not None:
+            if id(own) not in written:
+                written[id(own)] = f"{artifact.IDS}/{len(written)}.bin"
+                (folder / artifact.IDS).mkdir(exist_ok=True)
+                export_ids(own, folder / written[id(own)])
+            feature["mapping"]["path"] = written[id(own)]
     artifact.write_json(folder / artifact.MAPPING, raw)
 
 

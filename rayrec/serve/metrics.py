@@ -14,7 +14,7 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from rayrec.data import Schema
-from rayrec.data.mapping.schema import Vocabulary
+from rayrec.data.mapping.rules import Vocabulary
 from rayrec.sparse import KeyedJaggedTensor
 
 SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)

@@ -88,6 +88,7 @@ def memory_lines(plan: Mapping[str, Any]) -> list[str]:
     return [
         f"{head}: {human_bytes(rank['weights_bytes'])} weights, {human_bytes(rank['optimizer_bytes'])} optimizer, "
         f"{human_bytes(rank['dense_bytes'])} dense"
+        + (f", {human_bytes(rank['map_bytes'])} maps of ids" if "map_bytes" in rank else "")
         for head, rank in zip(heads, ranks, strict=True)
     ]
 

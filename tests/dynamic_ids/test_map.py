@@ -270,7 +270,7 @@ def test_a_vocabulary_becomes_a_map_without_losing_rows() -> None:
     assert (listing.last_seen == 9).all()
     full = map_of(ids, DynamicIds(rows=6400), clock=9, counts=np.arange(30_000))
     assert full.dropped.min() == 0 and len(full.dropped) + len(full.ids.listing().ids) == 30_000
-    with pytest.raises(ValueError, match="id 3 is there 2 times"):
+    with pytest.raises(ValueError, match="id 3 occurs 2 times"):
         map_of(np.array([3, 4, 3]), DynamicIds(rows=64), clock=0)
 
 

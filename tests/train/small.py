@@ -186,7 +186,7 @@ def rank_session(
 def make_job(raw: dict[str, Any]) -> Job:
     config = parse_config(raw)
     train, evaluation = (
-        manifest_of(config.data.train, config.data_schema),
+        manifest_of(config.data.train, config.training_schema),
         Manifest.of(config.data.eval, config.data_schema),
     )
     folder = RunFolder.at(config.storage.path, config.name)

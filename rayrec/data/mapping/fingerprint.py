@@ -7,7 +7,7 @@ from typing import Any
 
 from rayrec.data.arrays.hashing import HASH_LAW
 from rayrec.data.mapping.derived.specs import needed
-from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Hash, Vocabulary
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Dynamic, Hash, Vocabulary
 from rayrec.data.mapping.schema import Schema, SparseFeature
 from rayrec.data.mapping.vocabulary import load_vocabulary, vocabulary_checksum
 
@@ -70,5 +70,8 @@ def _of(mapping: Any, rows: int) -> dict[str, Any]:
                 "vocabulary_size": size,
                 "vocabulary_checksum": vocabulary_checksum(mapping.path, size),
             } | spread
+        case Dynamic():  # which id has which row is state of the checkpoint; this is the layout of that state
+            counts = {"counts_waiting_ids": True} if mapping.admit.min_count > 1 else {}
+            return {"mapping": "dynamic", "hash_law": HASH_LAW, "rows": rows, "fallback": mapping.fallback} | counts
         case _:
             return {"mapping": "identity"}

@@ -53,6 +53,11 @@ class Mapping:
 
     def __post_init__(self) -> None:
         check_rows_of(self.schema, self.rows_of)
+        if without := [name for name, rule in self.schema.dynamic.items() if rule.path is None]:
+            raise DataError(
+                f"features {without} have dynamic ids: which id has which row is in the checkpoints of a run",
+                fix="export the run (`rayrec export`), and use the mapping of the export",
+            )
 
     @classmethod
     def from_config(cls, config: Any, *, labels: bool = True, folder: str | os.PathLike[str] | None = None) -> Mapping:

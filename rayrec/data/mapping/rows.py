@@ -21,7 +21,7 @@ class Ids:
     """One sparse feature of n rows, or the times or numbers of a sequence.
 
     Args:
-        values: table rows of all bags, concatenated; int32 if the size of the table allows it.
+        values: table rows of all bags, concatenated; int32 if the size of the table allows it. Dynamic ids are int64.
         offsets: [n + 1], offsets of the bags, not necessarily from 0; None if every row has exactly one id.
         weights: one per value, or None.
     """

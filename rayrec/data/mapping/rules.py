@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rayrec._runtime.strict import Strict
 from rayrec.storage.locations import Place
@@ -65,7 +66,98 @@ class Vocabulary(Strict):
     spread_over: int | None = Field(default=None, ge=0, le=MAX_SPREAD)
 
 
-IdMapping = Annotated[Identity | Hash | Vocabulary, Field(discriminator="kind")]
+_AGE = re.compile(r"([0-9]+) ?(w|d|h|min|s)")
+_AGE_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "min": 60, "s": 1}
+LATEST_CLOCK = 2**32 - 1  # seconds, in the year 2106
+
+
+def _age(value: Any) -> Any:
+    """Seconds of a duration such as `30d`; anything else unchanged."""
+    match = _AGE.fullmatch(value) if isinstance(value, str) else None
+    if match is not None:
+        return int(match[1]) * _AGE_UNITS[match[2]]
+    if isinstance(value, str):
+        raise ValueError("write a duration such as 30d, 12h, 15min or 45s, or without `time` a number of steps")
+    return value
+
+
+Age = Annotated[int, BeforeValidator(_age), Field(ge=1, le=LATEST_CLOCK)]
+
+
+class Admit(Strict):
+    """When an id gets a row of its own. Set one of the two, or neither: every id gets a row at once.
+
+    Args:
+        min_count: Lookups of an id before it gets a row. A filter counts them approximately and forgets old ones; it
+            takes 3 bytes per row.
+        probability: Probability with which each lookup gives the id a row; needs no memory.
+    """
+
+    min_count: int = Field(default=1, ge=1, le=255)
+    probability: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.min_count > 1 and self.probability < 1:
+            raise ValueError("`min_count` and `probability` are two ways to admit an id: set one of them")
+        return self
+
+
+class Dynamic(Strict):
+    """Gives ids a row of the table when they appear, and takes it away from ids that are no longer looked up.
+
+    An id without a row of its own uses one of the fallback rows, which it shares by hash. Features that share a table
+    need equal rules. Ids are integers or strings; a string is one by its 64-bit hash.
+
+    Args:
+        rows: Rows of the table, among them the fallback rows. Default: `rows` of the table, and equal to it if set.
+        time: Column with the time of a row: an Arrow timestamp or date, or integers in seconds; for other units set
+            `schema.timestamp` to this column. It is the clock of `ttl`, `half_life` and of the order in which ids were
+            seen, and never goes back: train on rows in the order of time (`data.shuffle: none`, or
+            `data.progressive`). Without it, the clock counts steps.
+        ttl: Age after which an id that was not looked up loses its row, e.g. 30d, 12h or 15min; without `time` a number
+            of steps. Default: never.
+        evict: Which id of a full bucket loses its row to a new one: "lfu": the one with the fewest lookups; "lru": the
+            one not looked up for the longest time; "lfu_decay": as "lfu", but counts halve every `half_life`.
+        half_life: Half-life of counts, in the form of `ttl`; for "lfu_decay" only.
+        admit: When an id gets a row. Default: at its first lookup.
+        fallback: Share of the rows that ids without a row of their own share.
+        unseen: Evaluation of an id without a row: "hashed" uses its fallback row, as in training; "zero" leaves the id
+            out, so that a feature with one id has a vector of zeros.
+        path: File with the rows of ids, which exports have. A training run has its own.
+    """
+
+    kind: Literal["dynamic"] = "dynamic"
+    rows: int | None = Field(default=None, ge=4)
+    time: str | None = Field(default=None, min_length=1)
+    ttl: Age | None = None
+    evict: Literal["lfu", "lru", "lfu_decay"] = "lfu"
+    half_life: Age | None = None
+    admit: Admit = Admit()
+    fallback: float = Field(default=0.1, ge=0, lt=1)
+    unseen: Literal["hashed", "zero"] = "hashed"
+    path: Place | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _durations_need_a_time(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("time") is None:
+            for name in ("ttl", "half_life"):
+                if isinstance(data.get(name), str):
+                    raise ValueError(
+                        f"`{name}: {data[name]}` needs `time`, the column with the time of a row; without it, give a "
+                        "number of steps"
+                    )
+        return data
+
+    @model_validator(mode="after")
+    def _decays(self) -> Self:
+        if (self.evict == "lfu_decay") != (self.half_life is not None):
+            raise ValueError("`half_life` and `evict: lfu_decay` belong together: set both or neither")
+        return self
+
+
+IdMapping = Annotated[Identity | Hash | Vocabulary | Dynamic, Field(discriminator="kind")]
 
 
 LabelKind = Literal["binary", "number"]

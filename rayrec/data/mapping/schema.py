@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from rayrec._runtime.strict import Strict
 from rayrec.data.mapping.derived.specs import Derived, check_order, needed, sources
-from rayrec.data.mapping.rules import Identity, IdMapping, LabelKind, LabelRule, Vocabulary
+from rayrec.data.mapping.rules import Dynamic, Hash, Identity, IdMapping, LabelKind, LabelRule
 from rayrec.data.mapping.sequences import SequenceColumns, SequenceValues
 from rayrec.data.mapping.transforms import Transform
 
@@ -152,16 +152,18 @@ class SparseFeature(_Feature):
         return self
 
     def with_paths_from(self, folder: Path) -> SparseFeature:
-        """A copy with the relative path of its vocabulary resolved against `folder`."""
-        if not isinstance(self.mapping, Vocabulary) or "://" in self.mapping.path:
+        """A copy with the relative path of its vocabulary or map resolved against `folder`."""
+        given = getattr(self.mapping, "path", None)
+        if given is None or "://" in given:
             return self
-        path = str((folder / Path(self.mapping.path).expanduser()).absolute())
+        path = str((folder / Path(given).expanduser()).absolute())
         return self.model_copy(update={"mapping": self.mapping.model_copy(update={"path": path})})
 
     @property
     def always_one(self) -> bool:
         """True if every row has exactly one id."""
         drops = isinstance(self.mapping, Identity) and self.mapping.bounds == "drop"
+        drops |= isinstance(self.mapping, Dynamic) and self.mapping.unseen == "zero"
         return self.kind == "id" and self.on_null != "empty" and not drops
 
 
@@ -224,6 +226,7 @@ class Schema(Strict):
             raise ValueError("the schema has no features: list some under dense or sparse")
         for sequence in self.sequences:
             self._check_sequence(sequence)
+        self._check_dynamic()
         check_order(self.derived)
         return self
 
@@ -248,6 +251,39 @@ class Schema(Strict):
                     f"length={sequence.length} applies to all of its lists"
                 )
             self.sparse[self.sparse.index(feature)] = feature.model_copy(update=update)
+
+    def _check_dynamic(self) -> None:
+        """Dynamic ids have one clock of event time, and no list of a sequence loses ids in evaluation."""
+        times = sorted({mapping.time for mapping in self.dynamic.values() if mapping.time is not None})
+        if len(times) > 1:
+            raise ValueError(f"mapping.time: all dynamic ids of a schema need the same column; they have {times}")
+        in_sequence = {name: sequence.name for sequence in self.sequences for name in sequence.ids}
+        for name, mapping in self.dynamic.items():
+            if mapping.unseen == "zero" and name in in_sequence:
+                raise ValueError(
+                    f"feature {name!r}: `unseen: zero` leaves ids out, but the lists of sequence {in_sequence[name]!r} "
+                    "keep equal lengths; set `unseen: hashed`"
+                )
+
+    @property
+    def dynamic(self) -> dict[str, Dynamic]:
+        """The rules of the features with dynamic ids, by name."""
+        return {one.name: one.mapping for one in self.sparse if isinstance(one.mapping, Dynamic)}
+
+    @property
+    def event_time(self) -> Timestamp | None:
+        """The time of a row that dynamic ids are dated by; None if no feature has one."""
+        column = next((mapping.time for mapping in self.dynamic.values() if mapping.time is not None), None)
+        if column is None or (self.timestamp is not None and self.timestamp.column == column):
+            return self.timestamp if column is not None else None
+        return Timestamp(column=column)
+
+    @property
+    def hashed(self) -> Schema:
+        """A copy in which dynamic ids are hashed to rows, for statistics of data without a trained table."""
+        rule = Hash(text_law=2)
+        sparse = [one.model_copy(update={"mapping": rule}) if one.name in self.dynamic else one for one in self.sparse]
+        return self.model_copy(update={"sparse": sparse})
 
     def with_paths_from(self, folder: Path) -> Schema:
         """A copy with the relative paths of vocabularies resolved against `folder`."""
@@ -275,8 +311,8 @@ class Schema(Strict):
 
     @property
     def for_training(self) -> Schema:
-        """A copy without the columns that only evaluations read."""
-        return self.model_copy(update={"group": None, "timestamp": None})
+        """A copy without the columns that only evaluations read; the time that dynamic ids are dated by stays."""
+        return self.model_copy(update={"group": None, "timestamp": self.event_time})
 
     @property
     def for_scoring(self) -> Schema:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +12,25 @@ import pyarrow.compute as pc
 
 from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of, shown
 from rayrec.data.arrays.buffers import F32, I64, Mask
-from rayrec.data.arrays.hashing import TableRows, bytes_of, hash_rows, hash_strings, row_type, seed_of, text_rows
+from rayrec.data.arrays.hashing import (
+    TableRows,
+    bytes_of,
+    hash_rows,
+    hash_strings,
+    hash_texts,
+    row_type,
+    seed_of,
+    text_rows,
+)
 from rayrec.data.arrays.lists import filtered_offsets, offsets_of, row_of, truncate, unnest
 from rayrec.data.mapping.problems import Problems
 from rayrec.data.mapping.rows import Ids
-from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Hash, Identity, Vocabulary
+from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Dynamic, Hash, Identity, IdMapping, Vocabulary
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.spread import vocabulary_rows
 from rayrec.data.mapping.vocabulary import load_vocabulary
+from rayrec.dynamic_ids.exported import ExportedIds
+from rayrec.dynamic_ids.id_map import ZERO
 
 # Up to this vocabulary size, dictionary-encode strings and look up the distinct ones: faster than every string.
 _SMALL_VOCABULARY = 4096
@@ -26,7 +38,8 @@ _SAMPLE = 4096
 
 
 def map_sparse(feature: SparseFeature, columns: Mapping[str, pa.Array], num_rows: int, problems: Problems) -> Ids:
-    """Maps one feature to bags of table rows in `[0, num_rows)`. Adds bad rows to `problems`."""
+    """Maps one feature to bags of table rows in `[0, num_rows)`, or of dynamic ids as they are. Adds bad rows to
+    `problems`."""
     array = columns[feature.column]
     if feature.kind == "id":
         bags = _Bags(feature, num_rows, problems, leaf=array, offsets=None, null_lists=None, weights=None)
@@ -72,10 +85,17 @@ class _Bags:
             offsets = np.arange(len(values) + 1)
         if self.null_lists is not None:
             values, offsets, weights = self._null_lists(self.null_lists, values, offsets, weights)
-        return Ids(values.astype(row_type(self.num_rows), copy=False), offsets, weights)
+        kind = np.int64 if isinstance(feature.mapping, Dynamic) else row_type(self.num_rows)
+        return Ids(values.astype(kind, copy=False), offsets, weights)
 
     def _row_of(self, positions: I64) -> I64:
         return positions if self.offsets is None else row_of(self.offsets, positions)
+
+    @property
+    def _drops(self) -> bool:
+        """Whether ids without a row, -1, are left out."""
+        mapping = self.feature.mapping
+        return isinstance(mapping, Dynamic) and mapping.path is not None
 
     def _default_row(self) -> int:
         default = pa.array([self.feature.default], self._id_type())
@@ -91,8 +111,8 @@ class _Bags:
         if feature.on_null == "empty":
             return ~nulls
         if feature.on_null == "default":
-            values[nulls] = self._default_row()
-            return None
+            values[nulls] = default = self._default_row()
+            return ~nulls if default < 0 and self._drops else None
         self._report_nulls(self._row_of(np.flatnonzero(nulls)), "a null id")
         return None
 
@@ -103,10 +123,11 @@ class _Bags:
         assert offsets is not None
         if self.feature.on_null == "error":
             self._report_nulls(np.flatnonzero(null_lists), "a null list")
-        if self.feature.on_null != "default":
+        default = self._default_row() if self.feature.on_null == "default" else -1
+        if self.feature.on_null != "default" or (default < 0 and self._drops):
             return values, offsets, weights
         positions = offsets[:-1][null_lists]
-        values = np.insert(values, positions, self._default_row())
+        values = np.insert(values, positions, default)
         weights = None if weights is None else np.insert(weights, positions, np.float32(1.0))
         return values, offsets_of(np.diff(offsets) + null_lists), weights
 
@@ -119,6 +140,7 @@ class _Bags:
         """Handles ids outside the table; `values` contains them."""
         mapping = self.feature.mapping
         bounds = mapping.bounds if isinstance(mapping, Identity) else "error"
+        bounds = "drop" if isinstance(mapping, Dynamic) else bounds
         if bounds == "drop":
             keep = np.ones(len(values), dtype=np.bool_) if keep is None else keep
             keep[outside] = False
@@ -140,7 +162,7 @@ class _Bags:
 
 
 def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[TableRows, Mask | None, I64 | None]:
-    """Maps a flat array of ids to table rows.
+    """Maps a flat array of ids to table rows. Dynamic ids stay ids, strings as 64-bit hashes: their table has the rows.
 
     Returns:
         the rows, writable; the null mask, or None; the positions of ids outside `[0, num_rows)`, whose rows are
@@ -156,11 +178,34 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[Tab
         return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
     if isinstance(mapping, Vocabulary):
         return _with_unknown(_look_up(raw, mapping), nulls, mapping)
+    if isinstance(mapping, Dynamic):
+        rows = _rows_of_dynamic(raw if nulls is None else raw.copy(), mapping)
+        return rows, nulls, _without_row(rows, nulls, mapping)
     # As unsigned numbers, negative ids are larger than any table.
     unsigned = raw.view(np.uint64)
     outside = np.flatnonzero(unsigned >= np.uint64(num_rows)) if len(raw) and unsigned.max() >= num_rows else None
     owns = raw.flags.writeable and raw.flags.owndata
     return raw if owns or (outside is None and nulls is None) else raw.copy(), nulls, outside
+
+
+def _rows_of_dynamic(ids: I64, mapping: Dynamic) -> I64:
+    """The rows of ids by an exported map, -1 for one without a row; the ids themselves in training."""
+    if mapping.path is None:
+        return ids
+    exported = _exported(mapping.path)
+    return exported.find(ids, ZERO) if mapping.unseen == "zero" else exported.find(ids)
+
+
+@lru_cache(maxsize=64)
+def _exported(path: str) -> ExportedIds:
+    return ExportedIds(path)
+
+
+def _without_row(rows: TableRows, nulls: Mask | None, mapping: Dynamic) -> I64 | None:
+    if mapping.path is None or mapping.unseen != "zero":
+        return None
+    unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
+    return np.flatnonzero(unknown) if unknown.any() else None
 
 
 def _int64(leaf: pa.Array) -> I64:
@@ -186,9 +231,7 @@ def _hashed(ids: I64 | pa.Array, positions: I64, num_rows: int) -> TableRows:
     return hash_rows(ids[positions], seed_of(0), num_rows)
 
 
-def _map_texts(
-    leaf: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int
-) -> tuple[TableRows, Mask | None, I64 | None]:
+def _map_texts(leaf: pa.Array, mapping: IdMapping, num_rows: int) -> tuple[TableRows, Mask | None, I64 | None]:
     """`map_leaf` for strings. Maps each distinct string once where that is faster than finding the distinct ones."""
     if not pa.types.is_dictionary(leaf.type):
         if _is_fast(mapping) and _mostly_distinct(leaf):
@@ -205,11 +248,12 @@ def _map_texts(
     return _with_unknown(rows, nulls, mapping)
 
 
-def _is_fast(mapping: Identity | Hash | Vocabulary) -> bool:
+def _is_fast(mapping: IdMapping) -> bool:
     """True if mapping a string costs less than `dictionary_encode`."""
     if isinstance(mapping, Vocabulary):
         return load_vocabulary(mapping.path).size > _SMALL_VOCABULARY
-    return isinstance(mapping, Hash) and mapping.text_law not in (None, FIRST_TEXT_LAW)
+    hashed = isinstance(mapping, Hash) and mapping.text_law not in (None, FIRST_TEXT_LAW)
+    return hashed or isinstance(mapping, Dynamic)
 
 
 def _mostly_distinct(texts: pa.Array) -> bool:
@@ -217,17 +261,19 @@ def _mostly_distinct(texts: pa.Array) -> bool:
     return len(texts) < 4 * _SAMPLE or 2 * len(pc.unique(texts[:_SAMPLE])) > _SAMPLE
 
 
-def _rows_of_texts(texts: pa.Array, mapping: Identity | Hash | Vocabulary, num_rows: int) -> TableRows:
+def _rows_of_texts(texts: pa.Array, mapping: IdMapping, num_rows: int) -> TableRows:
+    if isinstance(mapping, Dynamic):
+        return _rows_of_dynamic(hash_texts(texts).view(np.int64), mapping)
     if isinstance(mapping, Vocabulary):
         return _look_up(texts, mapping)
     assert isinstance(mapping, Hash)
     return text_rows(texts, seed_of(mapping.seed), num_rows, mapping.text_law or FIRST_TEXT_LAW)
 
 
-def _with_unknown(
-    rows: TableRows, nulls: Mask | None, mapping: Identity | Hash | Vocabulary
-) -> tuple[TableRows, Mask | None, I64 | None]:
+def _with_unknown(rows: TableRows, nulls: Mask | None, mapping: IdMapping) -> tuple[TableRows, Mask | None, I64 | None]:
     """Adds the positions of ids without a row."""
+    if isinstance(mapping, Dynamic):
+        return rows, nulls, _without_row(rows, nulls, mapping)
     if not isinstance(mapping, Vocabulary) or mapping.oov_rows:
         return rows, nulls, None
     unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls

@@ -189,6 +189,7 @@ def check(
     Raises:
         DataError: a feature without a table.
     """
+    schema = schema.hashed
     check_rows_of(schema, rows_of)
     bad_rows = bad_rows or BadRows()
     tables = [(f, rows_of[f.name]) for f in schema.sparse]

@@ -110,6 +110,24 @@ class ShardedTable(nn.Module):
                 weight = item.weight
                 weight[(rows[inside] - first).to(weight.device)] = vectors[inside, cols.start : cols.stop].to(weight)
 
+    def renew_rows(self, rows: torch.Tensor, vectors: torch.Tensor) -> None:
+        """As `set_rows`, and sets the optimizer state of the rows to that of a row that was never trained.
+
+        Call it after the last backward that trains the rows and before their next lookup. The number of updates, by
+        which Adam and LAMB correct their bias, belongs to the whole table and stays.
+
+        Raises:
+            ValueError: the table has a dense kernel, whose state the user's optimizer keeps.
+        """
+        if self.dense:
+            raise ValueError(f"table {self.config.name!r} has kernel 'dense': rows of its optimizer cannot be reset")
+        self.set_rows(rows, vectors)
+        for item in self.local:
+            inside = (rows >= item.shard.rows.start) & (rows < item.shard.rows.stop)
+            local = rows[inside] - item.shard.rows.start
+            for state in item.state.values():
+                state[local.to(state.device)] = 0
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Does nothing: kernels train this memory, so neither `half()` nor `to()` may replace it.
 

@@ -18,6 +18,7 @@ from rayrec.checkpoint.reader import CheckpointWeights
 from rayrec.data import BatchStream, Manifest
 from rayrec.data.formats.text_options import reading_text
 from rayrec.data.source.windows import Windows
+from rayrec.dynamic_ids import TableMaps
 from rayrec.inference.export import Export, ExportOptions, Trained, export
 from rayrec.inference.graph import Inputs, QueryOutput
 from rayrec.inference.parity import METRICS
@@ -32,6 +33,7 @@ from rayrec.train.run.choice import NEWEST, Tell, choose, refused
 from rayrec.train.run.config import config_of_run
 from rayrec.train.run.folder import RunFolder
 from rayrec.train.setup import build
+from rayrec.train.setup.dynamic_ids import found, maps_of
 from rayrec.train.terminal import notice
 from rayrec.train.worker.evaluator import EVAL_ROWS
 
@@ -182,10 +184,11 @@ def trained_of(
     schema = config.data_schema
     with reading_text(config.data.read.text):
         manifest = Manifest.of(config.data.eval, schema)
-    labels = schema.task_names
+    labels, weights = schema.task_names, CheckpointWeights(checkpoint.path)
+    maps = maps_of(config, weights) if schema.dynamic else None
     trained = Trained(
         make_model=lambda: build.model(config, "cpu", factory),
-        weights=CheckpointWeights(checkpoint.path),
+        weights=weights,
         inputs=Inputs(
             keys=tuple(schema.sparse_names),
             num_dense=schema.num_dense,
@@ -195,9 +198,10 @@ def trained_of(
         ),
         mapping={key: config.to_dict()[key] for key in ("schema", "tables")},
         rows_of=build.rows_of(config),
-        batches=partial(_batches, config, manifest),
+        batches=partial(_batches, config, manifest, maps),
         recorded=None if data is not None else _recorded(folder, checkpoint.step),
         logit_shift=math.log(config.data.negative_rate),
+        ids={} if maps is None else maps.by_feature(),
         origin={"run": config.name, "checkpoint": open_folder(checkpoint.path).name, "step": checkpoint.step},
     )
     model = trained.make_model()
@@ -242,10 +246,13 @@ def _for_queries(trained: Trained, reads: QueryInputs) -> Trained:
     )
 
 
-def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -> Iterator[Batch]:
+def _batches(
+    config: TrainConfig, manifest: Manifest, maps: TableMaps | None, rows: int | None = None
+) -> Iterator[Batch]:
     """The evaluation rows, read as by the trainer's evaluation in one process.
 
     Args:
+        maps: gives dynamic ids their rows.
         rows: approximate size of a sample: the first rows of row groups that the run's seed selects; default: all
             rows.
     """
@@ -268,7 +275,7 @@ def _batches(config: TrainConfig, manifest: Manifest, rows: int | None = None) -
     )
     with stream:
         for batch, _ in stream:
-            yield batch
+            yield batch if maps is None else found(batch, maps)
 
 
 def _recorded(folder: RunFolder, step: int) -> dict[str, Any] | None:

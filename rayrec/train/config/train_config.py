@@ -18,6 +18,7 @@ from rayrec.distributed.planner.config import ShardingConfig
 from rayrec.models.config import ModelConfig, TableConfig
 from rayrec.optim.config import OptimizersConfig
 from rayrec.train.config import checks
+from rayrec.train.config.dynamic_ids import check_dynamic
 from rayrec.train.config.joins import with_joins
 from rayrec.train.config.removed import without_removed
 from rayrec.train.config.trainer import TrainerConfig
@@ -76,6 +77,7 @@ class TrainConfig(Section):
         checks.check_trainer(self.trainer)
         checks.check_labels(self.model, self.data_schema, self.trainer, self.storage, self.data)
         checks.check_schedules(self.optimizers, self.trainer, self.data, self.data_schema, self.model)
+        check_dynamic(self.tables, self.data_schema, self.model, self.sharding, self.trainer)
         checks.check_replicas(self.sharding, self.trainer)
         checks.check_data(self.data, self.data_schema)
         return self

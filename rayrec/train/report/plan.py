@@ -20,7 +20,9 @@ MEMORY = {
     "weights_bytes": STORAGE["weights"],
     "optimizer_bytes": STORAGE["optimizer"],
     "dense_bytes": ("dense part", STORAGE["gradients"][1]),
+    "map_bytes": ("maps of dynamic ids", STORAGE["ids"][1]),
 }
+ALWAYS = ("weights_bytes", "optimizer_bytes", "dense_bytes")
 TIME_NAMES = {
     "routing_s": "starting exchanges, routing",
     "ids_s": "ids",
@@ -71,7 +73,8 @@ def plan_section(plan: ShardingPlan, table_bits: Mapping[str, int]) -> Markup:
 
 def memory_section(memory: Sequence[Mapping[str, Any]]) -> Markup:
     """A stacked bar per rank: bytes of embedding weights, optimizer state and dense parameters."""
-    return _stacked(memory, MEMORY, human_bytes, "fullest rank")
+    kinds = {key: kind for key, kind in MEMORY.items() if key in ALWAYS or any(key in rank for rank in memory)}
+    return _stacked(memory, kinds, human_bytes, "fullest rank")
 
 
 def time_section(times: Sequence[Mapping[str, Any]]) -> Markup:

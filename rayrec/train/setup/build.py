@@ -45,6 +45,7 @@ from rayrec.storage.errors import suggestion
 from rayrec.train.config.file import text_of
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import TrainError
+from rayrec.train.setup.dynamic_ids import map_bytes
 from rayrec.train.setup.row_loads import row_loads
 
 Factory = Callable[..., nn.Module]
@@ -363,7 +364,8 @@ def _check_plan_tables(plan: ShardingPlan, config: TrainConfig, path: str) -> No
 def plan_memory(
     plan: ShardingPlan, config: TrainConfig, world_size: int, dense_parameters: int
 ) -> list[dict[str, int]]:
-    """Bytes of embedding weights, optimizer state and dense part (with optimizer state and gradients) on each rank.
+    """Bytes of embedding weights, optimizer state and dense part (with optimizer state and gradients) on each rank, and
+    in host memory of its part of the maps of dynamic ids, if there are any.
 
     For a table with a dense kernel, the optimizer state includes its gradient; both have the table's data type.
     """
@@ -379,9 +381,11 @@ def plan_memory(
         else:
             row_bytes, element_bytes = RULES[config.optimizers.of_table(shard.table).kind].state_bytes
             state[shard.rank] += rows * (cols * element_bytes + row_bytes)
+    of_maps = map_bytes(config) // world_size
+    maps = {"map_bytes": of_maps} if of_maps else {}
     dense_bytes = 4 * dense_parameters * (2 + STATE_PER_ELEMENT[dense])
     return [
-        {"rank": r, "weights_bytes": weights[r], "optimizer_bytes": state[r], "dense_bytes": dense_bytes}
+        {"rank": r, "weights_bytes": weights[r], "optimizer_bytes": state[r], "dense_bytes": dense_bytes} | maps
         for r in range(world_size)
     ]
 

@@ -16,6 +16,7 @@ from rayrec.distributed.planner.sharding_groups import Grouped, choose_groups, g
 from rayrec.distributed.replicas import GroupLayout
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.setup import build
+from rayrec.train.setup.dynamic_ids import map_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,8 @@ def plan_groups(
 
 def _planner(config: TrainConfig, topology: Topology, world_size: int) -> EmbeddingShardingPlanner:
     batch = dealt(config.trainer.batch_size, 0, world_size)
+    if topology.compute_device == "cpu":  # tables and the maps of dynamic ids share the memory of the host
+        topology = topology.less(map_bytes(config) // world_size)
     return EmbeddingShardingPlanner(topology=topology, batch_size=batch, constraints=build.constraints(config))
 
 

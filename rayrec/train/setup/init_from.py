@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.checkpoint import Checkpoint, CheckpointStore
-from rayrec.checkpoint.contents import TABLE
+from rayrec.checkpoint.contents import MAP, TABLE
 from rayrec.checkpoint.manifest import differing
 from rayrec.checkpoint.tools import find
 from rayrec.checkpoint.warm_start import Names
@@ -16,6 +16,7 @@ from rayrec.data.mapping.rules import FIRST_TEXT_LAW, MAX_SPREAD, TEXT_LAW, Hash
 from rayrec.data.mapping.vocabulary import vocabulary_checksum
 from rayrec.train.config.train_config import TrainConfig
 from rayrec.train.errors import StorageError, TrainError
+from rayrec.train.setup.dynamic_ids import shared_maps
 
 Fingerprint = Mapping[str, Any]
 ALL = 1 << 62
@@ -28,12 +29,14 @@ class WarmStart:
     Args:
         root: path or URI of the checkpoint store.
         rows: table → number of leading rows that map the same ids in both runs.
+        maps: map of tables with dynamic ids → its name in the checkpoint.
     """
 
     root: str
     checkpoint: Checkpoint
     names: Names
     rows: dict[str, int]
+    maps: dict[str, str] = field(default_factory=dict)
 
     @property
     def store(self) -> CheckpointStore:
@@ -57,6 +60,7 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
         store, checkpoint = find(init.path)
         with store.reader(checkpoint) as reader:
             stored_tables = {key.rpartition(".")[2] for key in reader.index.tensors if key.startswith(f"{TABLE}/")}
+            stored_maps = {key.split("/")[1] for key in reader.index.tensors if key.startswith(f"{MAP}/")}
     names = Names(renames=init.renames, fresh=tuple(init.fresh))
     vocabularies = {f.name: f.mapping for f in config.data_schema.sparse if isinstance(f.mapping, Vocabulary)}
     rows: dict[str, int] = {}
@@ -75,7 +79,30 @@ def warm_start(config: TrainConfig, mapping: Mapping[str, Fingerprint]) -> WarmS
                 subject = f"init_from: table {table.name!r}: feature {feature!r}"
                 same = _same_rows(subject, stored, mapping[feature], vocabularies.get(feature))
                 rows[table.name] = min(same, rows.get(table.name, ALL))
-    return WarmStart(root=store.root.path, checkpoint=checkpoint, names=names, rows=rows)
+    loaded = {table.name for table in config.tables if names.source(table.name) in stored_tables}
+    maps = _stored_maps(config, names, loaded, stored_maps)
+    return WarmStart(root=store.root.path, checkpoint=checkpoint, names=names, rows=rows, maps=maps)
+
+
+def _stored_maps(config: TrainConfig, names: Names, loaded: set[str], stored: set[str]) -> dict[str, str]:
+    """The map in the checkpoint of each map of the model whose tables are loaded.
+
+    Raises:
+        TrainError: some tables of a map are loaded and others are not, or the checkpoint has no such map.
+    """
+    maps = {}
+    for shared in shared_maps(config):
+        fresh, source = [name for name in shared.tables if name not in loaded], names.source(shared.name)
+        if len(fresh) == len(shared.tables):
+            continue
+        if fresh or source not in stored:
+            raise TrainError(
+                f"init_from: tables {[*shared.tables]} share dynamic ids, "
+                + (f"but {fresh} would start afresh" if fresh else f"but the checkpoint has no ids of {source!r}")
+                + "; list all of them in init_from.fresh"
+            )
+        maps[shared.name] = source
+    return maps
 
 
 def with_row_laws(config: TrainConfig) -> TrainConfig:
@@ -176,7 +203,7 @@ def _same_rows(subject: str, stored: Fingerprint, current: Fingerprint, vocabula
     """
     fix = "; use the mapping of that run, or list the table in init_from.fresh"
     if vocabulary is None or stored["mapping"] != "vocabulary":
-        for name in differing(stored, current):
+        for name in sorted(differing(stored, current), key=lambda name: name != "mapping"):
             change = f"{name} was {stored.get(name)} and is {current.get(name)}"
             raise TrainError(f"{subject}: its ids would map to other rows: {change}{fix}")
         return ALL

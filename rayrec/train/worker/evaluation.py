@@ -406,7 +406,8 @@ def evaluate(
                 if isinstance(module, Retriever)
                 else Scores(schema, session, config.trainer.metrics, slices)
             )
-            for step in in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP):
+            steps = in_step(stream, empty, session.control, purpose=Purpose.EVALUATION_STEP)
+            for step in steps if learner.dynamic is None else learner.dynamic.found(steps):
                 if step.stop:
                     raise StopRequested
                 batch = step.on(session.device).batch

@@ -16,9 +16,12 @@ from rayrec.distributed.model_parallel import DistributedModelParallel
 from rayrec.models import Batch, Retriever
 from rayrec.models.next_item import NextItem
 from rayrec.optim import GradientClippingOptimizer
+from rayrec.train.errors import TrainError
 from rayrec.train.setup import build
+from rayrec.train.setup.dynamic_ids import shared_maps
 from rayrec.train.setup.groups import Decision, decide
 from rayrec.train.worker.dense_update import DenseUpdate, Rates
+from rayrec.train.worker.dynamic_tables import DynamicTables
 from rayrec.train.worker.machine import topology_of
 from rayrec.train.worker.micro_batches import step_in_micro_batches
 from rayrec.train.worker.session import Job, Session
@@ -40,6 +43,7 @@ class Learner:
         bf16: matrix products of the dense part use bfloat16 in training.
         dense: the optimizer step of the dense part.
         rates: sets the learning rates.
+        dynamic: the maps of tables with dynamic ids; None without any.
     """
 
     model: DistributedModelParallel
@@ -50,6 +54,7 @@ class Learner:
     bf16: bool
     dense: DenseUpdate
     rates: Rates
+    dynamic: DynamicTables | None = None
 
     @property
     def world_size(self) -> int:
@@ -148,6 +153,9 @@ def make_learner(job: Job, session: Session) -> Learner:
     if config.trainer.compile_dense:
         _compile_dense(model)
     shift, trainer = math.log(config.data.negative_rate), config.trainer
+    shared = shared_maps(config)
+    if shared and isinstance(module, Retriever):
+        raise TrainError(f"retrievers are not yet possible with dynamic ids ({[*config.data_schema.dynamic]})")
     return Learner(
         model,
         optimizer,
@@ -157,6 +165,7 @@ def make_learner(job: Job, session: Session) -> Learner:
         trainer.dense_precision == "bf16",
         DenseUpdate(model.other_parameters(), config.optimizers.dense.ema),
         Rates(config, model.fused_optimizer, model.dense_parameters()),
+        DynamicTables(shared, model, session.control.group) if shared else None,
     )
 
 

@@ -269,12 +269,17 @@ class Loop:
         return position.merged(self.session.control)
 
     def _on_device(self, steps: Iterator[StepInput]) -> Iterator[StepInput]:
-        """The inputs of steps on the device. On a GPU, the next input is copied during a step."""
-        device, model = self.session.device, self.learner.model.module
+        """The inputs of steps on the device. On a GPU, the next input is copied during a step, unless tables have
+        dynamic ids: then a step's rows are known, and reset, when the step before is done."""
+        device, model, dynamic = self.session.device, self.learner.model.module, self.learner.dynamic
+        if dynamic is not None:
+            steps = dynamic.trained(steps, lambda: self.reporter.position.step)
         if isinstance(model, Retriever):
             numbered = enumerate(steps, model.loss.step)
             hosts = self.session.control.group
             steps = (replace(step, batch=model.prepare(step.batch, number, hosts)) for number, step in numbered)
+        if dynamic is not None:
+            return (step.on(device) for step in steps)
         if device.type == "cpu":
             return iter(steps)
         return TrainPipeline[StepInput](
@@ -345,6 +350,8 @@ class Loop:
         dense, sparse = self._learning_rates(replace(position, step=position.step - 1))
         values |= {"stall_fraction": self._stalls.close(), "gradient_norm": self.learner.gradient_norm()}
         values |= self._lookups(position)
+        if self.learner.dynamic is not None:
+            values["dynamic_ids"] = self.learner.dynamic.take_statistics(self.session.control)
         self.reporter.record("train", position, **self.metrics, lr={"dense": dense, "sparse": sparse}, **values)
         if guarded:
             self.guards.check(position.step, self.metrics)

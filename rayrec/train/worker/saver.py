@@ -154,8 +154,12 @@ class Saver:
     def _read(self, checkpoint: Checkpoint, learner: Learner) -> dict[str, torch.Tensor]:
         saved_mapping, schema = checkpoint.manifest.mapping, self._job.config.data_schema
         mapping = as_before(self._job.mapping, saved_mapping, schema) if self._job.mapping else None
-        load = partial(self.store.load, checkpoint, learner.model, learner.optimizer, self._group, mapping)
-        return self._retry(f"reading the checkpoint of step {checkpoint.step}", load)
+        maps = None if learner.dynamic is None else learner.dynamic.rectangles()
+        load = partial(self.store.load, checkpoint, learner.model, learner.optimizer, self._group, mapping, maps)
+        tensors = self._retry(f"reading the checkpoint of step {checkpoint.step}", load)
+        if learner.dynamic is not None:
+            learner.dynamic.maps.finish_loading()
+        return tensors
 
     def load_best(self, learner: Learner, last: Checkpoint) -> tuple[Learner, Checkpoint, bool]:
         """The best checkpoint by `storage.keep_best`, or `last` without one; a damaged one is reported.
@@ -191,6 +195,9 @@ class Saver:
         init = self._job.warm_start
         if init is not None:
             loaded = load_weights(init.store, init.checkpoint, learner.model, init.names, init.rows, self._group)
+            if learner.dynamic is not None and init.maps:
+                init.store.load_maps(init.checkpoint, learner.dynamic.rectangles(init.maps), self._group)
+                learner.dynamic.finish_warm_start(init.maps)
             text = f"loaded {len(loaded.tables)} tables and {len(loaded.layers)} layers from {init.checkpoint.path}"
             fresh = f"; newly initialized: {', '.join(loaded.fresh)}" if loaded.fresh else ""
             self._report_first(0, "warm_start", text + fresh)
@@ -369,7 +376,8 @@ class Saver:
             "score_rows": score_rows,
             "evaluations": self.pending_evaluations(),
         }
-        return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None)
+        maps = {} if learner.dynamic is None else learner.dynamic.rectangles()
+        return Saving(extra=extra, tensors=tensors, mapping=self._job.mapping or None, maps=maps)
 
     def _report_failed(self, step: int, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"

@@ -1,0 +1,250 @@
+"""The maps of a model's tables on one rank: ids of all ranks become rows, and rows that a new id takes are named.
+
+A step has two exchanges. Each rank sends its ids to the ranks that own their buckets. An owner maps the ids of all
+ranks in one step of the map, answers with rows, and tells every rank which rows an id took: a table may be sharded in
+any way, and each rank resets the parts of these rows that it holds. The caller passes in the exchange, because this
+package has no collectives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayrec.dynamic_ids.clock import advance, newest_times
+from rayrec.dynamic_ids.config import DynamicIds
+from rayrec.dynamic_ids.id_map import BY_ROW, HASHED, ZERO, IdMap
+
+Messages = list[np.ndarray]
+Exchange = Callable[[Messages], Messages]
+"""Sends message r to each rank r and returns the message of each rank; int64 vectors of any length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMap:
+    """Tables that are connected by features, and therefore have one map.
+
+    Args:
+        name: Name of the map in checkpoints, metrics and messages: its first table.
+        tables: Names of the tables.
+        features: Features whose ids the map holds.
+        config: The rules of the map.
+        timed: Whether the clock is event time. If not, it is the number of the step.
+        drops: Whether an id without a row is left out in evaluation. If not, it has a fallback row.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    features: tuple[str, ...]
+    config: DynamicIds
+    timed: bool = False
+    drops: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh:
+    """Rows of a whole table that ids took in a step, and the ids. They are distinct."""
+
+    rows: np.ndarray
+    ids: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRange:
+    """A range of a state array of a whole table, as it is saved.
+
+    Args:
+        name: `<map>/<array>`.
+        size: Length of the whole array in its first dimension.
+        first: Position of the range.
+        array: The live numbers, in a type that checkpoints have; loading writes them in place.
+    """
+
+    name: str
+    size: int
+    first: int
+    array: np.ndarray
+
+
+class TableMaps:
+    """The buckets of all maps that a rank owns.
+
+    Args:
+        shared: The maps, in the same order on every rank.
+        rank, ranks: This rank, and the number of ranks.
+        exchange: Exchanges messages between the ranks; not called for one rank.
+    """
+
+    def __init__(self, shared: Sequence[SharedMap], rank: int, ranks: int, exchange: Exchange) -> None:
+        self.shared = tuple(shared)
+        self.maps = [IdMap(each.config, rank, ranks) for each in self.shared]
+        self._ranks, self._exchange = ranks, exchange
+        self._clocks = np.zeros(len(self.maps), np.int64)
+        self._totals = [Counter[str]() for _ in self.maps]
+
+    def step(
+        self, ids: Sequence[np.ndarray], times: np.ndarray | None, number: int
+    ) -> tuple[list[np.ndarray], list[Fresh]]:
+        """Maps the ids of a training step, and learns from them. A collective.
+
+        Args:
+            ids: For each map, this rank's ids, int64, with repetitions.
+            times: Event times of this rank's rows in seconds; None without a time column.
+            number: Number of the step, the clock of maps without a time.
+
+        Returns:
+            For each map, the row in the whole table of each id, and the rows to reset before the step's lookup, which
+            are the same on every rank.
+        """
+        newest = np.empty(0, np.int64) if times is None else newest_times(times)
+        splits, requests = self._ask(ids, newest)
+        answers: list[Messages] = [[] for _ in requests]
+        newest_of_ranks = [request.pop(0) for request in requests]
+        for own, shared, parts, total in zip(
+            self.maps, self.shared, zip(*requests, strict=True), self._totals, strict=True
+        ):
+            clock = advance(own.clock, newest_of_ranks) if shared.timed else number
+            mapped = own.step(np.concatenate(parts), clock)
+            total.update(mapped.statistics)
+            taken = mapped.changes.taken
+            fresh = [mapped.changes.row[taken] + own.first_row, mapped.changes.new[taken]]
+            rows = np.split(mapped.rows + own.first_row, np.cumsum([len(part) for part in parts])[:-1])
+            for answer, own_rows in zip(answers, rows, strict=True):
+                answer += [own_rows, *fresh]
+        replies = self._answered(answers)
+        rows_of = [split.joined([reply[3 * n] for reply in replies]) for n, split in enumerate(splits)]
+        taken_of = [[np.concatenate([reply[3 * n + k] for reply in replies]) for k in (1, 2)] for n in range(len(ids))]
+        return rows_of, [Fresh(rows=rows, ids=new) for rows, new in taken_of]
+
+    def find(self, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The row in the whole table of each id, for evaluation; changes nothing. A collective.
+
+        Returns:
+            For each map, rows int64; -1 for an id that is left out.
+        """
+        splits, requests = self._ask(ids, np.empty(0, np.int64))
+        answers: list[Messages] = [[] for _ in requests]
+        for request, answer in zip(requests, answers, strict=True):
+            for own, shared, part in zip(self.maps, self.shared, request[1:], strict=True):
+                rows = own.find(part, ZERO if shared.drops else HASHED)
+                rows[rows >= 0] += own.first_row
+                answer.append(rows)
+        replies = self._answered(answers)
+        return [split.joined([reply[n] for reply in replies]) for n, split in enumerate(splits)]
+
+    def _ask(self, ids: Sequence[np.ndarray], newest: np.ndarray) -> tuple[list[_Split], list[Messages]]:
+        """Sends ids to their owners. Returns the splits, and what each rank asks: its newest times, then its ids."""
+        splits = [_Split.of(own, each, self._ranks) for own, each in zip(self.maps, ids, strict=True)]
+        sent = [[newest, *(split.parts[rank] for split in splits)] for rank in range(self._ranks)]
+        return splits, self._answered(sent)
+
+    def _answered(self, messages: list[Messages]) -> list[Messages]:
+        """Exchanges a list of arrays with each rank."""
+        if self._ranks == 1:
+            return messages
+        return [_unpacked(message) for message in self._exchange([_packed(arrays) for arrays in messages])]
+
+    # -- state
+
+    def saved(self) -> Iterator[SavedRange]:
+        """The state for a checkpoint: ranges of whole tables, and the clocks, which every rank has."""
+        for number, (shared, own) in enumerate(zip(self.shared, self.maps, strict=True)):
+            self._clocks[number] = own.clock
+            for name, array in own.state().items():
+                per_row = name in BY_ROW
+                size = own.layout.rows if per_row else own.layout.buckets
+                first = own.first_row if per_row else own.buckets.start
+                view = array.view(np.int32) if array.dtype == np.uint32 else array
+                if view.ndim == 1 or view.shape[1]:  # without min_count the filter has no cells
+                    yield SavedRange(name=f"{shared.name}/{name}", size=size, first=first, array=view)
+            clock = self._clocks[number : number + 1]
+            yield SavedRange(name=f"{shared.name}/clock", size=1, first=0, array=clock)
+
+    def finish_loading(self) -> None:
+        """Call after the arrays of `saved` were filled."""
+        for own, clock in zip(self.maps, self._clocks.tolist(), strict=True):
+            own.clock = clock
+
+    def take_statistics(self) -> dict[str, dict[str, int]]:
+        """For each map, counts of the steps since the last call and of the rows in use; ranks' counts add up."""
+        taken = {}
+        for number, (shared, own) in enumerate(zip(self.shared, self.maps, strict=True)):
+            state = own.statistics()
+            counts = {"rows_used": int(state["rows_used"]), "rows": int(state["rows"])}
+            taken[shared.name] = {**self._totals[number], **counts}
+            self._totals[number] = Counter()
+        return taken
+
+    def by_feature(self) -> dict[str, IdMap]:
+        """The map of each feature."""
+        return {name: own for each, own in zip(self.shared, self.maps, strict=True) for name in each.features}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the maps on this rank."""
+        return sum(array.nbytes for own in self.maps for array in own.state().values())
+
+
+def connected(tables: Iterable[tuple[str, Iterable[str]]], dynamic: Iterable[str]) -> list[tuple[list[str], list[str]]]:
+    """Groups of tables, with their features, that are connected by dynamic features.
+
+    Args:
+        tables: Name and features of each table.
+        dynamic: Names of the dynamic features.
+
+    Returns:
+        (names of the tables, names of the features in the order of `tables`) of each group with a dynamic feature.
+    """
+    chosen = set(dynamic)
+    groups: list[tuple[list[str], list[str]]] = []
+    for name, features in tables:
+        own = list(features)
+        if not chosen & {*own}:
+            continue
+        joined = [group for group in groups if {*group[1]} & {*own}]
+        groups = [group for group in groups if group not in joined]
+        names = [table for group in joined for table in group[0]] + [name]
+        groups.append((names, list(dict.fromkeys([feature for group in joined for feature in group[1]] + own))))
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Ids by owner.
+
+    Args:
+        parts: The ids for each rank.
+        order: The position of each sent id among the given ones; None if nothing was moved.
+    """
+
+    parts: Messages
+    order: np.ndarray | None
+
+    @classmethod
+    def of(cls, own: IdMap, ids: np.ndarray, ranks: int) -> _Split:
+        if ranks == 1:
+            return cls([ids], None)
+        owner = own.layout.owner(ids, ranks).astype(np.uint16)  # numpy sorts these by radix
+        order = np.argsort(owner, kind="stable")
+        return cls(np.split(ids[order], np.cumsum(np.bincount(owner, minlength=ranks))[:-1]), order)
+
+    def joined(self, parts: Messages) -> np.ndarray:
+        """What each rank answered, in the order of the given ids."""
+        if self.order is None:
+            return parts[0]
+        out = np.empty(len(self.order), np.int64)
+        out[self.order] = np.concatenate(parts)
+        return out
+
+
+def _packed(arrays: Messages) -> np.ndarray:
+    """Arrays as one message: their number, their lengths, their contents."""
+    return np.concatenate([np.array([len(arrays), *map(len, arrays)], np.int64), *arrays])
+
+
+def _unpacked(message: np.ndarray) -> Messages:
+    count = int(message[0])
+    return np.split(message[1 + count :], np.cumsum(message[1 : 1 + count])[:-1])

@@ -1,0 +1,84 @@
+"""Checks of tables with dynamic ids across sections of the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rayrec._runtime.strict import refusal
+from rayrec.data.mapping.rules import Dynamic
+from rayrec.data.mapping.schema import Schema
+from rayrec.distributed.planner.config import ShardingConfig
+from rayrec.dynamic_ids.table_maps import connected
+from rayrec.models import RETRIEVERS
+from rayrec.models.config import ModelConfig, TableConfig
+from rayrec.train.config.trainer import TrainerConfig
+
+
+def check_dynamic(
+    tables: Sequence[TableConfig],
+    schema: Schema,
+    model: ModelConfig,
+    sharding: ShardingConfig,
+    trainer: TrainerConfig,
+) -> None:
+    """Tables with dynamic ids have equal rules and rows, and nothing reads them that does not know such ids yet."""
+    rules, by_name = schema.dynamic, {table.name: table for table in tables}
+    if not rules:
+        return
+    for names, features in connected([(table.name, table.features) for table in tables], rules):
+        _check_rules(names[0], features, rules)
+        _check_rows([by_name[name] for name in names], rules[features[0]])
+        for name in names:
+            _check_table(by_name[name], sharding)
+    if model.name in RETRIEVERS:
+        raise refusal("model.name", f"{model.name} is not yet possible with dynamic ids ({', '.join(rules)})")
+    if sharding.replicas != 1:
+        raise refusal("sharding.replicas", "2D parallelism is not possible with dynamic ids; set it to 1")
+    for number, name in enumerate(trainer.slices):
+        if name in rules:
+            raise refusal(f"trainer.slices.{number}", f"{name!r} has dynamic ids, whose rows change owners; remove it")
+
+
+def _check_rules(table: str, features: Sequence[str], rules: Mapping[str, Dynamic]) -> None:
+    for name in features:
+        if name in rules and rules[name].path is not None:
+            raise refusal(f"schema.sparse.{name}.mapping.path", "only exports have a file of ids; remove it")
+    first = rules.get(features[0])
+    for name in features[1:]:
+        if rules.get(name) != first:
+            raise refusal(
+                f"tables.{table}.features",
+                f"features {features[0]!r} and {name!r} share the rows of table {table!r}: give both the same mapping "
+                "with equal options, or a table each; a table with dynamic ids has no other ids",
+            )
+
+
+def _check_rows(tables: Sequence[TableConfig], rule: Dynamic) -> None:
+    first = tables[0]
+    for table in tables:
+        if table.rows < 4:
+            raise refusal(f"tables.{table.name}.rows", f"{table.rows}: a table with dynamic ids has at least 4 rows")
+        if rule.rows not in (None, table.rows):
+            raise refusal(
+                f"tables.{table.name}.rows",
+                f"{table.rows}, but mapping.rows of its features is {rule.rows}; make them equal, or remove it",
+            )
+        if table.rows != first.rows:
+            raise refusal(
+                f"tables.{table.name}.rows",
+                f"{table.rows}, but table {first.name!r} has {first.rows}: tables that read the same dynamic ids need "
+                "equally many rows",
+            )
+
+
+def _check_table(table: TableConfig, sharding: ShardingConfig) -> None:
+    constraint = sharding.constraints.get(table.name)
+    if constraint is not None and "dense" in (constraint.compute_kernels or ()):
+        raise refusal(
+            f"sharding.constraints.{table.name}.compute_kernels",
+            "a table with dynamic ids cannot be `dense`: optimizers.dense keeps no state by row that could be reset",
+        )
+    if table.vectors is not None:
+        raise refusal(
+            f"tables.{table.name}.init", "vectors from files are not yet possible with dynamic ids; remove it"
+        )

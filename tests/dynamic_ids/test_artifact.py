@@ -1,0 +1,149 @@
+"""Exports of runs with dynamic ids answer as the trainer's evaluation, with the map that the export holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rayrec.data import DataError, Mapping, Schema
+from rayrec.dynamic_ids import DynamicIds, ExportedIds, IdMap, export
+from rayrec.inference import ExportOptions, Model
+from rayrec.train import Trainer, TrainError, export_run, parse_config
+from tests.dynamic_ids.test_training import raw_of, saved
+from tests.inference.runs import command
+from tests.train.small import USERS, write_all
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_all(tmp_path_factory.mktemp("exported"), rows=700)
+    return Trainer(parse_config(raw_of(folder, folder / "runs"))).fit().folder
+
+
+def evaluated(run: Path) -> dict[str, Any]:
+    """The run's last evaluation."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("kind") == "eval"][-1]
+
+
+def rows_of(run: Path) -> pa.Table:
+    return pa.concat_tables([pq.read_table(path) for path in sorted((run.parent.parent / "eval").iterdir())])
+
+
+@pytest.mark.parametrize("tables", ["fp32", "int8"])
+def test_an_export_scores_raw_rows_as_the_trainer_evaluates(run: Path, tmp_path: Path, tables: str) -> None:
+    folder = export_run(run, tmp_path / "model", ExportOptions(tables=tables)).folder
+    model = Model(folder.rename(tmp_path / "moved"))
+    mapping, table = Mapping.from_config(model.mapping_config(), labels=False), rows_of(run)
+    scores, label = model.score(mapping.to_batch(table)), torch.from_numpy(table["label"].to_numpy()).float()
+    logloss = float(torch.nn.functional.binary_cross_entropy_with_logits(scores, label))
+    assert logloss == pytest.approx(evaluated(run)["logloss"], abs=1e-6 if tables == "fp32" else 1e-3)
+    files = sorted(path.name for path in (tmp_path / "moved" / "ids").iterdir())
+    assert files == ["0.bin", "1.bin", "2.bin"]
+
+
+def test_ids_without_a_row_are_what_the_config_says(run: Path, tmp_path: Path) -> None:
+    """Users that nobody saw have a fallback row; cities, by `unseen: zero`, have none; null and -1 are as other ids."""
+    folder = export_run(run, tmp_path / "model").folder
+    mapping = Mapping.from_config(Model(folder).mapping_config(), labels=False)
+    users, items = [-1, 2**62, 3], [2**63 - 1, -(2**63), 5]
+    rows = {"user": users, "item": items, "city": ["city 1", "nowhere", "city 0"], "tags": [[], [1], []]}
+    batch = mapping.to_batch(pa.table({**rows, "age": [0.0, 0.0, 0.0]}))
+    exported = ExportedIds(folder / "ids" / "0.bin")
+    assert batch.sparse["user"].values().tolist() == exported.find(np.array(users)).tolist()
+    assert batch.sparse["user"].values()[1] == int(exported.layout.fallback_row([2**62])[0])
+    assert batch.sparse["item"].values().max() < 30
+    assert batch.sparse["city"].lengths().tolist() in ([1, 0, 1], [0, 0, 1], [1, 0, 0])
+    assert Model(folder).score(batch).isfinite().all()
+
+
+def test_ids_are_listed_with_rows_counts_and_times(run: Path) -> None:
+    head, *lines = command("ids", run).splitlines()
+    assert head == "table,id,row,count,last_seen"
+    listed = [line.split(",") for line in lines]
+    assert {line[0] for line in listed} == {"user", "item", "city"}
+    users = [[int(number) for number in rest] for table, *rest in listed if table == "user"]
+    assert len({user for user, *_ in users}) == len(users) > 3
+    assert all(0 <= user < USERS and row < 24 and count >= 1 for user, row, count, _ in users)
+    newest = rows_of(run)["at"].to_numpy().max()  # of evaluation rows, which lie in the same three days
+    assert all(newest - 4 * 86_400 < seen <= newest + 86_400 for *_, seen in users)
+
+
+def test_weights_in_one_file_come_with_the_ids_of_their_rows(run: Path, tmp_path: Path) -> None:
+    command("checkpoint", "convert", run, tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name for name in tensors if name.startswith("dynamic_ids.")} == {
+        f"dynamic_ids.{name}" for name in ("user", "item", "city")
+    }
+    ids = tensors["dynamic_ids.user"]
+    listed = [line.split(",") for line in command("ids", run).splitlines() if line.startswith("user")]
+    assert all(ids[int(row)] == int(key) for _, key, row, *_ in listed)
+
+
+def test_another_run_starts_with_the_ids_and_rows_of_a_run(run: Path, tmp_path: Path) -> None:
+    """It trains on one row, so that each map takes in at most one id; untrained rows keep their weights."""
+    source = run.parent.parent
+    (tmp_path / "train").mkdir()
+    pq.write_table(rows_of(run).slice(0, 1), tmp_path / "train" / "one.parquet")
+    raw = raw_of(source, tmp_path / "runs", name="next", init_from={"path": str(run)}, trainer__epochs=1)
+    raw["data"]["train"], raw["optimizers"]["sparse"]["lr"] = str(tmp_path / "train"), 1e-30
+    began, now = saved(raw_of(source, run.parent)), Trainer(parse_config(raw)).fit().folder
+    then = saved(raw)
+    for name in ("user", "item", "city"):
+        same = then[f"map/{name}/identity"] == began[f"map/{name}/identity"]
+        assert int((~same).sum()) <= 1, name
+        (key,) = (key for key in then if key.startswith("table/") and key.endswith(f".{name}"))
+        assert torch.equal(then[key][: len(same)][same], began[key][: len(same)][same]), name
+    assert then["map/user/clock"] >= began["map/user/clock"] and then["map/item/clock"] == 1
+    assert "loaded 4 tables" in (now / "metrics.jsonl").read_text()
+    raw["name"], raw["schema"]["sparse"][0]["mapping"] = "hashed", {"kind": "hash"}
+    with pytest.raises(TrainError, match="mapping was dynamic and is hash"):
+        Trainer(parse_config(raw)).fit()
+
+
+def test_a_run_tells_bytes_and_use_of_its_maps(run: Path) -> None:
+    configs = [DynamicIds(rows=24), DynamicIds(rows=30, min_count=2), DynamicIds(rows=8)]
+    arrays = [array for config in configs for array in IdMap(config).state().values()]
+    (memory,) = json.loads((run / "plan.json").read_text())["memory"]
+    assert memory["map_bytes"] == sum(array.nbytes for array in arrays)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = [line["dynamic_ids"] for line in lines if line.get("kind") == "train"]
+    assert all(tables.keys() == {"user", "item", "city"} for tables in told)
+    assert all(0 < table["rows_used"] <= table["rows"] for tables in told for table in tables.values())
+    assert all(0 < table["own_share"] <= 1 for tables in told[1:] for table in tables.values())
+    assert sum(tables["user"]["expired"] + tables["user"]["evicted"] for tables in told) > 0
+    assert sum(tables["item"]["waiting"] for tables in told) > 0
+
+
+@pytest.mark.parametrize("unseen", ["hashed", "zero"])
+def test_nulls_defaults_and_unsigned_ids(tmp_path: Path, unseen: str) -> None:
+    """A default id without a row is left out by `unseen: zero`, as any other; 2⁶⁴ - 1 is the id -1."""
+    own = IdMap(DynamicIds(rows=64))
+    own.step(np.array([7, 8, -1]), 1)
+    export(own, tmp_path / "ids.bin")
+    rule = {"kind": "dynamic", "path": str(tmp_path / "ids.bin"), "unseen": unseen}
+    sparse = [{"name": "one", "mapping": rule, "default": 999}, {"name": "list", "kind": "id_list", "mapping": rule}]
+    sparse[1] |= {"on_null": "empty"}
+    schema = Schema.model_validate({"sparse": sparse})
+    mapping = Mapping(schema, {"one": 64, "list": 64}, labels=False)
+    lists = pa.array([[2**64 - 1, 5], None, [7, None]], pa.list_(pa.uint64()))
+    batch = mapping.to_batch(pa.table({"one": pa.array([8, None, 7]), "list": lists}))
+    zero = unseen == "zero"
+    assert batch.sparse["one"].lengths().tolist() == [1, 0 if zero else 1, 1]
+    assert batch.sparse["list"].lengths().tolist() == [1 if zero else 2, 0, 1]
+    known = own.find(np.array([8, 7, -1, 7])).tolist()
+    rows = batch.sparse["one"].values().tolist() + batch.sparse["list"].values().tolist()
+    assert (rows if zero else [rows[0], rows[2], rows[3], rows[5]]) == known
+
+
+def test_a_mapping_without_the_map_is_refused(run: Path) -> None:
+    with pytest.raises(DataError, match=r"'user', 'item', 'city'.* have dynamic ids.*export the run"):
+        Mapping.from_config(run / "config.yaml")
