@@ -36,7 +36,6 @@ from rayrec.data.arrays.arrow_types import decoded, impossible_times, is_text, s
 from rayrec.data.arrays.buffers import I64, Mask
 from rayrec.data.arrays.lists import offsets_of
 from rayrec.data.arrays.widening import concatenated
-from rayrec.data.formats.find_parquet import find_parquet
 from rayrec.data.mapping.id_index import IdIndex, hashes_of
 from rayrec.data.mapping.node_cache import node_folder
 from rayrec.storage.cache import CACHE_BYTES, Held
@@ -84,6 +83,8 @@ def open_entities(source: EntitySource) -> EntityTable:
     folder = Path(source.path)
     if (folder / _ABOUT).exists():
         return EntityTable.of(source, folder)
+    from rayrec.data.formats.find_parquet import find_parquet  # a service opens indexes only
+
     files = find_parquet(source.path)
     key = _key(source, files)
 
