@@ -109,7 +109,7 @@ def _commands() -> str:
     from typer.cli import get_docs_for_click
     from typer.main import get_command
 
-    from rayrec.cli.app import app
+    from rayrec.cli import app
 
     command = get_command(app)
     _whole_help(command)

@@ -159,7 +159,7 @@ def _is_among(package: str, public: str, found: set[str]) -> bool:
 def test_every_option_of_every_command_is_in_the_reference(site: Path) -> None:
     from typer.main import get_command
 
-    from rayrec.cli.app import app
+    from rayrec.cli import app
 
     text = (site / "reference/commands/index.html").read_text()
     top = get_command(app)

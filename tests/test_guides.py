@@ -17,7 +17,7 @@ import yaml
 
 from rayrec import cli
 from rayrec.inference import ItemIndex
-from rayrec.train.run.folder import RunFolder
+from rayrec.train import RunFolder
 from tests.cli.test_init import ratings
 from tests.test_readme import ROOT, blocks
 

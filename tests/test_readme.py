@@ -83,7 +83,7 @@ def test_options_on_pages_are_offered() -> None:
     """Every `rayrec COMMAND … --option` of the shell blocks and of code in the text."""
     from typer.main import get_command
 
-    from rayrec.cli.app import app
+    from rayrec.cli import app
 
     top: Any = get_command(app)
     shell = "\n".join(blocks("bash")).replace("\\\n", " ").splitlines()

@@ -14,7 +14,7 @@ from rayrec.inference import Export, ExportOptions, Model, export
 from rayrec.modules import EmbeddingBagCollection, EmbeddingBagConfig
 from rayrec.serve import ModelSpec, Service
 from rayrec.torchrec.inference.quantize import read_exported_tables
-from rayrec.train import Callback, Result, RunInfo, TrainConfig, Trainer, export_run, load_config
+from rayrec.train import Callback, Result, RunFolder, RunInfo, TrainConfig, Trainer, export_run, load_config
 from rayrec.train.after.export import find_checkpoint, trained_of
 
 CONFIG = """
@@ -49,6 +49,7 @@ with tempfile.TemporaryDirectory() as name:
     config: TrainConfig = load_config(folder / "clicks.yaml", ["trainer.epochs=3"])
     result: Result = Trainer(config, root=folder, callbacks=[PrintName()]).fit()
     assert result.steps == 96 and result.eval is not None
+    losses = [line["loss"] for line in RunFolder(folder / "runs/clicks").read_metrics() if line["kind"] == "train"]
 
     exported = export_run(folder / "runs/clicks", folder / "model").folder
     model = Model(exported)

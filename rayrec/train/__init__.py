@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rayrec.train.driver.callbacks import Callback, RunInfo
     from rayrec.train.driver.console import Display
     from rayrec.train.report import write_report
+    from rayrec.train.run.folder import RunFolder
     from rayrec.train.run.result import Result
     from rayrec.train.trainer import Trainer
 
@@ -32,6 +33,7 @@ __all__ = [
     "Interrupted",
     "ResourceError",
     "Result",
+    "RunFolder",
     "RunInfo",
     "StorageError",
     "TrainConfig",

@@ -22,7 +22,7 @@ from rayrec.checkpoint.manifest import Manifest, sha256
 from rayrec.checkpoint.reader import Reader
 from rayrec.checkpoint.rectangles import Rectangle, Rectangles
 from rayrec.checkpoint.writer import Item, StoppedError, Throttle, snapshot, write
-from rayrec.storage.folder import LocalFolder
+from rayrec.storage import LocalFolder
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3)
 KINDS = st.sampled_from([torch.float32, torch.float64, torch.int8, torch.float16])

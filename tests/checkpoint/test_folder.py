@@ -10,7 +10,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from rayrec._runtime.cgroup_limits import available_bytes
-from rayrec.storage.folder import ArrowFolder, Folder, LocalFolder, open_folder
+from rayrec.storage import ArrowFolder, Folder, LocalFolder, open_folder
 
 FILES = [("local", ""), ("arrow", ""), ("arrow", "?region=x")]
 

@@ -29,7 +29,7 @@ from rayrec.checkpoint.ownership import (
     request_stop,
     stop_requested,
 )
-from rayrec.storage.folder import LocalFolder, open_folder
+from rayrec.storage import LocalFolder, open_folder
 
 
 @pytest.fixture

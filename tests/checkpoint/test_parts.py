@@ -27,7 +27,7 @@ from rayrec.checkpoint.rectangles import Rectangles
 from rayrec.checkpoint.save_plan import Work
 from rayrec.checkpoint.saving import BackgroundSave, Save, SaveThread, fits_in_memory
 from rayrec.checkpoint.writer import FREE_S, Item, StoppedError, Throttle
-from rayrec.storage.folder import ArrowFolder, Folder, LocalFolder
+from rayrec.storage import ArrowFolder, Folder, LocalFolder
 from tests.ranks import on_ranks
 
 

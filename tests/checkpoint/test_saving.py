@@ -38,7 +38,7 @@ from rayrec.distributed import (
 from rayrec.distributed.kernel import updating
 from rayrec.modules import EmbeddingBagCollection
 from rayrec.sparse import KeyedJaggedTensor
-from rayrec.storage.folder import LocalFolder
+from rayrec.storage import LocalFolder
 from tests.checkpoint.test_store import build, tables, train
 from tests.device import DEVICE
 from tests.distributed.oracle import cut, draw_kjt

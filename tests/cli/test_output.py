@@ -15,8 +15,7 @@ import typer.main
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rayrec.cli import run
-from rayrec.cli.app import app
+from rayrec.cli import app, run
 from rayrec.cli.output import after_evaluation, after_tower, show
 from rayrec.train.terminal import plan_table
 

@@ -9,11 +9,10 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
-from rayrec.cli import run
-from rayrec.cli.app import app
+from rayrec.cli import app, run
 from rayrec.cli.options import path
 from rayrec.data import DataError
-from rayrec.storage.locations import local_path
+from rayrec.storage import local_path
 
 URI = "s3://bucket/v1"
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rayrec.data import DataError, Hash, Identity, Mapping, Schema, SparseFeature, Vocabulary
 from rayrec.data.mapping.vocabulary import close_vocabularies
 from rayrec.data.source import initial_vectors
-from rayrec.storage.retries import Patience
+from rayrec.storage import Patience
 from tests.device import drawn
 
 ROWS, DIM = 30, 3

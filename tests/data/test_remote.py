@@ -29,8 +29,7 @@ from rayrec.data import (
     count_column,
     inspect,
 )
-from rayrec.storage import files
-from rayrec.storage.locations import locate
+from rayrec.storage import files, locate
 from rayrec.train import Display, Trainer, parse_config
 from tests.data.sets import SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream

@@ -12,7 +12,7 @@ import pytest
 
 from rayrec.data import BatchStream, Condition, Cursor, Manifest, ReadOptions, Schema
 from rayrec.data.source.slices import read_slices, slices_of
-from rayrec.storage.retries import Patience
+from rayrec.storage import Patience
 
 ROWS_OF = {"city": 64, "shop": 64, "raw": 64, "code": 64, "code_x": 64}
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rayrec.cli import run
 from rayrec.data import DataError, DataSet, Manifest, Schema, Vocabulary
-from rayrec.storage.locations import locate
+from rayrec.storage import locate
 from rayrec.storage.secrets import secret_in, without_secrets
 from rayrec.train import ConfigError, Display, TrainConfig, Trainer, parse_config
 from tests.train import small

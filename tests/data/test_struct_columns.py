@@ -30,7 +30,7 @@ from rayrec.data import (
     write_index,
 )
 from rayrec.data.stream.reading import read_window
-from rayrec.storage.parquet import open_parquet
+from rayrec.storage import open_parquet
 from rayrec.storage.struct_fields import columns_named, leaf_columns, leaf_table, with_types
 
 ROWS = 300

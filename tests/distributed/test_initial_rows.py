@@ -23,7 +23,7 @@ from rayrec.distributed import (
     ShardingType,
 )
 from rayrec.modules import DataType, EmbeddingBagCollection, EmbeddingBagConfig
-from rayrec.storage.retries import Patience
+from rayrec.storage import Patience
 from rayrec.train.setup.init_vectors import TableVectors, load_vectors
 from tests.device import DEVICE
 from tests.distributed.oracle import SGD, cut, draw_kjt

@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 
 from rayrec.inference import Model, Scorer
-from rayrec.serve.example import example_row
 from rayrec.train import ConfigError, Display, Trainer, evaluate_run, export_run, parse_config
 from tests.train import small
 
@@ -139,7 +138,7 @@ def test_histories_of_events_score_as_if_the_rows_held_them(folder: Path, tmp_pa
     (folder / "events.parquet").unlink()
     joined_scores = exports[1].score(rows.select(["user", "item", "age", "at"]))
     assert stored_scores.probabilities["label"].tolist() == joined_scores.probabilities["label"].tolist()
-    assert example_row(tmp_path / "joined_past").keys() == {"user", "item", "age", "at"}
+    assert {*exports[1].mapping.schema.feature_columns} == {"user", "item", "age", "at"}
 
 
 def test_a_new_item_needs_no_training(folder: Path, joined: dict[str, Any], tmp_path: Path) -> None:

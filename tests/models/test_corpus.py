@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.data.mapping.rules import Vocabulary
+from rayrec.data import Vocabulary
 from rayrec.data.mapping.spread import multiplier, vocabulary_rows
 from rayrec.models.corpus import Corpus
 

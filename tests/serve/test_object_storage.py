@@ -23,7 +23,7 @@ from rayrec.inference import ExportError
 from rayrec.serve import JSON, ModelSpec, ServeConfig, Service, load_serve_config
 from rayrec.serve.on_ray import check
 from rayrec.serve.versions import check_version
-from rayrec.storage.folder import open_folder
+from rayrec.storage import open_folder
 from tests.s3 import s3_bucket
 from tests.serve.server import GOOD
 from tests.serve.test_service import version_of

@@ -17,10 +17,9 @@ from rich.console import Console
 
 from rayrec.checkpoint.tools import verify
 from rayrec.data import Manifest, manifest_of
-from rayrec.train import Display, TrainConfig, parse_config
+from rayrec.train import Display, RunFolder, TrainConfig, parse_config
 from rayrec.train.config.file import apply_override
 from rayrec.train.driver.recorder import Recorder
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, Waiting
 from rayrec.train.worker.learner import Learner, make_learner
 from rayrec.train.worker.lockstep import Control

@@ -23,10 +23,8 @@ from torch import nn
 
 from rayrec.models import DLRM, Batch
 from rayrec.storage.parallel import actor_here
-from rayrec.train import Display, Result, Trainer, parse_config
-from rayrec.train.config.file import ConfigError
+from rayrec.train import ConfigError, Display, Result, RunFolder, Trainer, parse_config
 from rayrec.train.driver.evaluations import MOST_PENDING, Evaluations
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, Record, RunState
 from rayrec.train.worker.lockstep import Control
 from rayrec.train.worker.session import Session, session_of

@@ -14,7 +14,7 @@ from torch import nn
 
 from rayrec.checkpoint import CheckpointStore
 from rayrec.models import DLRM, Batch
-from rayrec.storage.folder import LocalFolder
+from rayrec.storage import LocalFolder
 from rayrec.train import StorageError, TrainError
 from tests.ranks import RankError, on_ranks
 from tests.train.small import Silent, fit_job, make_job, raw_config

@@ -27,7 +27,6 @@ import json, sys
 from pathlib import Path
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Recorder
-from rayrec.train.run.folder import RunFolder
 from rayrec.train.run.log import Mailbox, handling_records
 
 display, checkpoints = Display(), []

@@ -21,7 +21,7 @@ from ray.train.v2.api.config import FailureConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from rayrec._runtime.ray_internals import with_limit
-from rayrec.storage.retries import Patience
+from rayrec.storage import Patience
 from rayrec.train import TrainError
 from rayrec.train.driver.elastic import DrainNotices
 from rayrec.train.driver.failures import MAX_FAILED_STARTS, RestartLimit, failure_reporter

@@ -14,8 +14,7 @@ import pytest
 from rayrec.checkpoint import TakenOverError
 from rayrec.checkpoint.ownership import LAUNCH_FILE, Attempt, Launch, Lease
 from rayrec.models import DLRM, Batch
-from rayrec.storage import retries
-from rayrec.storage.folder import LocalFolder
+from rayrec.storage import LocalFolder, retries
 from rayrec.train import ResourceError, StorageError, TrainError
 from rayrec.train.worker import storage_retry
 from tests.train.small import control_of, write_all

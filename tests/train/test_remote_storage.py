@@ -17,7 +17,7 @@ from rayrec.checkpoint import CheckpointStore
 from rayrec.cli import run
 from rayrec.distributed import EmbOptimType
 from rayrec.models import DLRM, Batch
-from rayrec.storage.folder import open_folder
+from rayrec.storage import open_folder
 from rayrec.train import StorageError
 from tests.checkpoint.test_store import build, mean_losses, train
 from tests.ranks import on_ranks

@@ -20,8 +20,7 @@ import yaml
 from rich.console import Console
 
 from rayrec.models import RETRIEVERS
-from rayrec.train import ConfigError, Display, Trainer, TrainError, evaluate_run, load_config, parse_config
-from rayrec.train.run.folder import RunFolder
+from rayrec.train import ConfigError, Display, RunFolder, Trainer, TrainError, evaluate_run, load_config, parse_config
 from rayrec.train.tune.search import check_metric
 from tests.ranks import on_ranks
 from tests.train.small import RAW, fit_job, fit_on_rank, make_job

@@ -23,7 +23,7 @@ import yaml
 from ray import tune as ray_tune
 from rich.console import Console
 
-from rayrec.storage.folder import open_folder
+from rayrec.storage import open_folder
 from rayrec.train import ConfigError, Display, ResourceError, TrainError, parse_config
 from rayrec.train.tune.search import (
     NEVER,

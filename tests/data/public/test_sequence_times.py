@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rayrec.cli.app import app
+from rayrec.cli import app
 from rayrec.data import DataError
 from tests.data.histories import write_histories
 
