@@ -177,9 +177,12 @@ def _is_written(cells: pa.Array, decimal: str, thousands: str | None) -> bool:
 def _may_be_pairs(cells: pa.Array, options: TextOptions) -> bool:
     """Whether cells of a file that is separated by commas may be lists like `2,5` rather than numbers.
 
-    Numbers with two decimals or more have a zero after the comma now and then; ids do not begin with zeros.
+    Numbers with two decimals or more have a zero after the comma now and then; ids do not begin with zeros. Numbers
+    like `2,992` have three digits after each comma, and fewer before the first one now and then.
     """
     if "decimal" in options.model_fields_set or not _has_notation(cells, ",", None):
+        return False
+    if _is_written(cells, ".", ",") and _share(cells, "^[-+]?[0-9]{1,2},") > 0:
         return False
     return _list_separator(cells) == "," and _share(cells, ",0[0-9]") == 0
 
