@@ -380,20 +380,20 @@ def test_what_is_stopped_ends_in_its_rest() -> None:
 
 
 class Busy(LocalFolder):
-    """Opening a file takes a fifth of a second of a CPU."""
+    """Opening a file takes a tenth of a second of a CPU."""
 
     def sub(self, name: str) -> Busy:
         return Busy(self._path / name)
 
     @contextmanager
     def create(self, name: str) -> Any:
-        work(0.2)
+        work(0.1)
         with super().create(name) as file:
             yield file
 
 
 def test_a_save_that_shares_the_cpus_is_hurried_when_it_is_waited_for(tmp_path: Path) -> None:
-    """It would rest for 6 s after its first file."""
+    """It would rest for 3 s after its first file."""
     called: list[str] = []
     job = SaveThread(save_of(Busy(tmp_path), 5, called), during_training=True, shares_cpus=True)
     job.join(0.7)
