@@ -30,6 +30,7 @@ CASES: list[dict[str, Any]] = [
     {"plan": "mixed_dp", "pipelined": True, "steps": 6, "model": "sequence"},
     # Histories, and candidates that are drawn on the host and travel with the batch.
     *({"plan": "mixed", "pipelined": True, "steps": 6, "longest": 9, "model": name} for name in BUILT_IN),
+    {"plan": "mixed", "pipelined": True, "steps": 6, "longest": 9, "model": "sasrec", "bf16": True},
 ]
 
 
@@ -67,6 +68,8 @@ def test_a_steady_step_neither_mixes_devices_nor_waits(case: dict[str, Any], ans
     assert others <= (0 if world == 1 else 3 + replicated + exchanges), found
     assert inside <= 2 * tiers, found
     assert dense == (world > 1) + sums
+    attention = sum(int(place.split()[0]) for place in answer["places"] if "::_varlen_attn " in place)
+    assert attention == (2 if case.get("bf16") else 0)  # in both layers, without padding
 
 
 def test_a_dlrm_takes_few_operators_however_many_ranks_there_are() -> None:

@@ -59,6 +59,7 @@ class Case:
         frozen: whether tables have no `requires_grad`.
         pipelined: batches come out of a TrainPipeline.
         resumed: before the last step everything is saved, spoilt and loaded.
+        bf16: the dense part computes in bfloat16, without dropout of attention weights.
     """
 
     world: int = 8
@@ -77,6 +78,7 @@ class Case:
     frozen: bool = False
     pipelined: bool = False
     resumed: bool = False
+    bf16: bool = False
     steps: int = 3  # DDP builds its buckets again in the second
 
     @property
@@ -86,6 +88,7 @@ class Case:
             + "-frozen" * self.frozen
             + "-pipelined" * self.pipelined
             + "-resumed" * self.resumed
+            + "-bf16" * self.bf16
         )
 
 
@@ -109,8 +112,9 @@ def built_in(case: Case) -> torch.nn.Module:
         tables += [EmbeddingBagConfig(name=f"t{i}", feature_names=[f"f{i + 1}"], **shape) for i in (1, 2)]
         attention = [{"history": ["f0"], "target": ["f1"]}]
         return MODELS["din"](tables, 0, over_arch=[8, 1], attention=attention, device=DEVICE)
-    times = {"times": "h.at"} if case.model == "hstu" else {}
-    return RETRIEVERS[case.model](tables, 0, history="f0", max_length=case.longest, device=DEVICE, **times)
+    settings: dict[str, Any] = {"times": "h.at"} if case.model == "hstu" else {}
+    settings |= {"attention_dropout": 0.0} if case.bf16 else {}
+    return RETRIEVERS[case.model](tables, 0, history="f0", max_length=case.longest, device=DEVICE, **settings)
 
 
 def make_rows(case: Case, generator: torch.Generator) -> Batch:

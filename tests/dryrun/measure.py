@@ -100,7 +100,8 @@ def measure(case: Any) -> dict[str, Any]:
         BOOK.on, BOOK.stage = True, "dense"
         start = time.process_time()
         batch = next(source)
-        loss = model(batch)[0] if case.model in BUILT_IN else model(batch)
+        with torch.autocast("cuda", torch.bfloat16, enabled=case.bf16):
+            loss = model(batch)[0] if case.model in BUILT_IN else model(batch)
         BOOK.stage = "backward"
         dense.zero_grad()
         loss.backward()
