@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import gzip
 import http.client
 import json
 import math
 import random
-import resource
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from rayrec.serve import ARROW, JSON, App, Limits, ModelSpec, Service
-from tests.serve.server import GOOD, Server
+from tests.serve.server import GOOD, GrpcServer, Server
 from tests.train import small
 
 SCHEMA = pa.schema(
@@ -134,6 +137,101 @@ def fuzz(port: int, count: int, seed: int) -> tuple[int, int]:
 
 
 LONG = "x" * 40_000
+LIMIT = 1 << 20  # bytes of a body, of the service of these tests
+WORST = 64  # times as many bytes as the body may have: the peak of a request of JSON, tensors or gRPC
+
+
+@contextmanager
+def at_most(size: int) -> Iterator[None]:
+    """Asserts that the process does not take so many bytes more, at any moment."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    before = memory("VmRSS")
+    yield
+    assert memory("VmHWM") - before < size, (memory("VmHWM") - before, size)
+
+
+def memory(name: str) -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) << 10
+
+
+def filled(head: str, item: str, tail: str) -> bytes:
+    """As many items as a body may have, with a comma between two."""
+    count = (LIMIT - len(head) - len(tail)) // (len(item) + 1)
+    return (head + ",".join([item] * count) + tail).encode()
+
+
+V2_TAIL = '],"shape":[1],"datatype":"INT64","name":"user"}]}'
+BODIES = {
+    **{f"rows of {item}": ("/score", filled('{"rows":[', item, "]}")) for item in ("{}", '{"":0}', '{"user":1}', "[]")},
+    **{
+        f"tags of {item}": (
+            "/score",
+            filled('{"rows":{"user":[1],"item":[1],"age":[0],"city":["x"],"tags":[[', item, "]]}}"),
+        )
+        for item in ("1", "0.5", "[]", "{}", '"ab"', '{"":0}')
+    },
+    "keys": ("/score", ("{" + ",".join(f'"{number:x}":0' for number in range(90_000)) + "}").encode()),
+    "columns": ("/score", ('{"rows":{' + ",".join(f'"{number:x}":[]' for number in range(80_000)) + "}}").encode()),
+    "nested lists": ("/score", b'{"rows":' + b"[" * (LIMIT - 10)),
+    "a long text": ("/score", ('{"rows":[{"city":"\\ud83d\\ude00' + "x" * (LIMIT - 100) + '"}]}').encode()),
+    **{
+        f"tensor of {item}": ("/v2/models/ctr/infer", filled('{"inputs":[{"data":[', item, V2_TAIL))
+        for item in ("1", '"ab"', "[]", '{"":0}')
+    },
+    "tensors": (
+        "/v2/models/ctr/infer",
+        filled('{"inputs":[', '{"name":"user","shape":[0],"datatype":"INT8","data":[]}', "]}"),
+    ),
+    "outputs": ("/v2/models/ctr/infer", filled('{"inputs":[],"outputs":[', '{"name":""}', "]}")),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_worst_bodies_are_refused_in_bounded_memory(server: Server, name: str) -> None:
+    path, body = BODIES[name]
+    assert LIMIT // 2 < len(body) <= LIMIT
+    with at_most(WORST * LIMIT):
+        status, answer = server.ask("POST", path, body)
+    assert status in (400, 413, 422) and answer["error"], answer
+
+
+def test_binary_and_compressed_bodies_are_refused_in_bounded_memory(server: Server) -> None:
+    head = json.dumps(
+        {
+            "inputs": [
+                {"name": "city", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": LIMIT // 2}}
+            ]
+        }
+    ).encode()
+    bomb = gzip.compress(bytes(200 * LIMIT), 1)
+    for path, body, headers, status in (
+        ("/v2/models/ctr/infer", head + bytes(LIMIT // 2), {"inference_header_content_length": str(len(head))}, 422),
+        ("/score", bomb[: LIMIT - 1], {"content_encoding": "gzip"}, 415),
+    ):
+        with at_most(WORST * LIMIT):
+            assert server.ask("POST", path, body, **headers)[0] == status
+
+
+def test_the_worst_messages_are_refused_in_bounded_memory(service: Service) -> None:
+    """Empty tensors take two bytes of a message of gRPC, and a hundred of memory."""
+
+    def bytes_field(number: int, value: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(value)]) + value
+
+    model, tensor = bytes_field(1, b"ctr"), bytes_field(1, b"user") + bytes_field(2, b"INT8") + bytes_field(3, b"\0")
+    rpc = GrpcServer(service)
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{rpc.port}") as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            for field in (bytes_field(5, b""), bytes_field(5, tensor), bytes_field(6, b""), bytes_field(7, b"")):
+                sent = model + field * ((LIMIT - len(model)) // len(field))
+                with at_most(WORST * LIMIT), pytest.raises(grpc.RpcError) as error:
+                    infer(sent, timeout=60)
+                assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    finally:
+        rpc.close()
 
 
 def repeated(value: Any) -> pa.DictionaryArray:
@@ -159,10 +257,9 @@ def test_a_small_body_that_decodes_to_much_is_refused_in_little_memory(
     values = column()
     table = pa.Table.from_pylist([GOOD] * len(values), SCHEMA)
     body = stream(table.set_column(table.column_names.index(name), name, values))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    status, answer = server.ask("POST", "/score", body, content_type=ARROW, accept=JSON)
+    with at_most(WORST * LIMIT):
+        status, answer = server.ask("POST", "/score", body, content_type=ARROW, accept=JSON)
     assert len(body) < 300_000 and status == 413 and "decoded" in answer["error"], (len(body), answer)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
 
 def test_malformed_bodies_are_never_answered_and_never_a_crash(server: Server) -> None:
