@@ -16,8 +16,8 @@ from rayrec.distributed.kernel.rows import StackedTables, TouchedRows
 from rayrec.distributed.kernel.tbe import TBE, Padding, make_tbe, set_count
 from rayrec.distributed.plan.shards import EmbeddingComputeKernel, ParameterSharding, Span
 
-# The loop is faster than fbgemm for Adagrad, which fbgemm computes slowly on a CPU. For SGD it is faster for many lookups
-# of small bags, for several lookups of a table, for long bags and for large batches, whose rows it prefetches.
+# The loop is faster than fbgemm for Adagrad, which fbgemm computes slowly on a CPU. For SGD it is faster for many
+# lookups of small bags, for several lookups of a table, for long bags and for large batches, whose rows it prefetches.
 MANY_LOOKUPS, FEW_BAGS = 100, 256
 MANY_IDS_PER_BAG, MANY_IDS = 4, 10_000
 
