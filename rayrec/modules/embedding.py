@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -97,6 +97,12 @@ def naming_ids(table: BaseEmbeddingConfig, feature: str, ids: torch.Tensor) -> I
         if named is None:
             raise
         raise named from error
+
+
+def one_node(module: nn.Module, features: torch.fx.Proxy) -> Any:
+    """The result of a module in a model that `torch.fx` traces: its checks need numbers, so it is one node."""
+    tracer: Any = features.tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), (features,), {})
 
 
 def check_trained(tables: Sequence[BaseEmbeddingConfig]) -> None:
@@ -241,7 +247,13 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
             ValueError: A feature is missing, weights of a weighted collection are missing, an id is outside its table,
                 or batch sizes vary by feature without inverse indices.
         """
+        if isinstance(features, torch.fx.Proxy):
+            return one_node(self, features)
         check_input(features, feature_names(self._embedding_bag_configs), self._is_weighted)
+        if features.device().type == "meta":  # lengths have no values
+            names = [name for names in self._output_names for name in names]
+            dims = [config.embedding_dim for config in self._embedding_bag_configs for _ in config.feature_names]
+            return KeyedTensor(names, dims, torch.empty(features.stride(), sum(dims), device="meta"))
         inverse = features.inverse_indices_or_none()
         if inverse is None:
             features = features.expanded()
@@ -340,6 +352,8 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         Raises:
             ValueError: A feature is missing, or an id is outside its table.
         """
+        if isinstance(features, torch.fx.Proxy):
+            return one_node(self, features)
         check_input(features, feature_names(self._embedding_configs))
         outputs: dict[str, JaggedTensor] = {}
         for config, names in zip(self._embedding_configs, self._output_names, strict=True):

@@ -43,6 +43,13 @@ class KeyedOptimizer(Optimizer):
         self._optimizer_step_pre_hooks: Any = {}
         self._optimizer_step_post_hooks: Any = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, with parameters, for `pickle` and `copy`; torch's optimizers leave out what they do not know."""
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
     # -- state
 
     @property

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree as pytree
 
 from rayrec.sparse import ops
@@ -440,8 +441,10 @@ class KeyedJaggedTensor(Jagged):
         return self._offset_per_key
 
     def sync(self) -> KeyedJaggedTensor:
-        """Computes lengths and offsets per key, which later calls read on the host; returns this tensor."""
-        self.offset_per_key()
+        """Computes lengths and offsets per key, which later calls read on the host; returns this tensor. Does nothing
+        on the meta device, where lengths have no values."""
+        if self.device().type != "meta":
+            self.offset_per_key()
         return self
 
     def unsync(self) -> KeyedJaggedTensor:
@@ -650,6 +653,19 @@ def _unflatten(tensors: Any, context: Any) -> KeyedJaggedTensor:
     return out
 
 
+def _flatten_as(kjt: KeyedJaggedTensor, spec: pytree.TreeSpec) -> list[torch.Tensor | None]:
+    """The tensors of the keys that a model was traced or exported with, in their order."""
+    keys: list[str] = spec.context[0]
+    if kjt._keys != keys:
+        index = kjt.index_per_key()
+        missing = [key for key in keys if key not in index]
+        if missing:
+            raise ValueError(f"the model takes a feature {missing[0]!r}; the input has {kjt._keys}")
+        kjt = kjt.permute([index[key] for key in keys])
+    return _flatten(kjt)[0]
+
+
 pytree.register_pytree_node(
     KeyedJaggedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedJaggedTensor"
 )
+register_pytree_flatten_spec(KeyedJaggedTensor, _flatten_as)

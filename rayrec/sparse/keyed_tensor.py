@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree as pytree
 
 from rayrec._runtime.streamable import Pipelineable
@@ -42,7 +43,9 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
         self._key_dim = key_dim
         self._offset_per_key = offset_per_key
         self._index_per_key = index_per_key
-        if len(self._keys) != len(self._length_per_key) or values.shape[key_dim] != sum(self._length_per_key):
+        # Without keys, the tensor may be of any shape.
+        width = values.shape[key_dim] if self._keys or values.dim() > key_dim else 0
+        if len(self._keys) != len(self._length_per_key) or width != sum(self._length_per_key):
             raise ValueError(
                 f"KeyedTensor: {len(self._keys)} keys with widths {self._length_per_key} do not fit a tensor of "
                 f"shape {list(values.shape)} along dimension {key_dim}"
@@ -77,6 +80,8 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
 
     def to_dict(self) -> dict[str, torch.Tensor]:
         """Each key's block, as views."""
+        if not self._keys:
+            return {}
         return dict(zip(self._keys, self._values.split(self._length_per_key, self._key_dim), strict=True))
 
     def __getitem__(self, key: str) -> torch.Tensor:
@@ -113,7 +118,9 @@ class KeyedTensor(Pipelineable, metaclass=Traceable):
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[torch.Tensor], key_dim: int = 1, cat_dim: int = 1
     ) -> KeyedTensor:
-        """From one tensor per key, concatenated along `cat_dim`."""
+        """From one tensor per key, concatenated along `cat_dim`. Without keys the tensor is empty."""
+        if not keys:
+            return KeyedTensor([], [], torch.empty(0), key_dim)
         return KeyedTensor(keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), dim=cat_dim), key_dim)
 
     def size_in_bytes(self) -> int:
@@ -149,7 +156,21 @@ def _unflatten(tensors: Any, context: Any) -> KeyedTensor:
     return out
 
 
+def _flatten_as(kt: KeyedTensor, spec: pytree.TreeSpec) -> list[torch.Tensor]:
+    """The tensor with its blocks in the order of the keys that a model was traced or exported with."""
+    keys, lengths, key_dim = spec.context
+    if (kt._keys, kt._length_per_key, kt._key_dim) == (keys, lengths, key_dim):
+        return [kt._values]
+    widths = dict(zip(kt._keys, kt._length_per_key, strict=True))
+    if kt._key_dim != key_dim or [widths.get(key) for key in keys] != lengths:
+        raise ValueError(f"the model takes blocks {dict(zip(keys, lengths, strict=True))}, not {widths}")
+    return _regrouped([kt], [keys]) if keys else [kt._values]
+
+
 pytree.register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="rayrec.sparse.KeyedTensor")
+
+
+register_pytree_flatten_spec(KeyedTensor, _flatten_as)
 
 
 @torch.fx.wrap  # one node of a traced model: `groups` has no tensors

@@ -39,6 +39,10 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
         "sparse.jagged_tensor.KeyedJaggedTensor(stride_per_key_per_rank)",
         "variable batch sizes stay on the host: 5 leaves, not 6",
     ),
+    (
+        "sparse.jagged_tensor.KeyedJaggedTensor",
+        "an exported model gets its features by name; TorchRec passes them in the input's order",
+    ),
     ("sparse.jagged_tensor.KeyedJaggedTensor", WRONG),
     ("modules.embedding_modules.EmbeddingBagCollection", WRONG),
     ("sparse.jagged_tensor.KeyedTensor", "widths that do not add up to the tensor's are refused"),
@@ -73,6 +77,14 @@ DIFFERENCES: tuple[tuple[str, str], ...] = (
         "an unknown activation name is refused; TorchRec builds a net without layers",
     ),
     ("modules.fused_embedding_modules.FusedEmbeddingCollection", "it works on a CPU too"),
+    (
+        "modules.fused_embedding_modules.FusedEmbeddingBagCollection",
+        "tables of one name are refused; TorchRec's state dict has only the last one",
+    ),
+    (
+        "modules.embedding_modules.EmbeddingCollection",
+        "it has no result on the meta device, where the number of ids of a feature is unknown",
+    ),
     (
         "modules.feature_processor.PositionWeightedProcessor",
         "other features are kept, positions beyond the last share its weight, weights of the input multiply",

@@ -20,6 +20,8 @@ from rayrec.modules import (
     init,
 )
 from rayrec.sparse import KeyedJaggedTensor
+from rayrec.torchrec.models.deepfm import SimpleDeepFMNN
+from rayrec.torchrec.models.dlrm import DLRM
 from tests.distributed.oracle import draw_kjt
 
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
@@ -161,6 +163,17 @@ def test_an_init_fn_leaves_the_global_generator_alone() -> None:
     )
     assert (EmbeddingBagCollection([config], seed=1).embedding_bags["x"].weight == 7).all()
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_collection_is_one_node_of_a_traced_model_and_has_a_shape_on_meta() -> None:
+    tables = [EmbeddingBagConfig(name=n, num_embeddings=9, embedding_dim=4, feature_names=[f"f{n}"]) for n in "ab"]
+    kjt = KeyedJaggedTensor(["fa", "fb"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 0, 1, 1]))
+    model = SimpleDeepFMNN(3, EmbeddingBagCollection(tables), 4, 2)
+    assert torch.equal(torch.fx.symbolic_trace(model)(torch.ones(2, 3), kjt), model(torch.ones(2, 3), kjt))
+    ids = DLRM(EmbeddingBagCollection(tables), 3, [4], [4, 1])
+    assert torch.equal(torch.fx.symbolic_trace(ids)(torch.ones(2, 3), kjt), ids(torch.ones(2, 3), kjt))
+    pooled = EmbeddingBagCollection(tables, device="meta")(kjt.to("meta").sync())
+    assert (pooled.keys(), pooled.values().shape) == (["fa", "fb"], (2, 8))
 
 
 def test_meta_collections_hold_nothing_until_they_are_filled() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -78,6 +81,23 @@ def test_a_loaded_state_has_the_parameters_device_and_format_as_in_torch(dtype: 
         {key: (value.dtype, value.device) for key, value in each.state[param].items()} for each in (optimizer, plain)
     )
     assert ours == theirs and ours["exp_avg"] == (dtype, torch.device("meta"))
+
+
+def test_optimizers_can_be_copied_and_pickled() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    keyed = KeyedOptimizerWrapper({"a": param}, partial(torch.optim.Adam, lr=0.1))
+    param.grad = torch.ones(2)
+    keyed.step()
+    combined = CombinedOptimizer([("x", keyed)])
+    for duplicate in (lambda one: pickle.loads(pickle.dumps(one)), copy.deepcopy):
+        copied = duplicate(combined)
+        own = copied.params["x.a"]
+        assert own is not param and copied.param_groups[0]["params"] == [own]
+        for optimizer, trained in ((combined, param), (copied, own)):
+            trained.grad = torch.ones(2)
+            optimizer.step()
+        torch.testing.assert_close(own, param)
+        torch.testing.assert_close(copied.state_dict(), combined.state_dict())
 
 
 def test_combined_optimizers_prefix_names_and_round_trip() -> None:

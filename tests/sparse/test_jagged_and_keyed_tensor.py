@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 
 from rayrec.sparse import jagged_tensor as home
@@ -136,6 +137,21 @@ def test_regrouping_picks_blocks_from_all(first: Any, second: Any, data: Any) ->
 def test_of_a_key_that_comes_twice_the_last_counts() -> None:
     old, new = (KeyedTensor(["k"], [2], torch.full((1, 2), value)) for value in (1.0, 2.0))
     assert KeyedTensor.regroup([old, new], [["k"]])[0].tolist() == [[2.0, 2.0]]
+
+
+def test_blocks_are_given_in_the_order_that_an_exported_model_takes() -> None:
+    blocks = {"a": torch.ones(2, 1), "b": torch.zeros(2, 2)}
+    _, spec = pytree.tree_flatten(KeyedTensor.from_tensor_list(list(blocks), list(blocks.values())))
+    other = KeyedTensor.from_tensor_list(["b", "a"], [blocks["b"], blocks["a"]])
+    (values,) = tree_flatten_spec(other, spec)
+    assert torch.equal(values, torch.cat(list(blocks.values()), dim=1))
+    with pytest.raises(ValueError, match=r"the model takes blocks \{'a': 1, 'b': 2\}, not \{'a': 1\}"):
+        tree_flatten_spec(KeyedTensor(["a"], [1], blocks["a"]), spec)
+
+
+def test_a_keyed_tensor_without_keys() -> None:
+    for empty in (KeyedTensor([], [], torch.empty(0)), KeyedTensor.from_tensor_list([], [])):
+        assert (empty.keys(), empty.to_dict(), str(empty)) == ([], {}, "KeyedTensor()\n")
 
 
 def test_wrong_keyed_tensors_are_named() -> None:

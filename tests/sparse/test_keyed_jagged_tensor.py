@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 
 from rayrec.torchrec.sparse import JaggedTensor, KeyedJaggedTensor  # with TorchRec's methods
@@ -120,6 +121,20 @@ def test_expanding_repeats_lists_as_the_inverse_indices_say(drawn: Drawn, data: 
     holds(KeyedJaggedTensor.concat(parts).expanded(), lists, weights)
     leaves, spec = pytree.tree_flatten(kjt)
     holds(pytree.tree_unflatten(leaves, spec).expanded(), lists, weights)
+
+
+def test_features_are_given_in_the_order_that_an_exported_model_takes() -> None:
+    def model(kjt: KeyedJaggedTensor) -> torch.Tensor:
+        return kjt.values() + kjt.lengths().sum()
+
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1, 0]))
+    wider = KeyedJaggedTensor(["c", "b", "a"], torch.tensor([9, 3, 1, 2]), lengths=torch.tensor([1, 0, 1, 0, 2, 0]))
+    _, spec = pytree.tree_flatten(kjt)
+    for leaf, expected in zip(tree_flatten_spec(wider, spec), tree_flatten_spec(kjt, spec), strict=True):
+        assert leaf is expected is None or torch.equal(leaf, expected)
+    assert torch.equal(model(kjt), model(pytree.tree_unflatten(tree_flatten_spec(wider, spec), spec)))
+    with pytest.raises(ValueError, match=r"the model takes a feature 'b'; the input has \['a'\]"):
+        tree_flatten_spec(kjt.split([1, 1])[0], spec)
 
 
 def test_expanding_one_batch_size_changes_nothing_and_several_need_inverse_indices() -> None:

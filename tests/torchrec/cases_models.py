@@ -108,7 +108,7 @@ def dlrm_wrapper(rec: Package) -> Any:
     home = rec("models.dlrm")
     model = fill(home.DLRMWrapper(bags(rec), 3, [8, 4], [5, 1]))
     given = SimpleNamespace(float_features=inputs(2, 3), idlist_features=kjt(rec), label=torch.tensor([0.0, 1.0]))
-    return [model(given), [home.choose(*pair) for pair in ((4, 2), (3, 0), (2, 3))]]
+    return [model(given), model.eval()(given), [home.choose(*pair) for pair in ((4, 2), (3, 0), (2, 3))]]
 
 
 @case("3/deepfm.SimpleDeepFMNN")
@@ -136,3 +136,9 @@ def deepfm_wrapper(rec: Package) -> Any:
     wrapper = fill(rec("models.deepfm").SimpleDeepFMNNWrapper(3, bags(rec), 6, 5))
     labels = torch.tensor([0.0, 1.0])
     return wrapper(SimpleNamespace(float_features=inputs(2, 3), idlist_features=kjt(rec), label=labels))
+
+
+@case("3/deepfm.SparseArch")
+def deepfm_wrapper_outside_training(rec: Package) -> Any:
+    wrapper = fill(rec("models.deepfm").SimpleDeepFMNNWrapper(3, bags(rec), 6, 5)).eval()
+    return wrapper(SimpleNamespace(float_features=inputs(2, 3), idlist_features=kjt(rec)))

@@ -409,7 +409,9 @@ def position_weights_of_all(rec: Package) -> Any:
     home = rec("modules.feature_processor_")
     one = fill(home.PositionWeightedModuleCollection({"a": 3, "b": 2}))
     fresh = home.PositionWeightedModuleCollection({"a": 3})
-    return [shapes(one), one(kjt(rec)), isinstance(one, home.FeatureProcessorsCollection), fresh.position_weights["a"]]
+    by_name = {name: weight.shape for name, weight in one.position_weights_dict.items()}
+    is_one = isinstance(one, home.FeatureProcessorsCollection)
+    return [shapes(one), one(kjt(rec)), is_one, fresh.position_weights["a"], by_name]
 
 
 @case("2/fp_embedding_modules.FeatureProcessedEmbeddingBagCollection")

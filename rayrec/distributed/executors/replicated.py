@@ -159,7 +159,5 @@ class _Lookup(torch.autograd.Function):
         counts = [[of_rank[number] for number in trained] for of_rank in ctx.counts]
         exchanged = exchange_rows(rows, sums, counts, executor.group) if trained else []
         for number, kernel, (all_rows, all_sums) in zip(trained, kernels, exchanged, strict=True):
-            rate = ctx.rates[number]
-            groups = DistinctRows.of(all_rows, kernel.matrix.num_rows)
-            leaf_grads += kernel.train(groups.distinct, groups.sum(all_sums).div_(executor.world_size), rate)
+            leaf_grads += kernel.train_all(all_rows, all_sums.div_(executor.world_size), ctx.rates[number])
         return None, None, None, None, *weight_grads, *leaf_grads

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayrec.distributed.kernel.local_table import LocalTable, Lookups
 from rayrec.distributed.kernel.row_kernel import make_anchor
-from rayrec.distributed.kernel.rows import RowMatrix, TouchedRows
+from rayrec.distributed.kernel.rows import DistinctRows, RowMatrix, TouchedRows
 
 
 class DenseKernel:
@@ -56,6 +56,11 @@ class DenseKernel:
         """The dense gradient of each table, from the gradients of distinct `rows` of the matrix."""
         grad_RD = torch.zeros_like(self.matrix.weight_RD)
         return self.matrix.split(grad_RD.index_copy_(0, rows, grads.to(grad_RD.dtype)))
+
+    def train_all(self, rows: torch.Tensor, grads: torch.Tensor, rate: float = 0.0) -> list[torch.Tensor]:
+        """As `train`, for rows that may repeat."""
+        groups = DistinctRows.of(rows, self.matrix.num_rows)
+        return self.train(groups.distinct, groups.sum(grads))
 
     def write_back(self) -> None:
         """Does nothing: there is no cache."""

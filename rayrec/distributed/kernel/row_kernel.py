@@ -17,7 +17,7 @@ from rayrec.distributed.comm.host_memory import use_large_pages
 from rayrec.distributed.kernel import optimizer_formulas as formulas
 from rayrec.distributed.kernel.choice import loop_updates
 from rayrec.distributed.kernel.compiled_update import CompiledUpdate, Memory
-from rayrec.distributed.kernel.local_table import LocalTable, Lookups
+from rayrec.distributed.kernel.local_table import LOOP_LIMIT, LocalTable, Lookups
 from rayrec.distributed.kernel.rows import DistinctRows, RowMatrix, TouchedRows
 from rayrec.distributed.plan.shards import Span
 
@@ -55,6 +55,7 @@ class RowKernel:
         self._formula = formulas.formula_of(self.spec)
         self._anchor = make_anchor(device)
         self._pooled = pooled
+        self._compiled_rows = self._make_compiled(stacked=True)  # of rows of the matrix, each a bag of its own
 
     def __repr__(self) -> str:
         return f"RowKernel({[table.config.name for table in self.tables]}, {self.spec})"
@@ -62,9 +63,12 @@ class RowKernel:
     @cached_property
     def compiled(self) -> CompiledUpdate | None:
         """The compiled update, or None if this kernel's tables do not have one."""
+        return self._make_compiled(stacked=not self._pooled)
+
+    def _make_compiled(self, stacked: bool) -> CompiledUpdate | None:
         matrix, states, tables = self.matrix, list(self.state.values()), self.tables
         table_of_lookup, first_rows = matrix.table_of_lookup, matrix.first_rows
-        if not self._pooled:  # the tables are one, and each id is a bag of its own
+        if stacked:  # the tables are one, and each id is a bag of its own
             config = replace(tables[0].config, num_embeddings=matrix.num_rows)
             tables = [replace(tables[0], config=config, rows=Span(0, matrix.num_rows))]
             table_of_lookup, first_rows = [0], [0]
@@ -99,6 +103,15 @@ class RowKernel:
         weight_nD = weight_RD[rows].float()
         step = formulas.Step(rows, weight_nD, grads.float(), self.state, self.spec, rate, self.iteration)
         formulas.apply(weight_RD, step, self._formula)
+        return ()
+
+    def train_all(self, rows: torch.Tensor, grads: torch.Tensor, rate: float) -> tuple[torch.Tensor, ...]:
+        """As `train`, for rows that may repeat: gradients of equal rows are added up in order."""
+        if self._compiled_rows is None or grads.numel() >= LOOP_LIMIT:
+            groups = DistinctRows.of(rows, self.matrix.num_rows)
+            return self.train(groups.distinct, groups.sum(grads), rate)
+        self.iteration += 1
+        self._compiled_rows.train(Lookups(rows, torch.arange(rows.numel() + 1), None), grads, rate, self.iteration)
         return ()
 
     def write_back(self) -> None:

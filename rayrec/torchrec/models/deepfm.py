@@ -123,7 +123,9 @@ class SimpleDeepFMNN(nn.Module):
 class SimpleDeepFMNNWrapper(SimpleDeepFMNN):
     """The model with its loss; takes an object with `float_features`, `idlist_features` and `label`."""
 
-    def forward(self, model_input: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Returns the binary cross-entropy, and probabilities `[B, 1]`."""
+    def forward(self, model_input: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """Returns probabilities `[B, 1]`; in training mode the binary cross-entropy, and the probabilities."""
         probability = super().forward(model_input.float_features, model_input.idlist_features)
+        if not self.training:
+            return probability
         return F.binary_cross_entropy(probability.squeeze(), model_input.label), probability

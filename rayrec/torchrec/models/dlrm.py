@@ -270,7 +270,9 @@ class DLRMTrain(nn.Module):
 class DLRMWrapper(DLRM):
     """DLRM with its loss; takes an object with `float_features`, `idlist_features` and `label`."""
 
-    def forward(self, model_input: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Returns the binary cross-entropy, and logits `[B, 1]`."""
-        logits = super().forward(model_input.float_features, model_input.idlist_features)
+    def forward(self, model_input: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """Returns logits `[B, 1]`; in training mode the binary cross-entropy, and the logits."""
+        logits: torch.Tensor = super().forward(model_input.float_features, model_input.idlist_features)
+        if not self.training:
+            return logits
         return F.binary_cross_entropy_with_logits(logits.squeeze(), model_input.label), logits

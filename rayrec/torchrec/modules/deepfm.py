@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 
+@torch.fx.wrap  # one node of a traced model, in which the list has no length
 def _joined(embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
     """Flattens and concatenates tensors `[B, …]` to `[B, N]`."""
     return torch.cat([block.flatten(1) for block in embeddings], dim=1)

@@ -95,6 +95,11 @@ class PositionWeightedModuleCollection(FeatureProcessorsCollection):
             {name: nn.Parameter(torch.ones(length, device=device)) for name, length in max_feature_lengths.items()}
         )
 
+    @property
+    def position_weights_dict(self) -> dict[str, nn.Parameter]:
+        """The weights of the positions, by feature."""
+        return dict(self.position_weights.items())
+
     def reset_parameters(self) -> None:
         """All weights 1."""
         for weight in self.position_weights.values():
