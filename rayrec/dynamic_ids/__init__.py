@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rayrec.dynamic_ids.clock import advance, newest_times
     from rayrec.dynamic_ids.config import DynamicIds, Evict
     from rayrec.dynamic_ids.exported import ExportedIds, export
-    from rayrec.dynamic_ids.id_map import HASHED, ZERO, Changes, IdMap, Listing, Mapped
+    from rayrec.dynamic_ids.id_map import Changes, IdMap, Listing, Mapped
     from rayrec.dynamic_ids.initial import first_weights, row_seeds
-    from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, Layout, unmix
+    from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, HASHED, ZERO, Layout, unmix
     from rayrec.dynamic_ids.resizing import cut, grown, joined, map_of, resized
     from rayrec.dynamic_ids.rounds import DeviceIdMap
     from rayrec.dynamic_ids.table_maps import Fresh, SavedRange, SharedMap, TableMaps, connected

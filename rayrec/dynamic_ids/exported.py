@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rayrec.dynamic_ids.id_map import HASHED, IdMap, find
-from rayrec.dynamic_ids.layout import Layout
+from rayrec.dynamic_ids.id_map import IdMap, find
+from rayrec.dynamic_ids.layout import HASHED, Layout
 
 MAGIC, VERSION = b"rayrec.dynamic\0\0", 1
 

@@ -9,10 +9,9 @@ import numpy as np
 
 from rayrec._runtime.numba_loops import loops
 from rayrec.dynamic_ids.config import CELLS_PER_ROW, LATEST, DynamicIds
-from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, Layout
+from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, HASHED, ZERO, Layout
 
 LOOPS = "rayrec.dynamic_ids.loops"
-HASHED, ZERO = -2, -1  # rows of unseen ids: the fallback row; none, for a vector of zeros
 # State by row, and by bucket: a rank's rows of each array are those of its buckets.
 BY_ROW = {"identity": np.int64, "last_seen": np.uint32, "score": np.uint32}
 BY_BUCKET = {"cells": np.uint8, "sighted": np.uint32}

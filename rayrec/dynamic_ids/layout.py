@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 BUCKET_ROWS = 64
+HASHED, ZERO = -2, -1  # rows of unseen ids: the fallback row; none, for a vector of zeros
 _MASK = 2**64 - 1
 _FACTORS = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
 _LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rayrec._runtime.numba_loops import loops
 from rayrec.dynamic_ids.config import Evict
-from rayrec.dynamic_ids.id_map import HASHED, LOOPS, IdMap, chances
-from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST
+from rayrec.dynamic_ids.id_map import LOOPS, IdMap, chances
+from rayrec.dynamic_ids.layout import EMPTY, EMPTY_IN_FIRST, HASHED
 
 WINDOWS = 1 << 16  # lookups whose buckets are read at a time, which bounds memory
 _LOW, _COUNT, _LOWEST = 2**32 - 1, 2**31 - 1, -(2**63)

@@ -16,7 +16,8 @@ import numpy as np
 
 from rayrec.dynamic_ids.clock import advance, newest_times
 from rayrec.dynamic_ids.config import DynamicIds
-from rayrec.dynamic_ids.id_map import BY_ROW, HASHED, ZERO, IdMap
+from rayrec.dynamic_ids.id_map import BY_ROW, IdMap
+from rayrec.dynamic_ids.layout import HASHED, ZERO
 
 Messages = list[np.ndarray]
 Exchange = Callable[[Messages], Messages]

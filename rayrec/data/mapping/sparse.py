@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +30,10 @@ from rayrec.data.mapping.rules import FIRST_TEXT_LAW, Dynamic, Hash, Identity, I
 from rayrec.data.mapping.schema import SparseFeature
 from rayrec.data.mapping.spread import vocabulary_rows
 from rayrec.data.mapping.vocabulary import load_vocabulary
-from rayrec.dynamic_ids.exported import ExportedIds
-from rayrec.dynamic_ids.id_map import ZERO
+from rayrec.dynamic_ids.layout import HASHED, ZERO
+
+if TYPE_CHECKING:
+    from rayrec.dynamic_ids.exported import ExportedIds
 
 # Up to this vocabulary size, dictionary-encode strings and look up the distinct ones: faster than every string.
 _SMALL_VOCABULARY = 4096
@@ -192,12 +195,14 @@ def _rows_of_dynamic(ids: I64, mapping: Dynamic) -> I64:
     """The rows of ids by an exported map, -1 for one without a row; the ids themselves in training."""
     if mapping.path is None:
         return ids
-    exported = _exported(mapping.path)
-    return exported.find(ids, ZERO) if mapping.unseen == "zero" else exported.find(ids)
+    rows: I64 = _exported(mapping.path).find(ids, ZERO if mapping.unseen == "zero" else HASHED)
+    return rows
 
 
 @lru_cache(maxsize=64)
 def _exported(path: str) -> ExportedIds:
+    from rayrec.dynamic_ids.exported import ExportedIds  # its loops load torch, which other mappings do without
+
     return ExportedIds(path)
 
 
