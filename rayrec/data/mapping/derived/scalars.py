@@ -125,7 +125,8 @@ def time_part(spec: TimePart, arrays: list[pa.Array], problems: Problems) -> pa.
         nulls = nulls_of(times)
         if spec.zone != "UTC":
             times = pc.local_timestamp(times.cast(pa.timestamp("us", spec.zone)))
-        numbers = _TIME_PARTS[spec.part](times.cast(pa.int64()).fill_null(0).to_numpy())
+        micros = times.cast(pa.int64())
+        numbers = _TIME_PARTS[spec.part]((micros if nulls is None else micros.fill_null(0)).to_numpy())
         return pa.array(numbers.astype(np.int64, copy=False), mask=nulls)
 
     return _elements(arrays[0], component)
