@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -111,19 +112,43 @@ def sid(pid: int) -> int | None:
         return None
 
 
-def submit(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+Job = subprocess.Popen[str]
+
+
+def submitted(environment: dict[str, str], *arguments: str) -> Job:
     command = [str(RAY), "job", "submit", "--working-dir", ".", "--", "python", "jobs/train.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **output)
 
 
-def test_the_documented_command_trains_movielens(cluster: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: dict[str, str], folder: Path) -> Iterator[tuple[Job, Job]]:
+    """One that trains and one that cannot run, which run at the same time."""
+    options = ["--set", f"storage.path={folder}", "--set", "trainer.epochs=1"]
+    trains = submitted(cluster, "--config", "data/movielens/train.yaml", *options)
+    write_all(folder, rows=50)
+    config = folder / "train.yaml"
+    config.write_text(yaml.safe_dump(raw_config(folder)))
+    cannot_run = submitted(cluster, "--config", str(config), "--set", "data.train=not/uploaded")
+    yield trains, cannot_run
+    for job in (trains, cannot_run):
+        if job.poll() is None:
+            job.kill()
+            job.communicate()
+
+
+def test_the_documented_command_trains_movielens(jobs: tuple[Job, Job], folder: Path) -> None:
     """Git ignores the Parquet files, so the job's copy comes without them and prepares its own."""
-    options = ["--set", f"storage.path={tmp_path}", "--set", "trainer.epochs=1"]
-    done = submit(cluster, "--config", "data/movielens/train.yaml", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    said, _ = jobs[0].communicate(timeout=300)
+    assert jobs[0].returncode == 0, said
     for part in ("succeeded", "sharding plan", "evaluation after epoch 1", "evaluation AUC"):
-        assert part in done.stdout
-    folder = tmp_path / "movielens"
+        assert part in said
+    folder /= "movielens"
     assert {path.name for path in folder.iterdir() if path.name != ".lock"} == {
         "config.yaml", "given.yaml", "run_id", "plan.json", "metrics.jsonl", "footers.arrow",
         "checkpoints", "tensorboard", "report.html", "result.json",
@@ -133,12 +158,8 @@ def test_the_documented_command_trains_movielens(cluster: dict[str, str], tmp_pa
     assert result["eval"]["auc"] > 0.70
 
 
-def test_a_job_that_cannot_run_says_why(cluster: dict[str, str], tmp_path: Path) -> None:
-    write_all(tmp_path, rows=50)
-    config = tmp_path / "train.yaml"
-    config.write_text(yaml.safe_dump(raw_config(tmp_path)))
-    refused = submit(cluster, "--config", str(config), "--set", "data.train=not/uploaded")
-    assert refused.returncode != 0
-    text = refused.stdout + refused.stderr
+def test_a_job_that_cannot_run_says_why(jobs: tuple[Job, Job]) -> None:
+    text, _ = jobs[1].communicate(timeout=300)
+    assert jobs[1].returncode != 0
     assert "data.train: not/uploaded is not in the job's copy of the working folder" in text, text
     assert "--root" in text
