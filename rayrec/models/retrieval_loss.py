@@ -301,11 +301,14 @@ class RetrievalLoss(nn.Module):
             candidates.append((all_ids, comm.gather_rows(pool_vectors, counts, group), log_q_C))
             log_q_P = log_q[len(all_ids) :]
         ids_C, vectors_CD, log_q_C = (torch.cat(tensors) for tensors in zip(*candidates, strict=True))
-        q_P, q_C = (log_q_P, log_q_C) if self.kind.corrected else (None, None)
+        # A q that all candidates share cancels out; to subtract it would take a pass over all scores.
+        is_constant = self.frequency is None and isinstance(self.sampler, UniformSampler)
+        q_P, q_C = (log_q_P, log_q_C) if self.kind.corrected and not is_constant else (None, None)
 
         def of_block(block: slice, query: torch.Tensor, items: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
-            positive_P = (query * items).sum(1) / self.temperature
-            others_PC = query @ vectors.T / self.temperature
+            query = query / self.temperature  # the queries are fewer numbers than the scores
+            positive_P = (query * items).sum(1)
+            others_PC = query @ vectors.T
             if q_P is not None and q_C is not None:
                 positive_P, others_PC = positive_P - q_P[block], others_PC - q_C
             others_PC = others_PC.masked_fill(ids_C == pairs.ids[block, None], MASKED)
