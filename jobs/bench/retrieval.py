@@ -1,4 +1,5 @@
-"""Measures `POST /retrieve` over HTTP: latency over many items with several clients, exact and approximate.
+"""Measures `POST /retrieve` over HTTP: latency over many items with several clients, exact and approximate; and what it
+costs to exclude items, in turns with requests that exclude none.
 
     python jobs/bench/retrieval.py --items 1000000 --clients 8 --seconds 20
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -19,17 +21,30 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from harness import arguments, machine, print_json
+from harness import arguments, in_turns, machine, paired_ratio, print_json
 
-from rayrec.inference import Search, write_index
+from rayrec.inference import ItemIndex, Search, write_index
 from rayrec.train.after.export import export_run
 from tests.inference.runs import train
 
 MEDIAN, P99 = 50, 99
+TURNS = 8
 
 
-def latencies_ms(port: int, clients: int, seconds: float, queries: list[list[float]], rate: float) -> list[float]:
-    """Milliseconds of each answer. `rate`: requests per second of all clients; 0: without a pause."""
+def latencies_ms(
+    port: int,
+    clients: int,
+    seconds: float,
+    queries: list[list[float]],
+    rate: float,
+    excluded: list[list[int]] | None = None,
+) -> list[float]:
+    """Milliseconds of each answer.
+
+    Args:
+        rate: Requests per second of all clients; 0: without a pause.
+        excluded: Ids that each query excludes.
+    """
 
     async def client(number: int, end: float, latencies: list[float]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -38,7 +53,10 @@ def latencies_ms(port: int, clients: int, seconds: float, queries: list[list[flo
         count = number
         while time.perf_counter() < end:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            body = json.dumps({"queries": [{"vector": queries[count % len(queries)]}], "k": 100}).encode()
+            asked: dict[str, Any] = {"vector": queries[count % len(queries)]}
+            if excluded is not None:
+                asked["exclude"] = excluded[count % len(queries)]
+            body = json.dumps({"queries": [asked], "k": 100}).encode()
             count += clients
             begin = due if pause else time.perf_counter()
             head = f"POST /retrieve HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
@@ -60,6 +78,22 @@ def latencies_ms(port: int, clients: int, seconds: float, queries: list[list[flo
         return latencies
 
     return asyncio.run(all_clients())
+
+
+def exclusion(
+    port: int, seconds: float, queries: list[list[float]], excluded: dict[str, list[list[int]]]
+) -> dict[str, float]:
+    """The median latency of one client that excludes items, divided by that of one that excludes none."""
+    sides: dict[str, Any] = {"none": None, **excluded}
+    turns = in_turns(
+        {
+            name: lambda ids=ids: statistics.median(latencies_ms(port, 1, seconds / TURNS, queries, 0.0, ids))
+            for name, ids in sides.items()
+        },
+        TURNS,
+        warmup=1,
+    )
+    return {name: paired_ratio(turns[name], turns["none"]) for name in excluded}
 
 
 def serve(folder: str, model: str, port_to: Any, threads: int) -> None:
@@ -89,6 +123,7 @@ def main() -> None:
     parser.add_argument("--search", nargs="+", default=["exact", "ivf"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--recall", type=float, default=0.98)
+    parser.add_argument("--excluded", type=int, default=200, help="items that a query excludes")
     args = parser.parse_args()
     print(machine(), flush=True)
     results: dict[str, dict[str, float]] = {}
@@ -113,6 +148,14 @@ def main() -> None:
                 port = ours.recv()
                 time.sleep(2)
                 latencies_ms(port, args.clients, 2, queries.tolist(), 0.0)
+                index = ItemIndex(folder, checksums=False)
+                asked, random_ids = queries[:100], random.integers(0, args.items, (100, args.excluded))
+                nearest = index.search(asked, args.excluded)[1]
+                sets = {"random": random_ids.tolist(), "nearest": nearest.tolist()}
+                ratios = exclusion(port, args.seconds, asked.tolist(), sets)
+                results[f"{kind} without {args.excluded}"] = ratios
+                text = ", ".join(f"{name} ones {ratio:.2f}" for name, ratio in ratios.items())
+                print(f"{kind}: median latency with {args.excluded} excluded items over none: {text}", flush=True)
                 for rate in args.rates:
                     latencies = latencies_ms(port, args.clients, args.seconds, queries.tolist(), rate)
                     median, p99 = np.percentile(latencies, [MEDIAN, P99])

@@ -146,7 +146,9 @@ def index(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|ITEMS", help="Run or checkpoint of a retriever, or Parquet with one item vector per row."
+            metavar="RUN|ITEMS|INDEX",
+            help="Run or checkpoint of a retriever, or Parquet with one item vector per row; with --ranker also an "
+            "index, for one with another ranker.",
         ),
     ],
     out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="New folder for the export with its index.")],
@@ -172,16 +174,21 @@ def index(
     extend: Annotated[
         Path | None, typer.Option(parser=path, help="Start from the items, query tower and search of this index.")
     ] = None,
+    ranker: Annotated[
+        Path | None,
+        typer.Option(parser=path, help="Export of a ranker, for requests that rank the items found (`rank`)."),
+    ] = None,
     allow_code: AllowCode = False,
     checkpoint: WhichCheckpoint = "newest",
 ) -> None:
     """Export a retriever with an index of its items, or index given vectors.
 
-    Other columns of the items become attributes to filter by.
+    Other columns of the items become attributes to filter by, and to rank with.
     """
     from rayrec.checkpoint.manifest import MANIFEST
     from rayrec.inference import ExportOptions
-    from rayrec.inference.index import ItemIndex, Search, write_index
+    from rayrec.inference.artifact import INDEX
+    from rayrec.inference.index import ItemIndex, Search, with_ranker, write_index
     from rayrec.inference.retrieve import read_vectors
     from rayrec.train.after.index import index_run
     from rayrec.train.run.mirror import holds, run_here
@@ -205,23 +212,29 @@ def index(
                 search=settings,
                 options=ExportOptions(tables=tables),
                 tower=tower,
+                ranker=ranker,
                 data=data,
                 allow_code=allow_code,
                 checkpoint=checkpoint,
             )
         written, parity = indexed.index, indexed.parity
+    elif ranker is not None and holds(source, INDEX):
+        _refuse({**of_run, **of_vectors, "--search": search != "exact"}, f"{source} is an index")
+        written = with_ranker(source, out, ranker)
     else:
         _refuse(of_run, f"{source} holds item vectors, not a run")
         if extend is not None:
             _refuse({"--queries": queries, "--search": search != "exact"}, f"the index has the search of {extend}")
         vectors, table = read_vectors(source, vector, id_column)
         if extend is not None:
-            written = ItemIndex(extend).extended(out, vectors, table)
+            written = ItemIndex(extend).extended(out, vectors, table, ranker)
         else:
             tuning = None if queries is None else read_vectors(queries, vector, None)[0]
-            written = write_index(out, vectors, table, search=settings, queries=tuning)
+            written = write_index(out, vectors, table, search=settings, queries=tuning, ranker=ranker)
     report = written.item_index(out)
     typer.echo(f"{out}: {report.items:,} items of {report.dim} numbers, {report.search} search, {written.version}")
+    if written.ranker is not None:
+        typer.echo(f"ranker: {written.ranker}")
     if report.left_out:
         typer.echo(
             f"left out: {report.left_out:,} items that the model does not know; train with them, then index again"
@@ -233,8 +246,9 @@ def index(
             f"recall@{report.k} {report.recall:.4f} of exact search, {report.speedup:.1f} times as fast, measured with "
             f"{report.tuned_on}"
         )
-        if report.recall < recall:
-            typer.echo(f"recall below the target of {recall}: use --search exact")
+        target = report.target_recall or recall
+        if report.recall < target:
+            typer.echo(f"recall below the target of {target}: use --search exact")
 
 
 def _refuse(options: dict[str, object], reason: str) -> None:

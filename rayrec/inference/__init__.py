@@ -13,7 +13,7 @@ from rayrec.inference.parity import Parity
 
 if TYPE_CHECKING:
     from rayrec.inference.export_store import ExportStore
-    from rayrec.inference.index import ItemIndex, Search, TuningQueries, write_index
+    from rayrec.inference.index import ItemIndex, Search, TuningQueries, with_ranker, write_index
     from rayrec.inference.retrieve import RetrieveOptions
     from rayrec.inference.scorer import Scorer
 
@@ -34,5 +34,6 @@ __all__ = [
     "Trained",
     "TuningQueries",
     "export",
+    "with_ranker",
     "write_index",
 ]

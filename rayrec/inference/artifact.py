@@ -9,6 +9,7 @@
 | `mapping.json`, `vocabularies/`, `entities/` | schema and tables, to map raw values to ids |
 | `parity.json`, `parity.html` | comparison with the trained model's scores |
 | `vectors.bin`, `items.arrow`, … | item vectors and ids to search (`index.py`), if the export has an index |
+| `ranker/` | an export of a ranker that scores the items found, if the index was written with one |
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import fcntl
 import glob
 import json
 import mmap
+import os
 import platform
 import shutil
 import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -39,7 +41,7 @@ from rayrec.quant import TablePlace
 OLD_INDEX = "index.json"  # of item indexes before format 4
 INDEX, TABLES, GRAPH, AOTI = "export.json", "tables.bin", "graph.pt2", "aoti"
 MAPPING, VOCABULARIES, IDS = "mapping.json", "vocabularies", "ids"
-PARITY, PARITY_PAGE = "parity.json", "parity.html"
+PARITY, PARITY_PAGE, RANKER = "parity.json", "parity.html", "ranker"
 # 1 has no `inputs.context`, 1 and 2 no `text_law` of hashed features, 1 to 3 no `spread_over` of vocabularies, queries
 # and items. All are read.
 FORMAT = 4
@@ -103,6 +105,7 @@ class ExportIndex:
         march: Instruction set that the graph was compiled for, by the compiler's name; None if it was not recorded.
         instructions: Processor flags that the compiled graph needs.
         search: The item index; None: the export has none.
+        ranker: Version of the ranker in `ranker/`; None: the export has none.
     """
 
     inputs: Inputs
@@ -121,6 +124,7 @@ class ExportIndex:
     march: str | None = None
     instructions: list[str] = field(default_factory=list)
     search: IndexReport | None = None
+    ranker: str | None = None
 
     @property
     def kind(self) -> str:
@@ -237,13 +241,13 @@ def checksum(path: Path) -> int:
 
 
 def listed_files(folder: Path, known: Mapping[str, int] | None = None) -> dict[str, tuple[int, int]]:
-    """Size and checksum of every file below the folder except the index.
+    """Size and checksum of every file below the folder except its index.
 
     Args:
         known: Checksums of files that need not be read.
     """
     known, listed = known or {}, {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != INDEX):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / INDEX):
         name = path.relative_to(folder).as_posix()
         listed[name] = (path.stat().st_size, known[name] if name in known else checksum(path))
     return listed
@@ -268,6 +272,21 @@ class MappedTables:
         """Turns off readahead and huge pages, for tables that may not fit in memory."""
         self._map.madvise(mmap.MADV_RANDOM)
         self._map.madvise(mmap.MADV_NOHUGEPAGE)
+
+
+def copy_files(source: Path, names: Iterable[str], folder: Path) -> None:
+    """Copies files of an export. The copies share the disk space of their sources where the file system can do so.
+
+    They are no hard links: a file written over in place, as by `cp`, would then change other exports too.
+    """
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(source / name, "rb") as file, open(folder / name, "wb") as copy:
+                while os.copy_file_range(file.fileno(), copy.fileno(), 1 << 30):
+                    pass
+        except OSError:  # between some file systems
+            shutil.copyfile(source / name, folder / name)
 
 
 def map_tables(path: Path) -> MappedTables:

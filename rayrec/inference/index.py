@@ -9,15 +9,15 @@
 | `approximate.faiss`, `tuning.pt` | IVF or HNSW over the same vectors, and the queries that it was tuned with |
 
 The other files of the folder are those of the query tower (`artifact.py`). Both have one version, so that queries and
-vectors are always of the same training. An index of given vectors has no query tower.
+vectors are always of the same training. An index of given vectors has no query tower. The folder `ranker` may have the
+export of a ranker, which scores the items that are found, under the same version.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -34,6 +34,7 @@ from rayrec.data.arrays.arrow_types import decoded, is_text, without_views
 from rayrec.data.mapping.id_index import DuplicateHash, IdIndex, hashes_of
 from rayrec.inference import artifact
 from rayrec.inference.artifact import ExportError, ExportIndex, IndexReport
+from rayrec.inference.export_store import ExportStore
 from rayrec.inference.graph import Inputs, newest_times
 from rayrec.inference.item_rows import ItemRows
 from rayrec.inference.model import Model
@@ -108,6 +109,7 @@ def write_index(
     tower: str | Path | None = None,
     queries: torch.Tensor | TuningQueries | None = None,
     left_out: int = 0,
+    ranker: str | Path | None = None,
 ) -> ExportIndex:
     """Writes an export with an index. The folder appears complete, or not at all.
 
@@ -119,22 +121,21 @@ def write_index(
         tower: Export of the query tower, whose files become part of the export; None: queries must be vectors.
         queries: `[Q, D]` to tune an approximate index with; None: random items, which are easier.
         left_out: Items that were not indexed.
+        ranker: Export of a ranker for the items found, whose files become part of the export. It reads the items' id
+            and attributes as the columns of these names.
 
     Raises:
-        ExportError: The folder exists; an id is missing, comes twice or has another type; a vector is not finite; or
-            faiss is not installed.
+        ExportError: The folder exists; an id is missing, comes twice or has another type; a vector is not finite;
+            the ranker reads none of the items' columns; or faiss is not installed.
     """
     folder, search = Path(folder), search or Search()
-    if folder.exists():
-        raise ExportError(f"{folder} already exists; choose another name, so that a service can replace its index")
     _check(vectors_ID, items)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(queries, torch.Tensor):
         queries = TuningQueries(queries)
-    with artifact.scratch_folder(folder) as scratch:
-        unfinished = scratch / "export"
-        unfinished.mkdir()
+    with _new_folder(folder) as unfinished:
         export = _without_tower() if tower is None else _with_tower(Path(tower), unfinished, vectors_ID.shape[1])
+        if ranker is not None:
+            export = _with_ranker(export, Path(ranker), items.column_names, unfinished)
         with open(unfinished / VECTORS, "wb") as file:
             for block in vectors_ID.detach().split(_BLOCK_ROWS):
                 block.float().contiguous().numpy().tofile(file)
@@ -144,11 +145,59 @@ def write_index(
         report = IndexReport(
             items=len(vectors), dim=vectors.shape[1], search=search.kind, left_out=left_out, **measured
         )
-        known = {name: crc for name, (_, crc) in export.files.items()}
-        files = artifact.listed_files(unfinished, known)
-        written = replace(export, version=artifact.new_version(), search=report, files=files)
-        artifact.write_json(unfinished / artifact.INDEX, written.to_dict())
+        return _finished(replace(export, search=report), unfinished)
+
+
+def with_ranker(index: str | Path, folder: str | Path, ranker: str | Path) -> ExportIndex:
+    """Writes an export with the query tower and items of an index, and another ranker, under a new version.
+
+    Args:
+        index: An export with an index, or a folder of exports, of which the newest counts; a path or URI.
+
+    Raises:
+        ExportError: The folder exists, the index is incomplete, or the ranker reads none of the items' columns.
+    """
+    store = ExportStore(index)
+    opened = store.open(store.newest())  # in the cache while this object lives
+    source, export = opened.folder, artifact.read_index(opened.folder)
+    export.item_index(source)
+    files = {name: entry for name, entry in export.files.items() if not name.startswith(f"{artifact.RANKER}/")}
+    artifact.check_listed(source, files, checksums=False)
+    with pa.memory_map(str(source / ITEMS)) as mapped:
+        columns = pa.ipc.open_file(mapped).schema.names
+    with _new_folder(Path(folder)) as unfinished:
+        artifact.copy_files(source, files, unfinished)
+        export = _with_ranker(replace(export, files=files), Path(ranker), columns, unfinished)
+        return _finished(export, unfinished)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder to fill, which becomes `folder` in the end.
+
+    Raises:
+        ExportError: `folder` exists.
+    """
+    if folder.exists():
+        raise ExportError(f"{folder} already exists; choose another name, so that a service can replace its index")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with artifact.scratch_folder(folder) as scratch:
+        unfinished = scratch / "export"
+        unfinished.mkdir()
+        yield unfinished
         unfinished.rename(folder)
+
+
+def _finished(export: ExportIndex, folder: Path) -> ExportIndex:
+    """Writes `export.json` with a new version and the folder's files.
+
+    Args:
+        export: Its `files` are those whose checksums are known.
+    """
+    known = {name: crc for name, (_, crc) in export.files.items()}
+    files = artifact.listed_files(folder, known)
+    written = replace(export, version=artifact.new_version(), files=files)
+    artifact.write_json(folder / artifact.INDEX, written.to_dict())
     return written
 
 
@@ -170,7 +219,7 @@ def _without_tower() -> ExportIndex:
 
 
 def _with_tower(source: Path, folder: Path, dim: int) -> ExportIndex:
-    """Links or copies the files of a query tower into a folder; returns its index without those of an item index.
+    """Copies the files of a query tower into a folder; returns its index without those of an item index.
 
     Raises:
         ExportError: The export is not a query tower, or its queries have another width.
@@ -179,15 +228,35 @@ def _with_tower(source: Path, folder: Path, dim: int) -> ExportIndex:
     if export.inputs.query is None or export.inputs.query.dim != dim:
         width = "" if export.inputs.query is None else f" with queries of {export.inputs.query.dim} numbers"
         raise ExportError(f"{source} is {export.kind}{width}; an index of vectors of {dim} needs their query tower")
-    files = {name: entry for name, entry in export.files.items() if name not in OWN_FILES}
+    other = (*OWN_FILES, artifact.RANKER)
+    files = {name: entry for name, entry in export.files.items() if name.split("/")[0] not in other}
     artifact.check_listed(source, files, checksums=False)
-    for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source / name, folder / name)  # no file of an export is ever changed in place
-        except OSError:
-            shutil.copyfile(source / name, folder / name)
-    return replace(export, files=files)
+    artifact.copy_files(source, files, folder)
+    return replace(export, files=files, ranker=None)
+
+
+def _with_ranker(export: ExportIndex, source: Path, columns: Sequence[str], folder: Path) -> ExportIndex:
+    """Copies the files of a ranker's export below a folder; returns the index with them.
+
+    Args:
+        columns: Columns of the items.
+
+    Raises:
+        ExportError: The export is no ranker, or reads none of the columns.
+    """
+    ranker = artifact.read_index(source)
+    if not ranker.targets or ranker.inputs.query is not None:
+        raise ExportError(f"{source} is {ranker.kind}, which does not score rows; give the export of a ranker")
+    artifact.check_listed(source, ranker.files, checksums=False)
+    reads = RowMapping.from_config(artifact.read_mapping(source), labels=False).schema.feature_columns
+    if not set(reads) & set(columns):
+        raise ExportError(
+            f"the ranker {source} reads {reads}, but the items have {list(columns)}: index the items with the columns "
+            "that the ranker reads of them"
+        )
+    artifact.copy_files(source, [artifact.INDEX, *ranker.files], folder / artifact.RANKER)
+    files = {f"{artifact.RANKER}/{name}": entry for name, entry in ranker.files.items()}
+    return replace(export, files={**export.files, **files}, ranker=ranker.version)
 
 
 def _write_items(folder: Path, items: pa.Table) -> None:
@@ -301,6 +370,11 @@ class ItemIndex:
 
     def _find(self, ids: Sequence[Any]) -> Any:
         """int64 `[n]`, the row of each id; -1 for ids that the index does not have."""
+        kinds = set(map(type, ids))
+        if kinds == {str if self._ids.text else int}:  # the usual case, in a fifth of the time
+            with suppress(OverflowError):
+                found: Any = self._ids.find(pa.array(ids, pa.string()) if self._ids.text else np.array(ids, np.int64))
+                return found
         if self._ids.text:
             is_id = np.array([isinstance(id, str) for id in ids], bool)
             found = self._ids.find(pa.array([id for id in ids if isinstance(id, str)], pa.string()))
@@ -364,7 +438,10 @@ class ItemIndex:
         text = is_text(self._id_type)
         if not text and not pa.types.is_integer(self._id_type):
             return
+        usual = {type(None), str if text else int}
         for number, ids in enumerate(lists):
+            if usual.issuperset(map(type, ids)):
+                continue
             for id in ids:
                 if id is not None and isinstance(id, str | bytes) != text:
                     kind = "texts" if text else "integers"
@@ -417,10 +494,15 @@ class ItemIndex:
             raise ValueError(f"{self.folder} has no query tower: send vectors, or write the index from a run")
         return self.model, self.mapping
 
-    def extended(self, folder: Path, vectors: torch.Tensor, items: pa.Table) -> ExportIndex:
+    def extended(
+        self, folder: Path, vectors: torch.Tensor, items: pa.Table, ranker: str | Path | None = None
+    ) -> ExportIndex:
         """Writes an export with these items appended, and the same query tower and search, under a new version.
 
         An approximate index is tuned again, with the same queries and the recall that was asked for at first.
+
+        Args:
+            ranker: As in `write_index`; None: that of this index, if it has one.
 
         Raises:
             ExportError: An item exists already, or width or columns differ.
@@ -432,14 +514,24 @@ class ItemIndex:
             )
         report, path = self.report, self.folder / TUNING
         recall = report.target_recall or Search().recall
-        return write_index(
-            folder,
-            torch.cat([self.vectors, vectors]),
-            pa.concat_tables([self.items, items.cast(self.items.schema)]),
-            search=Search(kind=report.search, recall=recall, k=report.k or 1),
-            tower=None if self.model is None else self.folder,
-            queries=TuningQueries.read(path) if path.exists() else None,
-        )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with artifact.scratch_folder(folder) as scratch:
+            # In a file, which the system may write out: the vectors may not fit into memory.
+            shape = (report.items + len(vectors), report.dim)
+            joined = torch.from_numpy(np.memmap(scratch / "vectors", dtype=np.float32, mode="w+", shape=shape))
+            for start in range(0, report.items, _BLOCK_ROWS):
+                stop = min(start + _BLOCK_ROWS, report.items)
+                joined[start:stop] = self.vectors[start:stop]
+            joined[report.items :] = vectors
+            return write_index(
+                folder,
+                joined,
+                pa.concat_tables([self.items, items.cast(self.items.schema)]),
+                search=Search(kind=report.search, recall=recall, k=report.k or 1),
+                tower=None if self.model is None else self.folder,
+                queries=TuningQueries.read(path) if path.exists() else None,
+                ranker=ranker or (None if self.export.ranker is None else self.folder / artifact.RANKER),
+            )
 
     def search(
         self,
@@ -497,11 +589,11 @@ class ItemIndex:
     def _excluded(self, exclude: Sequence[Sequence[Any]]) -> Jagged | None:
         """Rows of the ids of each query; None without any."""
         rows = self._find([id for ids in exclude for id in ids])
-        query = np.repeat(np.arange(len(exclude)), [len(ids) for ids in exclude])[rows >= 0]
-        if not len(query):
+        if not len(rows):
             return None
-        counts = np.bincount(query, minlength=len(exclude))
-        return Jagged(torch.from_numpy(rows[rows >= 0]), torch.tensor([0, *counts]).cumsum(0))
+        found = rows >= 0
+        ends = np.cumsum([0, *found])[np.cumsum([0, *map(len, exclude)])] if len(exclude) > 1 else [0, found.sum()]
+        return Jagged(torch.from_numpy(rows[found]), torch.as_tensor(ends)) if ends[-1] else None
 
     def _rows_allowed(self, where: tuple[tuple[str, tuple[Any, ...]], ...]) -> torch.Tensor:
         allowed = np.ones(self.report.items, dtype=bool)

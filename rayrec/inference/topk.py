@@ -23,9 +23,10 @@ GROUP = 64
 NO_SCORE = float("-inf")
 KINDS = ("ivf", "hnsw")
 HNSW_LINKS, HNSW_BUILD = 32, 100
-# A search without what a query excludes looks for so many more results at least, and is repeated with more effort only
-# if the effort that it needs is so many times larger.
-MIN_SPARE, ENOUGH = 16, 1.25
+# A search looks for as many more results as a query excludes, up to so many, or twice k: that takes hardly longer. It
+# is repeated with more effort only if the effort that it needs is so many times larger.
+MAX_SPARE, ENOUGH = 256, 1.25
+MIN_SPARE = 16
 # With a filter, it looks for so many times more than k / the share of the allowed items.
 FILTER_SPARE = 1.5
 
@@ -248,10 +249,10 @@ class Approximate:
         if excluded is None:
             return self._search_alike(queries, k, first)
         # A selector of faiss holds for a whole call, so all queries search together first, and what they exclude is
-        # removed. Queries that exclude many of their best items search again, each with a selector.
+        # removed. Queries that exclude many of their best items search again, each with a selector, and more lists.
         ids, offsets = excluded.ids.numpy(), excluded.offsets.numpy()
         counts = np.diff(offsets)
-        spare = min(int(counts.max()), max(MIN_SPARE, k // 4))
+        spare = min(int(counts.max()), max(MAX_SPARE, 2 * k))
         # HNSW keeps as many candidates as its effort; IVF sorts as many as are asked for.
         wanted = min(max(k, first), k + spare) if self.kind == "hnsw" else k + spare
         all_scores, all_rows = (x.numpy() for x in self._search_alike(queries, wanted, first))
@@ -273,10 +274,9 @@ class Approximate:
         """A search that excludes the same rows for all queries."""
         faiss, selector = _faiss(), None
         if banned is not None:
-            allowed = np.ones(self.index.ntotal, bool)
-            allowed[banned] = False
-            bits = np.packbits(allowed, bitorder="little")
-            selector = faiss.IDSelectorBitmap(bits)
+            # A bitmap of all items would take longer to write than most searches.
+            batch = faiss.IDSelectorBatch(np.ascontiguousarray(banned))  # kept until the search has ended
+            selector = faiss.IDSelectorNot(batch)
         if self.kind == "ivf":
             params = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=selector)
         else:
@@ -304,9 +304,12 @@ class Approximate:
 
 def _pairs_in(rows_QK: Any, query_N: Any, ids_N: Any, items: int) -> Any:
     """bool `[Q, K]`: whether a row is among the ids of its query."""
-    banned = np.sort(ids_N + items * query_N)
-    found = np.where(rows_QK < 0, -1, rows_QK + items * np.arange(len(rows_QK))[:, None])
-    return banned[np.searchsorted(banned, found).clip(max=len(banned) - 1)] == found
+    if len(rows_QK) == 1:  # the usual request, where each operation takes a percent of the search
+        banned, found = np.sort(ids_N), rows_QK
+    else:
+        banned = np.sort(ids_N + items * query_N)
+        found = np.where(rows_QK < 0, -1, rows_QK + items * np.arange(len(rows_QK))[:, None])
+    return banned[np.minimum(np.searchsorted(banned, found), len(banned) - 1)] == found
 
 
 def recall_of(rows_QK: torch.Tensor, exact_QK: torch.Tensor) -> float:

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 
 class RequestError(Exception):
     """A request that is not answered.
@@ -25,6 +28,18 @@ class RequestError(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         return {"error": self.text, **({"errors": self.errors} if self.errors else {})}
+
+
+def not_finite(finite: npt.NDArray[np.bool_]) -> RequestError:
+    """The error of a request with scores that are no numbers; JSON has none for them.
+
+    Args:
+        finite: By row.
+    """
+    row = int(np.flatnonzero(~finite)[0])
+    count = f"{int((~finite).sum())} of {len(finite)} rows cannot be scored; "
+    text = f"row {row}: the score is not finite; are its numbers far outside those of the training data?"
+    return RequestError(422, count + text)
 
 
 def parse_json(body: bytes, **options: Any) -> Any:

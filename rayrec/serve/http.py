@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
@@ -32,7 +33,7 @@ from rayrec.serve.errors import RequestError
 from rayrec.serve.requests import ARROW, JSON
 from rayrec.serve.retrieval import Retrieval
 from rayrec.serve.routing import Answer, Target, request_id
-from rayrec.serve.service import Service
+from rayrec.serve.service import INDEX_NAME, Service
 from rayrec.serve.v2_http import JSON_BYTES, ModelPath, encode, numbers_text, read_request, with_field
 
 Scope = MutableMapping[str, Any]
@@ -85,6 +86,8 @@ class App:
         if (name := _scored_model(path)) is not None:
             name = name or self._service.default
             self._service.stats.request(name if name in self._service.names else "other", reply.status_code)
+        elif path == "/retrieve" and self._retrieval is not None:
+            self._service.stats.request(INDEX_NAME, reply.status_code)
         _logger.debug("request %s: %s", id, reply.status_code)
         reply.headers.setdefault(REQUEST_ID, id)
         await reply(scope, receive, send)
@@ -182,9 +185,12 @@ class App:
     async def _retrieve(self, retrieval: Retrieval, method: str, headers: Headers, receive: Receive) -> bytes:
         if method != "POST":
             raise RequestError(405, f"{method} /retrieve: send the queries with POST")
+        begin = time.perf_counter()
         body = await self._read_body(headers, receive)
         with self.batcher.slot():
-            return await asyncio.to_thread(retrieval.answer, body)
+            answer = await asyncio.to_thread(retrieval.answer, body)
+        self._service.stats.retrieved(INDEX_NAME, retrieval.index.version, time.perf_counter() - begin)
+        return answer
 
     async def _receive_body(self, headers: Headers, receive: Receive) -> bytes:
         """Refuses a body that is too long as early as possible, to bound the memory."""

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -60,6 +61,11 @@ class ServiceMetrics:
             self._series.add((model, version))
             self._seconds.labels(model, version).observe(seconds)
             self._rows.labels(model, version).inc(rows)
+
+    def retrieved(self, index: str, version: str, seconds: float) -> None:
+        with self._lock:
+            self._series.add((index, version))
+            self._seconds.labels(index, version).observe(seconds)
 
     def batch(self, model: str, requests: int) -> None:
         self._batch_requests.labels(model).observe(requests)
@@ -118,8 +124,9 @@ class ServiceMetrics:
 
     def _remove_except(self, versions: set[tuple[str, str]]) -> None:
         for model, version in self._series - versions:
-            self._seconds.remove(model, version)
-            self._rows.remove(model, version)
+            for metric in (self._seconds, self._rows):
+                with suppress(KeyError):  # an index has no rows
+                    metric.remove(model, version)
         self._series &= versions
         self._score_counts = {key: counts for key, counts in self._score_counts.items() if key[:2] in versions}
 

@@ -102,6 +102,15 @@ class Reader:
         mapped = self.map(queries)
         return mapped.batch, mapped.shared
 
+    def check_candidates(self, candidates: pa.Table) -> None:
+        """Checks columns that requests will have of their candidates; all others will be in the contexts.
+
+        Raises:
+            RequestError: A column has the wrong type, or belongs together with one of the contexts.
+        """
+        mapping = self._split_mapping(self._columns.difference(candidates.column_names), False)
+        self._mapped(mapping, candidates, np.zeros(len(candidates), np.int64))
+
     def map(self, queries: Sequence[Query]) -> Mapped:
         """Maps queries of one form to a batch with the rows of all.
 

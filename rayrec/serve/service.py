@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rayrec.serve.config import LogConfig, ModelSpec
-from rayrec.serve.errors import RequestError
+from rayrec.serve.errors import RequestError, not_finite
 from rayrec.serve.feature_log import FeatureLog
 from rayrec.serve.limits import Limits
 from rayrec.serve.metrics import ServiceMetrics
@@ -156,7 +155,7 @@ class Service:
             start, stop = stop, stop + request.query.size
             self.stats.scored(name, loaded.version, request.query.size, now - request.begin)
             if not finite[start:stop].all():
-                answers.append(_not_finite(finite[start:stop]))
+                answers.append(not_finite(finite[start:stop]))
                 continue
             request_scores = {label: values[start:stop] for label, values in scores.items()}
             answers.append(Answer(name, loaded.version, request_scores))
@@ -214,7 +213,9 @@ class Service:
 
     def metrics(self) -> bytes:
         """Metrics in the Prometheus exposition format."""
-        return self.stats.text([(name, versions.active.version) for name, _, versions in self._entries()])
+        active = [(name, versions.active.version) for name, _, versions in self._entries()]
+        index = [] if self.retrieval is None else [(INDEX_NAME, self.retrieval.index.version)]
+        return self.stats.text([*active, *index])
 
     def close(self) -> None:
         """Ends the watch, and writes and closes the feature log."""
@@ -260,18 +261,6 @@ class Service:
     def _watch(self, seconds: float) -> None:
         while not self._closing.wait(seconds):
             self.refresh()
-
-
-def _not_finite(finite: npt.NDArray[np.bool_]) -> RequestError:
-    """The error of a request with scores that are no numbers; JSON has none for them.
-
-    Args:
-        finite: By row.
-    """
-    row = int(np.flatnonzero(~finite)[0])
-    count = f"{int((~finite).sum())} of {len(finite)} rows cannot be scored; "
-    text = f"row {row}: the score is not finite; are its numbers far outside those of the training data?"
-    return RequestError(422, count + text)
 
 
 def _mapping_errors(requests: Sequence[ScoreRequest], indices: Iterable[int]) -> dict[int, Exception]:

@@ -1,5 +1,7 @@
 """The open inference protocol, version 2, over gRPC: a server in the event loop of the HTTP application.
 
+It also answers `grpc.health.v1.Health/Check`, for probes of Kubernetes and load balancers.
+
 All replicas of a machine listen on the same port; the kernel distributes new connections among them.
 """
 
@@ -21,7 +23,7 @@ from rayrec.serve.clients import check_model
 from rayrec.serve.config import TlsConfig
 from rayrec.serve.errors import RequestError
 from rayrec.serve.routing import Answer, Target, request_id
-from rayrec.serve.v2_messages import SERVICE, message
+from rayrec.serve.v2_messages import HEALTH, SERVICE, message
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -41,7 +43,8 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_OPEN = ("ServerLive", "ServerReady")  # need no token
+_OPEN = ("ServerLive", "ServerReady", "Check")  # need no token
+_SERVING = 1  # of `HealthCheckResponse.ServingStatus`
 _logger = logging.getLogger("rayrec.serve")
 
 
@@ -57,7 +60,8 @@ async def serving(batcher: Batcher, host: str, port: int, tls: TlsConfig | None 
     # Messages of accepted calls are decoded before they take a slot of the queue.
     most_calls = 2 * batcher.service.limits.queue
     server = grpc.aio.server(interceptors=[_Admission(batcher)], options=options, maximum_concurrent_rpcs=most_calls)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _Methods(batcher).handlers()),))
+    for service, handlers in _Methods(batcher).handlers().items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     address = f"{host}:{port}"
     port = server.add_insecure_port(address) if tls is None else _secure(server, address, tls)
     await server.start()
@@ -111,12 +115,13 @@ def _authorization(metadata: Mapping[str, Any]) -> bytes:
 
 
 class _Methods:
-    """The methods of the service."""
+    """The methods of the services."""
 
     def __init__(self, batcher: Batcher) -> None:
         self._batcher, self._service = batcher, batcher.service
 
-    def handlers(self) -> dict[str, Any]:
+    def handlers(self) -> dict[str, dict[str, Any]]:
+        """By service and method. Without `Watch`, clients that watch the health take the server for healthy."""
         methods: dict[str, Callable[[Any, Any], Awaitable[Any]]] = {
             "ServerLive": self._live,
             "ServerReady": self._ready,
@@ -125,14 +130,15 @@ class _Methods:
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._infer,
         }
-        return {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._with_status(method),
-                request_deserializer=message(f"{name}Request").FromString,
-                response_serializer=message(f"{name}Response").SerializeToString,
-            )
-            for name, method in methods.items()
-        }
+        handlers = {name: self._handler(name, method) for name, method in methods.items()}
+        return {SERVICE: handlers, HEALTH: {"Check": self._handler("HealthCheck", self._check)}}
+
+    def _handler(self, messages: str, method: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        return grpc.unary_unary_rpc_method_handler(
+            self._with_status(method),
+            request_deserializer=message(f"{messages}Request").FromString,
+            response_serializer=message(f"{messages}Response").SerializeToString,
+        )
 
     def _with_status(self, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """Converts errors to status codes."""
@@ -156,6 +162,11 @@ class _Methods:
 
     async def _ready(self, request: Any, context: Any) -> Any:
         return message("ServerReadyResponse")(ready=True)
+
+    async def _check(self, request: Any, context: Any) -> Any:
+        if request.service not in ("", SERVICE, HEALTH, *self._service.names):
+            raise RequestError(404, f"unknown service {request.service[:100]!r}: ask for '', {SERVICE}, or a model")
+        return message("HealthCheckResponse")(status=_SERVING)
 
     async def _server_metadata(self, request: Any, context: Any) -> Any:
         return message("ServerMetadataResponse")(**v2.server_metadata())

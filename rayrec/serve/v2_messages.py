@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-PACKAGE, SERVICE = "inference", "inference.GRPCInferenceService"
+PACKAGE, SERVICE, HEALTH = "inference", "inference.GRPCInferenceService", "grpc.health.v1.Health"
 
 # message → its fields in the order of their numbers. "*": repeated; capitalized type: a message of this table; "-": a
 # field that the server neither reads nor writes, which protobuf ignores
@@ -34,6 +34,9 @@ MESSAGES = {
     "ModelInferRequest": "string model_name, string model_version, string id, - parameters, *InferInputTensor inputs, "
     "*InferRequestedOutputTensor outputs, *bytes raw_input_contents",
     "InferOutputTensor": "string name, string datatype, *int64 shape, - parameters, - contents",
+    # of grpc.health.v1: a status is an enum there, which has the same bytes
+    "HealthCheckRequest": "string service",
+    "HealthCheckResponse": "int32 status",
     "ModelInferResponse": "string model_name, string model_version, string id, - parameters, "
     "*InferOutputTensor outputs, *bytes raw_output_contents",
 }

@@ -125,14 +125,17 @@ def check_parity(folder: Path) -> None:
         raise ExportError(f"{folder}: its scores are outside their limits ({problems}); export the run again")
 
 
-def load(export: Held, limits: Limits) -> Loaded:
+def load(export: Held, limits: Limits, folder: Path | None = None) -> Loaded:
     """Loads and warms up a version; its checksums must have been checked.
+
+    Args:
+        folder: Where it is; default: the folder of `export`, which may also have it in a folder below.
 
     Raises:
         ExportError: Its parity is outside its limits, or the score of a row of zeros is not finite.
         ValueError: Its mapping is damaged.
     """
-    folder = export.folder
+    folder = folder or export.folder
     check_scores(folder)
     check_parity(folder)
     model = Model(folder, checksums=False)

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.inference import ExportError, write_index
+from rayrec.inference import ExportError, ItemIndex, write_index
 from rayrec.serve import (
+    JSON,
     App,
     ClientConfig,
     Clients,
@@ -30,8 +32,10 @@ from rayrec.serve import (
     parse_config,
 )
 from rayrec.serve.versions import switch
+from tests.inference.runs import command
 from tests.inference.towers import tower_of
 from tests.serve.server import Server, clients_of
+from tests.serve.test_service import version_of
 
 ITEMS, DIM = 40, 4
 
@@ -78,6 +82,95 @@ def test_a_query_of_which_nothing_is_known_gets_no_items(retrieval: Retrieval) -
     assert [result["known"] for result in results] == [0, 0, 2, 2]
     assert [len(result["ids"]) for result in results] == [0, 0, 3, 3] and results[2] == results[3]
     assert "known" not in ask(retrieval, queries=[{"vector": [1.0] * DIM}])[0]
+
+
+@pytest.fixture(scope="module")
+def ranked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Retrieval:
+    """An index of which the ranker `model` scores the items."""
+    root, items = tmp_path_factory.mktemp("ranked"), torch.arange(50)
+    tower = tower_of("sasrec", {"max_length": 5, "normalize": True}, 50, DIM)
+    table = pa.table({"item": items.numpy(), "city": [f"city {item % 9}" for item in items], "shop": ["a", "b"] * 25})
+    write_index(root / "index" / "1", tower.vectors(items), table, tower=tower.export(root / "tower"), ranker=model)
+    return Retrieval(root / "index", Limits(rows=60))
+
+
+CONTEXTS: list[dict[str, Any]] = [{"user": 3, "tags": [1, 2], "age": 0.5}, {"user": 7, "tags": [], "age": -1.0}]
+
+
+def test_items_found_are_ranked_as_by_hand(ranked: Retrieval, service: Service) -> None:
+    histories = [[3, 9], [12]]
+    queries = [{"history": history} for history in histories]
+    found = ask(ranked, queries=queries, k=20)
+    want = [{**one, "context": context} for one, context in zip(queries, CONTEXTS, strict=True)]
+    answers = {k: ask(ranked, queries=want, k=20, rank={"by": "label", "k": k}) for k in (20, 6)}
+    for before, context, *after in zip(found, CONTEXTS, *answers.values(), strict=True):
+        candidates = [{"item": item, "city": f"city {item % 9}"} for item in before["ids"]]
+        body = json.dumps({"context": context, "candidates": candidates}).encode()
+        scores = service.score(body, JSON).scores["label"].tolist()
+        order = sorted(range(20), key=lambda place: -scores[place])
+        for answer, k in zip(after, answers, strict=True):
+            assert answer["ids"] == [before["ids"][place] for place in order[:k]]
+            assert answer["scores"] == [before["scores"][place] for place in order[:k]]
+            assert answer["ranking"]["label"] == pytest.approx([scores[place] for place in order[:k]], rel=1e-6)
+    assert answers[20][0]["ids"] != found[0]["ids"], "the ranker changes the order"
+    # A query of which nothing is known has no items to rank, whatever its context.
+    mixed = ask(ranked, queries=[{"history": []}, want[1]], k=20, rank={})
+    assert mixed == [{"ids": [], "scores": [], "known": 0, "ranking": {"label": []}}, answers[20][1]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"context": CONTEXTS[0], "rank": None}, "`context` is for the ranker: send `rank` too"),
+        ({"context": {"user": 3, "age": 0.5}}, "query 0: ranking its items: column 'tags' is missing; send it in .*"),
+        ({"context": {**CONTEXTS[0], "user": -1}}, "query 0: ranking its items: .*user"),
+        ({"context": {**CONTEXTS[0], "city": "x"}}, "column 'city' is in the query and in the items of the index"),
+        ({"context": {**CONTEXTS[0], "history": [1]}}, "column 'history' is in the context and in the query"),
+        ({"context": CONTEXTS[0], "rank": {"by": "like"}}, "rank.by: unknown label 'like'; the ranker has label"),
+        ({"context": CONTEXTS[0], "rank": {"k": 0}}, "rank.k: .* greater than or equal to 1"),
+        ({"context": CONTEXTS[0], "k": 31, "more": 1}, "62 rows exceed the limit of 60"),
+    ],
+)
+def test_wrong_rankings_are_told_what_is_wrong(ranked: Retrieval, asked: dict[str, Any], text: str) -> None:
+    query = {"history": [3], "context": asked.pop("context")}
+    more = [{"history": [4], "context": CONTEXTS[1]}] * asked.pop("more", 0)
+    body = {"queries": [query, *more], "k": 10, "rank": {}, **asked}
+    with pytest.raises(RequestError, match=text):
+        ranked.answer(json.dumps(body).encode())
+
+
+def test_a_ranker_is_part_of_the_version(ranked: Retrieval, retrieval: Retrieval, model: Path, tmp_path: Path) -> None:
+    """Another ranker is another version of the export, which has copies of its files; an index keeps its ranker."""
+    index, other = ranked.index, version_of(model, tmp_path / "ctr", 0.5)
+    command("index", index.folder, index.folder.parent / "2", "--ranker", other)
+    old = index.version
+    assert ranked.versions.refresh() and ranked.index.version != old
+    own, old_ranker = (json.loads((folder / "export.json").read_text())["version"] for folder in (other, model))
+    assert ranked.index.export.ranker == own != old_ranker
+    assert ranked.health()["ranker"] == ranked.index.export.ranker
+    query = ranked.index.queries([[3]])
+    pq.write_table(pa.table({"item": [99], "city": "x", "shop": "a", "vector": query.tolist()}), tmp_path / "more")
+    command("index", tmp_path / "more", tmp_path / "3", "--extend", ranked.index.folder)
+    longer = Retrieval(tmp_path / "3")
+    assert longer.index.export.ranker == own
+    (found,) = ask(longer, queries=[{"history": [3], "context": CONTEXTS[0]}], k=51, rank={})
+    assert 99 in found["ids"] and len(found["ranking"]["label"]) == 50
+    # Neither the ranker's files nor the tower's are those that they were copied from.
+    for source in (other, index.folder.parents[1] / "tower"):
+        for file in (file for file in source.rglob("*") if file.is_file()):
+            file.write_bytes(bytes(file.stat().st_size))
+    ItemIndex(longer.index.folder)  # compares the checksums
+    with pytest.raises(RequestError, match="the index has no ranker: write it with `rayrec index … --ranker EXPORT`"):
+        ask(retrieval, queries=[{"history": [101]}], rank={})
+    for items, ranker, why in (
+        ({"sku": [1]}, model, r"reads \[.*\], but the items have \['sku'\]: index the items with the columns"),
+        ({"item": [1]}, index.folder, "is a query tower, which does not score rows; give the export of a ranker"),
+    ):
+        with pytest.raises(ExportError, match=why):
+            write_index(tmp_path / "4", torch.ones(1, DIM), pa.table(items), ranker=ranker)
+    write_index(tmp_path / "4", torch.ones(1, DIM), pa.table({"item": [1], "city": [1.5]}), ranker=model)
+    with pytest.raises(ExportError, match=r"the ranker cannot read the items: .*'city'"):
+        Retrieval(tmp_path / "4")
 
 
 @pytest.mark.parametrize(

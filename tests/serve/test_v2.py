@@ -9,9 +9,12 @@ import json
 import math
 import random
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,67 @@ def test_a_foreign_client_gets_the_scores_of_the_service(
     entries = metadata["inputs"] if protocol == "http" else metadata.inputs
     names = [one["name"] if protocol == "http" else one.name for one in entries]
     assert sorted(names) == sorted(columns())
+
+
+# In a process of its own: its package registers the same messages of gRPC as tritonclient.
+KSERVE = """
+import asyncio, json, sys
+import numpy as np
+from kserve import InferenceGRPCClient, InferenceRESTClient, InferInput, InferRequest
+from kserve.inference_client import RESTConfig
+
+inputs = []
+for name, kind, values in json.load(sys.stdin):
+    inputs.append(InferInput(name, [len(values)], kind))
+    inputs[-1].set_data_from_numpy(np.array(values, np.object_ if kind == "BYTES" else None), binary_data=False)
+request = InferRequest("ctr", inputs, request_id="mine-2")
+
+async def ask():
+    if sys.argv[1] == "grpc":
+        client = InferenceGRPCClient("127.0.0.1:" + sys.argv[2])
+        assert await client.is_server_live() and await client.is_server_ready() and await client.is_model_ready("ctr")
+        return await client.infer(request)
+    client, url = InferenceRESTClient(RESTConfig(protocol="v2")), "http://127.0.0.1:" + sys.argv[2]
+    assert await client.is_server_live(url) and await client.is_server_ready(url)
+    assert await client.is_model_ready(url, "ctr")
+    return await client.infer(url, request, model_name="ctr")
+
+answer = asyncio.run(ask())
+print(json.dumps([answer.id, answer.outputs[0].name, answer.outputs[0].as_numpy().tolist()]))
+"""
+
+
+@pytest.mark.skipif(find_spec("kserve") is None, reason="asks for an older protobuf than Ray Serve: no test dependency")
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_client_of_kserve_gets_the_scores_of_the_service(server: Server, rpc: GrpcServer, protocol: str) -> None:
+    """`pip install --no-deps --target FOLDER kserve "cloudevents<2" …`, with FOLDER in PYTHONPATH, is enough."""
+    kinds = {"i": "INT64", "f": "FP64", "O": "BYTES"}
+    sent = [
+        (name, kinds[value.dtype.kind], [one.decode() if isinstance(one, bytes) else one for one in value.tolist()])
+        for name, value in columns().items()
+    ]
+    port = str(rpc.port if protocol == "grpc" else server.port)
+    words = [sys.executable, "-c", KSERVE, protocol, port]
+    done = subprocess.run(words, input=json.dumps(sent), capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr
+    id, label, scores = json.loads(done.stdout.splitlines()[-1])
+    told = server.ask("POST", "/score", {"rows": ROWS})[1]
+    assert (id, label) == ("mine-2", "label") and scores == pytest.approx(told["scores"]["label"], rel=1e-6)
+
+
+def test_grpc_answers_health_checks_of_kubernetes(service: Service, tmp_path: Path) -> None:
+    """The bytes are those of grpc.health.v1: an empty request, and a status of 1. No token is needed."""
+    server = GrpcServer(service, clients_of(tmp_path, one="s3cret"))
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            for name in (b"", b"ctr", SERVICE.encode()):
+                assert check(bytes([10, len(name)]) + name if name else b"", timeout=30) == bytes([8, 1])
+            with pytest.raises(grpc.RpcError) as error:
+                check(bytes([10, 4]) + b"none", timeout=30)
+            assert error.value.code() is grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+    finally:
+        server.close()
 
 
 def test_values_as_json_and_lists_of_equal_length(server: Server, clients: dict[str, tuple[Any, Any]]) -> None:

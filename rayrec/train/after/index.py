@@ -51,6 +51,7 @@ def index_run(
     search: Search | None = None,
     options: ExportOptions | None = None,
     tower: str | Path | None = None,
+    ranker: str | Path | None = None,
     data: str | None = None,
     factory: build.Factory | None = None,
     allow_code: bool = False,
@@ -70,6 +71,7 @@ def index_run(
         id_column: id column of `items`; other columns become attributes to filter by.
         options: of the export of the query tower; item vectors are float32.
         tower: an export of this checkpoint to take the query tower from, instead of exporting it.
+        ranker: an export of a ranker for the items found, see `write_index`.
         data, factory, allow_code, checkpoint: see `export_run`.
 
     Raises:
@@ -96,7 +98,8 @@ def index_run(
         vectors = _vectors(trained, rows, Path(scratch) / "vectors")
         approximate = search is not None and search.kind != "exact"
         queries = _queries(trained, model, Model(tower), rows) if approximate else None
-        index = write_index(out, vectors, table, search=search, tower=tower, queries=queries, left_out=left_out)
+        made = {"search": search, "tower": tower, "queries": queries, "left_out": left_out, "ranker": ranker}
+        index = write_index(out, vectors, table, **made)  # type: ignore[arg-type]
     if parity is not None:
         note_export(folder, Export(out, index, parity))
     return Indexed(out, index, parity)
