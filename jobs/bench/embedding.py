@@ -75,6 +75,7 @@ MIXED = (TW,) * 9 + (CW,) * 9 + (RW,) * 8
 CASES = [
     Case("table-wise, batch 1024", 1024, 1, (TW,) * 26, goal=0.38),
     Case("column-wise, batch 1024", 1024, 1, (CW,) * 26, goal=0.50),
+    Case("row-wise, batch 1024", 1024, 1, (RW,) * 26, goal=0.40),
     Case("table-wise, batch 16", 16, 1, (TW,) * 26, goal=0.32),
     Case("mixed TW+CW+RW, batch 1024", 1024, 1, MIXED, goal=0.50),
     Case("20 TW + 6 DP, batch 1024", 1024, 1, (TW,) * 20 + (DP,) * 6, goal=0.18),

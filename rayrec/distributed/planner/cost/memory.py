@@ -26,7 +26,9 @@ INDEX_BYTES = 1.5  # three indices (8 bytes each) per 16 elements of a result, f
 # rows exchanged by replicas: received, joined, summed, averaged; weights: old, scaled gradient, step, new
 GATHER_COPIES = 8
 FILL_BYTES = 4 * BLOCK_ELEMENTS  # initial weights of shards without whole rows are made in blocks
-RESERVE_SHARE = 0.1  # of a rank's memory: allocator fragments, library contexts, communication buffers
+# Of a rank's memory: allocator fragments, library contexts, communication buffers, and with replicas that are averaged,
+# three float32 copies of a block of rows (192 MiB, `replicas.averaging.average`).
+RESERVE_SHARE = 0.1
 
 
 def shard_storage(
