@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     print(machine())
-    results = {} if args.only == "map" else stepping(100_000, args.repeats)
+    results = {} if args.only == "map" else stepping(50_000, args.repeats)
     if args.only != "step":
         results |= finding(args.rows, args.ids, args.repeats) | inserting(args.rows, args.ids, args.repeats)
         results |= balance(args.rows)
