@@ -16,7 +16,17 @@ EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 # No example shows these: values that functions return or take, bases to derive from, and what the commands call.
 WITHOUT = {
     "checkpoint": {"Outcome"},
-    "data": {"FooterIndex", "FooterReading", "Mapping", "Mix", "MixedStream", "Shuffle", "Task", "Vocabulary"},
+    "data": {
+        "Dynamic",
+        "FooterIndex",
+        "FooterReading",
+        "Mapping",
+        "Mix",
+        "MixedStream",
+        "Shuffle",
+        "Task",
+        "Vocabulary",
+    },
     "distributed": {
         "Awaitable",
         "BF16",
@@ -45,6 +55,7 @@ WITHOUT = {
         "Search",
         "Trained",
         "TuningQueries",
+        "with_ranker",
         "write_index",
     },
     "models": {"Ranker", "Retriever", "Sequence"},
