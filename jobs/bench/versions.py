@@ -176,10 +176,16 @@ def data_cases(folder: Path) -> dict[str, Callable[[], object]]:
         sizes = {feature.name: 1 << 20 for feature in schema.sparse}
         manifest = Manifest.read(str(folder / file), schema, filters=filters)
         local = ReadOptions(reader="local")
-        options = {"rank": 0, "world_size": 1, "cursor": Cursor.start(0), "seed": 0, "options": local} | options
+        how: dict[str, Any] = {
+            "rank": 0,
+            "world_size": 1,
+            "cursor": Cursor.start(0),
+            "seed": 0,
+            "options": local,
+        } | options
 
         def read() -> None:
-            with BatchStream(manifest, schema, sizes, batch_rows=4096, **options) as stream:
+            with BatchStream(manifest, schema, sizes, batch_rows=4096, **how) as stream:
                 for _ in stream:
                     pass
 
