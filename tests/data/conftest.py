@@ -11,7 +11,7 @@ import pytest
 
 from rayrec.data.mapping import vocabulary
 from rayrec.data.source import footers, slices
-from rayrec.data.stream import readers
+from rayrec.data.stream import ray_reader, readers
 from tests.s3 import s3_server
 
 
@@ -94,8 +94,6 @@ def catalogs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.fixture
 def on_ray(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was given to Ray Data to read."""
-    from rayrec.data.stream import ray_reader
-
     given: list[Any] = []
     dataset = ray_reader._dataset
     monkeypatch.setattr(ray_reader, "_dataset", lambda *all, **more: given.append(all) or dataset(*all, **more))
