@@ -117,6 +117,11 @@ class Supervised:
         with open(self.log, "a", encoding="utf-8") as log:
             self.command = subprocess.Popen(words, env=self.env, stdout=log, stderr=log)
 
+    def follow(self, config: Path, run: Path) -> None:
+        """Another run on the same cluster, once this one has ended."""
+        self.config, self.run = config, run_folder(run)
+        self.launch()
+
     def ended(self) -> int:
         """The command's status, once it has ended."""
         self.statuses.append(self.command.wait(max(1.0, self.until - time.monotonic())))

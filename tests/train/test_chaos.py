@@ -192,23 +192,26 @@ class Impatient(chaos.Supervised):
     more_env: ClassVar[dict[str, str]] = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1"}
 
 
-def supervised(folder: Path, **changes: object) -> Impatient:
-    write_all(folder, rows=1000)
+def config_of_slow(folder: Path, name: str, **changes: object) -> Path:
     args = {"dense_arch": [16, 8], "over_arch": [16, 1]}
-    trainer = {"num_workers": 2, "cpus_per_worker": 1.0, "checkpoint_every": 4, "epochs": 6}
+    trainer = {"num_workers": 2, "cpus_per_worker": 1.0, "checkpoint_every": 4, "epochs": 4}
     raw = raw_config(
         folder,
+        name=name,
         model={"factory": "tests.train.test_chaos:Slow", "args": args},
         **{f"trainer__{name}": value for name, value in {**trainer, **changes}.items()},
     )
-    (folder / "c.yaml").write_text(yaml.safe_dump(raw))
-    return Impatient(folder / "c.yaml", folder / "runs" / "small", folder / "log", None, patience_s=200)
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
 
 
-@pytest.mark.timeout(400)
-def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> None:
+@pytest.mark.timeout(500)
+def test_a_run_that_lost_a_node_waits_until_another_comes_or_its_limit(tmp_path: Path) -> None:
     """Through more waits of Ray Train's than it ends a run after by itself."""
-    run = supervised(tmp_path)
+    write_all(tmp_path, rows=1000)
+    patient = config_of_slow(tmp_path, "patient")
+    run = Impatient(patient, tmp_path / "runs" / "patient", tmp_path / "log", None, patience_s=300)
     with run.on_cluster():
         run.event(("checkpoint",), 0.0)
         run.tell_cluster("remove")
@@ -217,13 +220,9 @@ def test_a_run_that_lost_a_node_waits_until_another_comes(tmp_path: Path) -> Non
         run.tell_cluster("add")
         run.event(("recovered",), 0.0)
         assert run.ended() == 0, run.said()
-    assert json.loads(run.run.result.read_text())["recoveries"] == 1
+        assert json.loads(run.run.result.read_text())["recoveries"] == 1
 
-
-@pytest.mark.timeout(400)
-def test_a_wait_for_room_has_a_limit_where_one_is_set(tmp_path: Path) -> None:
-    run = supervised(tmp_path, wait_for_room_s=4)
-    with run.on_cluster():
+        run.follow(config_of_slow(tmp_path, "limited", wait_for_room_s=4), tmp_path / "runs" / "limited")
         run.event(("checkpoint",), 0.0)
         run.tell_cluster("remove")
         assert run.ended() == 1

@@ -28,8 +28,7 @@ SHOWN = {
     ],
     "the cluster no longer has room for all workers": [
         "hosts/test_cluster.py::test_a_host_is_cut_off_and_the_run_goes_on_then_grows",
-        "train/test_chaos.py::test_a_run_that_lost_a_node_waits_until_another_comes",
-        "train/test_chaos.py::test_a_wait_for_room_has_a_limit_where_one_is_set",
+        "train/test_chaos.py::test_a_run_that_lost_a_node_waits_until_another_comes_or_its_limit",
         "train/test_month.py::test_waits_are_not_counted_and_failed_starts_are_in_a_row",
     ],
     "nodes do not see the same `storage.path`": [
