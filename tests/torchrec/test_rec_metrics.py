@@ -211,11 +211,12 @@ def test_all_ranks_take_the_most_steps_of_any() -> None:
 def test_the_steps_that_fit_between_two_lapses(
     monkeypatch: pytest.MonkeyPatch, shortest: float, longest: float, steps: int
 ) -> None:
-    clock = iter([10.0, 12.0])
-    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time.monotonic", lambda: next(clock))
+    now = [10.0]
+    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time.monotonic", lambda: now[0])  # of all threads
     bounds = {"min_compute_interval": shortest, "max_compute_interval": longest}
     metrics = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=10, **bounds)
     metrics.compute()
+    now[0] = 12.0
     metrics.compute()
     assert (metrics.compute_interval_steps, metrics.compute_count) == (steps, 2)
 

@@ -25,6 +25,7 @@ LOST = "rayrec: Could not write a log record"
 RECORDS = """
 import json, sys
 from pathlib import Path
+from rayrec.train import RunFolder
 from rayrec.train.driver.console import Display
 from rayrec.train.driver.recorder import Recorder
 from rayrec.train.run.log import Mailbox, handling_records
