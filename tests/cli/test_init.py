@@ -232,6 +232,7 @@ FILES = Path(os.environ.get("RAYREC_SHARED_DATA", ROOT.parent / "shared" / "data
 REAL = {"census_income_test.csv.gz": "c41=50000+.", "ml_latest_small_ratings.csv.gz": "rating>=3.5"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_printed_commands_in_a_shell_end_with_a_score(tmp_path: Path) -> None:
