@@ -90,7 +90,7 @@ def test_trained_evaluated_exported_predicted_and_served(name: str, data: Path, 
     assert made.index.dense_parameters is not None
     assert made.index.bf16_parameters > 0.5 * made.index.dense_parameters
     assert {place.format.value for place in made.index.places} == {"int8"}
-    assert 0 < made.parity.logit_max < 0.1
+    assert 0 < made.parity.logit_max < 0.2  # the errors of both formats add up
     assert made.parity.exported["auc"] == pytest.approx(made.parity.trained["auc"], abs=5e-3)
 
     predict(plain.folder, str(data / "eval"), tmp_path / "out")
