@@ -150,8 +150,8 @@ def test_counters_and_keys_are_no_thresholds_and_numbers_are_plain(
 
 @pytest.mark.parametrize("kind", [np.int64, np.float64])
 @pytest.mark.parametrize("unit", [1, 1000])
-def test_a_number_that_predicts_the_label_alone_stays_with_a_note(tmp_path: Path, kind: Any, unit: int) -> None:
-    """The time that a video was watched: not 0 for half of the rows without a click, so that no rule leaves it out."""
+def test_a_number_that_predicts_the_label_alone_is_left_out(tmp_path: Path, kind: Any, unit: int) -> None:
+    """The time that a video was watched, which is not 0 for half of the rows without a click."""
     rng = np.random.default_rng(5)
     columns = log(seed=5)
     clicked = columns["is_click"] == 1
@@ -160,9 +160,10 @@ def test_a_number_that_predicts_the_label_alone_stays_with_a_note(tmp_path: Path
     columns["price"] = rng.random(ROWS) + 0.3 * clicked
     facts = found(tmp_path, columns, "is_click")
     play_time = facts["play_time"]
-    assert play_time.role in ("dense", "id") and not play_time.outcome
-    assert "predicts 'is_click' alone with AUC 0.9" in play_time.note and "--ignore play_time" in play_time.note
+    assert play_time.role == "unused" and play_time.outcome
+    assert "predicts 'is_click' alone with AUC 0.9" in play_time.note and "--keep play_time" in play_time.note
     assert all("predicts" not in one.note for name, one in facts.items() if name != "play_time")
-    assert "predicts" not in found(tmp_path, columns, "is_click", keep=["play_time"])["play_time"].note
+    kept = found(tmp_path, columns, "is_click", keep=["play_time"])["play_time"]
+    assert kept.role in ("dense", "id") and not kept.outcome and "predicts" not in kept.note
     ignored = found(tmp_path, columns, "is_click", roles={"ignore": ["play_time"]})["play_time"]
     assert ignored.role == "unused" and not ignored.note

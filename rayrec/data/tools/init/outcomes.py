@@ -15,8 +15,8 @@ A column is left out if one of these rules holds in the inspected rows. A rule c
 
 A census has many columns of 0 and 1, but no time, and their ones occur with both labels: they stay features.
 
-A number that orders the labels with an AUC of 0.9 or more stays a feature, with a note: it may be an outcome, e.g. how
-long a video was watched if the label is a click, or the score of an earlier model.
+4. *Orders the labels*: a number that orders them with an AUC of 0.9 or more, e.g. how long a video was watched if the
+   label is a click. The score of an earlier model looks the same; `--keep` puts it back.
 """
 
 from __future__ import annotations
@@ -80,25 +80,21 @@ def without_outcomes(
                         f"another outcome beside {labels[0].column!r}? To predict it too, add --label {facts.name}."
                     )
             if reason is None:
-                notes = [facts.note, *(_suspicion(facts, column, label) for label in labels)]
-                facts = replace(facts, note="; ".join(filter(None, notes)))
+                reason = next((text for label in labels if (text := _ordered(facts, column, label))), None)
         result.append(facts if reason is None else _left_out(facts, reason))
     return result
 
 
-def _suspicion(facts: ColumnFacts, column: pa.Array, label: LabelChoice) -> str:
-    """A note about a number that orders the labels too well; empty for other columns."""
+def _ordered(facts: ColumnFacts, column: pa.Array, label: LabelChoice) -> str | None:
+    """Why a number that orders the labels too well is probably an outcome (rule 4); None for other columns."""
     # Integers with few values, e.g. seconds below a minute, are taken for categories.
     is_number = facts.role == "dense" or (pat.is_integer(column.type) and facts.distinct < FEW_VALUES)
     if len(column) < _MIN_ROWS or not is_number or not _is_compared(facts, column, label.positives):
-        return ""
+        return None
     auc = _auc_of(*_counts_by_value(column, label.positives))
     if auc < _SUSPICIOUS_AUC:
-        return ""
-    return (
-        f"predicts {label.column!r} alone with AUC {auc:.2f}: known only after it? "
-        f"Then leave it out with --ignore {facts.name}"
-    )
+        return None
+    return f"predicts {label.column!r} alone with AUC {auc:.2f}: known only after it?"
 
 
 def _left_out(facts: ColumnFacts, reason: str) -> ColumnFacts:
