@@ -171,7 +171,8 @@ def test_what_is_not_offered_says_what_to_use() -> None:
 
 def test_the_time_between_computations_sets_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 12.0, 12.5])
-    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time.monotonic", lambda: next(clock))
+    own = SimpleNamespace(monotonic=lambda: next(clock))  # other threads read the time as well
+    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time", own)
     metrics = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=10, min_compute_interval=4.0)
     metrics.compute()
     assert metrics.compute_interval_steps == 10
