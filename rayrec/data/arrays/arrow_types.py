@@ -204,6 +204,12 @@ def floats_of(array: pa.Array) -> npt.NDArray[np.float64]:
     return numbers
 
 
+def int64_of(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Integers without nulls as int64, uint64 by their bits."""
+    numbers = array.to_numpy(zero_copy_only=False)
+    return numbers.view(np.int64) if numbers.dtype == np.uint64 else numbers.astype(np.int64, copy=False)
+
+
 def seconds_of(times: pa.Array, unit: str) -> npt.NDArray[np.int64]:
     """Seconds since 1970, rounded down, of timestamps, dates, or integers in `unit`; -1 for a null."""
     times = decoded(times)

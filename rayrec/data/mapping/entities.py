@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import decoded, impossible_times, is_text, shown, without_views
+from rayrec.data.arrays.arrow_types import decoded, impossible_times, int64_of, is_text, shown, without_views
 from rayrec.data.arrays.buffers import I64, Mask
 from rayrec.data.arrays.lists import offsets_of
 from rayrec.data.arrays.widening import concatenated
@@ -353,13 +353,7 @@ def _keys_of(array: pa.Array, source: EntitySource) -> tuple[I64 | pa.Array, boo
             column=source.key,
             fix="cast the column to the type that the rows' column has",
         )
-    return integers_of(array), False
-
-
-def integers_of(array: pa.Array) -> I64:
-    """Integers as int64, uint64 by their bits."""
-    numbers = array.to_numpy(zero_copy_only=False)
-    return numbers.view(np.int64) if numbers.dtype == np.uint64 else numbers.astype(np.int64, copy=False)
+    return int64_of(array), False
 
 
 def _times_of(array: pa.Array, source: EntitySource) -> tuple[I64, bool | None]:

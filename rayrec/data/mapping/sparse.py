@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.data.arrays.arrow_types import decoded, floats_of, is_text, nulls_of, shown
+from rayrec.data.arrays.arrow_types import decoded, floats_of, int64_of, is_text, nulls_of, shown
 from rayrec.data.arrays.buffers import F32, I64, Mask
 from rayrec.data.arrays.hashing import (
     TableRows,
@@ -176,7 +176,7 @@ def map_leaf(leaf: pa.Array, feature: SparseFeature, num_rows: int) -> tuple[Tab
     if is_text(leaf.type):
         return _map_texts(leaf, mapping, num_rows)
     nulls = nulls_of(leaf)
-    raw = _int64(leaf.fill_null(0) if nulls is not None else leaf)
+    raw = int64_of(leaf.fill_null(0) if nulls is not None else leaf)
     if isinstance(mapping, Hash):
         return hash_rows(raw, seed_of(mapping.seed), num_rows), nulls, None
     if isinstance(mapping, Vocabulary):
@@ -211,11 +211,6 @@ def _without_row(rows: TableRows, nulls: Mask | None, mapping: Dynamic) -> I64 |
         return None
     unknown = rows < 0 if nulls is None else (rows < 0) & ~nulls
     return np.flatnonzero(unknown) if unknown.any() else None
-
-
-def _int64(leaf: pa.Array) -> I64:
-    raw = leaf.to_numpy(zero_copy_only=False)
-    return raw.view(np.int64) if raw.dtype == np.uint64 else raw.astype(np.int64, copy=False)
 
 
 def _look_up(ids: I64 | pa.Array, mapping: Vocabulary) -> I64:

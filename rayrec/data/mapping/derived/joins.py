@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from rayrec.data.arrays.arrow_types import decoded, is_list, is_text, leaf_of, nulls_of, shown
+from rayrec.data.arrays.arrow_types import decoded, int64_of, is_list, is_text, leaf_of, nulls_of, shown
 from rayrec.data.arrays.buffers import I64, Mask
 from rayrec.data.arrays.lists import Lists, row_of, unnest
-from rayrec.data.mapping.derived.lists import relisted
+from rayrec.data.mapping.derived.lists import either, relisted
 from rayrec.data.mapping.derived.scalars import instants
 from rayrec.data.mapping.derived.specs import Entity, Events
-from rayrec.data.mapping.entities import EntitySource, EntityTable, integers_of, open_entities
+from rayrec.data.mapping.entities import EntitySource, EntityTable, open_entities
 from rayrec.data.mapping.problems import Problems
 from rayrec.storage.errors import DataError
 
@@ -74,23 +74,20 @@ def events(spec: Events, arrays: list[pa.Array], problems: Problems) -> pa.Array
     kept, wanted = getattr(_LAST, "kept", None), (source_of(spec), spec.last)
     if kept is None or kept[0] != wanted or any(of() is not array for of, array in zip(kept[1], arrays, strict=True)):
         times, unknown_times = _times_of_rows(spec, spec.at, arrays[1], problems)
-        null_keys = nulls_of(keys)
-        if pat.is_null(keys.type):
-            positions, offsets = np.empty(0, np.int64), np.zeros(len(keys) + 1, np.int64)
-        else:
-            plain = keys if table.text else integers_of(keys.fill_null(0) if null_keys is not None else keys)
-            nulls = _either(null_keys, unknown_times)
-            if nulls is not None:
-                times = np.where(nulls, 0, times)  # nothing is earlier than 1970
-            positions, offsets = table.last(plain, times, spec.last)
-        nulls = _either(null_keys, unknown_times)
+        nulls = either(nulls_of(keys), unknown_times)
+        if nulls is not None:
+            times = np.where(nulls, 0, times)  # nothing is earlier than 1970
+        positions, offsets = table.last(_ids(table, keys), times, spec.last)
         kept = _LAST.kept = (wanted, [*map(weakref.ref, arrays)], positions, Lists(pa.nulls(0), offsets, nulls))
         weakref.finalize(arrays[0], _LAST.__dict__.clear)
     return relisted(kept[3], table.values(spec.take, kept[2]))
 
 
-def _either(left: Mask | None, right: Mask | None) -> Mask | None:
-    return right if left is None else left if right is None else left | right
+def _ids(table: EntityTable, keys: pa.Array) -> I64 | pa.Array:
+    """Keys as the table finds them; any id for a null."""
+    if pat.is_null(keys.type):
+        return np.zeros(len(keys), np.int64)
+    return keys if table.text else int64_of(keys.fill_null(0) if keys.null_count else keys)
 
 
 def _times_of_rows(spec: Joined, at: str, array: pa.Array, problems: Problems) -> tuple[I64, Mask | None]:
@@ -152,10 +149,7 @@ def _values(
     """
     keys = decoded(keys)
     nulls = nulls_of(keys)
-    if pat.is_null(keys.type):
-        return table.values(spec.take, np.full(len(keys), -1))
-    plain = keys if table.text else integers_of(keys.fill_null(0) if nulls is not None else keys)
-    versions = table.versions(plain, None if times is None else times[rows])
+    versions = table.versions(_ids(table, keys), None if times is None else times[rows])
     known = np.ones(len(keys), np.bool_) if nulls is None else ~nulls
     if unknown_times is not None:
         known &= ~unknown_times[rows]

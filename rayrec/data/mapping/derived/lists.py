@@ -65,7 +65,7 @@ def cross(spec: Cross, arrays: list[pa.Array], problems: Problems, max_pairs: in
     state, *columns = (_Hashed.of(array, position) for position, array in enumerate(arrays))
     for name, column in zip(spec.columns[1:], columns, strict=True):
         if state.offsets is None and column.offsets is None:
-            null_rows = _either(state.null_rows, column.null_rows)
+            null_rows = either(state.null_rows, column.null_rows)
             state = _Hashed(state.values ^ column.values, null_rows, None, null_rows)
             continue
         counts = state.pair_counts(column)
@@ -115,7 +115,7 @@ class _Hashed:
 
     def pair_counts(self, other: _Hashed) -> I64:
         """The number of pairs of each row: of a value of the row with a value of the other column's row."""
-        null_rows = _either(self.null_rows, other.null_rows)
+        null_rows = either(self.null_rows, other.null_rows)
         pair_counts = self._lengths() * other._lengths()
         return pair_counts if null_rows is None else np.where(null_rows, 0, pair_counts)
 
@@ -125,7 +125,7 @@ class _Hashed:
         Args:
             pair_counts: as `pair_counts` returns them; 0 for rows whose pairs are left out.
         """
-        null_rows = _either(self.null_rows, other.null_rows)
+        null_rows = either(self.null_rows, other.null_rows)
         offsets = offsets_of(pair_counts)
         # Each value meets the other column's values of its row, from the first on.
         other_starts = np.arange(len(pair_counts)) if other.offsets is None else other.offsets[:-1]
@@ -139,14 +139,15 @@ class _Hashed:
         values = np.repeat(self.values, partners)
         values ^= other.values[positions]
         nulls = None if self.nulls is None else np.repeat(self.nulls, partners)
-        nulls = _either(nulls, None if other.nulls is None else other.nulls[positions])
+        nulls = either(nulls, None if other.nulls is None else other.nulls[positions])
         return _Hashed(values, nulls, offsets, null_rows)
 
     def _lengths(self) -> I64:
         return np.ones(len(self.values), np.int64) if self.offsets is None else np.diff(self.offsets)
 
 
-def _either(left: Mask | None, right: Mask | None) -> Mask | None:
+def either(left: Mask | None, right: Mask | None) -> Mask | None:
+    """True where one of the masks is; None is a mask without True."""
     return right if left is None else left if right is None else left | right
 
 
@@ -163,7 +164,7 @@ def overlap(spec: Overlap, arrays: list[pa.Array], _: Problems) -> pa.Array:
     keys = keys[np.diff(keys, prepend=-1) != 0]
     common = keys[1:][(keys[1:] & 1 == 1) & (np.diff(keys) == 1)]
     count = np.bincount(common >> (bits + 1), minlength=len(arrays[0]))
-    nulls = _either(_nulls(arrays[0]), _nulls(arrays[1]))
+    nulls = either(_nulls(arrays[0]), _nulls(arrays[1]))
     if spec.measure == "count":
         return pa.array(count, mask=nulls)
     if spec.measure == "any":
