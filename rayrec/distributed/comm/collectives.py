@@ -184,6 +184,18 @@ def all_gather(inputs: torch.Tensor, group: Group) -> torch.Tensor:
     return output
 
 
+def tree_of(group: dist.ProcessGroup) -> tuple[list[int], int | None]:
+    """This rank's place in a binomial tree over the ranks: from whom it receives, in this order, and to whom it sends
+    what it merged; None on rank 0. What it merges is of consecutive ranks."""
+    rank, world_size, step = group.rank(), group.size(), 1
+    children = []
+    while step < world_size and not rank & step:
+        if rank + step < world_size:
+            children.append(rank + step)
+        step *= 2
+    return children, rank - step if rank else None
+
+
 def combine(vector: torch.Tensor, group: Group, merge: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Merges a small CPU vector `[N]` of each rank to one, which every rank returns.
 
@@ -200,17 +212,15 @@ def combine(vector: torch.Tensor, group: Group, merge: Callable[[torch.Tensor], 
         rows = vector.new_empty((group.size(), *vector.shape))
         link.all_gather(rows, vector.contiguous(), [vector.nbytes] * group.size())()
         return merge(rows)
-    rank, world_size, step = group.rank(), group.size(), 1
-    count("combine", vector.nbytes if rank else 0)
+    children, parent = tree_of(group)
+    count("combine", 0 if parent is None else vector.nbytes)
     with span(EXCHANGE):
         merged, received = vector.clone(), torch.empty_like(vector)
-        while step < world_size and not rank & step:
-            if rank + step < world_size:
-                dist.recv(received, group=group, group_src=rank + step)
-                merged = merge(torch.stack([merged, received]))
-            step *= 2
-        if rank:
-            dist.send(merged, group=group, group_dst=rank - step)
+        for child in children:
+            dist.recv(received, group=group, group_src=child)
+            merged = merge(torch.stack([merged, received]))
+        if parent is not None:
+            dist.send(merged, group=group, group_dst=parent)
         dist.broadcast(merged, group=group, group_src=0)  # gloo's is a binomial tree too
     return merged
 
@@ -223,21 +233,19 @@ def sum_on_rank_0(tensor: torch.Tensor, group: Group) -> torch.Tensor | None:
     """
     if group is None or group.size() == 1:
         return tensor
-    rank, world_size, step = group.rank(), group.size(), 1
+    children, parent = tree_of(group)
     if link_of(group, tensor) is not None:
         total = all_reduce(tensor.clone(), group)
-        return total if rank == 0 else None
-    count("sum_on_rank_0", tensor.nbytes if rank else 0)
+        return total if parent is None else None
+    count("sum_on_rank_0", 0 if parent is None else tensor.nbytes)
     with span(EXCHANGE):
         total, received = tensor.clone(), torch.empty_like(tensor)
-        while step < world_size and not rank & step:
-            if rank + step < world_size:
-                dist.recv(received, group=group, group_src=rank + step)
-                total += received
-            step *= 2
-        if rank:
-            dist.send(total, group=group, group_dst=rank - step)
-    return None if rank else total
+        for child in children:
+            dist.recv(received, group=group, group_src=child)
+            total += received
+        if parent is not None:
+            dist.send(total, group=group, group_dst=parent)
+    return total if parent is None else None
 
 
 def all_gather_uneven(inputs: torch.Tensor, group: Group) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from rayrec.distributed.comm.collectives import Group, alone, count
+from rayrec.distributed.comm.collectives import Group, alone, count, tree_of
 
 T = TypeVar("T")
 
@@ -87,17 +87,15 @@ def combine_objects(obj: T, group: Group, merge: Callable[[T, T], T]) -> T:
     if group is None or group.size() == 1:
         return obj
     count("combine_objects")
-    rank, world_size, step = group.rank(), group.size(), 1
+    children, parent = tree_of(group)
     answer: _Answer = (obj, None)
-    while step < world_size and not rank & step:
-        if rank + step < world_size:
-            answer = _merge(answer, pickle.loads(_receive(group, rank + step)), merge)
-        step *= 2
+    for child in children:
+        answer = _merge(answer, pickle.loads(_receive(group, child)), merge)
     packed = _pack(answer)
     if packed.problem is not None:
-        packed = _pack((None, TypeError(f"rank {rank}: {packed.problem}")))
-    if rank:
-        _send(packed.data, group, rank - step)
+        packed = _pack((None, TypeError(f"rank {group.rank()}: {packed.problem}")))
+    if parent is not None:
+        _send(packed.data, group, parent)
     merged: T
     merged, failed = pickle.loads(_broadcast(packed.data, group))
     if failed is not None:
