@@ -83,7 +83,7 @@ class ReadOptions(Strict):
         return self.stall_timeout_s + self.patience_s
 
 
-class EntityTable(Section):
+class EntityTableConfig(Section):
     """A table of entities, e.g. items or users, whose columns features read by key."""
 
     path: str
@@ -107,7 +107,7 @@ class EntityTable(Section):
         return self
 
 
-class EventTable(Section):
+class EventTableConfig(Section):
     """A log of events, e.g. plays, of which a row gets those of its key that are earlier than the row."""
 
     path: str
@@ -135,11 +135,11 @@ class DataConfig(Section):
     test: DataSet | None = None
     """Rows for one evaluation at the end, of the checkpoint that `storage.keep_best` selects, else of the last one.
     They do not influence training."""
-    entities: dict[str, EntityTable] = Field(default={})
+    entities: dict[str, EntityTableConfig] = Field(default={})
     """Tables by name, e.g. `item: {path: items.parquet, key: item_id}`. A feature reads a column of one with `from:
     item.category` and `by`, the column of the rows with the keys or with lists of keys, e.g. `by: item_id`. For a key
     that the table lacks, `on_null` or `default` of the feature applies."""
-    events: dict[str, EventTable] = Field(default={})
+    events: dict[str, EventTableConfig] = Field(default={})
     """Logs by name, e.g. `plays: {path: plays/, key: user_id, time: ts}`. A sequence reads one with `from: plays`,
     `last` (its length), `before` (the column of the rows with their time), `by` (the column of the rows with the keys;
     default: the name of `key`) and `where`, e.g. `{action: [like, play]}`. Features read its columns with `from:
