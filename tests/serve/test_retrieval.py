@@ -341,6 +341,7 @@ def test_versions_of_an_index_change_while_it_answers(retrieval: Retrieval, tmp_
         for client in clients:
             client.join()
         server.close()
+        service.close()
     assert set(statuses) == {200} and set(versions) == {old, new}
     assert [(name, outcome) for name, outcome, _, _ in service.events][:2] == [("/retrieve", "loaded")] * 2
 

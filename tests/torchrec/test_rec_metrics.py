@@ -213,7 +213,7 @@ def test_the_steps_that_fit_between_two_lapses(
     monkeypatch: pytest.MonkeyPatch, shortest: float, longest: float, steps: int
 ) -> None:
     now = [10.0]
-    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time.monotonic", lambda: now[0])  # of all threads
+    monkeypatch.setattr("rayrec.torchrec.metrics.metric_module.time", SimpleNamespace(monotonic=lambda: now[0]))
     bounds = {"min_compute_interval": shortest, "max_compute_interval": longest}
     metrics = module(1, 0, RecMetricEnum.CTR, compute_interval_steps=10, **bounds)
     metrics.compute()

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -600,7 +601,7 @@ def test_labels_may_be_cut_into_two() -> None:
 
 def clock(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     ticks = iter(seconds)
-    monkeypatch.setattr("rayrec.torchrec.metrics.throughput.time.monotonic", lambda: next(ticks))
+    monkeypatch.setattr("rayrec.torchrec.metrics.throughput.time", SimpleNamespace(monotonic=lambda: next(ticks)))
 
 
 def test_examples_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
