@@ -322,7 +322,7 @@ def test_every_script_that_is_named_is_one_that_a_test_runs() -> None:
         assert Path(script).stem in (ROOT / RUN_BY[script]).read_text(), script
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_sizing_table_is_what_its_command_prints(tmp_path: Path) -> None:
     words = ["jobs/experiments/sizing.py", "--gpu", "h100"]
     script = tmp_path / "command.py"

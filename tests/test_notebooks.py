@@ -18,6 +18,7 @@ def without_numbers(texts: list[str]) -> list[str]:
     return [re.sub(r"[\d.]+ *", "0", text) for text in texts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["own_data", "own_model"])
 def test_a_notebook_prints_what_it_holds(name: str, tmp_path: Path) -> None:
     """Its cells, one after the other, as a program."""
