@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import shutil
 import time
 from decimal import Decimal
 from pathlib import Path
@@ -33,9 +34,11 @@ from rayrec.data import (
 )
 from rayrec.data.order import epoch_planner
 from rayrec.data.source.filters import OPERATORS, rows_that_pass
+from rayrec.data.source.row_counts import count_rows
 from rayrec.data.stream.reading import Recipe, window_shares
 from rayrec.data.stream.survivors import survivors_of
 from rayrec.storage import retries
+from rayrec.storage.retries import Patience
 from tests.data.mapped import kept
 from tests.data.sets import ROWS_OF, SCHEMA, table
 from tests.data.test_stream import LOCAL, RAY, row_ids, same, stream
@@ -374,6 +377,52 @@ def test_check_vocabulary_and_inspect_see_what_training_sees(folder: Path, tmp_p
     assert roles["day"] == "unused" and {c.name: c.distinct for c in found.columns}["day"] == 1
     with pytest.raises(DataError, match="column 'dya' is missing; the file has row"):
         inspect(data.path, filters=[["dya", "=", 1]])
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_rows_are_divided_at_random_but_always_alike(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """For any number of ranks and windows, and where the files are moved; with other filters beside it."""
+    share, world_size = data.draw(st.sampled_from([0.1, 0.37, 0.9])), data.draw(st.integers(1, 3))
+    others: list[Any] = data.draw(st.sampled_from([[], [("day", ">=", "2024-01-02")], [("age", ">", 50.0)]]))
+    moved = tmp_path_factory.mktemp("moved")
+    shutil.copytree(folder, moved, dirs_exist_ok=True)
+    sides = []
+    for operator in ("<", ">="):
+        filters = [["row_share", operator, share], *others]
+        found = []
+        for place in (folder, moved):
+            manifest = Manifest.read(
+                str(place), SCHEMA, filters=filters, window_rows=data.draw(st.sampled_from([90, 900]))
+            )
+            ids = []
+            for rank in range(world_size):
+                with stream(manifest, Cursor.start(1), rank, world_size) as batches:
+                    ids += row_ids([batch for batch, _ in batches])
+            found.append(sorted(ids))
+        assert found[0] == found[1]
+        assert check(manifest, SCHEMA, ROWS_OF).rows == count_rows(manifest, Patience()) == len(found[0])
+        assert inspect(str(moved), filters=filters).inspected_rows == len(found[0])
+        count_column(str(moved), "row", moved / "words.parquet", filters=filters)
+        assert sorted(pq.read_table(moved / "words.parquet")["id"].to_pylist()) == found[0]
+        (moved / "words.parquet").unlink()
+        sides.append(found[0])
+    every = oracle(folder, others)
+    assert sorted(sides[0] + sides[1]) == every and abs(len(sides[0]) / len(every) - share) < 0.15
+
+
+def test_a_column_that_is_named_as_the_share_is_itself(tmp_path: Path) -> None:
+    rows = table(100, 0).append_column("row_share", pa.array(np.arange(100) / 10))
+    pq.write_table(rows, tmp_path / "x.parquet")
+    manifest = Manifest.read(str(tmp_path), SCHEMA, filters=[["row_share", "<", 2.5]])
+    with stream(manifest, Cursor.start(0), 0, 1, shuffle=False) as batches:
+        assert row_ids([batch for batch, _ in batches]) == list(range(25))
+    schema = Schema.model_validate({**SCHEMA.model_dump(), "dense": [{"name": "row_share"}]})
+    pq.write_table(table(100, 0), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match="column 'row_share' is missing"):  # only filters see it
+        Manifest.read(str(tmp_path), schema)
 
 
 def test_a_file_that_is_gone_is_not_taken_for_filtered(tmp_path: Path) -> None:

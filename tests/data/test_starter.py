@@ -86,20 +86,22 @@ def test_nothing_that_is_held_out_shapes_the_config(tmp_path: Path) -> None:
     assert found[0] == found[1] and set(found[0][1]) == {"user_id.parquet", "city.parquet"}
 
 
-def test_without_times_a_tenth_is_drawn_by_the_number_of_the_row(tmp_path: Path) -> None:
+def test_without_times_a_tenth_is_drawn_where_the_rows_are(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for part in range(3):
         rows = columns(row=range(part * ROWS, (part + 1) * ROWS))
         pq.write_table(pa.table(rows), tmp_path / "in" / f"{part}.parquet")
     said: list[str] = []
     given = started(tmp_path / "in", tmp_path / "a-data", tell=said.append)
-    sides = [pq.read_table(given["data"][side])["row"].to_pylist() for side in ("train", "eval")]
-    assert sorted(sides[0] + sides[1]) == list(range(3 * ROWS)) and 0.06 < len(sides[1]) / (3 * ROWS) < 0.14
-    assert f"{len(sides[0]):,} training rows and {len(sides[1]):,} evaluation rows" in said[-2]
+    assert given["data"]["train"]["path"] == given["data"]["eval"]["path"] == str(tmp_path / "in")
+    assert [path.name for path in (tmp_path / "a-data").iterdir()] == ["vocabularies"]
+    sides = rows_of(given)
+    assert sum(sides) == 3 * ROWS and 0.06 < sides[1] / (3 * ROWS) < 0.14
     assert "too few for a reliable AUC" in said[-1]
-    assert rows_of(given) == [len(side) for side in sides]
-    again = started(tmp_path / "in" / "*.parquet", tmp_path / "b-data")
-    assert pq.read_table(again["data"]["eval"])["row"].to_pylist() == sides[1]
+    assert rows_of(started(tmp_path / "in" / "*.parquet", tmp_path / "b-data")) == sides
+    pq.write_table(pa.table(columns(row=range(ROWS))).slice(0, 2), tmp_path / "two.parquet")
+    with pytest.raises(DataError, match="too few rows to hold some out for evaluation"):
+        started(tmp_path / "two.parquet", tmp_path / "c-data")
 
 
 def test_times_that_cannot_be_cut_are_not(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rayrec.data.source.file_table import COLUMNS, FileTable, folders_of
 from rayrec.data.source.filters import Condition
 from rayrec.data.source.footer_index import HIGH, LOW, schemas_of
 from rayrec.data.source.partitions import Partitioned, PartitionedFile, Types, with_partitions
+from rayrec.data.source.row_share import ROW_SHARE, with_row_share
 from rayrec.storage.column_names import check_names
 from rayrec.storage.errors import DataError, suggestion
 
@@ -45,6 +46,8 @@ def check_columns(partitioned: Partitioned, facts: pa.Table, schema: Schema, con
     arrows = [
         with_partitions(schemas[code], {name: partitioned.types[name] for name in names}) for code, names in kinds
     ]
+    if any(condition.column == ROW_SHARE for condition in conditions):
+        arrows = [with_row_share(arrow) for arrow in arrows]
     types = dict[str, pa.DataType]()
     seen = dict[str, tuple[str, pa.DataType]]()
     in_some_file = {name for arrow in arrows for name in arrow.names}
@@ -131,14 +134,15 @@ def _names_in(arrow: pa.Schema, columns: Sequence[str], partitioned: Partitioned
     if not partitioned.field_ids:
         return {name: partitioned.physical[name] for name in columns if name in partitioned.physical}
     for name in columns:
-        if name not in partitioned.field_ids:
+        if name not in partitioned.field_ids and name != ROW_SHARE:
             fix, uri = (
                 f"correct the name; the table has {', '.join(partitioned.field_ids)}",
                 partitioned.files[0].file.uri,
             )
             raise DataError(f"the table has no column {name!r} at this version", file=uri, column=name, fix=fix)
     ids = {int(field.metadata[_FIELD_ID]): field.name for field in arrow if _FIELD_ID in (field.metadata or {})}
-    file_names = {name: ids.get(partitioned.field_ids[name]) for name in columns} if ids else {}
+    known = [name for name in columns if name in partitioned.field_ids]
+    file_names = {name: ids.get(partitioned.field_ids[name]) for name in known} if ids else {}
     return {
         name: file_name
         for name, file_name in file_names.items()

@@ -24,7 +24,9 @@ class DataSet(Strict):
         version: Delta version or Iceberg snapshot id. Default: the newest at the start of the run, which then keeps it.
         filters: Conditions `[column, operator, value]`; rows that satisfy all of them are read. Example:
             `[[day, '>=', '2024-01-01'], [country, in, [de, fr]]]`. Operators: `= != < <= > >= in`, `not in`. A null
-            satisfies no condition. Files and row groups that cannot contain matching rows are not opened.
+            satisfies no condition. Files and row groups that cannot contain matching rows are not opened. The column
+            `row_share`, which every file has, divides rows at random: `[row_share, '<', 0.9]` are nine tenths of them,
+            the same in every epoch, `[row_share, '>=', 0.9]` the others.
         index: File written by `rayrec data index`, so that a run reads only the footers of new and changed files.
             Default: the index in the folder, if it exists.
     """

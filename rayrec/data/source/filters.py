@@ -20,8 +20,10 @@ import pyarrow.types as pat
 
 from rayrec.data.arrays.arrow_types import is_text, without_views
 from rayrec.data.arrays.buffers import Mask
+from rayrec.data.source.row_share import ROW_SHARE, row_shares
 from rayrec.storage.column_names import column_missing
 from rayrec.storage.errors import DataError
+from rayrec.storage.files import Found
 
 Value = bool | int | float | str
 
@@ -162,16 +164,23 @@ def rows_that_pass(table: pa.Table, conditions: Sequence[Condition]) -> Mask:
     return mask
 
 
-def only_passing(table: pa.Table, conditions: Sequence[Condition], file: str) -> pa.Table:
+def only_passing(table: pa.Table, conditions: Sequence[Condition], file: Found, first_row: int) -> pa.Table:
     """The rows of a table that match all conditions, in types that Arrow's compute functions accept.
+
+    Args:
+        first_row: number of the table's first row in the file.
 
     Raises:
         DataError: a column is missing, or its type cannot be compared.
     """
+    columns = table.column_names
+    if ROW_SHARE not in columns and any(condition.column == ROW_SHARE for condition in conditions):
+        rows = np.arange(first_row, first_row + table.num_rows)
+        table = table.append_column(ROW_SHARE, row_shares(file.uri, file.size_bytes, rows))
     for condition in conditions:
-        condition.check_in(table.schema, file)
+        condition.check_in(table.schema, file.uri)
     table = table.cast(pa.schema([field.with_type(without_views(field.type)) for field in table.schema]))
-    return table.filter(pa.array(rows_that_pass(table, conditions))) if conditions else table
+    return table.filter(pa.array(rows_that_pass(table, conditions))).select(columns) if conditions else table
 
 
 def _value(value: Any, condition: Any) -> Value:

@@ -127,9 +127,11 @@ def tables_of(
         names = None if columns is None else [name for name in columns if name not in file.values]
         if names == []:
             names = parquet.schema_arrow.names[:1]  # any column, for the number of rows
+        first_row = 0
         for batch in parquet.iter_batches(min(at_once or READ_ROWS, READ_ROWS), columns=names, use_threads=False):
             rows = leaf_table(batch) if names is None else columns_named(batch, names)
-            yield only_passing(with_partition(rows, file, types), conditions, file.file.uri)
+            yield only_passing(with_partition(rows, file, types), conditions, file.file, first_row)
+            first_row += batch.num_rows
 
 
 def with_partitions(arrow: pa.Schema, types: Types) -> pa.Schema:

@@ -28,6 +28,7 @@ from rayrec.data.arrays.widening import widened
 from rayrec.data.source.file_table import DataFile
 from rayrec.data.source.filters import Condition, rows_that_pass
 from rayrec.data.source.manifest import Manifest
+from rayrec.data.source.row_share import ROW_SHARE, row_shares
 from rayrec.data.source.windows import Slices
 from rayrec.storage.errors import DataError, DataUnavailable, FileChanged
 from rayrec.storage.parquet import open_parquet, unreadable
@@ -197,12 +198,23 @@ def _read_file(
     names = [names_in_file.get(name, name) for name, _ in columns if name not in partition]
     try:
         in_file = {names_in_file.get(name, name) for name in encoded}
-        tables = _tables(slices, [name for name in names if name is not None], streams, in_file)
+        tables = [*_tables(slices, [name for name in names if name is not None], streams, in_file)]
+        if ROW_SHARE in names and ROW_SHARE not in tables[0].column_names:
+            tables = [*_with_row_share(tables, slices)]
         return [_in_order(table, columns, partition, names_in_file) for table in tables]
     except (pa.ArrowException, OSError, KeyError) as error:
         streams.close()
         open_parquet(slices[0].uri, slices[0].file.version).close()  # raises FileChanged if the file was replaced
         raise unreadable(slices[0].uri, error) from error
+
+
+def _with_row_share(tables: Sequence[pa.Table], slices: Sequence[FileSlice]) -> Iterator[pa.Table]:
+    """Adds `row_share` to tables that together are the slices of one file."""
+    rows = np.concatenate([np.arange(item.rows) + item.first_row + item.start for item in slices])
+    shares, first = row_shares(slices[0].uri, slices[0].file.size_bytes, rows), 0
+    for table in tables:
+        yield table.append_column(ROW_SHARE, shares.slice(first, table.num_rows))
+        first += table.num_rows
 
 
 def _in_order(

@@ -217,7 +217,7 @@ def _add(report: CheckReport, table: pa.Table, rows: Rows, bad: npt.NDArray[np.i
     good = np.ones(table.num_rows, dtype=np.bool_)
     good[bad] = False
     report.rows, report.bad_rows = report.rows + table.num_rows, report.bad_rows + len(bad)
-    report.positives += int((rows.targets.label.reshape(len(rows), -1)[good, 0] == 1).sum())
+    report.positives += int((rows.targets.label.reshape(len(rows), len(schema.tasks))[good, 0] == 1).sum())
     columns = source_columns(table, schema, schema.feature_columns)
     columns = derive(schema.derived_needed, columns, Problems())
     column = 0

@@ -101,10 +101,11 @@ def inspect(
         with open_parquet(file.file.uri, Version(file.file.size_bytes)) as parquet:
             rows += parquet.metadata.num_rows
             _widen(spans, parquet.metadata)
-        remaining = -(-sample_rows // len(remaining_files.files))
+        remaining, first_row = -(-sample_rows // len(remaining_files.files)), 0
         for table in tables_of(file, remaining_files.types, at_once=remaining):
-            tables.append(only_passing(table, conditions, file.file.uri))
+            tables.append(only_passing(table, conditions, file.file, first_row))
             uris.append(file.file.uri)
+            first_row += len(table)
             inspected_rows += len(table)
             remaining -= len(table)
             if remaining <= 0:

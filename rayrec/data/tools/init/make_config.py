@@ -26,7 +26,8 @@ from rayrec.data.formats.convert import convert
 from rayrec.data.formats.parquet_writer import Layout, write_parts
 from rayrec.data.formats.text_options import TextOptions
 from rayrec.data.source.filters import Condition
-from rayrec.data.source.partitions import Partitioned, PartitionedFile, tables_of, with_partitions
+from rayrec.data.source.partitions import READ_ROWS, Partitioned, PartitionedFile, tables_of, with_partitions
+from rayrec.data.source.row_share import ROW_SHARE, row_shares
 from rayrec.data.tools.init.inspect import Inspection, inspect
 from rayrec.data.tools.init.stated_roles import StatedRoles
 from rayrec.data.tools.init.text_files import find_text_options
@@ -214,17 +215,16 @@ class _LastRows:
 
 
 def _divided(paths: Sequence[str], time: TimeColumn | None, folder: Path, *, copy: bool, tell: Tell) -> _Division:
-    """Divides the rows: by filters if training can read the time from the files, else into two folders."""
+    """Divides the rows: by filters, or into two folders if they are converted or training cannot read the time."""
     partitioned = Partitioned.of(find_files(paths))
+    path = list(paths) if len(paths) > 1 else paths[0]
     comments: tuple[str, ...] = ()
     last = None if time is None else _last_rows(partitioned, time)
     if time is not None and last is not None:
         cut, hold_out = last.first, last.hold_out
         tell(f"evaluation: the last rows by {time.column!r}, from {cut} on")
         if not copy and time.is_readable:
-            path = list(paths) if len(paths) > 1 else paths[0]
-            sides = {"train": {"path": path, "filters": [[time.column, "<", cut]]}}
-            sides["eval"] = {"path": path, "filters": [[time.column, ">=", cut]]}
+            sides = _by_filters(path, time.column, cut)
             return _Division(data=sides, comments=(), train_seconds=last.train_seconds, eval_share=last.share)
     else:
         reason = "there is no time column" if time is None else f"{time.column!r} has too few distinct times"
@@ -234,6 +234,10 @@ def _divided(paths: Sequence[str], time: TimeColumn | None, folder: Path, *, cop
         for line in lines:
             tell(line)
         comments, hold_out = tuple(lines), by_hash(SHARE)
+        if not copy:
+            _check_both_sides(partitioned)
+            sides = _by_filters(path, ROW_SHARE, 1 - SHARE)
+            return _Division(data=sides, comments=comments, train_seconds=None, eval_share=SHARE)
     train, evaluation = folder / "train", folder / "eval"
     train_rows, eval_rows = write_split(partitioned, hold_out, train, evaluation, _LAYOUT)
     tell(f"{train_rows:,} training rows and {eval_rows:,} evaluation rows in {folder}")
@@ -243,6 +247,28 @@ def _divided(paths: Sequence[str], time: TimeColumn | None, folder: Path, *, cop
         train_seconds=None if last is None else last.train_seconds,
         eval_share=eval_rows / (train_rows + eval_rows),
     )
+
+
+def _by_filters(path: str | list[str], column: str, first: Any) -> dict[str, Any]:
+    """Both sides of a data set, divided at the first value of the evaluation."""
+    operators = {"train": "<", "eval": ">="}
+    return {side: {"path": path, "filters": [[column, operator, first]]} for side, operator in operators.items()}
+
+
+def _check_both_sides(partitioned: Partitioned) -> None:
+    """
+    Raises:
+        DataError: no training row, or no evaluation row.
+    """
+    trained = held_out = False
+    for file in partitioned.files:
+        with open_parquet(file.file.uri) as parquet:
+            rows = min(parquet.metadata.num_rows, READ_ROWS)
+        is_held_out = row_shares(file.file.uri, file.file.size_bytes, np.arange(rows)).to_numpy() >= 1 - SHARE
+        trained, held_out = trained or not is_held_out.all(), held_out or bool(is_held_out.any())
+        if trained and held_out:
+            return
+    raise _too_few_rows(partitioned)
 
 
 def _few_in_evaluation(inspection: Inspection, share: float) -> Iterator[str]:
@@ -437,6 +463,10 @@ def write_split(
     for folder in is_held_out:
         write_parts(rows_of(folder), folder, "part", layout)
         if not rows[folder]:
-            file = partitioned.files[0].file.uri
-            raise DataError("too few rows to hold some out for evaluation", file=file, fix="provide more rows")
+            raise _too_few_rows(partitioned)
     return rows[train], rows[evaluation]
+
+
+def _too_few_rows(partitioned: Partitioned) -> DataError:
+    file = partitioned.files[0].file.uri
+    return DataError("too few rows to hold some out for evaluation", file=file, fix="provide more rows")
